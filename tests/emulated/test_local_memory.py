@@ -39,7 +39,8 @@ NEXT:""",
 setp.lt.u32 %q, %v4, %i; setp.lt.and.u32 %q, %v4, 15, %q; @%q bra AGAIN;""",
 }
 END = "\n".join(
-    f"ld.local.v2.u64 {{%w0, %w2}}, [l+{at}]; st.global.v2.u64 [%a+{at}], {{%w0, %w2}};" for at in range(0, BYTES, 16)
+    f"ld.local.v4.u32 {{%v0, %v1, %v2, %v3}}, [l+{at}]; st.global.v4.u32 [%a+{at}], {{%v0, %v1, %v2, %v3}};"
+    for at in range(0, BYTES, 16)
 )
 BLOCKS = [(64, 1, 1), (8, 1, 1), (16, 4, 1)]
 APART = """@%q bra LOW; bar.sync 0; bra OUT; LOW: bar.sync 0; OUT: add.u32 %v0, %i, 1; st.local.u32 [l+4], %v0;"""
@@ -58,24 +59,26 @@ def run(monkeypatch: pytest.MonkeyPatch, tier: str, ptx: str, block: Any) -> np.
     return device.get(address, memory)
 
 
-def interleaves(body: str, block: Any) -> bool:
+def word_of(body: str, block: Any) -> int:
+    """Return the bytes of the words that machine code interleaves; 0: none."""
     kernel = Device(1 << 20).load(HEADER + BEGIN + body + END + "ret; }").program.kernels["k"].translation
-    return write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True).interleaves
+    return write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True).word
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("kind", STORES)
 def test_elements_of_all_sizes_are_at_their_bytes(monkeypatch: pytest.MonkeyPatch, kind: str, block: Any) -> None:
     ptx = BEGIN + STORES[kind] + END + "ret; }"
-    assert interleaves(STORES[kind], block)
+    assert word_of(STORES[kind], block)
     expected = run(monkeypatch, "numpy", ptx, block)
     assert expected.any()
     np.testing.assert_array_equal(run(monkeypatch, "compiled", ptx, block), expected)
 
 
-def test_a_block_that_bails_keeps_its_local_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = STORES["long words"] + APART
-    assert interleaves(body, 32)
+@pytest.mark.parametrize(("kind", "word"), [("words", 4), ("long words", 8)])
+def test_a_block_that_bails_keeps_its_local_memory(monkeypatch: pytest.MonkeyPatch, kind: str, word: int) -> None:
+    body = STORES[kind] + APART
+    assert word_of(body, 32) == word
     ptx = BEGIN + body + END + "ret; }"
     expected = run(monkeypatch, "numpy", ptx, (32, 1, 1))
     np.testing.assert_array_equal(run(monkeypatch, "compiled", ptx, (32, 1, 1)), expected)
@@ -85,7 +88,7 @@ def test_a_block_that_bails_keeps_its_local_memory(monkeypatch: pytest.MonkeyPat
 def test_memory_with_generic_addresses_or_of_incomplete_warps_is_contiguous(
     monkeypatch: pytest.MonkeyPatch, body: str, block: int
 ) -> None:
-    assert not interleaves(body, block)
+    assert word_of(body, block) == 0
     ptx = BEGIN + body + END + "ret; }"
     expected = run(monkeypatch, "numpy", ptx, (block, 1, 1))
     np.testing.assert_array_equal(run(monkeypatch, "compiled", ptx, (block, 1, 1)), expected)
@@ -95,6 +98,6 @@ def test_memory_with_generic_addresses_or_of_incomplete_warps_is_contiguous(
 def test_addresses_outside_are_faults(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """A uniform one, a negative one, and one of a single lane."""
     body = f"mul.wide.u32 %o, %i, 2; and.b64 %o, %o, 64; add.s64 %w2, %w1, %o; st.local.u32 {address}, %i;"
-    assert interleaves(body, 64)
+    assert word_of(body, 64)
     with pytest.raises(IllegalAddress):
         run(monkeypatch, "compiled", BEGIN + body + END + "ret; }", (64, 1, 1))

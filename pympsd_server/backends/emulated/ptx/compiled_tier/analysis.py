@@ -207,16 +207,18 @@ def differs_by_lane(operation: Operation) -> bool:
     return space_of(operation) in ("generic", "local") or operation.guard is not None
 
 
-def keeps_locals_private(segments: list[CodeSegment]) -> bool:
-    """Return whether nothing but loads and stores of compiled code can access local memory.
+def word_of_locals(segments: list[CodeSegment]) -> int:
+    """Return the bytes of the largest element in local memory, at least 4, if all accesses to it can be interleaved.
 
-    Everything else has a generic address of it, which only ``cvta.local`` computes.
+    Return 0 if anything but loads and stores of compiled code may access it: everything else has a generic address of
+    it, which only ``cvta.local`` computes.
     """
     operations = [(operation, segment.escapes) for segment in segments for operation in segment.operations]
-    accesses = [(o, escapes) for o, escapes in operations if space_of(o) == "local" or _names_local(o)]
-    return any(o.name in ("ld", "st") for o, _ in accesses) and not any(
-        escapes or (o.name in ("ld", "st") and space_of(o) != "local") or not _is_plain(o) for o, escapes in accesses
-    )
+    uses = [(o, escapes) for o, escapes in operations if space_of(o) == "local" or _names_local(o)]
+    if any(escapes or not _is_plain(operation) for operation, escapes in uses):
+        return 0
+    sizes = [DTYPES[o.type].itemsize for o, _ in uses if o.name in ("ld", "st")]
+    return max(4, *sizes) if sizes and max(sizes) <= 8 else 0
 
 
 def _names_local(operation: Operation) -> bool:
@@ -226,7 +228,9 @@ def _names_local(operation: Operation) -> bool:
 
 def _is_plain(operation: Operation) -> bool:
     """Return whether an operation accesses local memory, or computes an address that counts from 0."""
-    return operation.name in ("ld", "st", "mov", "add", "sub") or (operation.name == "cvta" and operation.has("to"))
+    if operation.name in ("ld", "st"):
+        return space_of(operation) == "local"
+    return operation.name in ("mov", "add", "sub") or (operation.name == "cvta" and operation.has("to"))
 
 
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:

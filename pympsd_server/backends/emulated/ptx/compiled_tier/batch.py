@@ -357,8 +357,8 @@ class CompiledBatch:
         `memory` is shared and local memory; `is_living` is true for the warps that have not ended.
         """
         shared, local = memory
-        if self._code.interleaves:
-            local = exchange_words(local, self._code.width, align_local_frame(self.kernel.local_bytes) // 4)
+        if word := self._code.word:
+            local = exchange_words(local, word, self._code.width, align_local_frame(self.kernel.local_bytes) // word)
         self._shared[: len(shared)], self._local[: len(local)] = shared, local
         lives = is_living.reshape(-1, self._warps_per_block)
         slots, warps = self._slots[: len(lives)], self._warps[: len(lives)]
@@ -550,9 +550,9 @@ class CompiledBatch:
         assert batch.state.memory is not None
         for memory, own in zip(batch.state.memory, (self._shared, self._local), strict=True):
             memory[:] = own[slots[0] * len(memory) // len(slots) :][: len(memory)]
-        if self._code.interleaves:
+        if word := self._code.word:
             local = batch.state.memory[1]
-            local[:] = exchange_words(local, batch.state.local_frame // 4, self._code.width)
+            local[:] = exchange_words(local, word, batch.state.local_frame // word, self._code.width)
         groups: list[tuple[int, Group]] = []
         waiting: list[tuple[Waiting, Value | None]] = []
         alive = np.zeros(batch.state.count, np.bool_)

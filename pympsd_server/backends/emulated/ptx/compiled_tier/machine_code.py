@@ -82,7 +82,7 @@ class StoredKernel:
     width: int = 0
     frame_bytes: int = 0
     sites: int = 0
-    interleaves: bool = False
+    word: int = 0
     globals_used: tuple[tuple[str, int], ...] = ()
     stops: tuple[tuple[int, tuple[int, ...], int, int, bool], ...] = ()
     """The fields of `Stop`; -1 for no result."""
@@ -103,8 +103,8 @@ class MachineCode:
     """The size of a warp's frame, a multiple of CACHE_LINE."""
     sites: int
     """The number of entries in its table of allocations."""
-    interleaves: bool
-    """Whether local memory is interleaved (memory_text.py)."""
+    word: int
+    """The bytes of a word of interleaved local memory (memory_text.py); 0: it is not interleaved."""
     globals_used: list[tuple[str, int]]
     stops: list[Stop]
     escapes: dict[int, tuple[Operation, int]]
@@ -212,7 +212,7 @@ def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
         width=text.width,
         frame_bytes=-(-text.frame_bytes // CACHE_LINE) * CACHE_LINE,
         sites=text.site_count,
-        interleaves=text.interleaves,
+        word=text.word,
         globals_used=tuple(text.globals_used),
         stops=tuple(
             (s.segment, s.pending, s.barrier, -1 if s.result is None else operations.index(s.result), s.is_entry)
@@ -251,7 +251,7 @@ def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
         width=stored.width,
         frame_bytes=stored.frame_bytes,
         sites=stored.sites,
-        interleaves=stored.interleaves,
+        word=stored.word,
         globals_used=list(stored.globals_used),
         stops=stops,
         escapes={at: (operations[index], behind) for at, (index, behind) in stored.escapes.items()},

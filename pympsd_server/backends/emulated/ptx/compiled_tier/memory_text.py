@@ -8,11 +8,11 @@ block's size. The slow part looks the allocation up and remembers it, or finds t
     lanes follow each other   tested at run time if the strides suggest it: one masked vector access
     otherwise                 gather and scatter, or a loop in C if the guess was wrong
 
-Local memory is *interleaved* if only loads and stores of compiled code access it (`keeps_locals_private`): word i of
-all lanes is contiguous, as on a GPU. Then an access at the same address in all lanes, the usual case, is one vector
-access to each word; elements of other sizes are parts of words, or consist of two:
+Local memory is *interleaved* if only loads and stores of compiled code access it (`word_of_locals`): word i of all
+lanes is contiguous, as on a GPU. An access at the same address in all lanes, the usual case, is one vector access.
+A word has the size of the kernel's largest element there, at least 4 bytes; smaller elements are parts of words:
 
-    byte a of lane l is byte (a & ~3) * width + 4 * l + (a & 3) of the warp
+    byte a of lane l is byte (a - a % word) * width + l * word + a % word of the warp's local memory
 
 A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
 way is taken only if its own test of all lanes' bytes has succeeded, and why everything else goes through C.
@@ -67,8 +67,8 @@ class MemoryText(Lanes):
     escape: str = field(default="escape", init=False)
     """The label of the escape of the attempt that is being written."""
     needs_fragments: bool = field(default=False, init=False)
-    interleaves: bool = field(default=False, init=False)
-    """Whether word i of the local memory of all lanes is contiguous."""
+    word: int = field(default=0, init=False)
+    """The bytes of a word of interleaved local memory; 0 if each lane's local memory is contiguous."""
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
     """The groups whose check was written in this segment, by their id()."""
 
@@ -118,7 +118,7 @@ class MemoryText(Lanes):
         """Write the check of a group of accesses, at the first of them."""
         if id(group) in self._checked:
             return self._checked[id(group)]
-        if group.space == "local" and self.interleaves:
+        if group.space == "local" and self.word:
             return self._check_local(group, mask)
         varies = self.plan.is_varying(group.base) or group.guarded or group.space in ("generic", "local")
         pointers = self._check_lanes(group, mask) if varies else self._check_single(group, mask)
@@ -333,7 +333,7 @@ class MemoryText(Lanes):
         ordered = is_ordered(self.operation)
         mask, size = self.active() if group.guarded else self.current(), bits // 8
         pointers = self.check(group, mask)
-        if group.space == "local" and self.interleaves:
+        if group.space == "local" and self.word:
             values = [self._load_local(pointers, offset + k * size, bits, mask) for k in range(count)]
             return values, self.vector
         if ordered:
@@ -429,7 +429,7 @@ class MemoryText(Lanes):
         ordered = is_ordered(self.operation)
         mask, size = self.active() if group.guarded else self.current(), bits // 8
         pointers = self.check(group, mask)
-        if group.space == "local" and self.interleaves:
+        if group.space == "local" and self.word:
             for k, value in enumerate(values):
                 own = self.use(value, type_name, self.vector)
                 self._store_local(pointers, offset + k * size, own, bits, mask)
@@ -511,18 +511,19 @@ class MemoryText(Lanes):
     def _place_local(self, address: str, shape: Shape) -> str:
         """Return where the word of an address is: of all lanes, for one address, or of each lane."""
         wide, kind = shape.of("i64"), shape.of("ptr")
-        word = self.op("and", wide, address, shape.constant("i64", -4))
+        word = self.op("and", wide, address, shape.constant("i64", -self.word))
         place = self.op("mul", wide, word, shape.constant("i64", self.width))
         place = self.op("add", wide, place, self.splat("%local", "i64", shape))
         if shape.lanes:
-            place = self.op("add", wide, place, sequence(self.width, "i64", 4))
+            place = self.op("add", wide, place, sequence(self.width, "i64", self.word))
         return self.cast("inttoptr", place, wide, kind)
 
     def _bit_in_word(self, address: str) -> str:
         """Return by how many bits the elements at all lanes' addresses are shifted in their words."""
-        kind, words = self.vector.of("i64"), self.vector.of("i32")
-        byte = self.op("and", words, self.cast("trunc", address, kind, words), self.vector.constant("i32", 3))
-        return self.op("shl", words, byte, self.vector.constant("i32", 3))
+        kind, words, element = self.vector.of("i64"), self.vector.of(f"i{8 * self.word}"), f"i{8 * self.word}"
+        byte = self.cast("trunc", address, kind, words) if self.word < 8 else address
+        byte = self.op("and", words, byte, self.vector.constant(element, self.word - 1))
+        return self.op("shl", words, byte, self.vector.constant(element, 3))
 
     def _local_addresses(self, pointers: Pointers, offset: int) -> tuple[str, str]:
         """Return the first lane's address and those of all lanes, which have 32 bits in every check."""
@@ -535,61 +536,51 @@ class MemoryText(Lanes):
 
     def _load_words(self, pointers: Pointers, offset: int, mask: str) -> str:
         first, lanes = self._local_addresses(pointers, offset)
+        bits = 8 * self.word
         if not pointers.lanes:
-            return self._load_near(self._place_local(first, SCALAR), 32, 1, mask)[0]
+            return self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
         near, far, join = self.label("near"), self.label("far"), self.label("loaded")
         self.branch(pointers.near, near, far)
         self.place(near)
-        same = self._load_near(self._place_local(first, SCALAR), 32, 1, mask)[0]
+        same = self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
         self.jump(join)
         self.place(far)
-        own = self._gather_elements(self._place_local(lanes, self.vector), 32, mask)
+        own = self._gather_elements(self._place_local(lanes, self.vector), bits, mask)
         self.jump(join)
         self.place(join)
-        return self.phi(self.vector.of("i32"), (same, near), (own, far))
+        return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, far))
 
     def _load_local(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
-        """Return an element of each lane at an offset, of up to 64 bits."""
-        kind, words = self.vector.of(f"i{bits}"), self.vector.of("i32")
-        low = self._load_words(pointers, offset, mask)
-        if bits < 32:
-            by = self._bit_in_word(self._local_addresses(pointers, offset)[1])
-            return self.cast("trunc", self.op("lshr", words, low, by), words, kind)
-        if bits == 32:
-            return low
-        high = self.cast("zext", self._load_words(pointers, offset + 4, mask), words, kind)
-        high = self.op("shl", kind, high, self.vector.constant("i64", 32))
-        return self.op("or", kind, self.cast("zext", low, words, kind), high)
+        """Return an element of each lane at an offset, at most a word."""
+        words = self.vector.of(f"i{8 * self.word}")
+        value = self._load_words(pointers, offset, mask)
+        if bits == 8 * self.word:
+            return value
+        by = self._bit_in_word(self._local_addresses(pointers, offset)[1])
+        return self.cast("trunc", self.op("lshr", words, value, by), words, self.vector.of(f"i{bits}"))
 
-    def _store_words(self, pointers: Pointers, offset: int, value: str, mask: str) -> None:
+    def _store_local(self, pointers: Pointers, offset: int, value: str, bits: int, mask: str) -> None:
+        """Store an element of each lane at an offset, at most a word."""
         first, lanes = self._local_addresses(pointers, offset)
-        kind, these = (self.vector.of("i32"), value), (self.vector.of("i1"), self.as_lanes(mask))
-        name, mangled = self.label("near"), self.vector.mangled("i32")
-        far, join = self.label("far"), self.label("stored")
-        self.branch(pointers.near or "true", name, far)
-        self.place(name)
-        place = self._place_local(first, SCALAR)
-        self.call(f"llvm.masked.store.{mangled}.p0", "void", kind, ("ptr align 4", place), these)
+        element = f"i{8 * self.word}"
+        words, mangled = self.vector.of(element), self.vector.mangled(element)
+        if bits < 8 * self.word:
+            by = self._bit_in_word(lanes)
+            part = self.op("shl", words, self.vector.constant(element, (1 << bits) - 1), by)
+            others = self.op("xor", words, part, self.vector.constant(element, -1))
+            others = self.op("and", words, self._load_words(pointers, offset, mask), others)
+            value = self.cast("zext", value, self.vector.of(f"i{bits}"), words)
+            value = self.op("or", words, self.op("shl", words, value, by), others)
+        these = self.vector.of("i1"), self.as_lanes(mask)
+        near, far, join = self.label("near"), self.label("far"), self.label("stored")
+        self.branch(pointers.near or "true", near, far)
+        self.place(near)
+        place = f"ptr align {self.word}", self._place_local(first, SCALAR)
+        self.call(f"llvm.masked.store.{mangled}.p0", "void", (words, value), place, these)
         self.jump(join)
         self.place(far)
         if pointers.lanes:
-            places = f"{self.vector.of('ptr')} align 4", self._place_local(lanes, self.vector)
-            self.call(f"llvm.masked.scatter.{mangled}.v{self.width}p0", "void", kind, places, these)
+            places = f"{self.vector.of('ptr')} align {self.word}", self._place_local(lanes, self.vector)
+            self.call(f"llvm.masked.scatter.{mangled}.v{self.width}p0", "void", (words, value), places, these)
         self.jump(join)
         self.place(join)
-
-    def _store_local(self, pointers: Pointers, offset: int, value: str, bits: int, mask: str) -> None:
-        """Store an element of each lane at an offset, of up to 64 bits."""
-        kind, words = self.vector.of(f"i{bits}"), self.vector.of("i32")
-        if bits == 64:
-            high = self.op("lshr", kind, value, self.vector.constant("i64", 32))
-            self._store_words(pointers, offset + 4, self.cast("trunc", high, kind, words), mask)
-            value = self.cast("trunc", value, kind, words)
-        elif bits < 32:
-            by = self._bit_in_word(self._local_addresses(pointers, offset)[1])
-            part = self.op("shl", words, self.vector.constant("i32", (1 << bits) - 1), by)
-            others = self.op("xor", words, part, self.vector.constant("i32", -1))
-            others = self.op("and", words, self._load_words(pointers, offset, mask), others)
-            value = self.op("shl", words, self.cast("zext", value, kind, words), by)
-            value = self.op("or", words, value, others)
-        self._store_words(pointers, offset, value, mask)
