@@ -41,7 +41,10 @@ def _resource(device: VisibleDevice, count: int) -> SmResource:
 
 
 def of_device(device: int, kind: int) -> bytes:
-    """Return the SMs of a device, as many as this process may use; INVALID_RESOURCE_TYPE for other resources."""
+    """Return the SMs of a device, as many as this process may use.
+
+    Raise INVALID_RESOURCE_TYPE for other resources.
+    """
     check_type(kind)
     entry = process.device(device)
     return _resource(entry, multiprocessors(entry)).packed
@@ -131,7 +134,7 @@ def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[
 
 
 def describe(argument: Any, count: int) -> int:
-    """Return a description of resources of one device; INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
+    """Return a description of resources of one device; raise INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
     resources = sm_resources(argument, count)
     if not resources or len({resource.device for resource in resources}) > 1:
         raise invalid_value("a description is of one or more resources, all of one device")
@@ -156,7 +159,7 @@ def create(description: int, device: int, flags: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a green context, and free what was made in it. INVALID_CONTEXT."""
+    """Destroy a green context, and free what was made in it. Raise INVALID_CONTEXT."""
     green.destroy(handle)
 
 

@@ -17,7 +17,10 @@ _NOTHING = Elements([])
 
 
 def begin(stream: int, mode: int) -> None:
-    """Begin to capture a stream into a new graph; ILLEGAL_STATE if it captures, UNSUPPORTED for the legacy stream."""
+    """Begin to capture a stream into a new graph.
+
+    Raise ILLEGAL_STATE if it captures, UNSUPPORTED for the legacy stream.
+    """
     _begin(stream, mode, None, {})
 
 

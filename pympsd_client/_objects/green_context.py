@@ -62,7 +62,7 @@ def create(handle: int, device: VisibleDevice) -> GreenContext:
 
 
 def find(handle: int) -> GreenContext:
-    """Return a green context by its handle; INVALID_CONTEXT."""
+    """Return a green context by its handle; raise INVALID_CONTEXT."""
     return find_by_handle(green_contexts, handle, "a green context of this process", invalid_context)
 
 
