@@ -210,6 +210,7 @@ def _plant_open_folder(own: Path, others: Path) -> None:
 
 
 @needs_root
+@pytest.mark.long(but=["link-compiled"])
 @pytest.mark.parametrize("daemon", ["compiled"], indirect=True)
 @pytest.mark.parametrize(
     ("plant", "reason"),
@@ -222,6 +223,7 @@ def _plant_open_folder(own: Path, others: Path) -> None:
         (_plant_link, " is not a directory"),
         (_plant_open_folder, f" belongs to user {USERS[1]} and has mode 777; it has to belong"),
     ],
+    ids=["folder", "readable", "link", "open"],
 )
 def test_kernels_that_another_user_planted_are_not_executed(
     daemon: DaemonProcess,
@@ -258,6 +260,7 @@ def _of_another_kernel(_: bytes, another: bytes) -> bytes:
     return another
 
 
+@pytest.mark.long(but=["_half-compiled"])
 @pytest.mark.parametrize("daemon", ["compiled"], indirect=True)
 @pytest.mark.parametrize("damage", [_half, _flipped, _of_another_kernel])
 def test_a_damaged_kernel_is_compiled_again(
@@ -396,6 +399,7 @@ def run_until_result(hostile: ClientProcess, other: ClientProcess) -> int:
     return launches
 
 
+@pytest.mark.long(but=["10k"])
 @pytest.mark.parametrize(
     ("count", "result"), [(10_000, "CUDA_SUCCESS 5"), (100_000, "CUDA_ERROR_NOT_SUPPORTED")], ids=["10k", "100k"]
 )
