@@ -151,7 +151,7 @@ class TraceFile:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor without completing the JSON. No effect a second time."""
+        """Close the descriptor without completing the JSON. A second call has no effect."""
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:

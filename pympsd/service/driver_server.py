@@ -73,7 +73,7 @@ def note_line(dispatcher: Dispatcher, pid: int, text: str) -> None:
 
 
 def is_driver_server(dispatcher: Dispatcher, pid: int) -> bool:
-    """Whether a process is a server of the driver's that this daemon manages."""
+    """Return whether a process is a server of the driver's that this daemon manages."""
     servers = dispatcher.servers.values()
     if any(server.pid == pid and isinstance(server, DriverServerSession) for server in servers):
         return True

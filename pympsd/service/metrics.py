@@ -97,7 +97,7 @@ def end(listening: socket.socket, handed_over: bool) -> None:
 
 
 def _was_abandoned(path: str) -> bool:
-    """Whether no process listens at a socket's path: its daemon was killed."""
+    """Return whether no process listens at a socket's path: its daemon was killed."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         try:

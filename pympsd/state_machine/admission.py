@@ -14,8 +14,8 @@ The idea: every handler ends with a call of `serve_queue`, which decides from th
 So no handler has to find out who may start after an event, and it is harmless to call `serve_queue` once too often.
 
 A server that is asked to end has time limits: START (it becomes ready), LEAVE (it ends once it has no clients) and
-SILENCE (it reports that clients whose processes have ended are gone). All of them end with force: only in SILENCE
-does the server still have clients, and none of them is alive, so no work is lost.
+SILENCE (it reports that clients whose processes have ended are gone). When one of them expires, the server is forced
+to end. Only in SILENCE does it still have clients, and none of them is alive, so no work is lost.
 
 Invariants:
 
@@ -152,7 +152,7 @@ def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Itera
 
 
 def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruction]:
-    """Start a user's server (the one with a name), or queue the request; do nothing if it runs.
+    """Start a user's server, or queue the request; do nothing if the server runs.
 
     Args:
         daemon: The state, which it changes.
@@ -183,7 +183,7 @@ def drop_start_request(daemon: Daemon, server: Server) -> None:
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
-    """Serve the queue: admit clients to their users' servers, start servers, or end others so that they can start.
+    """Serve the queue: admit clients to their users' servers, start servers, or end servers to make room for others.
 
     Call it at the end of every handler that may have changed who can be served. It depends on the state alone and may
     be called at any time; if nothing can be done, it yields no instruction.
@@ -226,7 +226,7 @@ def _open_servers(daemon: Daemon) -> list[Server]:
 
 
 def _without_server(daemon: Daemon) -> list[QueueEntry]:
-    """Return the first entry for each server without a process; of the next user only, if they take turns."""
+    """Return the first entry for each server without a process; if users take turns, only that of the next user."""
     if not daemon.queue:
         return []
     excluded = {server.name for server in daemon.servers.values()}
@@ -331,7 +331,7 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
 
 
 def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Force a server to end that has not reported the ends of its clients. None of them is alive, so no work is lost.
+    """Force a server that has not reported the ends of its clients to end. None of them is alive, so no work is lost.
 
     Do nothing if it has reported them since, if nobody waits for the server any more, or if it is already being
     forced.
@@ -353,7 +353,7 @@ def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
 
 
 def leave_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
-    """Kill a server that was to exit and has not, if it has no clients to wait for or is being forced.
+    """Kill a server that has not exited in time, if it has no clients to wait for or is being forced.
 
     Called at the end of LEAVE, some seconds after it was asked to exit.
     """

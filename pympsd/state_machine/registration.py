@@ -76,7 +76,7 @@ def change_user(daemon: Daemon, named_server: NamedServer, uid: int) -> Iterator
 
 
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
-    """Whether operators are refused at a socket.
+    """Return whether operators are refused at a socket.
 
     ``server`` and ``namespace`` name the socket; an empty server means the daemon's own, for which ``--clients-only``
     decides.

@@ -31,7 +31,7 @@ def retain_primary(device: int) -> int:
 
 
 def release_primary(device: int) -> None:
-    """Count one user less; the last release frees what the context held. INVALID_CONTEXT if not retained."""
+    """Count one user less; the last release frees what the context held. Raise INVALID_CONTEXT if not retained."""
     process.primary(device).release(process.require())
 
 
@@ -157,7 +157,7 @@ def push_current(handle: int) -> None:
 
 
 def pop_current() -> int:
-    """Pop the current context and return it; INVALID_CONTEXT if there is none."""
+    """Pop the current context and return it; raise INVALID_CONTEXT if there is none."""
     context = current()
     this_thread.stack.pop()
     return context.handle
@@ -198,7 +198,10 @@ def attach(flags: int) -> int:
 
 
 def detach(handle: int) -> None:
-    """Undo cuCtxAttach of the current context, or destroy it like cuCtxDestroy; INVALID_CONTEXT for another one."""
+    """Undo cuCtxAttach of the current context, or destroy it like cuCtxDestroy.
+
+    Raise INVALID_CONTEXT for another one.
+    """
     context = context_of(handle)
     if context is not current():
         raise invalid_context("cuCtxDetach is of the context that is current to its thread")

@@ -16,7 +16,7 @@ _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 
 
 def name(length: int, device: int) -> bytes:
-    """Return ``length`` bytes: the device's name, cut to fit, and NULs. INVALID_VALUE for a length below 1."""
+    """Return ``length`` bytes: the device's name, cut to fit, and NULs. Raise INVALID_VALUE for a length below 1."""
     return _pad(process.device(device).properties.name, length)
 
 
@@ -63,7 +63,7 @@ def properties(device: int) -> bytes:
 
 
 def linear_texture_width(format: int, channels: int, device: int) -> int:
-    """Return the maximum number of elements of a texture in linear memory; NOT_SUPPORTED or INVALID_VALUE."""
+    """Return the maximum number of elements of a texture in linear memory; raise NOT_SUPPORTED or INVALID_VALUE."""
     properties = process.device(device).properties.attributes
     check_format(format, channels)
     return properties.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", 0)
@@ -80,7 +80,7 @@ def multiprocessors(device: VisibleDevice) -> int:
 
 
 def execution_affinity_support(kind: int, device: int) -> int:
-    """Return 1 if contexts can be limited to a number of SMs: under MPS, on Volta and newer. INVALID_VALUE."""
+    """Return 1 if contexts can be limited to a number of SMs: under MPS, on Volta and newer. Raise INVALID_VALUE."""
     properties = process.device(device).properties
     if kind != SM_COUNT:
         raise invalid_value(f"the execution affinity type is SM_COUNT ({SM_COUNT}), not {kind}")
@@ -88,7 +88,7 @@ def execution_affinity_support(kind: int, device: int) -> int:
 
 
 def pci_bus_id(length: int, device: int) -> bytes:
-    """Return ``length`` bytes: domain:bus:device.function in hexadecimal, and NULs. INVALID_VALUE below 13."""
+    """Return ``length`` bytes: domain:bus:device.function in hexadecimal, and NULs. Raise INVALID_VALUE below 13."""
     entry = process.device(device)
     if length < 13:
         raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")
@@ -102,7 +102,7 @@ def _bus_id(device: VisibleDevice) -> str:
 
 
 def device_by_pci_bus_id(text: str) -> int:
-    """Return the device with a PCI bus id, bytes as cuDeviceGetPCIBusId returns them; INVALID_DEVICE."""
+    """Return the device with a PCI bus id, bytes as cuDeviceGetPCIBusId returns them; raise INVALID_DEVICE."""
     requested = text.upper()
     connection = process.require()
     connection.check()

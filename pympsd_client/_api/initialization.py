@@ -35,7 +35,7 @@ def count() -> int:
 
 
 def device(ordinal: int) -> int:
-    """Return the device with an ordinal, counted from 0; INVALID_DEVICE."""
+    """Return the device with an ordinal, counted from 0; raise INVALID_DEVICE."""
     return process.device(ordinal).number
 
 

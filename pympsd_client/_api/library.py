@@ -48,7 +48,7 @@ def load(
 def load_from_file(
     name: str, options: Any, values: Any, count: int, library_options: Any, library_values: Any, library_count: int
 ) -> int:
-    """Load a file (its name as bytes) as a library; FILE_NOT_FOUND, else as cuLibraryLoadData."""
+    """Load a file (its name as bytes) as a library; raise FILE_NOT_FOUND, else as cuLibraryLoadData."""
     process.require().check()
     image = image_of(name.encode("utf-8", "surrogateescape"))
     return _load(image, (count, options, values), (library_count, library_options))
@@ -79,7 +79,7 @@ def unload(library: int) -> None:
 
 
 def kernel(library: int, name: str) -> int:
-    """Return a kernel by its name (bytes); NOT_FOUND. Needs no context."""
+    """Return a kernel by its name (bytes); raise NOT_FOUND. Needs no context."""
     return library_of(library).kernel(name).handle
 
 
@@ -89,7 +89,7 @@ def kernel_count(library: int) -> int:
 
 
 def enumerate_kernels(count: int, library: int) -> list[int]:
-    """Return at most ``numKernels`` kernels of a library; INVALID_VALUE for 0."""
+    """Return at most ``numKernels`` kernels of a library; raise INVALID_VALUE for 0."""
     if not count:
         raise invalid_value("numKernels is 0; pass space for at least one kernel")
     return [kernel.handle for kernel in library_of(library).kernels().values()][:count]
@@ -101,13 +101,16 @@ def module(library: int) -> int:
 
 
 def variable(library: int, name: str) -> tuple[int, int]:
-    """Return the address in the current context and the size in bytes of a variable (bytes); NOT_FOUND."""
+    """Return the address in the current context and the size in bytes of a variable (bytes); raise NOT_FOUND."""
     entry = library_of(library).module_in(current()).variable(name)
     return entry.address, entry.size
 
 
 def managed_variable(library: int, name: str) -> tuple[int, int]:
-    """Return the address in the current context and the size in bytes of a managed variable (bytes); NOT_FOUND."""
+    """Return the address in the current context and the size in bytes of a managed variable (bytes).
+
+    Raise NOT_FOUND.
+    """
     entry = library_of(library).module_in(current()).variable(name)
     if not entry.managed:
         raise CudaError(Result.ERROR_NOT_FOUND, f"{name!r} is not a managed variable; try cuLibraryGetGlobal")
@@ -132,14 +135,14 @@ def library_of_kernel(kernel: int) -> int:
 
 
 def name(kernel: int) -> bytes:
-    """Return a kernel's name as bytes; INVALID_VALUE for NULL, INVALID_HANDLE."""
+    """Return a kernel's name as bytes; raise INVALID_VALUE for NULL, INVALID_HANDLE."""
     if not kernel:
         raise invalid_value("the kernel is NULL")
     return kernel_of(kernel).name.encode("utf-8", "surrogateescape")
 
 
 def attribute(attribute: int, kernel: int, device: int) -> int:
-    """Return an attribute of a kernel on a device; INVALID_VALUE, INVALID_DEVICE."""
+    """Return an attribute of a kernel on a device; raise INVALID_VALUE, INVALID_DEVICE."""
     return kernel_of(kernel).attribute(attribute, process.device(device))
 
 
@@ -149,14 +152,17 @@ def set_attribute(attribute: int, value: int, kernel: int, device: int) -> None:
 
 
 def set_cache_preference(kernel: int, preference: int, device: int) -> None:
-    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. INVALID_VALUE."""
+    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache.
+
+    Raise INVALID_VALUE.
+    """
     kernel_of(kernel)
     process.device(device)
     check_cache_preference(preference)
 
 
 def parameter(kernel: int, index: int) -> tuple[int, int]:
-    """Return the offset and size in bytes of a parameter, counted from 0; INVALID_VALUE beyond the last.
+    """Return the offset and size in bytes of a parameter, counted from 0; raise INVALID_VALUE beyond the last.
 
     As with the driver a context must be current.
     """
@@ -194,7 +200,7 @@ def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int
 
 
 def add_file(link: int, kind: int, path: str, count: int, options: Any, values: Any) -> None:
-    """Add a file (its name as bytes); FILE_NOT_FOUND, else as cuLinkAddData."""
+    """Add a file (its name as bytes); raise FILE_NOT_FOUND, else as cuLinkAddData."""
     entry, registers = link_of(link), jit_options.read(count, options, values).max_registers
     entry.add(kind, image_of(path.encode("utf-8", "surrogateescape")), path, registers)
 

@@ -39,7 +39,7 @@ def load_with_options(image: HostMemory, count: int, options: Any, values: Any) 
 
 
 def load_file(name: str) -> int:
-    """Load a file (its name as bytes); FILE_NOT_FOUND."""
+    """Load a file (its name as bytes); raise FILE_NOT_FOUND."""
     current().usable()
     return core.load(core.image_of(name.encode("utf-8", "surrogateescape"))).handle
 
@@ -58,7 +58,7 @@ def loading_mode() -> int:
 
 
 def function(module: int, name: str) -> int:
-    """Return a kernel by its name (bytes); NOT_FOUND."""
+    """Return a kernel by its name (bytes); raise NOT_FOUND."""
     return modules.find(module).function(name).handle
 
 
@@ -68,7 +68,7 @@ def function_count(module: int) -> int:
 
 
 def enumerate_functions(count: int, module: int) -> list[int]:
-    """Return at most ``numFunctions`` kernels of a module; INVALID_VALUE for 0."""
+    """Return at most ``numFunctions`` kernels of a module; raise INVALID_VALUE for 0."""
     functions = modules.find(module).all_functions()
     if not count:
         raise invalid_value("numFunctions is 0; pass space for at least one function")
@@ -76,23 +76,23 @@ def enumerate_functions(count: int, module: int) -> list[int]:
 
 
 def variable(module: int, name: str) -> tuple[int, int]:
-    """Return the address and the size in bytes of a variable by its name (bytes); NOT_FOUND."""
+    """Return the address and the size in bytes of a variable by its name (bytes); raise NOT_FOUND."""
     entry = modules.find(module).variable(name)
     return entry.address, entry.size
 
 
 def attribute(attribute: int, function: int) -> int:
-    """Return an attribute of a kernel; INVALID_VALUE for an unknown one."""
+    """Return an attribute of a kernel; raise INVALID_VALUE for an unknown one."""
     return function_of(function).attribute(attribute)
 
 
 def set_attribute(function: int, attribute: int, value: int) -> None:
-    """Set MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes) of a kernel; INVALID_VALUE beyond the device's limit."""
+    """Set MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes) of a kernel; raise INVALID_VALUE beyond the device's limit."""
     function_of(function).set_attribute(attribute, value)
 
 
 def name_of_function(function: int) -> bytes:
-    """Return a kernel's name as bytes; INVALID_VALUE for NULL, INVALID_HANDLE."""
+    """Return a kernel's name as bytes; raise INVALID_VALUE for NULL, INVALID_HANDLE."""
     if not function:
         raise invalid_value("the function is NULL")
     return find_function(function).layout.name.encode("utf-8", "surrogateescape")
@@ -104,13 +104,13 @@ def module_of_function(function: int) -> int:
 
 
 def parameter(function: int, index: int) -> tuple[int, int]:
-    """Return the offset and size in bytes of a parameter, counted from 0; INVALID_VALUE beyond the last."""
+    """Return the offset and size in bytes of a parameter, counted from 0; raise INVALID_VALUE beyond the last."""
     layout = function_of(function).layout
     return parameter_of(layout.name, layout.parameters, index)
 
 
 def parameter_of(name: str, parameters: tuple[tuple[int, int], ...], index: int) -> tuple[int, int]:
-    """Return the offset and size of one of a kernel's parameters; INVALID_VALUE."""
+    """Return the offset and size of one of a kernel's parameters; raise INVALID_VALUE."""
     if index >= len(parameters):
         raise invalid_value(f"{name} has {len(parameters)} parameters, counted from 0; there is no parameter {index}")
     return parameters[index]
@@ -127,12 +127,15 @@ def loading_state(function: int) -> int:
 
 
 def load_function(function: int) -> None:
-    """Load a kernel of a large module that was not looked up; INVALID_PTX with the reason in last_error."""
+    """Load a kernel of a large module that was not looked up; raise INVALID_PTX with the reason in last_error."""
     function_of(function)
 
 
 def set_cache_preference(function: int, preference: int) -> None:
-    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. INVALID_VALUE."""
+    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache.
+
+    Raise INVALID_VALUE.
+    """
     function_of(function)
     check_cache_preference(preference)
 
@@ -144,7 +147,7 @@ def check_cache_preference(preference: int) -> None:
 
 
 def set_bank_size(function: int, size: int) -> None:
-    """Accept a CUsharedconfig, which changes nothing since Maxwell. INVALID_VALUE."""
+    """Accept a CUsharedconfig, which changes nothing since Maxwell. Raise INVALID_VALUE."""
     function_of(function)
     check_bank_size(size)
 

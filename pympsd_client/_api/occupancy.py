@@ -43,12 +43,12 @@ def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
 
 
 def largest_cluster(function: int, config: Any) -> int:
-    """Return the most blocks in a cluster; NOT_SUPPORTED on a device without clusters."""
+    """Return the most blocks in a cluster; raise NOT_SUPPORTED on a device without clusters."""
     return occupancy.largest_cluster(function_of(function), _config(config))
 
 
 def active_clusters(function: int, config: Any) -> int:
-    """Return the number of clusters that can be active at the same time; INVALID_CLUSTER_SIZE."""
+    """Return the number of clusters that can be active at the same time; raise INVALID_CLUSTER_SIZE."""
     return occupancy.active_clusters(function_of(function), _config(config))
 
 

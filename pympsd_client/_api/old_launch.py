@@ -49,36 +49,36 @@ def _of(function: int) -> tuple[Function, _Settings]:
 
 
 def set_block(function: int, x: int, y: int, z: int) -> None:
-    """Set the shape of a kernel's blocks, in threads; INVALID_VALUE beyond the limits of device and kernel."""
+    """Set the shape of a kernel's blocks, in threads; raise INVALID_VALUE beyond the limits of device and kernel."""
     entry, settings = _of(function)
     check_shape(entry, (1, 1, 1, x, y, z, settings.shared_bytes))
     settings.block = x, y, z
 
 
 def set_shared(function: int, count: int) -> None:
-    """Set the bytes of a kernel's dynamic shared memory; INVALID_VALUE for more than it may use."""
+    """Set the bytes of a kernel's dynamic shared memory; raise INVALID_VALUE for more than it may use."""
     entry, settings = _of(function)
     check_shape(entry, (1, 1, 1, *settings.block, count))
     settings.shared_bytes = count
 
 
 def set_size(function: int, count: int) -> None:
-    """Check the number of bytes that the parameters fill; INVALID_VALUE for more than the kernel has."""
+    """Check the number of bytes that the parameters fill; raise INVALID_VALUE for more than the kernel has."""
     _check_place(_of(function)[0], 0, count)
 
 
 def set_integer(function: int, offset: int, value: int) -> None:
-    """Set a parameter of 4 bytes at an offset; INVALID_VALUE beyond the kernel's parameters."""
+    """Set a parameter of 4 bytes at an offset; raise INVALID_VALUE beyond the kernel's parameters."""
     _set(function, offset, struct.pack("=I", value))
 
 
 def set_float(function: int, offset: int, value: float) -> None:
-    """Set a parameter of single precision at an offset; INVALID_VALUE beyond the kernel's parameters."""
+    """Set a parameter of single precision at an offset; raise INVALID_VALUE beyond the kernel's parameters."""
     _set(function, offset, struct.pack("=f", value))
 
 
 def set_bytes(function: int, offset: int, source: HostMemory, count: int) -> None:
-    """Set ``count`` bytes of the parameters at an offset; INVALID_VALUE beyond them, and for NULL."""
+    """Set ``count`` bytes of the parameters at an offset; raise INVALID_VALUE beyond them, and for NULL."""
     source.check(count, to_be_written=False)
     _check_place(_of(function)[0], offset, count)
     _set(function, offset, ctypes.string_at(source.address, count))

@@ -17,7 +17,7 @@ _ATTRIBUTES: Final = members("CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_"
 
 
 def can_access(device: int, peer: int) -> int:
-    """Return 1 if kernels of a device can access memory of another, else 0; INVALID_DEVICE."""
+    """Return 1 if kernels of a device can access memory of another, else 0; raise INVALID_DEVICE."""
     return int(is_possible(process.device(device), process.device(peer)))
 
 
@@ -52,7 +52,7 @@ def enable(peer: int, flags: int) -> None:
 
 
 def disable(peer: int) -> None:
-    """Undo cuCtxEnablePeerAccess; PEER_ACCESS_NOT_ENABLED, INVALID_CONTEXT."""
+    """Undo cuCtxEnablePeerAccess; raise PEER_ACCESS_NOT_ENABLED, INVALID_CONTEXT."""
     peer_access.disable(*_pair(peer))
 
 

@@ -30,7 +30,7 @@ _HANDLE_COUNT: Final = (1 << 40) - 1
 
 
 def limit(requested: int) -> int:
-    """Return a limit of the current context; UNSUPPORTED_LIMIT for one that the device lacks."""
+    """Return a limit of the current context; raise UNSUPPORTED_LIMIT for one that the device lacks."""
     context = require_context()
     name = _limit_name(requested, context.device.properties)
     return context.settings.get(name, _default(name, context.device.properties))
@@ -100,7 +100,7 @@ def cache_preference() -> int:
 
 
 def set_cache_preference(preference: int) -> None:
-    """Keep a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. INVALID_VALUE."""
+    """Keep a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. Raise INVALID_VALUE."""
     context = require_context()
     check_cache_preference(preference)
     context.settings["cache"] = preference
@@ -113,7 +113,7 @@ def bank_size() -> int:
 
 
 def set_bank_size(size: int) -> None:
-    """Accept a CUsharedconfig, which changes nothing since Maxwell. INVALID_VALUE."""
+    """Accept a CUsharedconfig, which changes nothing since Maxwell. Raise INVALID_VALUE."""
     current().usable()
     check_bank_size(size)
 
@@ -154,7 +154,7 @@ def _dump_setting(setting: int) -> str:
 
 
 def is_dump_text(setting: int) -> bool:
-    """Return whether a setting of core dumps is a text; INVALID_VALUE for none."""
+    """Return whether a setting of core dumps is a text; raise INVALID_VALUE for none."""
     return _dump_setting(setting) in _DUMP_TEXTS
 
 
@@ -176,13 +176,19 @@ def _read_dump_setting(name: str, argument: Any) -> bool | int | bytes:
 
 
 def global_dump_setting(setting: int) -> bool | int | bytes:
-    """Return a setting of core dumps for all contexts. It has no effect: no dump is written here. INVALID_VALUE."""
+    """Return a setting of core dumps for all contexts. It has no effect: no dump is written here.
+
+    Raise INVALID_VALUE.
+    """
     name = _dump_setting(setting)
     return _global_dumps.get(name, _default_of_dumps(name))
 
 
 def set_global_dump_setting(setting: int, value: Any) -> None:
-    """Keep a setting of core dumps for all contexts. It has no effect: no dump is written here. INVALID_VALUE."""
+    """Keep a setting of core dumps for all contexts. It has no effect: no dump is written here.
+
+    Raise INVALID_VALUE.
+    """
     name = _dump_setting(setting)
     _global_dumps[name] = _read_dump_setting(name, value)
 
@@ -195,7 +201,7 @@ def dump_setting(setting: int) -> bool | int | bytes:
 
 
 def set_dump_setting(setting: int, value: Any) -> None:
-    """Keep a setting of core dumps of the current context; NOT_PERMITTED for those that are only global.
+    """Keep a setting of core dumps of the current context; raise NOT_PERMITTED for those that are only global.
 
     It has no effect: no dump is written here.
     """

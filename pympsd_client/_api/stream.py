@@ -35,7 +35,7 @@ def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
 
 
 def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) -> bool:
-    """Return whether a capture has taken a call with an event; INVALID_VALUE for flags."""
+    """Return whether a capture has taken a call with an event; raise INVALID_VALUE for flags."""
     if not flags:
         return False
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
@@ -105,7 +105,10 @@ def device(handle: int) -> int:
 
 
 def attribute(handle: int, number: int) -> bytes:
-    """Return the value of an attribute as a CUstreamAttrValue; INVALID_VALUE for one that streams do not have."""
+    """Return the value of an attribute as a CUstreamAttrValue.
+
+    Raise INVALID_VALUE for one that streams do not have.
+    """
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
@@ -114,7 +117,7 @@ def attribute(handle: int, number: int) -> bytes:
 
 
 def set_attribute(handle: int, number: int, value: Any) -> None:
-    """Set an attribute, which is a hint and changes nothing; NOT_SUPPORTED for the priority."""
+    """Set an attribute, which is a hint and changes nothing; raise NOT_SUPPORTED for the priority."""
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
@@ -128,7 +131,7 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
 
 
 def copy_attributes(destination: int, source: int) -> None:
-    """Give a stream the attributes of another; INVALID_VALUE if they are of different contexts."""
+    """Give a stream the attributes of another; raise INVALID_VALUE if they are of different contexts."""
     to, of = properties(destination), properties(source)
     if to.context is not of.context:
         raise invalid_value("the streams are of different contexts")

@@ -70,7 +70,7 @@ class MemoryOperation:
 
 
 def write_value32(stream: int, address: int, value: int, flags: int) -> None:
-    """Write a word of 32 bits when the stream reaches this point; INVALID_VALUE if misaligned."""
+    """Write a word of 32 bits when the stream reaches this point; raise INVALID_VALUE if misaligned."""
     _write(stream, address, value & 0xFFFFFFFF, 4, flags)
 
 
@@ -136,7 +136,10 @@ def _library() -> Library:
 
 
 def batch(stream: int, count: int, operations: Any, flags: int) -> None:
-    """Put several operations into a stream, in order; INVALID_VALUE or NOT_SUPPORTED before the first one starts."""
+    """Put several operations into a stream, in order.
+
+    Raise INVALID_VALUE or NOT_SUPPORTED before the first one starts.
+    """
     check_no_flags("cuStreamBatchMemOp", flags)
     for operation in [read(data) for data in operations_at(count, operations)]:
         act = _wait if operation.waits else _write
@@ -144,7 +147,10 @@ def batch(stream: int, count: int, operations: Any, flags: int) -> None:
 
 
 def operations_at(count: int, argument: Any) -> list[bytes]:
-    """Return the first CUstreamBatchMemOpParams of a list, or of an array in memory; INVALID_VALUE for fewer."""
+    """Return the first CUstreamBatchMemOpParams of a list, or of an array in memory.
+
+    Raise INVALID_VALUE for fewer.
+    """
     if count > _MAX_OPERATIONS:
         raise invalid_value(f"a batch has at most {_MAX_OPERATIONS} operations, not {count}")
     if isinstance(argument, InMemory):
@@ -155,7 +161,7 @@ def operations_at(count: int, argument: Any) -> list[bytes]:
 
 
 def read(operation: bytes) -> MemoryOperation:
-    """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for any but waits and writes."""
+    """Return the operation of a CUstreamBatchMemOpParams; raise NOT_SUPPORTED for any but waits and writes."""
     kind, address, value, flags = _OPERATION.unpack(operation)
     if kind not in _KINDS:
         raise not_supported(

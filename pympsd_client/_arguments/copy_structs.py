@@ -167,7 +167,7 @@ class _BatchCopy(ctypes.Structure):
 
 
 def batch_copies(argument: Any, count: int) -> list[BatchCopy]:
-    """Return the first ``count`` operations; INVALID_VALUE for fewer, and for an unknown type of operand."""
+    """Return the first ``count`` operations; raise INVALID_VALUE for fewer, and for an unknown type of operand."""
     addresses = addresses_of(argument, count, "CUDA_MEMCPY3D_BATCH_OP", ctypes.sizeof(_BatchCopy))
     values: list[Any] = [_BatchCopy.from_address(address) for address in addresses]
     return [BatchCopy((_operand(raw.destination), _operand(raw.source)), *raw.extent) for raw in values]

@@ -238,7 +238,7 @@ def result_name(code: int) -> str:
 
 
 def error_name(code: int) -> bytes:
-    """Return a result's name as bytes; INVALID_VALUE for an unknown number."""
+    """Return a result's name as bytes; raise INVALID_VALUE for an unknown number."""
     return str(_member(code).name).encode()
 
 

@@ -68,7 +68,7 @@ def address_of(argument: Any, name: str) -> int:
 
 
 def handles(argument: Any, count: int, name: str) -> list[int]:
-    """Return ``count`` handles of an array: a sequence, or in memory. INVALID_VALUE for fewer, or NULL."""
+    """Return ``count`` handles of an array: a sequence, or in memory. Raise INVALID_VALUE for fewer, or NULL."""
     if count == 0:
         return []
     if argument is None or argument == 0:

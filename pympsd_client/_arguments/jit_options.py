@@ -114,7 +114,10 @@ def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] 
 
 
 def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:
-    """Return ``count`` numbers of an enum from a list or from the address of C's array; INVALID_VALUE if fewer."""
+    """Return ``count`` numbers of an enum from a list or from the address of C's array.
+
+    Raise INVALID_VALUE if fewer.
+    """
     if isinstance(options, int):
         if count and not options:
             raise invalid_value(f"numOptions is {count} and the address of the options is NULL")

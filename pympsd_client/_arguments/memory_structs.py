@@ -97,11 +97,11 @@ def _each(argument: Any, count: int, name: str, layout: struct.Struct) -> list[t
 
 
 def accesses(argument: Any, count: int) -> list[Access]:
-    """Return the values of ``count`` CUmemAccessDesc, a list or a C array; INVALID_VALUE if there are fewer."""
+    """Return the values of ``count`` CUmemAccessDesc, a list or a C array; raise INVALID_VALUE if there are fewer."""
     fields = _each(argument, count, "CUmemAccessDesc", _ACCESS)
     return [Access(Location(where, number), flags) for where, number, flags in fields]
 
 
 def locations(argument: Any, count: int) -> list[Location]:
-    """Return the values of ``count`` CUmemLocation, a list or a C array; INVALID_VALUE if there are fewer."""
+    """Return the values of ``count`` CUmemLocation, a list or a C array; raise INVALID_VALUE if there are fewer."""
     return [Location(*fields) for fields in _each(argument, count, "CUmemLocation", _LOCATION)]

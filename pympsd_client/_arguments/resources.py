@@ -59,7 +59,10 @@ def check_type(kind: int) -> None:
 
 
 def sm_resource(argument: Any) -> SmResource:
-    """Return the SMs of a CUdevResource; INVALID_VALUE for NULL, INVALID_RESOURCE_TYPE for another; TypeError."""
+    """Return the SMs of a CUdevResource.
+
+    Raise INVALID_VALUE for NULL, INVALID_RESOURCE_TYPE for another; TypeError.
+    """
     if argument is None:
         raise invalid_value("the resource is NULL")
     return _resource(address_of(argument, "CUdevResource"))

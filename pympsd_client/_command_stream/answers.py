@@ -134,7 +134,7 @@ class ReceivedFds:
             self._protected.discard(sequence)
 
     def take(self, sequence: int) -> int | None:
-        """Return the answer's descriptor, which the caller owns; NO_ROOM; None when none came."""
+        """Return the answer's descriptor, which the caller owns; raise NO_ROOM; None when none came."""
         self._bodies.pop(sequence, None)
         message = self._claimed.pop(sequence, None)
         if message is None:

@@ -145,7 +145,7 @@ class PendingCallback:
 
 
 class HostCallbacks:
-    """The host functions of one command stream. Safe for threads."""
+    """The host functions of one command stream. Thread-safe."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport: Final = transport

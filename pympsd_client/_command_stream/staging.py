@@ -39,7 +39,7 @@ class StagingSlot:
 
 
 class StagingMemory:
-    """``size`` bytes mapped at ``address``, shared with an executor. Safe for threads.
+    """``size`` bytes mapped at ``address``, shared with an executor. Thread-safe.
 
     The memory is unmapped with the last reference to this object. ``max_slot_bytes``: the most bytes of one slot, so
     that four of them keep both sides busy.

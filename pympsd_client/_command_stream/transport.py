@@ -116,7 +116,7 @@ _FULL_RECHECK_MS: Final = 50
 
 
 class Transport:
-    """One executor's command stream and staging memory. Safe for threads.
+    """One executor's command stream and staging memory. Thread-safe.
 
     ``on_end`` is called when the executor has gone; it returns the error of every later call.
     """

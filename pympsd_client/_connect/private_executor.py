@@ -94,7 +94,7 @@ def list_devices(environment: Mapping[str, str]) -> tuple[VisibleDevice, ...]:
 
 
 class PrivateExecutors:
-    """Executors of this process alone, each started when its device is first used. Safe for threads.
+    """Executors of this process alone, each started when its device is first used. Thread-safe.
 
     Without MPS there is no provisioning: no percentage, memory limit, priority or execution affinity applies.
     """

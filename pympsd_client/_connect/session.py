@@ -170,7 +170,7 @@ _STREAM_FDS: Final = 4
 
 
 class Session:
-    """This process's session with its server; requests go one at a time. Safe for threads."""
+    """This process's session with its server; requests go one at a time. Thread-safe."""
 
     provisions = True
 

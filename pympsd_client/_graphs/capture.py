@@ -10,7 +10,7 @@ each record there (`Interceptor`) and decides by the table of operations:
     record that would break a capture    -> refused with a CUDA error; the capture is invalid from now on
     any other record                     -> left: it is sent
 
-Work whose bytes no record has (copies with pageable memory, pool allocations, host functions) is offered to the
+Work whose bytes are not in a record (copies with pageable memory, pool allocations, host functions) is offered to the
 interceptor by its function (`takes_copy`, `takes_allocation`, ...).
 
 **How order becomes edges.** ``Capture.next`` holds, for each stream, the nodes that its next node depends on. A new
@@ -92,7 +92,7 @@ class Capture:
         return INVALIDATED if self.reason else ACTIVE
 
     def add(self, stream: StreamKey, work: Any) -> Node:
-        """Add a node to a stream of it."""
+        """Add a node to one of the streams, after the nodes that the stream's next node depends on."""
         after = {node: edge for node, edge in self.next[stream].items() if node.handle in self.graph.nodes}
         node = self.graph.add(work, after)
         self.next[stream] = {node: Edge()}
@@ -100,7 +100,7 @@ class Capture:
         return node
 
     def has_unjoined_work(self) -> bool:
-        """Whether a captured node does not lead to the origin's latest work."""
+        """Return whether a captured node does not lead to the origin's latest work."""
         waiting = list(self.next[self.origin])
         joined = set(waiting)
         while waiting:
@@ -108,8 +108,8 @@ class Capture:
                 if node not in joined:
                     joined.add(node)
                     waiting.append(node)
-        has_unjoined_work = {node for node in self.added if node.handle in self.graph.nodes} - joined
-        return any(not (has_unjoined_work & set(node.dependents)) for node in has_unjoined_work)
+        unjoined = {node for node in self.added if node.handle in self.graph.nodes} - joined
+        return any(not (unjoined & set(node.dependents)) for node in unjoined)
 
 
 _UNSAFE: Final = frozenset(
@@ -118,33 +118,36 @@ _UNSAFE: Final = frozenset(
         *("SYNCHRONIZE_EVENT", "QUERY_EVENT", "ELAPSED_TIME"),
     }
 )
-"""Operations that may need work which is being captured to have been done."""
+"""Operations that may wait for captured work, which does not run."""
 _OF_CONTEXT: Final = "SYNCHRONIZE_CONTEXT"
 
 
 class Modes(threading.local):
+    """The capture mode of each thread (cuThreadExchangeStreamCaptureMode)."""
+
     current = GLOBAL
-    """The mode of each thread."""
 
 
 def waits_for_legacy(place: StreamKey) -> bool:
+    """Return whether a stream and the legacy default stream wait for each other's work."""
     stream = streams.get(place[1])
     return stream is not None and not stream.flags & NON_BLOCKING
 
 
 def invalidation_error(capture: Capture) -> CudaError:
+    """Return the error of every use of an invalid capture, with the reason why it is invalid."""
     return CudaError(Result.ERROR_STREAM_CAPTURE_INVALIDATED, f"the capture is invalid: {capture.reason}")
 
 
 class Captures:
-    """The captures of this process, which take the work of capturing streams (an Interceptor). Safe for threads."""
+    """The captures of this process, which take the work of capturing streams (an Interceptor). Thread-safe."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.RLock()
         self._captures: Final[dict[StreamKey, Capture]] = {}
         """The capture of each capturing stream."""
         self._events: Final[dict[int, tuple[Capture, dict[Node, Edge]]]] = {}
-        """Events that stand for captured work: the capture, and what they stand for."""
+        """By event: its capture, and the nodes that a stream depends on after it has waited for the event."""
         self._modes: Final = Modes()
 
     # --- begin and end
@@ -237,8 +240,11 @@ class Captures:
 
     # --- queries
 
-    def of(self, place: StreamKey) -> Capture | None:
-        """Return the capture of a stream; IMPLICIT for the legacy stream while one that it waits for captures."""
+    def find(self, place: StreamKey) -> Capture | None:
+        """Return the capture of a stream; None if it does not capture.
+
+        Raise IMPLICIT for the legacy stream while a stream that it waits for captures.
+        """
         with self._lock:
             if place[1] == STREAM_LEGACY and any(waits_for_legacy(other) for other in self.streams_in(place[0])):
                 raise CudaError(
@@ -247,28 +253,31 @@ class Captures:
                 )
             return self._captures.get(place)
 
-    def active(self, place: StreamKey) -> Capture | None:
-        """Return the capture of a stream, None if it does not capture; INVALIDATED if it was."""
+    def find_valid(self, place: StreamKey) -> Capture | None:
+        """Return the capture of a stream, or None; raise INVALIDATED if the stream is in an invalid capture."""
         capture = self._captures.get(place)
         if capture is not None and capture.reason:
             raise invalidation_error(capture)
         return capture
 
     def exchange_mode(self, mode: int) -> int:
-        """Set the calling thread's mode and return the one before; INVALID_VALUE."""
+        """Set the calling thread's mode and return its previous mode; raise INVALID_VALUE for an unknown mode."""
         if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
             raise invalid_value(f"the capture mode is GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
         before, self._modes.current = self._modes.current, mode
         return before
 
     def change_dependencies(self, place: StreamKey, dependencies: dict[Node, Edge], replaces: bool) -> None:
-        """Add to, or replace, what the next node of a stream depends on; ILLEGAL_STATE if it does not capture."""
+        """Change the nodes that the next node of a stream depends on: add to them, or replace them.
+
+        Raise ILLEGAL_STATE if the stream does not capture, INVALID_VALUE for a node of another graph.
+        """
         with self._lock:
-            capture = self.active(place)
+            capture = self.find_valid(place)
             if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
             if any(node.graph is not capture.graph for node in dependencies):
-                raise invalid_value("a node is not of the graph that is captured into")
+                raise invalid_value("a node belongs to another graph than the one that the stream captures into")
             if replaces:
                 for node in capture.next[place].keys() - dependencies.keys():
                     capture.added.pop(node, None)
@@ -277,7 +286,7 @@ class Captures:
     def add(self, place: StreamKey, make: Callable[[], Any]) -> bool:
         """Add a node to a stream; return False if it does not capture."""
         with self._lock:
-            capture = self.active(place)
+            capture = self.find_valid(place)
             if capture is not None:
                 capture.add(place, make())
             return capture is not None
@@ -304,7 +313,7 @@ class Captures:
     def takes_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
         """Take an allocation of stream-ordered memory: it is the graph's."""
         with self._lock:
-            capture = self.active((context, stream))
+            capture = self.find_valid((context, stream))
             if capture is None or size == 0:
                 return 0
             if not kind.is_shared and kind.location.id != context.device.number:
@@ -317,16 +326,16 @@ class Captures:
             return work.allocation.handle
 
     def takes_free(self, context: Context, stream: int, address: int) -> bool:
-        """Take the freeing of memory of a graph; INVALID_VALUE for any other in a capturing stream."""
+        """Take the freeing of memory of a graph; raise INVALID_VALUE for other memory in a capturing stream."""
         with self._lock:
-            capture = self.active((context, stream))
+            capture = self.find_valid((context, stream))
             if capture is not None:
                 capture.add((context, stream), parameters.free_work(capture.graph, address))
             return capture is not None
 
     @contextmanager
     def lift(self) -> Iterator[None]:
-        """Let this thread make its own calls, whatever is captured."""
+        """Allow this thread every call inside the block, as in the mode RELAXED."""
         before, self._modes.current = self._modes.current, RELAXED
         try:
             yield
@@ -334,10 +343,10 @@ class Captures:
             self._modes.current = before
 
     def takes_host_function(self, context: Context, stream: int, work: HostFunction | None) -> bool:
-        """Take a host function; UNSUPPORTED for a callback."""
+        """Take a host function; raise UNSUPPORTED for a callback."""
         if work is None:
             with self._lock:
-                capture = self.active((context, stream))
+                capture = self.find_valid((context, stream))
                 if capture is not None:
                     raise _refusal(capture, "cuStreamAddCallback")
             return False
@@ -360,7 +369,7 @@ class Captures:
                 raise self._break(self.streams_in(context), "waiting for a context in which a stream captures")
             place = None if stream is None else (context, stream)
             is_ending = operation.name == "DESTROY_STREAM"
-            capture = None if place is None else self._captures.get(place) if is_ending else self.active(place)
+            capture = None if place is None else self._captures.get(place) if is_ending else self.find_valid(place)
             if event is not None:
                 return self._event(operation, flags, place, event, capture)
             if place is None:
@@ -372,14 +381,14 @@ class Captures:
                     del self._captures[place], capture.next[place]
                 return False
             if capture is None:
-                self.of_legacy(place, operation)
+                self.refuse_in_legacy(place, operation)
                 return self._leave(operation, flags)
             if operation.completion is not Completion.QUEUED or operation.answered:
                 raise _refusal(capture, operation.name)
             capture.add(place, work_of_record(operation.name, record, context))
             return True
 
-    def of_legacy(self, place: StreamKey, operation: Operation) -> None:
+    def refuse_in_legacy(self, place: StreamKey, operation: Operation) -> None:
         """Refuse work in the legacy stream that would wait for a capturing stream; that capture is invalid then."""
         if place[1] != STREAM_LEGACY:
             return

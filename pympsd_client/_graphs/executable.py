@@ -60,7 +60,7 @@ AUTO_FREE: Final = 1
 
 
 class Executable:
-    """An executable graph of one context. Safe for threads.
+    """An executable graph of one context. Thread-safe.
 
     ``graph`` is its own copy of the nodes, which updates change. Methods that take a node take one of the copy (see
     `node`).
@@ -130,7 +130,7 @@ class Executable:
             self._drop()
 
     def is_enabled(self, node: Node) -> bool:
-        """Whether a node (its own copy) does its work."""
+        """Return whether a node (its own copy) does its work."""
         return node not in self._disabled
 
     def enable(self, node: Node, enabled: bool) -> None:

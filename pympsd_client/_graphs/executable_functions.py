@@ -169,7 +169,7 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
 
 
 def instantiate(graph: int, flags: int) -> int:
-    """Return an executable graph made of a graph as it is now; INVALID_VALUE for a cycle, NOT_SUPPORTED."""
+    """Return an executable graph made of a graph as it is now; raise INVALID_VALUE for a cycle, NOT_SUPPORTED."""
     try:
         return _instantiate(graphs.find(graph), flags).handle
     except _NotInstantiated as failed:
@@ -220,7 +220,7 @@ def executable_id(executable: int) -> int:
 
 
 def update(executable: int, graph: int) -> bytes:
-    """Take over the parameters of a graph of the same structure; GRAPH_EXEC_UPDATE_FAILURE, and nothing changes.
+    """Take over the parameters of a graph; raise GRAPH_EXEC_UPDATE_FAILURE, without any change, if it differs.
 
     The CUgraphExecUpdateResultInfo names the difference.
     """
@@ -272,7 +272,10 @@ def set_parameters(kind: str, executable: int, node: int, params: Any, context: 
 
 
 def set_child(executable: int, node: int, child: int) -> None:
-    """Take over the parameters of a graph of the same structure in a child graph node; INVALID_VALUE otherwise."""
+    """Take over the parameters of a graph of the same structure in a child graph node.
+
+    Raise INVALID_VALUE otherwise.
+    """
     target, copy = find(executable), find(executable).node(graphs.find_node(node))
     if not isinstance(copy.work, ChildWork):
         raise invalid_value(f"node {node:#x} is not a child graph node")

@@ -70,7 +70,7 @@ def add(kind: str, graph: int, after: Any, count: int, params: Any = None, conte
 
 
 def add_free(graph: int, after: Any, count: int, address: int) -> int:
-    """Add the end of the use of memory of a graph; INVALID_VALUE for any other memory."""
+    """Add the end of the use of memory of a graph; raise INVALID_VALUE for any other memory."""
     return _add(graph, after, count, parameters.free_work(graphs.find(graph), address))
 
 
@@ -81,7 +81,7 @@ def add_child(graph: int, after: Any, count: int, child: int) -> int:
 
 
 def add_any(graph: int, after: Any, data: Any, count: int, params: Any) -> int:
-    """Add a node of the type that its parameters name; NOT_SUPPORTED for types that pympsd does not have."""
+    """Add a node of the type that its parameters name; raise NOT_SUPPORTED for types that pympsd does not have."""
     address = structs.address_of(params, "CUgraphNodeParams")
     _ready(graph, after, count, data)
     return _add(graph, after, count, parameters.any_at(graphs.find(graph), address), data)
@@ -105,7 +105,7 @@ def create_condition(graph: int, context: int, default: int, flags: int) -> int:
 
 
 def memory_attribute(device: int, attribute: int) -> AttributeValue:
-    """Return an attribute of a device's graph memory, in bytes; INVALID_VALUE for an unknown one."""
+    """Return an attribute of a device's graph memory, in bytes; raise INVALID_VALUE for an unknown one."""
     usage = usage_of(process.device(device).number)
     if attribute not in range(4):
         raise invalid_value(f"there is no attribute {attribute} of graph memory")
@@ -147,7 +147,7 @@ def _set(handle: int, work: Any) -> None:
 
 
 def get_parameters(kind: str, handle: int) -> Any:
-    """Return the parameters of a node of a type: its structure, or an event; INVALID_VALUE for another type.
+    """Return the parameters of a node of a type: its structure, or an event; raise INVALID_VALUE for another type.
 
     The targets of its pointers are valid until the parameters are set or the node is destroyed.
     """
@@ -156,7 +156,7 @@ def get_parameters(kind: str, handle: int) -> Any:
 
 
 def set_parameters(kind: str, handle: int, params: Any) -> None:
-    """Set the parameters of a node of a type; INVALID_VALUE for a node of another type.
+    """Set the parameters of a node of a type; raise INVALID_VALUE for a node of another type.
 
     The context of a copy or fill stays, and the launch attributes of a kernel.
     """
@@ -174,7 +174,7 @@ def kernel_attribute(handle: int, attribute: int) -> bytes:
 
 
 def set_kernel_attribute(handle: int, attribute: int, value: Any) -> None:
-    """Set a launch attribute of a kernel node: COOPERATIVE, or a hint; NOT_SUPPORTED for others."""
+    """Set a launch attribute of a kernel node: COOPERATIVE, or a hint; raise NOT_SUPPORTED for others."""
     work = work_of(handle, KernelWork)
     address = structs.address_of(value, "CUkernelNodeAttrValue")
     data = ctypes.string_at(address, VALUE_BYTES)
@@ -197,7 +197,10 @@ def any_parameters(handle: int) -> bytes:
 
 
 def change_work(node: Node, params: Any) -> Any:
-    """Return the work of given parameters for a node; INVALID_VALUE for those of another type, or of its graphs."""
+    """Return the work of given parameters for a node.
+
+    Raise INVALID_VALUE for those of another type, or of its graphs.
+    """
     address = structs.address_of(params, "CUgraphNodeParams")
     kind = ctypes.c_int32.from_address(address).value
     owns = isinstance(node.work, ChildWork | ConditionalWork | AllocateWork | FreeWork)

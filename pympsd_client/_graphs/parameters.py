@@ -102,7 +102,10 @@ def allocation_bytes(work: AllocateWork) -> bytes:
 
 
 def free_work(graph: Graph, address: int) -> FreeWork:
-    """Return the work of freeing memory of a graph; INVALID_VALUE for any other, or if the graph frees it already."""
+    """Return the work of freeing memory of a graph.
+
+    Raise INVALID_VALUE for any other, or if the graph frees it already.
+    """
     nodes = works.all_nodes(graph).values()
     if any(isinstance(node.work, FreeWork) and node.work.address == address for node in nodes):
         raise invalid_value(f"the graph frees {address:#x} already")
@@ -149,7 +152,7 @@ def kernel_bytes(work: KernelWork) -> bytes:
 
 
 def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
-    """Return the work with a launch attribute set; NOT_SUPPORTED for one whose effect pympsd does not have."""
+    """Return the work with a launch attribute set; raise NOT_SUPPORTED for one whose effect pympsd does not have."""
     if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
         if cooperative:

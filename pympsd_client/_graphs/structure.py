@@ -25,7 +25,10 @@ def create(flags: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a graph and its nodes; executable graphs made from it stay. INVALID_VALUE for a node's own graph."""
+    """Destroy a graph and its nodes; executable graphs made from it stay.
+
+    Raise INVALID_VALUE for a node's own graph.
+    """
     graph = graphs.find(handle)
     if graph.of is not None:
         raise invalid_value("the graph belongs to a node of another graph, and is destroyed with it")
@@ -38,7 +41,7 @@ def clone(handle: int) -> int:
 
 
 def find_in_clone(node: int, clone: int) -> int:
-    """Return the node of a clone that was made from a node; INVALID_VALUE if there is none (any more)."""
+    """Return the node of a clone that was made from a node; raise INVALID_VALUE if there is none (any more)."""
     return graphs.find_in_clone(graphs.find_node(node), graphs.find(clone)).handle
 
 
@@ -87,7 +90,7 @@ def dependent_nodes(node: int, capacity: int) -> tuple[Any, ...]:
 
 
 def edge_list(data: Any, starts: Sequence[Node]) -> list[Edge]:
-    """Return the data of edges from some nodes; INVALID_VALUE for a port or type that a node does not have.
+    """Return the data of edges from some nodes; raise INVALID_VALUE for a port or type that a node does not have.
 
     Edges have ports and type 0, or are programmatic, from a kernel node.
     """
@@ -102,7 +105,10 @@ def edge_list(data: Any, starts: Sequence[Node]) -> list[Edge]:
 
 
 def dependency_map(handles: Any, data: Any, count: int) -> dict[Node, Edge]:
-    """Return the nodes that a new one depends on, with the edges' data; INVALID_VALUE for one that comes twice."""
+    """Return the nodes that a new one depends on, with the edges' data.
+
+    Raise INVALID_VALUE for one that comes twice.
+    """
     dependencies = graphs.find_nodes(graph_structs.handles(handles, count, "dependencies"))
     if len(set(dependencies)) != len(dependencies):
         raise invalid_value("a node occurs twice among the dependencies")
@@ -116,12 +122,12 @@ def _triples(start: Any, end: Any, data: Any, count: int) -> list[tuple[Node, No
 
 
 def add_dependencies(graph: int, start: Any, end: Any, data: Any, count: int) -> None:
-    """Add edges, all or none; INVALID_VALUE for one that exists, or from a node to itself."""
+    """Add edges, all or none; raise INVALID_VALUE for one that exists, or from a node to itself."""
     graphs.find(graph).connect(_triples(start, end, data, count))
 
 
 def remove_dependencies(graph: int, start: Any, end: Any, data: Any, count: int) -> None:
-    """Remove edges, all or none; INVALID_VALUE for one that does not exist."""
+    """Remove edges, all or none; raise INVALID_VALUE for one that does not exist."""
     graphs.find(graph).disconnect(_triples(start, end, data, count))
 
 

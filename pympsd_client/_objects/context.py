@@ -124,7 +124,7 @@ def waiting(context: Context, stream: int | None) -> Iterator[None]:
 
 
 class Context:
-    """A context, open or closed. A primary context opens again under the same handle. Safe for threads.
+    """A context, open or closed. A primary context opens again under the same handle. Thread-safe.
 
     Attributes that other modules use: ``handle`` (the program's), ``id`` (the executor's, of the context that is open
     now), ``device``, ``flags``, ``primary``, ``partition`` (SMs of a green context, else None), ``settings`` and
@@ -343,14 +343,20 @@ def current() -> Context:
 
 
 def require_context(handle: int = 0) -> Context:
-    """Return the context of a handle (0: the current one), which is usable; INVALID_CONTEXT or its sticky error."""
+    """Return the context of a handle (0: the current one), which is usable.
+
+    Raise INVALID_CONTEXT or its sticky error.
+    """
     context = context_of(handle) if handle else current()
     context.usable()
     return context
 
 
 def current_on_device_with(attribute: str, problem: str) -> Context:
-    """Return the current context, which is usable; NOT_SUPPORTED, for ``problem``, if this device attribute is 0."""
+    """Return the current context, which is usable.
+
+    Raise NOT_SUPPORTED, for ``problem``, if this device attribute is 0.
+    """
     context = require_context()
     if not context.device.properties.attributes.get(attribute):
         raise not_supported(problem)

@@ -62,11 +62,11 @@ def create(handle: int, device: VisibleDevice) -> GreenContext:
 
 
 def find(handle: int) -> GreenContext:
-    """Return a green context by its handle; INVALID_CONTEXT."""
+    """Return a green context by its handle; raise INVALID_CONTEXT."""
     return find_by_handle(green_contexts, handle, "a green context of this process", invalid_context)
 
 
-def of(context: Context) -> GreenContext | None:
+def find_by_context(context: Context) -> GreenContext | None:
     """Return the green context that was converted to a context, or None."""
     return _by_context.get(context)
 

@@ -40,7 +40,7 @@ _DESTROY: Final = {
 
 
 class HandleTable(Generic[T]):
-    """Objects of one kind by handle. Safe for threads: each step is a single one of a dictionary's.
+    """Objects of one kind by handle. Thread-safe: each step is a single one of a dictionary's.
 
     An object whose context closes is dropped: its handle is invalid then. ``get`` is the dictionary's own method, for
     callers that look up often and handle a missing object themselves.

@@ -34,7 +34,7 @@ def _register(function: int, data: int, place: int) -> None:
 
 
 def _unregister(handle: int) -> None:
-    """Stop calling a function; INVALID_VALUE for an unknown handle."""
+    """Stop calling a function; raise INVALID_VALUE for an unknown handle."""
     if error_log.listeners.pop(handle, None) is None:
         raise invalid_value(f"{handle:#x} is not a callback of the error log")
 
@@ -47,7 +47,7 @@ def _current(place: int, flags: int) -> None:
 
 
 def _dump_to_file(iterator: int, path: str | None, flags: int) -> None:
-    """Write the messages from an iterator on, or all, to a file; INVALID_VALUE if it cannot be written."""
+    """Write the messages from an iterator on, or all, to a file; raise INVALID_VALUE if it cannot be written."""
     if not path:
         raise invalid_value("pathToFile cannot be NULL")
     lines, end = _lines(iterator)

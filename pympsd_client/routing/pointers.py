@@ -79,7 +79,7 @@ LIBRARIES: Final = {
 NVML: Final = "cuda.bindings.cynvml"
 """Its pointers are kept, because it loads pympsd's own libnvidia-ml.so.1 (native/src/nvml)."""
 _RELEASING: Final = re.compile(
-    r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Trim|Unload|Unmap|Unregister).*"
+    r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Detach|Free|Release|Trim|Unload|Unmap|Unregister).*"
 )
 """Functions that free something. Destructors call them during interpreter shutdown, when a driver still works."""
 _FAILS, _SUCCEEDS, _RETURNS_NULL, _NAMES_ERROR, _DESCRIBES_ERROR = range(5)

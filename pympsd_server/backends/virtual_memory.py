@@ -73,7 +73,7 @@ class MapsMemory(Protocol):
     """
 
     def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
-        """Return new memory without an address; BackendError OUT_OF_MEMORY, INVALID_VALUE; NOT_SUPPORTED.
+        """Return new memory without an address; raise BackendError OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
 
         ``shareable``: it can be exported to other processes. With ``charge`` it is the host's, which counts it, and
         always shareable.

@@ -115,7 +115,7 @@ def test_every_refusal_is_one_line_on_stdout_or_stderr() -> None:
         assert answer.refused or is_note or not answer.diagnostic, ROWS[index]["stdin"]
 
 
-def test_the_commands_are_those_of_the_reference_and_five_of_ours() -> None:
+def test_the_commands_are_those_of_the_reference_and_our_own() -> None:
     own = {"get_waiting_list", "get_refusal_list", "drain", "undrain", "get_drain_list"}
     assert sorted(set(NAMES) - own) == [
         "device_query",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,9 +67,11 @@ class Device:
         *arguments: Any,
         shared: int = 0,
     ) -> None:
-        for batch in batches(module, name, three(grid), three(block), arguments, shared, self.multiprocessors):
+        for batch in begin_in_turn(module, name, three(grid), three(block), arguments, shared, self.multiprocessors):
             while not batch.step(1.0, Never()):
                 pass
+            if isinstance(batch, CompiledBatch):
+                batch.keep()
 
 
 def pack(program: Program, name: str, arguments: tuple[Any, ...]) -> bytes:
@@ -84,7 +87,12 @@ def pack(program: Program, name: str, arguments: tuple[Any, ...]) -> bytes:
     return bytes(buffer)
 
 
-def batches(
+def batches(*launch: Any) -> list[Batch | CompiledBatch]:
+    """Begin all batches of a launch, and return them; arguments as for `begin_in_turn`."""
+    return list(begin_in_turn(*launch))
+
+
+def begin_in_turn(
     module: LoadedModule,
     name: str,
     grid: tuple[int, int, int],
@@ -92,16 +100,15 @@ def batches(
     arguments: tuple[Any, ...],
     shared: int = 0,
     multiprocessors: int = 1,
-) -> list[Batch | CompiledBatch]:
+) -> Iterator[Batch | CompiledBatch]:
+    """Yield the batches of a launch; each begins after the one before was run, as in the scheduler."""
     cluster = module.program.kernels[name].cluster
     setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
     together = int(np.prod(cluster))
     total, each = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
     each = max(1, each // together) * together
-    return [
-        begin_batch(module, name, setup, first, np.arange(min(each, total - first)) % multiprocessors)
-        for first in range(0, total, each)
-    ]
+    for first in range(0, total, each):
+        yield begin_batch(module, name, setup, first, np.arange(min(each, total - first)) % multiprocessors)
 
 
 if DEVICES.backends and not TYPE_CHECKING:

@@ -1,9 +1,10 @@
-"""Which kernels are compiled at the same time: no context keeps those of others waiting."""
+"""Which kernels are compiled at the same time: no client keeps those of others waiting."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from threading import Event
 
 import pytest
@@ -26,13 +27,16 @@ class Context:
     given_up: list[Callable[[], bool]] = field(factory=list)
     dropped: int = 0
     facilities: Facilities = field(factory=lambda: Facilities(DeviceHeap(lambda _: 0)))
+    begun: list[int] = field(factory=list)
+    """The sizes of the kernels whose compilation has begun."""
 
-    def add(self, count: int) -> None:
+    def add(self, count: int, size: int = 1) -> None:
         for _ in range(count):
-            self.queue.add(self.facilities, self._run, self._drop)
+            self.queue.add(self.facilities, size, partial(self._run, size), self._drop)
 
-    def _run(self, is_abandoned: Callable[[], bool]) -> None:
+    def _run(self, size: int, is_abandoned: Callable[[], bool]) -> None:
         finished = Event()
+        self.begun.append(size)
         self.given_up.append(is_abandoned)
         self.running.append(finished)
         assert finished.wait(SECONDS)
@@ -66,14 +70,14 @@ def await_counts(contexts: list[Context], expected: list[int]) -> None:
     wait_until(lambda: counts(*contexts) == expected, f"{expected} running compilations")
 
 
-def test_each_context_leaves_slots_to_others(contexts: list[Context]) -> None:
+def test_each_client_leaves_slots_to_others(contexts: list[Context]) -> None:
     for number, running in enumerate([4, 2, 1, 1]):
         contexts[number].add(10)
         await_counts(contexts, [4, 2, 1, 1][: number + 1] + [0] * (3 - number))
         assert len(contexts[number].running) == running
 
 
-def test_a_slot_goes_to_the_context_that_has_and_had_the_least(contexts: list[Context]) -> None:
+def test_a_slot_goes_to_the_client_that_has_and_had_the_least(contexts: list[Context]) -> None:
     for context in contexts:
         context.add(10)
     await_counts(contexts, [4, 2, 1, 1])
@@ -82,6 +86,31 @@ def test_a_slot_goes_to_the_context_that_has_and_had_the_least(contexts: list[Co
     contexts[0].finish()
     contexts[0].finish()
     await_counts(contexts, [2, 2, 1, 2])
+
+
+def test_contexts_of_a_client_share_its_slots(contexts: list[Context]) -> None:
+    *own, other = contexts
+    for context in own:
+        context.facilities.client = own[0].facilities
+        context.add(10)
+    wait_until(lambda: sum(counts(*own)) == 4, "four compilations")
+    other.add(10)
+    await_counts([other], [2])
+    assert sum(counts(*own)) == 4
+    own[0].add(MAX_WAITING - 26 + 3)
+    assert sum(context.dropped for context in own) == 3
+
+
+def test_of_a_clients_kernels_the_smallest_is_next(contexts: list[Context]) -> None:
+    first, *_ = contexts
+    first.add(4)
+    await_counts(contexts, [4, 0, 0, 0])
+    for size in (300, 20, 100, 20):
+        first.add(1, size)
+    for count in range(1, 5):
+        first.finish()
+        wait_until(lambda count=count: len(first.begun) == 4 + count, "the next compilation")
+    assert first.begun[4:] == [20, 20, 100, 300]
 
 
 def test_kernels_of_a_context_that_has_ended_wait_no_longer(contexts: list[Context]) -> None:
@@ -117,7 +146,7 @@ def test_a_running_compilation_of_an_ended_context_yields(
     assert is_abandoned()
 
 
-def test_a_context_has_a_bounded_number_of_waiting_kernels(contexts: list[Context]) -> None:
+def test_a_client_has_a_bounded_number_of_waiting_kernels(contexts: list[Context]) -> None:
     first, *_ = contexts
     first.add(4)
     await_counts(contexts, [4, 0, 0, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
@@ -61,6 +63,44 @@ def test_no_kernel_stays_in_the_numpy_tier_for_an_instruction(tier: str) -> None
     programs = [path.read_text() for path in sorted(CORPUS.glob("*.ptx"))]
     names = set().union(*map(names_in, [loop, *programs]))
     assert not set(TABLE) - names, "instructions of which this test has no form"
+
+
+# --- kernels that stay in the NumPy tier
+
+STAYING = """.visible .entry k(.param .u64 p) {{ .reg .b32 %r<3>; .reg .b64 %a; .reg .pred %p; ld.param.u64 %a, [p];
+mov.u32 %r1, %tid.x; BACK: {body} st.global.u32 [%a], %r1; ret; }}"""
+BACK = "add.u32 %r1, %r1, 1; setp.lt.u32 %p, %r1, {}; @%p bra BACK;\n"
+
+
+def everywhere(blocks: int) -> str:
+    labels = ", ".join(f"L{i}" for i in range(blocks))
+    return f"T: .branchtargets {labels};\n" + "".join(
+        f"L{i}: add.u32 %r1, %r1, 1; brx.idx %r1, T;\n" for i in range(blocks)
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("".join(map(BACK.format, range(4001))), "4005 blocks of code; compiled are at most 4000"),
+        ("".join(map(BACK.format, range(2100))), "lanes may wait at .* places"),
+        ("vadd4.u32.u32.u32.add %r1, %r1, 1, %r1;" * 10_001, "segments of code; compiled are at most 10000"),
+        (everywhere(500), "more than 6000000 characters of LLVM's text"),
+        ("ld.global.u32 %r2, [%a]; add.u32 %r1, %r1, %r2;\n" * 20_000, "more than 6000000 characters of LLVM's text"),
+    ],
+    ids=["blocks", "places", "segments", "text", "operations"],
+)  # fmt: skip
+@pytest.mark.parametrize("tier", ["compiled"], indirect=True)
+def test_a_kernel_that_is_too_large_is_refused_before_it_takes_much_memory(tier: str, body: str, reason: str) -> None:
+    translation = load_program((HEADER + STAYING.format(body=body)).encode()).kernels["k"].translation
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (200 << 20), limits[1]))
+    try:
+        with pytest.raises(Refused, match=reason):
+            write_text(translation.code, translation.offsets, 0, (64, 1, 1), has_halves=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 # --- clusters

@@ -18,7 +18,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import StopText
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.conftest import use_tier
-from tests.emulated.harness import HEADER, Device, Never, batches, three
+from tests.emulated.harness import HEADER, Device, Never, batches, pack, three
 from tests.emulated.test_corpus import check_recorded
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
@@ -552,6 +552,25 @@ def test_a_kept_batch_runs_the_next_launch_of_its_shape_from_the_beginning() -> 
         assert batch_of.setdefault(block, batch) is batch
         batch.keep()
         device.space.free(address)
+
+
+def test_later_blocks_of_a_launch_run_in_the_batch_that_the_first_ones_left() -> None:
+    device = Device(1 << 20)
+    blocks = """.visible .entry k(.param .u64 p)
+    { .reg .b32 %i, %b, %n; .reg .b64 %a, %o; ld.param.u64 %a, [p]; mov.u32 %i, %tid.x; mov.u32 %b, %ctaid.x;
+    mov.u32 %n, %ntid.x; mad.lo.u32 %i, %b, %n, %i; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o;
+    st.global.u32 [%a], %b; ret; }"""
+    module, address = device.load(HEADER + blocks), device.put(np.zeros(256, "u4"))
+    setup = LaunchSetup((4, 1, 1), (64, 1, 1), pack(module.program, "k", (address,)), 0)
+    used = []
+    for first in (0, 1, 2):
+        batch = begin_batch(module, "k", setup, first, np.arange(1))
+        assert isinstance(batch, CompiledBatch)
+        assert batch.step(10, Never())
+        batch.keep()
+        used.append(batch)
+    assert used == [used[0]] * 3
+    assert device.get(address, np.zeros(256, "u4")).tolist() == [*np.repeat((0, 1, 2), 64), *[0] * 64]
 
 
 def test_a_kept_batch_faults_where_memory_is_freed() -> None:

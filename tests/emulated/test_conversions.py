@@ -266,6 +266,20 @@ def test_functions_of_halves(kind: str, name: str, function: np.ufunc) -> None:
     assert (two == (one.astype("u4") << 16 | np.roll(one, 1))).all()
 
 
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("source", ["f16", "f32", "f64"])
+def test_no_number_becomes_zero_or_the_lowest_integer(source: str, bits: int) -> None:
+    """Infinities become the ends of the type; of NaN the documents say which (PTX ISA, cvt)."""
+    kind = f"f{int(source[1:]) // 8}"
+    values = np.array([np.nan, -np.nan, np.inf, -np.inf, 2.5, -2.5] * 6, kind)
+    values = values.view("u2") if source == "f16" else values
+    nan = 1 << (bits - 1) if bits == 64 or source == "f64" else 0
+    for sign, lowest, highest in (("s", 1 << (bits - 1), (1 << (bits - 1)) - 1), ("u", 0, (1 << bits) - 1)):
+        got = run_fragment(f"cvt.rzi.{sign}{bits}.{source} %d, %a;", f"u{bits // 8}", values)
+        below = (1 << bits) - 2 if sign == "s" else 0
+        assert got.tolist() == [nan, nan, highest, lowest, 2, below] * 6
+
+
 def test_integers_are_packed_at_the_ends_of_their_type() -> None:
     a = np.array([0, -1, 40000, -40000, 127, 128, 300, -129], "i4")
     b = np.array([5, 70000, -70000, 1, -128, 255, 256, 200], "i4")

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device import kept_programs
+from pympsd_server.backends.emulated.device.kept_programs import MAX_PROGRAMS, KeptPrograms
 from pympsd_server.backends.emulated.device.module import load, refusals_as_backend_errors
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, InvalidPtx, OutOfMemory
 from pympsd_server.backends.emulated.ptx.loading import program as program_module
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import load_program
 from pympsd_server.backends.emulated.ptx.lowering import control_flow, inlining
+from pympsd_server.backends.emulated.ptx.numpy_tier import translation
 from pympsd_server.backends.interface import BackendError
 from tests.emulated.harness import HEADER, Device
 
@@ -44,6 +47,21 @@ def functions(count: int, callees: str) -> str:
     return first + "".join(f".func f{i}() {{ {body} ret; }}\n" for i, body in enumerate(bodies, 1))
 
 
+def branches(blocks: int) -> str:
+    """Blocks each of which may branch to all of them."""
+    labels = ", ".join(f"L{i}" for i in range(blocks))
+    return f"T: .branchtargets {labels};\n" + "".join(f"L{i}: brx.idx %r1, T;\n" for i in range(blocks))
+
+
+def loops(count: int, alive: int) -> str:
+    """Loops, during all of which some registers are alive."""
+    first = "".join(f"mov.u32 %v{i}, {i};" for i in range(alive))
+    body = "".join(f"L{i}: setp.lt.u32 %p1, %r1, {i}; @%p1 bra L{i};\n" for i in range(count))
+    return f".reg .b32 %v<{alive}>; {first} mov.u32 %r1, 0x7fffffff; {body} " + "".join(
+        f"add.u32 %r1, %r1, %v{i};" for i in range(alive)
+    )
+
+
 def declared(count: int) -> str:
     return "".join(f".func f{i}();\n" for i in range(count))
 
@@ -62,6 +80,7 @@ def declared(count: int) -> str:
         (kernel("{" * 10_000 + "}" * 10_000), "nests too deeply"),
         (kernel("mov.u32 %r1, " + "(" * 10_000 + "1" + ")" * 10_000 + ";"), "nests too deeply"),
         (kernel("mov.u32 %r1, 0x" + "f" * 100_000 + ";"), "more than 64 bits"),
+        (kernel(branches(1500)), "branches have more than 2000000 targets"),
         (kernel("/* " * 100_000), "syntax error"),
         (HEADER + '"\\' * 100_000, "syntax error"),
         (kernel('"\\' * 100_000), "syntax error"),
@@ -89,6 +108,53 @@ def test_values_that_are_alive_everywhere_are_bounded(monkeypatch: pytest.Monkey
     )
     with pytest.raises(BackendError, match="live registers"), refusals_as_backend_errors():
         _ = load(kernel(declarations + jumps).encode(), (9, 0)).kernels["k"]
+
+
+def test_the_size_of_a_translated_kernel_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation, "MAX_SOURCE", 100_000)
+    with pytest.raises(
+        InvalidPtx, match=r"kernel k is too large: .* more than 100000 characters .* split the kernel"
+    ):
+        _ = load_program(kernel(loops(20, 1000)).encode()).kernels["k"]
+
+
+def test_many_loops_with_many_registers_take_little_memory() -> None:
+    """Compiled as one source they take 1.4 GB."""
+    device = Device()
+    device.launch(device.load(kernel(loops(1000, 500))), "k", 1, 32)
+
+
+def test_a_long_block_is_compiled_in_parts() -> None:
+    """The memory for compiling a part is about 100 bytes for each of its characters."""
+    body = "ld.global.u32 %r1, [t]; add.u32 %r1, %r1, 1; st.global.u32 [t], %r1;\n" * 3000
+    device = Device()
+    module = device.load(kernel(body, ".global .u32 t;"))
+    sizes = [len(source) for source in module.program.kernels["k"].translation.sources]
+    assert len(sizes) > 2
+    assert max(sizes) < 500_000
+    device.launch(module, "k", 1, 1)
+    assert device.space.read(module.address_of("t"), 4) == (3000).to_bytes(4, "little")
+
+
+def test_programs_are_kept_while_their_code_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptPrograms()
+    small, large, other = (kernel(body).encode() for body in ("", loops(20, 50), "mov.u32 %r1, 1;"))
+    first = kept.load(small)
+    assert kept.load(small) is first
+    second = kept.load(large)
+    _ = second.kernels["k"]
+    assert kept.load(large) is second
+    monkeypatch.setattr(kept_programs, "MAX_SOURCE", second.kernels.source_characters - 1)
+    kept.load(other)
+    assert kept.load(large) is not second
+
+
+def test_few_programs_are_kept() -> None:
+    kept = KeptPrograms()
+    images = [kernel(f"mov.u32 %r1, {i};").encode() for i in range(MAX_PROGRAMS + 1)]
+    programs = [kept.load(image) for image in images]
+    assert kept.load(images[1]) is programs[1]
+    assert kept.load(images[0]) is not programs[0]
 
 
 def test_a_variable_larger_than_the_device_is_refused_when_it_is_placed() -> None:

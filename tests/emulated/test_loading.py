@@ -35,7 +35,7 @@ def test_a_kernel_is_translated_alike_at_load_and_later(path: Path) -> None:
         assert now.kernels.is_translated(name)
         assert not later.kernels.is_translated(name)
         first, second = now.kernels[name], later.kernels[name]
-        assert first.translation.source == second.translation.source
+        assert first.translation.sources == second.translation.sources
         assert first.translation.plans == second.translation.plans
         assert (first.parameters, first.shared_bytes, first.local_bytes) == (
             second.parameters,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.lowering import control_flow
 from tests.emulated.conftest import use_tier
 from tests.emulated.generated_kernels import BLOCKS, Kernel
 from tests.emulated.harness import Device, Never, batches
@@ -64,6 +65,18 @@ def check_many(monkeypatch: pytest.MonkeyPatch, first: int, count: int) -> None:
 
 def test_both_tiers_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_many(monkeypatch, 0, 1)
+
+
+@pytest.mark.parametrize("tier", ["numpy", pytest.param("compiled", marks=pytest.mark.long(""))])
+def test_long_blocks_are_split_without_a_difference(monkeypatch: pytest.MonkeyPatch, tier: str) -> None:
+    use_tier(monkeypatch, tier)
+    kernel = Kernel(3, PROGRAMS)
+    expected, _ = run(kernel, kernel.text)
+    monkeypatch.setattr(control_flow, "MAX_OPERATIONS_PER_BLOCK", 2)
+    results, is_compiled = run(kernel, kernel.text)
+    assert is_compiled == (tier == "compiled")
+    for name, values in expected.items():
+        assert (results[name] == values).all(), name
 
 
 @pytest.mark.long("")

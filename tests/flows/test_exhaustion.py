@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon_disk import Disk
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, wait_until
 
 MakeDaemon = Callable[..., DaemonProcess]
@@ -384,37 +385,6 @@ def test_an_executor_without_memory_for_another_client_fails_one_context(
 
 
 # --- disks
-
-
-class Disk:
-    """A disk of a daemon's own, mounted over a folder that only the daemon sees."""
-
-    def __init__(self, daemon: DaemonProcess, folder: Path, options: str) -> None:
-        self.daemon = daemon
-        self.folder = folder
-        script = daemon.directory / "with-disk"
-        script.write_text(f'#!/bin/sh\nmount -t tmpfs -o {options} tmpfs {folder} && exec {PYMPSD} "$@"\n')
-        script.chmod(0o755)
-        outer = daemon.directory / "started"
-        outer.write_text(f'#!/bin/sh\nexec unshare --mount {script} "$@"\n')
-        outer.chmod(0o755)
-        daemon.command = str(outer)
-
-    @property
-    def seen(self) -> Path:
-        """The folder as the daemon sees it."""
-        return Path(f"/proc/{self.daemon.pid}/root{self.folder}")
-
-    def fill(self) -> Path:
-        """Leave no room on it; return what takes the room."""
-        ballast = self.seen / "ballast"
-        fd = os.open(ballast, os.O_WRONLY | os.O_CREAT)
-        try:
-            while True:
-                os.write(fd, bytes(4096))
-        except OSError:
-            os.close(fd)
-        return ballast
 
 
 def test_a_full_log_disk_costs_lines_and_says_how_many(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:

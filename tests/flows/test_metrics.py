@@ -36,7 +36,9 @@ from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, LimitsInForce, ThreadPercentage
 from pympsd.vocabulary.shares import Shares
 
-DASHBOARD = Path(__file__).parents[2] / "docs/grafana/pympsd.json"
+DOCS = Path(__file__).parents[2] / "docs"
+DASHBOARD = DOCS / "grafana/pympsd.json"
+MONITORING = DOCS / "monitoring.md"
 MIB = 1 << 20
 USER = 10001
 SILENT_SCRAPERS = """
@@ -190,13 +192,21 @@ def _drain_user(state: Daemon) -> None:
     state.drains.by_target[target] = Drain(target, clients={1: RunningClient(907)})
 
 
-def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
+def _names_of_samples(state: Daemon) -> set[str]:
     _drain_user(state)
-    known = set(re.findall(r"^(\w+)\{", metrics_text(state, "emulated"), re.M))
+    return set(re.findall(r"^(\w+)\{", metrics_text(state, "emulated"), re.M))
+
+
+def test_the_documents_describe_every_metric(state: Daemon) -> None:
+    table = MONITORING.read_text().partition("\n| metric | meaning |\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(pympsd_\w+)", table)) == _names_of_samples(state)
+
+
+def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     names = {name for each in expressions for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", each))}
-    assert names == known - {"pympsd_device_multiprocessors"}
+    assert names == _names_of_samples(state) - {"pympsd_device_multiprocessors"}
 
 
 def connect(address: str) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -57,14 +58,16 @@ def pids(daemon: DaemonProcess) -> list[int]:
 def test_two_native_programs_and_one_in_python_share_a_device(
     daemon: DaemonProcess, make_native: Make, make_client: Make
 ) -> None:
-    quarter = make_native(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect()
+    quarter = make_native(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25", CUDA_MPS_CLIENT_PRIORITY="1").connect()
     small = make_native(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G").connect()
     python = make_client().connect()
     clients = (quarter, small, python)
     (server,) = daemon.servers()
     assert pids(daemon) == sorted(client.pid for client in clients)
 
-    # Limits are each client's own.
+    # Limits and priorities are each client's own.
+    records = json.loads(daemon.say("ps --json"))
+    assert {record["pid"]: record["priority"] for record in records} == {quarter.pid: 1, small.pid: 0, python.pid: 0}
     assert [client.do("sm") for client in clients] == ["32", "132", "132"]
     assert small.do("mem").split()[1] == "1024"
     assert small.do(f"alloc {2 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"

@@ -97,6 +97,9 @@ def test_it_describes_the_devices(nvml: Nvml) -> None:
     assert (info.domain, info.bus, info.device) == (1, 26, 6)
     assert [nvml.text(f"nvmlSystemGet{name}Version") for name in ("Driver", "NVML")] == ["590.0", "13.590.0"]
     assert nvml.number("nvmlSystemGetCudaDriverVersion") == 13010
+    branch = ctypes.create_string_buffer((84 | 1 << 24).to_bytes(4, "little"), 84)
+    assert nvml.call("nvmlSystemGetDriverBranch", branch, 80) == 0
+    assert branch.raw[4:].partition(b"\0")[0] == b"r590_00"
     assert [nvml.number("nvmlDeviceGetArchitecture", handle) for handle in (first, second)] == [9, 5]
     assert [nvml.number("nvmlDeviceGetBrand", handle) for handle in (first, second)] == [14, 2]
     modes = ctypes.c_uint(7), ctypes.c_uint(7)

@@ -161,6 +161,7 @@ class Holder:
             (cuda.cuMemFreeAsync, self.memory, self.stream), (cuda.cuCtxPopCurrent,),
             (cuda.cuStreamDestroy, self.stream), (cuda.cuMemAlloc, 16), (cuda.cuCtxSynchronize,),
             (cuda.cuDeviceGetDefaultMemPool, 0), (cuda.cuMemPoolTrimTo, 0, 0),
+            (cuda.cuCtxDetach, context),
         ]
         self.error, self.texts = cuda.CUresult.CUDA_ERROR_DEINITIALIZED, (cuda.cuGetErrorName, cuda.cuGetErrorString)
     def __del__(self):
@@ -169,10 +170,11 @@ class Holder:
 atexit.register(lambda: print("atexit", int(cuda.cuMemAlloc(16)[0]), flush=True))
 builtins.kept = Holder(context())
 """
-    # What frees succeeds, as with a driver, and what cuda.core and Taichi call before; other calls are DEINITIALIZED.
+    # What frees succeeds, as with a driver (PyCUDA detaches), and what cuda.core and Taichi call before; other calls
+    # are DEINITIALIZED.
     done = run(late)
     assert (done.stdout, done.stderr) == (
-        "atexit 0\ndestructor 4000004000 CUDA_ERROR_DEINITIALIZED: driver shutting down\n",
+        "atexit 0\ndestructor 40000040000 CUDA_ERROR_DEINITIALIZED: driver shutting down\n",
         "",
     )
 

@@ -332,6 +332,23 @@ class Program:
         codes.add(cuda.cuModuleUnload(module)[0])
         return f"{' '.join(sorted(each.name for each in codes))} wrong={int((found != 2 * host).sum())}"
 
+    def do_ptx(self, path: str, threads: str) -> str:
+        """Load a file, run its kernel ``k`` with the address of a word, and print the first error and the word."""
+        code, module = cuda.cuModuleLoad(path.encode())
+        if module is None:
+            return str(code.name)
+        code, function = cuda.cuModuleGetFunction(module, b"k")
+        if function is None:
+            return str(code.name)
+        data = first(cuda.cuMemAlloc(4))
+        cuda.cuMemsetD32(data, 0, 1)
+        code = cuda.cuLaunchKernel(function, 1, 1, 1, int(threads), 1, 1, 0, 0, ((int(data),), ADDRESS), 0)[0]
+        word = np.zeros(1, np.uint32)
+        code = code or cuda.cuMemcpyDtoH(word, data, word.nbytes)[0]
+        cuda.cuMemFree(data)
+        cuda.cuModuleUnload(module)
+        return f"{code.name} {word[0]}"
+
     # --- host functions, and what MPS refuses
 
     def do_hostfunc(self, kind: str) -> str:

@@ -165,7 +165,7 @@ def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
 
 
 def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
-    """Whether a process is in another PID or user namespace than this one, or cannot be seen."""
+    """Return whether a process is in another PID or user namespace than this one, or cannot be seen."""
     known_peer = with_pidfd(sock, peer)
     try:
         pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")

@@ -8,12 +8,12 @@ from pympsd_client._objects.arrays.array import arrays
 
 
 def description(handle: int) -> bytes:
-    """Return the CUDA_ARRAY_DESCRIPTOR of an array; INVALID_HANDLE."""
+    """Return the CUDA_ARRAY_DESCRIPTOR of an array; raise INVALID_HANDLE."""
     return pack_2d(arrays.find(handle).description)
 
 
 def description_3d(handle: int) -> bytes:
-    """Return the CUDA_ARRAY3D_DESCRIPTOR of an array; INVALID_HANDLE."""
+    """Return the CUDA_ARRAY3D_DESCRIPTOR of an array; raise INVALID_HANDLE."""
     return pack_3d(arrays.find(handle).description)
 
 
@@ -43,7 +43,7 @@ def between(destination: int, at: int, source: int, start: int, count: int) -> N
 
 
 def address_at(handle: int, offset: int, count: int) -> int:
-    """Return the address of bytes of an array; INVALID_VALUE if it does not have them."""
+    """Return the address of bytes of an array; raise INVALID_VALUE if it does not have them."""
     array = arrays.find(handle)
     if offset + count > array.size:
         raise invalid_value(f"{count} bytes from {offset} on are not all within an array of {array.size} bytes")

@@ -80,7 +80,7 @@ def _naming(index: int) -> Iterator[None]:
 def prefetch(
     name: str, addresses: Any, sizes: Any, count: int, places: Any, firsts: Any, changes: int, flags: int, stream: int
 ) -> None:
-    """Note where ranges of managed memory will be used; INVALID_VALUE, INVALID_DEVICE, before any is noted.
+    """Note where ranges of managed memory will be used; raise INVALID_VALUE, INVALID_DEVICE, before any is noted.
 
     A place applies to the ranges from its index in ``firsts`` up to the next place's.
     """
@@ -97,7 +97,10 @@ def prefetch(
 
 
 def discard(addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> None:
-    """Accept that the contents of ranges of managed memory are not needed any more, without effect; INVALID_VALUE."""
+    """Accept that the contents of ranges of managed memory are not needed any more, without effect.
+
+    Raise INVALID_VALUE.
+    """
     _ranges("cuMemDiscardBatchAsync", addresses, sizes, count, flags, stream)
 
 

@@ -23,7 +23,7 @@ _NOT_MAPPED: Final = (
 
 
 def allocate(size: int, flags: int) -> int:
-    """Return the address of new page-locked memory; OUT_OF_MEMORY, INVALID_VALUE for 0.
+    """Return the address of new page-locked memory; raise OUT_OF_MEMORY, INVALID_VALUE for 0.
 
     Kernels of the current context's device reach it by the same address. The flags CU_MEMHOSTALLOC_* make no
     difference here: other devices copy it, and their kernels do not reach it.
@@ -34,12 +34,12 @@ def allocate(size: int, flags: int) -> int:
 
 
 def free(address: int) -> None:
-    """Free memory of cuMemAllocHost or cuMemHostAlloc; INVALID_VALUE for any other address."""
+    """Free memory of cuMemAllocHost or cuMemHostAlloc; raise INVALID_VALUE for any other address."""
     pinned.free(address)
 
 
 def register(memory: HostMemory, size: int, flags: int) -> None:
-    """Count memory of the program as page-locked: a buffer, or an address. INVALID_VALUE if it is not mapped.
+    """Count memory of the program as page-locked: a buffer, or an address. Raise INVALID_VALUE if it is not mapped.
 
     Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
     HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and the flag READ_ONLY.
@@ -51,12 +51,12 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
 
 
 def unregister(address: int) -> None:
-    """Undo cuMemHostRegister; HOST_MEMORY_NOT_REGISTERED for an address it was not called with."""
+    """Undo cuMemHostRegister; raise HOST_MEMORY_NOT_REGISTERED for an address it was not called with."""
     pinned.unregister(address)
 
 
 def flags(address: int) -> int:
-    """Return the flags that page-locked memory was allocated with; INVALID_VALUE for any other address."""
+    """Return the flags that page-locked memory was allocated with; raise INVALID_VALUE for any other address."""
     region = pinned.region_at(address)
     if region is None or region.pages is None:
         raise invalid_value(f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave")

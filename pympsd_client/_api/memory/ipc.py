@@ -115,7 +115,10 @@ def _as_map_error(error: CudaError) -> CudaError:
 
 
 def close_memory(address: int) -> None:
-    """Count one opening less; unmap the memory with the last, when the context's work is done. INVALID_VALUE."""
+    """Count one opening less; unmap the memory with the last, when the context's work is done.
+
+    Raise INVALID_VALUE.
+    """
     _require_support("cuIpcCloseMemHandle")
     memory = allocations.get(address)
     if not isinstance(memory, OpenedMemory):

@@ -36,7 +36,7 @@ _NOT_MANAGED: Final = (
 
 
 def require_support(name: str) -> Context:
-    """Return the current context; NOT_SUPPORTED if its device has no managed memory."""
+    """Return the current context; raise NOT_SUPPORTED if its device has no managed memory."""
     context = require_context()
     if not context.device.properties.attributes.get("MANAGED_MEMORY"):
         raise not_supported(f"{name}: {_NOT_MANAGED}")
@@ -72,7 +72,7 @@ class Range:
 
 
 def within(address: int, count: int) -> Range:
-    """Return a range that one managed allocation holds; INVALID_VALUE."""
+    """Return a range that one managed allocation holds; raise INVALID_VALUE."""
     allocation = allocations.containing(address)
     if allocation is None or not allocation.is_managed:
         raise invalid_value(f"{address:#x} is in no managed memory of this process")
@@ -96,7 +96,7 @@ def _place(argument: Any) -> Place:
 
 
 def place_of(location: Location) -> Place:
-    """Return a location that managed memory can have; INVALID_VALUE, INVALID_DEVICE."""
+    """Return a location that managed memory can have; raise INVALID_VALUE, INVALID_DEVICE."""
     if location.type == _DEVICE:
         device = process.device(location.id)
         if not device.properties.attributes.get("CONCURRENT_MANAGED_ACCESS"):
@@ -111,7 +111,7 @@ def place_of(location: Location) -> Place:
 
 
 def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
-    """Note how managed memory will be used; INVALID_VALUE, INVALID_DEVICE.
+    """Note how managed memory will be used; raise INVALID_VALUE, INVALID_DEVICE.
 
     ``location`` is a CUmemLocation, or with cuda-bindings 12 the number of a device.
     """
@@ -145,7 +145,7 @@ _CHANGES: Final[dict[int, Callable[[PageState, Place], PageState]]] = {
 
 
 def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **keywords: Any) -> None:
-    """Note where managed memory will be used; INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
+    """Note where managed memory will be used; raise INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
 
     Then come ``flags`` (0) and the stream, or with cuda-bindings 12 the stream alone.
     """
@@ -165,7 +165,7 @@ def _rest(others: Sequence[Any], keywords: dict[str, Any]) -> tuple[int, int]:
 
 
 def attach(stream: int, address: int, length: int, flags: int) -> None:
-    """Note that managed memory will be used by a stream, by all or by the host alone; INVALID_VALUE."""
+    """Note that managed memory will be used by a stream, by all or by the host alone; raise INVALID_VALUE."""
     require_support("cuStreamAttachMemAsync")
     resolve(stream)
     allocation = allocations.containing(address)
@@ -183,7 +183,10 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
 
 
 def attribute(size: int, requested: int, address: int, count: int) -> AttributeValue:
-    """Return an attribute of managed memory; INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4."""
+    """Return an attribute of managed memory.
+
+    Raise INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4.
+    """
     require_support("cuMemRangeGetAttribute")
     area = within(address, count)
     states = set(area.states.between(area.start, area.end))
@@ -216,7 +219,7 @@ _IDS: Final = {value for name, value in _ATTRIBUTES.items() if name.endswith("_I
 
 
 def attributes(sizes: Any, requested: Any, count: int, address: int, length: int) -> list[AttributeValue]:
-    """Return several attributes of managed memory; INVALID_VALUE."""
+    """Return several attributes of managed memory; raise INVALID_VALUE."""
     require_support("cuMemRangeGetAttributes")
     lengths, numbers = read_numbers(sizes, count, "Q"), read_numbers(requested, count, "i")
     if count == 0 or count > len(numbers) or count > len(lengths):

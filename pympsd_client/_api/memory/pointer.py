@@ -71,7 +71,7 @@ def memory_at(address: int) -> PointedMemory | None:
 
 
 def attribute(requested: int, address: int) -> AttributeValue:
-    """Return an attribute of an address; INVALID_VALUE if it is not one of CUDA's, or does not have the attribute.
+    """Return an attribute of an address; raise INVALID_VALUE if it is not CUDA's, or does not have the attribute.
 
     Memory without a context (of a pool, or mapped) needs no current one.
     """
@@ -110,7 +110,10 @@ def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]
 
 
 def set_attribute(value: Any, requested: int, address: int) -> None:
-    """Set SYNC_MEMOPS of an allocation: its copies and fills return when they are done. INVALID_VALUE otherwise."""
+    """Set SYNC_MEMOPS of an allocation: its copies and fills return when they are done.
+
+    Raise INVALID_VALUE otherwise.
+    """
     current().usable()
     if requested != _ATTRIBUTES["SYNC_MEMOPS"]:
         if requested not in _ATTRIBUTES.values():
@@ -124,7 +127,7 @@ def set_attribute(value: Any, requested: int, address: int) -> None:
 
 
 def address_range(address: int) -> tuple[int, int]:
-    """Return the start and the bytes of the allocation that contains an address; NOT_FOUND."""
+    """Return the start and the bytes of the allocation that contains an address; raise NOT_FOUND."""
     current().usable()
     memory = memory_at(address)
     if memory is None:

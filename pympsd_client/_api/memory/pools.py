@@ -76,7 +76,7 @@ def allocate_from(size: int, pool: int, stream: int) -> int:
 
 
 def free(address: int, stream: int) -> None:
-    """Free an allocation of any kind when the stream reaches this point; 0 is ignored. INVALID_VALUE."""
+    """Free an allocation of any kind when the stream reaches this point; 0 is ignored. Raise INVALID_VALUE."""
     context, its_stream = resolve(stream)
     context.usable()
     if address == 0:
@@ -108,7 +108,7 @@ _kinds: Final[dict[int, PoolKind]] = {}
 
 
 def default_of(device: int) -> int:
-    """Return the default pool of a device; INVALID_DEVICE."""
+    """Return the default pool of a device; raise INVALID_DEVICE."""
     return pools.default(*of_device(process.device(device))).handle
 
 
@@ -118,12 +118,12 @@ def current_of(device: int) -> int:
 
 
 def set_current(device: int, pool: int) -> None:
-    """Make cuMemAllocAsync allocate from a pool of the device; INVALID_VALUE for a pool of another one."""
+    """Make cuMemAllocAsync allocate from a pool of the device; raise INVALID_VALUE for a pool of another one."""
     pools.set_current(of_device(process.device(device))[0], pools.find(pool))
 
 
 def create(properties: PoolProperties | None) -> int:
-    """Return a new pool of a device's, of managed or of host memory; INVALID_VALUE.
+    """Return a new pool of a device's, of managed or of host memory; raise INVALID_VALUE.
 
     Pools of the memory of a device or of the host's NUMA node are exported to other processes if they are created so.
     """
@@ -152,7 +152,10 @@ def _check_exported(handle_types: int, kind: PoolKind, device: VisibleDevice | N
 
 
 def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, VisibleDevice | None]:
-    """Return what memory a pool created so has, and whose it is; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED."""
+    """Return what memory a pool created so has, and whose it is.
+
+    Raise INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
+    """
     if allocation_type not in (_PINNED, _MANAGED):
         raise invalid_value(f"there is no allocation type {allocation_type}")
     is_managed = allocation_type == _MANAGED
@@ -181,7 +184,7 @@ def of_node() -> PoolKind:
 
 
 def node_of(device: VisibleDevice) -> int:
-    """Return the host's NUMA node of a device; INVALID_VALUE if it names none.
+    """Return the host's NUMA node of a device; raise INVALID_VALUE if it names none.
 
     It binds no memory: the system places a page at the node that touches it first.
     """
@@ -198,7 +201,7 @@ def check_node(location: Location) -> None:
 
 
 def destroy(pool: int) -> None:
-    """Destroy a pool; its allocations stay until they are freed. INVALID_VALUE for a default pool."""
+    """Destroy a pool; its allocations stay until they are freed. Raise INVALID_VALUE for a default pool."""
     pools.destroy(pool)
 
 
@@ -208,17 +211,17 @@ def trim(pool: int, keep: int) -> None:
 
 
 def default_at(location: Location | None, kind: int) -> int:
-    """Return the default pool of a location; INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the default pool of a location; raise INVALID_VALUE, NOT_SUPPORTED."""
     return pools.default(*_at(location, kind)).handle
 
 
 def current_at(location: Location | None, kind: int) -> int:
-    """Return the current pool of a location; INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the current pool of a location; raise INVALID_VALUE, NOT_SUPPORTED."""
     return pools.current(*_at(location, kind)).handle
 
 
 def set_current_at(location: Location | None, kind: int, pool: int) -> None:
-    """Make a pool the current one of its location; INVALID_VALUE, NOT_SUPPORTED."""
+    """Make a pool the current one of its location; raise INVALID_VALUE, NOT_SUPPORTED."""
     pools.set_current(_at(location, kind)[0], pools.find(pool))
 
 
@@ -277,13 +280,13 @@ _VALUES: Final = {
 
 
 def attribute(pool: int, requested: int) -> AttributeValue:
-    """Return an attribute of a pool; INVALID_VALUE."""
+    """Return an attribute of a pool; raise INVALID_VALUE."""
     row, entry = _row(requested), pools.find(pool)
     return AttributeValue(row.get(entry), row.code, cuuint64_t if row.code == "Q" else None)
 
 
 def set_attribute(pool: int, requested: int, value: Any) -> None:
-    """Set an attribute of a pool; INVALID_VALUE for a read-only one, and for a watermark other than 0."""
+    """Set an attribute of a pool; raise INVALID_VALUE for a read-only one, and for a watermark other than 0."""
     row, entry = _row(requested), pools.find(pool)
     if row.set is None:
         raise invalid_value(f"the pool attribute {requested} cannot be set")
@@ -341,7 +344,7 @@ def _reaches(pool: Pool, location: Location) -> bool:
 
 
 def access(pool: int, location: Location | None) -> int:
-    """Return how a location reaches the pool's memory: a CUmemAccess_flags. INVALID_VALUE."""
+    """Return how a location reaches the pool's memory: a CUmemAccess_flags. Raise INVALID_VALUE."""
     entry = pools.find(pool)
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")

@@ -25,7 +25,7 @@ def _check_device() -> None:
 
 
 def _numbers(name: str, argument: Any, count: int, code: str) -> tuple[int, ...]:
-    """Return the elements of an array; INVALID_VALUE for NULL and for a list that is too short."""
+    """Return the elements of an array; raise INVALID_VALUE for NULL and for a list that is too short."""
     elements = read_numbers(argument, count, code)
     if len(elements) < count:
         raise invalid_value(f"{name} has {len(elements)} elements; {count} are needed")
@@ -129,7 +129,10 @@ def encode_im2col_wide() -> bytes:
 
 
 def replace_address(argument: Any, address: int) -> None:
-    """Give a map another global address; INVALID_VALUE if it is not a map, or the address is misaligned for it."""
+    """Give a map another global address.
+
+    Raise INVALID_VALUE if it is not a map, or the address is misaligned for it.
+    """
     _check_device()
     if argument is None:
         raise invalid_value("tensorMap is NULL; pass one that cuTensorMapEncodeTiled has made")

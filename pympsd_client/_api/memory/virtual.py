@@ -74,7 +74,10 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
 
 
 def free_addresses(address: int, size: int) -> None:
-    """Free what cuMemAddressReserve returned; INVALID_VALUE for anything else, and if memory is mapped there."""
+    """Free what cuMemAddressReserve returned.
+
+    Raise INVALID_VALUE for anything else, and if memory is mapped there.
+    """
     _own_device("cuMemAddressFree")
     virtual_memory.free_addresses(address, size)
 
@@ -83,7 +86,7 @@ def free_addresses(address: int, size: int) -> None:
 
 
 def granularity(properties: AllocationProperties | None, option: int) -> int:
-    """Return the bytes of which all sizes and addresses here are multiples; INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the bytes of which all sizes and addresses here are multiples; raise INVALID_VALUE, NOT_SUPPORTED."""
     _check(properties, "cuMemGetAllocationGranularity")
     if option not in _GRANULARITIES.values():
         raise invalid_value(f"there is no granularity {option}")
@@ -91,7 +94,7 @@ def granularity(properties: AllocationProperties | None, option: int) -> int:
 
 
 def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
-    """Return the device of memory with these properties; INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the device of memory with these properties; raise INVALID_VALUE, NOT_SUPPORTED."""
     if properties is None:
         raise invalid_value("the properties of the memory are NULL")
     location = properties.location
@@ -125,9 +128,10 @@ def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
 
 
 def create(size: int, properties: AllocationProperties | None, flags: int) -> int:
-    """Return a handle of new memory, which its device's contexts map; OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
+    """Return a handle of new memory, which its device's contexts map.
 
-    It belongs to a context of the device (the current one, if that is of the device), and is freed with it.
+    It belongs to a context of the device (the current one, if that is of the device), and is freed with it. Raise
+    OUT_OF_MEMORY, INVALID_VALUE or NOT_SUPPORTED.
     """
     device = _check(properties, "cuMemCreate")
     assert properties is not None
@@ -145,19 +149,19 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
 
 
 def release(handle: int) -> None:
-    """Release a handle; the memory is freed when it is mapped nowhere. INVALID_VALUE."""
+    """Release a handle; the memory is freed when it is mapped nowhere. Raise INVALID_VALUE."""
     _own_device("cuMemRelease")
     virtual_memory.release(handle)
 
 
 def retain(address: int) -> int:
-    """Return the handle of the memory that is mapped at an address, to be released once more; INVALID_VALUE."""
+    """Return the handle of the memory that is mapped at an address, to be released once more; raise INVALID_VALUE."""
     _own_device("cuMemRetainAllocationHandle")
     return virtual_memory.retain_at(address)
 
 
 def properties_of(handle: int) -> AllocationProperties:
-    """Return the properties that memory was created with; INVALID_VALUE."""
+    """Return the properties that memory was created with; raise INVALID_VALUE."""
     _own_device("cuMemGetAllocationPropertiesFromHandle")
     return virtual_memory.find(handle).properties
 
@@ -166,7 +170,7 @@ def properties_of(handle: int) -> AllocationProperties:
 
 
 def map_memory(address: int, size: int, offset: int, handle: int, flags: int) -> None:
-    """Map memory at reserved addresses; no kernel reaches it before cuMemSetAccess. INVALID_VALUE."""
+    """Map memory at reserved addresses; no kernel reaches it before cuMemSetAccess. Raise INVALID_VALUE."""
     _own_device("cuMemMap")
     physical = virtual_memory.find(handle)
     _check_granules(size)
@@ -176,7 +180,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
 
 
 def unmap(address: int, size: int) -> None:
-    """Unmap what is mapped in a range of reserved addresses; kernels that still use it fault. INVALID_VALUE."""
+    """Unmap what is mapped in a range of reserved addresses; kernels that still use it fault. Raise INVALID_VALUE."""
     _own_device("cuMemUnmap")
     _check_granules(size)
     virtual_memory.unmap(address, size)
@@ -224,7 +228,7 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
 
 
 def access(location: Location | None, address: int) -> int:
-    """Return how a location reaches mapped memory: a CUmemAccess_flags. INVALID_VALUE."""
+    """Return how a location reaches mapped memory: a CUmemAccess_flags. Raise INVALID_VALUE."""
     _own_device("cuMemGetAccess")
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")

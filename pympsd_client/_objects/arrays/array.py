@@ -66,7 +66,7 @@ mipmapped_arrays: Final = HandleTable[MipmappedArray]("mipmapped array", "destro
 
 
 def texturing_context() -> Context:
-    """Return the current context; NOT_SUPPORTED if its device has no arrays and no textures."""
+    """Return the current context; raise NOT_SUPPORTED if its device has no arrays and no textures."""
     return current_on_device_with(
         "MAXIMUM_TEXTURE2D_WIDTH",
         "pympsd has no arrays, textures and surfaces on this device (attribute MAXIMUM_TEXTURE2D_WIDTH is 0). "
@@ -95,7 +95,10 @@ def create(given_description: ArrayDescription | None) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Free an array once the context's earlier work is done; INVALID_HANDLE, also for a level of a mipmapped one."""
+    """Free an array once the context's earlier work is done.
+
+    Raise INVALID_HANDLE, also for a level of a mipmapped one.
+    """
     array = arrays.find(handle)
     if array.is_level:
         raise invalid_handle(f"{handle:#x} is a level of a mipmapped array, which is destroyed as a whole")
@@ -122,7 +125,7 @@ def create_mipmapped(given_description: ArrayDescription | None, requested_level
 
 
 def level_of(handle: int, number: int) -> int:
-    """Return the array that is a level of a mipmapped one, always the same; INVALID_HANDLE, INVALID_VALUE."""
+    """Return the array that is a level of a mipmapped one, always the same; raise INVALID_HANDLE, INVALID_VALUE."""
     levels = mipmapped_arrays.find(handle).levels
     if number >= len(levels):
         raise invalid_value(f"level {number} of a mipmapped array that has {len(levels)}")
@@ -130,7 +133,7 @@ def level_of(handle: int, number: int) -> int:
 
 
 def destroy_mipmapped(handle: int) -> None:
-    """Free a mipmapped array with its levels once the context's earlier work is done; INVALID_HANDLE."""
+    """Free a mipmapped array with its levels once the context's earlier work is done; raise INVALID_HANDLE."""
     mipmapped = mipmapped_arrays.find(handle)
     with mipmapped_arrays.removing(mipmapped):
         mipmapped.context.call(operations.FREE, mipmapped.address)

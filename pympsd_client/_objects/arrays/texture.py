@@ -190,7 +190,7 @@ def create_texture(description: bytes | None, how: bytes | None, view: bytes | N
 
 
 def create_surface(description: bytes | None) -> int:
-    """Return the handle of a new surface object of an array; INVALID_VALUE unless it has SURFACE_LDST."""
+    """Return the handle of a new surface object of an array; raise INVALID_VALUE unless it has SURFACE_LDST."""
     context = texturing_context()
     if description is None:
         raise invalid_value("the description of the resource is NULL")
@@ -199,12 +199,12 @@ def create_surface(description: bytes | None) -> int:
 
 
 def destroy_texture(handle: int) -> None:
-    """Destroy a texture object once the context's earlier work is done; its memory stays. INVALID_HANDLE."""
+    """Destroy a texture object once the context's earlier work is done; its memory stays. Raise INVALID_HANDLE."""
     _destroy(textures, handle)
 
 
 def destroy_surface(handle: int) -> None:
-    """Destroy a surface object once the context's earlier work is done; its array stays. INVALID_HANDLE."""
+    """Destroy a surface object once the context's earlier work is done; its array stays. Raise INVALID_HANDLE."""
     _destroy(surfaces, handle)
 
 
@@ -215,22 +215,22 @@ def _destroy(table: HandleTable[Object], handle: int) -> None:
 
 
 def resource_of_texture(handle: int) -> bytes:
-    """Return the CUDA_RESOURCE_DESC of a texture object; INVALID_HANDLE."""
+    """Return the CUDA_RESOURCE_DESC of a texture object; raise INVALID_HANDLE."""
     return textures.find(handle).resource
 
 
 def resource_of_surface(handle: int) -> bytes:
-    """Return the CUDA_RESOURCE_DESC of a surface object; INVALID_HANDLE."""
+    """Return the CUDA_RESOURCE_DESC of a surface object; raise INVALID_HANDLE."""
     return surfaces.find(handle).resource
 
 
 def texture_description(handle: int) -> bytes:
-    """Return the CUDA_TEXTURE_DESC of a texture object; INVALID_HANDLE."""
+    """Return the CUDA_TEXTURE_DESC of a texture object; raise INVALID_HANDLE."""
     return textures.find(handle).sampling
 
 
 def view_of_texture(handle: int) -> bytes:
-    """Return the CUDA_RESOURCE_VIEW_DESC of a texture object; INVALID_HANDLE, INVALID_VALUE if it has none."""
+    """Return the CUDA_RESOURCE_VIEW_DESC of a texture object; raise INVALID_HANDLE, INVALID_VALUE if it has none."""
     view = textures.find(handle).view
     if view is None:
         raise invalid_value(f"texture object {handle:#x} was created without a resource view")

@@ -31,7 +31,7 @@ _OF_PROCESS: Final = "of this process (its library unloaded, or never loaded)"
 
 
 class Library:
-    """An image, and the module that it is in each context that has used it. Safe for threads.
+    """An image, and the module that it is in each context that has used it. Thread-safe.
 
     Kernels keep their handles when contexts come and go; attributes that the program sets for a device apply to later
     contexts of the device too.
@@ -110,7 +110,7 @@ class Library:
         return self._kernels
 
     def kernel(self, name: str) -> Kernel:
-        """Return a kernel by name; NOT_FOUND."""
+        """Return a kernel by name; raise NOT_FOUND."""
         kernel = self.kernels().get(name)
         if kernel is None:
             has = ", ".join(sorted(self._kernels)[:20]) or "none"
@@ -151,7 +151,10 @@ class Kernel:
         return self.library.module_in(context).function(self.name)
 
     def attribute(self, attribute_number: int, device: VisibleDevice) -> int:
-        """Return an attribute on a device: as it was set for the kernel, else as the image has it. INVALID_VALUE."""
+        """Return an attribute on a device: as it was set for the kernel, else as the image has it.
+
+        Raise INVALID_VALUE.
+        """
         name = attribute_name(attribute_number)
         attributes = self._layout(device).attributes
         if name not in attributes:
@@ -212,7 +215,7 @@ def find_function(handle: int, context: Context | None = None) -> Function:
 
 
 def new_library(image: bytes) -> Library:
-    """Make a library of an image; INVALID_IMAGE if it is empty."""
+    """Make a library of an image; raise INVALID_IMAGE if it is empty."""
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
     library = Library(image)

@@ -144,7 +144,10 @@ class Function:
         self.attributes.update(self.layout.attributes)
 
     def attribute(self, attribute_number: int) -> int:
-        """Return an attribute's value; INVALID_VALUE for one that does not exist or that pympsd does not have."""
+        """Return an attribute's value.
+
+        Raise INVALID_VALUE for one that does not exist or that pympsd does not have.
+        """
         self.context.usable()
         name = attribute_name(attribute_number)
         if name not in self.attributes:
@@ -152,7 +155,7 @@ class Function:
         return self.attributes[name]
 
     def set_attribute(self, attribute_number: int, value: int) -> None:
-        """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; INVALID_VALUE otherwise."""
+        """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; raise INVALID_VALUE otherwise."""
         self.context.usable()
         name = attribute_name(attribute_number)
         check_attribute(self.layout, self.context.device, name, value)
@@ -167,7 +170,10 @@ class Function:
 
 
 def attribute_name(attribute_number: int) -> str:
-    """Return the name of a CUfunction_attribute without its prefix; INVALID_VALUE for one that does not exist."""
+    """Return the name of a CUfunction_attribute without its prefix.
+
+    Raise INVALID_VALUE for one that does not exist.
+    """
     name = _ATTRIBUTES.get(attribute_number, "MAX")
     if name == "MAX":
         raise invalid_value(f"there is no function attribute {attribute_number}")
@@ -235,7 +241,7 @@ def decode_layout(answer: bytes) -> ModuleLayout:
 
 
 def image_of(path: bytes) -> bytes:
-    """Return the contents of a file; FILE_NOT_FOUND when it cannot be read."""
+    """Return the contents of a file; raise FILE_NOT_FOUND when it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -26,7 +26,7 @@ _TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
 
 
 def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
-    """Return the number of blocks one multiprocessor holds, 0 if none fits; INVALID_VALUE for no threads."""
+    """Return the number of blocks one multiprocessor holds, 0 if none fits; raise INVALID_VALUE for no threads."""
     function.context.usable()
     if threads < 1:
         raise invalid_value(f"a block has at least 1 thread, not {threads}")
@@ -41,7 +41,10 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
 
 
 def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> int:
-    """Return the dynamic shared bytes of each of ``blocks`` on one multiprocessor; INVALID_VALUE if too many."""
+    """Return the dynamic shared bytes of each of ``blocks`` on one multiprocessor.
+
+    Raise INVALID_VALUE if too many.
+    """
     if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
         raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
     attributes = function.attributes
@@ -51,7 +54,10 @@ def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> in
 
 
 def largest_cluster(function: Function, config: LaunchConfig) -> int:
-    """Return the most blocks of a launch in one cluster; NOT_SUPPORTED, INVALID_CLUSTER_SIZE if not one is active."""
+    """Return the most blocks of a launch in one cluster.
+
+    Raise NOT_SUPPORTED, INVALID_CLUSTER_SIZE if not one is active.
+    """
     sizes = [LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
@@ -62,7 +68,10 @@ def largest_cluster(function: Function, config: LaunchConfig) -> int:
 
 
 def active_clusters(function: Function, config: LaunchConfig) -> int:
-    """Return the number of clusters that can be active at the same time; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
+    """Return the number of clusters that can be active at the same time.
+
+    Raise NOT_SUPPORTED, INVALID_CLUSTER_SIZE.
+    """
     x, y, z = config.cluster
     size = x * y * z
     maximum = LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER

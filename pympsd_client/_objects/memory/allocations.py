@@ -135,11 +135,11 @@ class Allocation:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it is physical memory that the program has mapped, so that a range may continue in the next one."""
+        """True if the program has mapped it as physical memory, so that a range may continue in the next one."""
         return False
 
     def is_accessible_from(self, context: Context) -> bool:
-        """Whether calls in streams of another device's context reach it: all but pools' memory is, by staging."""
+        """Return whether calls in streams of another device's context can use it: all memory except that of pools."""
         return True
 
     def free(self) -> None:
@@ -240,7 +240,10 @@ def allocate(count: int) -> int:
 
 
 def allocate_unlisted(context: Context, size: int) -> int:
-    """Return the address of new device memory that no cuMemFree frees: of arrays, pools, graphs. OUT_OF_MEMORY."""
+    """Return the address of new device memory that no cuMemFree frees: of arrays, pools, graphs.
+
+    Raise OUT_OF_MEMORY.
+    """
     (address,) = context.query(operations.ALLOCATE, size)
     return int(address)
 
@@ -297,13 +300,13 @@ def ordinal_at(address: int) -> int:
 
 
 def is_on_a_device(address: int) -> bool:
-    """Whether an address is in the window of a visible device, or is a module's variable."""
+    """Return whether an address is in the window of a visible device, or is a module's variable."""
     ordinal = ordinal_at(address)
     return any(device.ordinal == ordinal for device in process.require().devices)
 
 
 def owner(address: int) -> Context:
-    """Return a context on the device that an address belongs to; INVALID_VALUE when it is on none."""
+    """Return a context on the device that an address belongs to; raise INVALID_VALUE when it is on none."""
     current().usable()
     ordinal = ordinal_at(address)
     if not is_on_a_device(address):
@@ -410,7 +413,7 @@ def fill(
 
 
 def check_fill(destination: int, width: int, count: int, pitch: int, height: int) -> int:
-    """Return the pitch, 0 for one row; INVALID_VALUE unless address and pitch suit the elements."""
+    """Return the pitch, 0 for one row; raise INVALID_VALUE unless address and pitch suit the elements."""
     if destination % width:
         raise invalid_value(f"{destination:#x} is not aligned to the element's {width} bytes")
     if height == 1:

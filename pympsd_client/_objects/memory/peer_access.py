@@ -27,7 +27,7 @@ def is_possible(device: VisibleDevice, peer: VisibleDevice) -> bool:
 
 
 class PeerAccess:
-    """The peer access of this process. Safe for threads."""
+    """The peer access of this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock: Final = RLock()
@@ -62,7 +62,7 @@ class PeerAccess:
                 raise
 
     def disable(self, context: Context, peer: Context) -> None:
-        """Undo `enable`; PEER_ACCESS_NOT_ENABLED."""
+        """Undo `enable`; raise PEER_ACCESS_NOT_ENABLED."""
         with self._lock:
             self._forget_old_connection()
             if (context, peer) not in self._contexts:
@@ -72,7 +72,7 @@ class PeerAccess:
             self._update((context.device.ordinal, peer.device.ordinal))
 
     def set_of(self, memory: int, pair: Pair, allowed: bool) -> None:
-        """Give kernels of a device access to a pool's or mapped memory, or take it; OUT_OF_MEMORY."""
+        """Give kernels of a device access to a pool's or mapped memory, or take it; raise OUT_OF_MEMORY."""
         with self._lock:
             self._forget_old_connection()
             if allowed:

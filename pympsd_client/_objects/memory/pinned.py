@@ -154,7 +154,7 @@ class PinnedRegion:
 
 
 class Pinned:
-    """The page-locked memory of this process. Safe for threads."""
+    """The page-locked memory of this process. Thread-safe."""
 
     def __init__(self, shared_memory: str = SHARED_MEMORY) -> None:
         self._shared_memory: Final = shared_memory
@@ -212,7 +212,7 @@ class Pinned:
             self._shared = tuple(region.address for region in shared), tuple(shared)
 
     def free(self, address: int) -> None:
-        """Free an allocation; INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
+        """Free an allocation; raise INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
         if address == 0:
             return
         with self._changing:

@@ -147,7 +147,7 @@ def call_for_descriptor(context: Context, operation: OperationLayout, *operands:
 
 
 def require_descriptor(fd: int | None) -> int:
-    """Return a descriptor that came; OPERATING_SYSTEM if this process may not open more."""
+    """Return a descriptor that came; raise OPERATING_SYSTEM if this process may not open more."""
     if fd is None:
         raise lost("the executor allocated memory but sent no descriptor")
     if fd == NO_ROOM:

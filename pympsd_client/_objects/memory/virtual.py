@@ -142,7 +142,7 @@ class Mapping(FreedImmediately):
 
 
 class VirtualMemory:
-    """The reservations, handles and mappings of this process. Safe for threads."""
+    """The reservations, handles and mappings of this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock: Final = RLock()
@@ -173,7 +173,7 @@ class VirtualMemory:
         return start
 
     def free_addresses(self, start: int, size: int) -> None:
-        """Free a range of addresses in which nothing is mapped; INVALID_VALUE."""
+        """Free a range of addresses in which nothing is mapped; raise INVALID_VALUE."""
         with self._lock:
             if self._between(start, size):
                 raise invalid_value(f"memory is mapped at {start:#x}; cuMemUnmap it first")
@@ -203,7 +203,7 @@ class VirtualMemory:
         return physical.handle
 
     def find(self, handle: int) -> Physical:
-        """Return physical memory whose handle the program has; INVALID_VALUE."""
+        """Return physical memory whose handle the program has; raise INVALID_VALUE."""
         physical = self._physical.get(handle)
         if physical is None or not physical.references:
             raise invalid_value(f"{handle:#x} is not a handle of memory of this process (released, or never created)")
@@ -237,7 +237,10 @@ class VirtualMemory:
             owner.close(process.require())
 
     def retain_at(self, address: int) -> int:
-        """Return the handle of the memory that is mapped at an address, with one reference more; INVALID_VALUE."""
+        """Return the handle of the memory that is mapped at an address, with one reference more.
+
+        Raise INVALID_VALUE.
+        """
         with self._lock:
             mapping = self._containing(address)
             mapping.physical.references += 1
@@ -318,7 +321,7 @@ class VirtualMemory:
                     peer_access.set_of(mapping.handle, (ordinal, own_index), flags != 0)
 
     def set_host_access(self, address: int, size: int, flags: int) -> None:
-        """Make a range of whole mappings of host memory accessible to this process, or not; INVALID_VALUE."""
+        """Make a range of whole mappings of host memory accessible to this process, or not; raise INVALID_VALUE."""
         with self._lock:
             mappings = self._exactly(address, size)
             if not all(mapping.is_host for mapping in mappings):
@@ -331,7 +334,7 @@ class VirtualMemory:
                 mapping.host_access = flags
 
     def at(self, address: int) -> Mapping:
-        """Return the mapping that an address is in; INVALID_VALUE."""
+        """Return the mapping that an address is in; raise INVALID_VALUE."""
         with self._lock:
             return self._containing(address)
 
@@ -378,7 +381,7 @@ class VirtualMemory:
 
 
 def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
-    """Import physical memory into another device; return its context and the handle there. NOT_SUPPORTED."""
+    """Import physical memory into another device; return its context and the handle there. Raise NOT_SUPPORTED."""
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
         raise not_supported(

@@ -48,7 +48,7 @@ class ImportedBlock(PoolAllocation):
 
 
 class ImportedPool(Pool):
-    """A pool of another process. Safe for threads."""
+    """A pool of another process. Thread-safe."""
 
     is_imported = True
 

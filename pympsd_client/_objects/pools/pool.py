@@ -63,7 +63,7 @@ class PoolAllocation(Allocation):
     pool: Pool = field(kw_only=True)
 
     def is_accessible_from(self, context: Context) -> bool:
-        """Whether the pool gives access to the context's device."""
+        """Return whether the pool gives access to the context's device."""
         owner = self.pool.device
         pair = (context.device.ordinal, self.context.device.ordinal)
         return owner is None or not is_possible(context.device, owner) or peer_access.is_of(self.pool.handle, pair)
@@ -100,7 +100,7 @@ class PoolKind:
 
 
 class Pool:
-    """One pool. Safe for threads.
+    """One pool. Thread-safe.
 
     Sizes are bytes. ``reserved`` counts the pool's chunks, `used` the program's blocks; ``reserved_high`` and
     `used_high` are their watermarks. ``release_threshold``: reserved bytes that the pool keeps when a call has
@@ -379,7 +379,7 @@ class Pool:
 
 
 class Pools:
-    """The pools of this process: the default, the current and the created ones. Safe for threads.
+    """The pools of this process: the default, the current and the created ones. Thread-safe.
 
     After a new connection (a test's, or cuInit after a failure) all earlier pools are forgotten.
     """
@@ -424,18 +424,18 @@ class Pools:
         return self.default(kind, device)
 
     def set_current(self, kind: PoolKind, pool: Pool) -> None:
-        """Make a pool the current one for memory of its kind; INVALID_VALUE for another kind."""
+        """Make a pool the current one for memory of its kind; raise INVALID_VALUE for another kind."""
         if pool.kind != kind or pool.is_imported:
             reason = "the pool has memory of another location, of another allocation type, or is another process's"
             raise invalid_value(reason)
         self._current[kind] = pool
 
     def find(self, handle: int) -> Pool:
-        """Return the pool of a handle; INVALID_VALUE."""
+        """Return the pool of a handle; raise INVALID_VALUE."""
         return find_by_handle(self._named, handle, "a memory pool of this process (destroyed, or never created)")
 
     def destroy(self, handle: int) -> None:
-        """Destroy a pool; its allocations stay until they are freed. INVALID_VALUE for a default one."""
+        """Destroy a pool; its allocations stay until they are freed. Raise INVALID_VALUE for a default one."""
         pool = self.find(handle)
         if pool.is_default:
             raise invalid_value("the default pool of a device cannot be destroyed")

@@ -48,7 +48,7 @@ def copy(destination: int, source: int, count: int, kind: int, stream: int | Non
 
 
 def copy_peer(destination: int, to: int, source: int, of: int, count: int, stream: int = 0) -> None:
-    """Copy between two devices in stream order; INVALID_DEVICE."""
+    """Copy between two devices in stream order; raise INVALID_DEVICE."""
     process.device(to)
     process.device(of)
     if count:
@@ -139,7 +139,7 @@ def write_slices(place: int, data: bytes) -> None:
 
 
 def copy_3d_peer(place: int, stream: int = 0) -> None:
-    """Copy slices of rows between devices in stream order; INVALID_DEVICE."""
+    """Copy slices of rows between devices in stream order; raise INVALID_DEVICE."""
     check_not_null("the cudaMemcpy3DPeerParms", place)
     parameters: Any = _PeerParameters.from_address(place)
     process.device(parameters.dstDevice)

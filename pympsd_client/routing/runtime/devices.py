@@ -80,7 +80,7 @@ def current() -> int:
 
 
 def set_current(device: int) -> None:
-    """Choose a device for this thread, and make its primary context current; INVALID_DEVICE."""
+    """Choose a device for this thread, and make its primary context current; raise INVALID_DEVICE."""
     process.initialize(0)
     process.device(device)
     _use(device)
@@ -88,7 +88,7 @@ def set_current(device: int) -> None:
 
 
 def initialize(device: int, device_flags: int, flags: int) -> None:
-    """Open the primary context of a device without making it current; INVALID_DEVICE."""
+    """Open the primary context of a device without making it current; raise INVALID_DEVICE."""
     process.initialize(0)
     if flags:
         api.cuDevicePrimaryCtxSetFlags(device, device_flags)
@@ -119,13 +119,13 @@ def set_flags(flags: int) -> None:
 
 
 def properties(place: int, device: int, layout: Layout = OF_BINDINGS) -> None:
-    """Write the cudaDeviceProp of a device; INVALID_DEVICE."""
+    """Write the cudaDeviceProp of a device; raise INVALID_DEVICE."""
     process.initialize(0)
     write(place, process.device(device), layout)
 
 
 def set_valid(place: int, count: int) -> None:
-    """Set the devices, in order of preference, of threads that choose none; INVALID_DEVICE, INVALID_VALUE."""
+    """Set the devices, in order of preference, of threads that choose none; raise INVALID_DEVICE, INVALID_VALUE."""
     process.initialize(0)
     if count:
         check_not_null("the array of devices", place)
@@ -151,7 +151,10 @@ def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
 
 
 def max_texture_width(channels: int, device: int) -> int:
-    """Return the maximum of elements of a texture in linear memory; INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR."""
+    """Return the maximum of elements of a texture in linear memory.
+
+    Raise INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR.
+    """
     process.initialize(0)
     check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(ctypes.string_at(channels, CHANNELS.size))
@@ -159,7 +162,7 @@ def max_texture_width(channels: int, device: int) -> int:
 
 
 def enable_peer_access(peer: int, flags: int) -> None:
-    """Allow kernels of the current device to reach memory of a peer; INVALID_DEVICE for the device itself."""
+    """Allow kernels of the current device to reach memory of a peer; raise INVALID_DEVICE for the device itself."""
     ready()
     if peer == current():
         raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is not a peer of itself")

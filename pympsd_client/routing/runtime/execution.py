@@ -36,13 +36,13 @@ def _launch_config(place: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def active_clusters(function: int, config: int) -> int:
-    """Return the number of clusters of a launch that can be active at the same time; INVALID_CLUSTER_SIZE."""
+    """Return the number of clusters of a launch that can be active at the same time; raise INVALID_CLUSTER_SIZE."""
     driver_config = _launch_config(config)
     return int(api.cuOccupancyMaxActiveClusters(kernel_at(function), ctypes.addressof(driver_config)))
 
 
 def largest_cluster(function: int, config: int) -> int:
-    """Return the maximum of blocks per cluster of a launch; NOT_SUPPORTED on a device without clusters."""
+    """Return the maximum of blocks per cluster of a launch; raise NOT_SUPPORTED on a device without clusters."""
     driver_config = _launch_config(config)
     return int(api.cuOccupancyMaxPotentialClusterSize(kernel_at(function), ctypes.addressof(driver_config)))
 
@@ -63,13 +63,13 @@ def create_event() -> int:
 
 
 def context_of(handle: int) -> Context:
-    """Return the context under an execution context; INVALID_CONTEXT."""
+    """Return the context under an execution context; raise INVALID_CONTEXT."""
     green_context = green.green_contexts.get(handle)
     return contexts.context_of(handle) if green_context is None else green_context.context
 
 
-def of_device(device: int) -> int:
-    """Return the execution context of a device; INVALID_DEVICE."""
+def find_device_context(device: int) -> int:
+    """Return the execution context of a device; raise INVALID_DEVICE."""
     initialize(device, 0, 0)
     primary = process.primary(device).context
     assert primary is not None
@@ -85,7 +85,7 @@ def create(description: int, device: int, flags: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a green context; INVALID_VALUE for a device's own."""
+    """Destroy a green context; raise INVALID_VALUE for a device's own."""
     if handle not in green.green_contexts:
         raise invalid_value(f"{handle:#x} is not a green context; a device's own context cannot be destroyed")
     green.destroy(handle)
@@ -93,7 +93,7 @@ def destroy(handle: int) -> None:
 
 def resource(handle: int, kind: int) -> bytes:
     """Return the SMs of an execution context."""
-    return green_context.of_context(context_of(handle).handle, kind)
+    return green_context.read_context_resource(context_of(handle).handle, kind)
 
 
 def device(handle: int) -> int:

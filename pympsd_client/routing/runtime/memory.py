@@ -29,12 +29,12 @@ def is_device(address: int) -> bool:
 
 
 def allocate(size: int) -> int:
-    """Return the address of new device memory, 0 for 0 bytes; OUT_OF_MEMORY."""
+    """Return the address of new device memory, 0 for 0 bytes; raise OUT_OF_MEMORY."""
     return int(api.cuMemAlloc(size)) if size else 0
 
 
 def allocate_async(size: int, stream: int) -> int:
-    """Return the address of new memory in stream order, 0 for 0 bytes; OUT_OF_MEMORY."""
+    """Return the address of new memory in stream order, 0 for 0 bytes; raise OUT_OF_MEMORY."""
     return int(api.cuMemAllocAsync(size, stream)) if size else 0
 
 

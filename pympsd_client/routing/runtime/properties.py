@@ -190,7 +190,7 @@ _FunctionAttributes: Final = _structure("cudaFuncAttributes", _FUNCTION_ATTRIBUT
 
 
 def write(place: int, device: VisibleDevice, layout: Layout) -> None:
-    """Write a device's cudaDeviceProp, fields without an attribute are 0; INVALID_VALUE for NULL."""
+    """Write a device's cudaDeviceProp, fields without an attribute are 0; raise INVALID_VALUE for NULL."""
     check_not_null("the cudaDeviceProp", place)
     attributes = device.properties.attributes
     properties = layout.fields()

@@ -121,7 +121,7 @@ def set_registry(find: int, wrapper_at: int) -> None:
 
 
 def check_linked() -> None:
-    """Load fat binaries that were linked from several objects; NOT_SUPPORTED if kernels there launch kernels.
+    """Load fat binaries that were linked from several objects; raise NOT_SUPPORTED if kernels there launch kernels.
 
     The first launch reports any other error.
     """
@@ -179,7 +179,10 @@ def host_of(handle: int) -> int:
 
 
 def registered_kernel(host: int) -> int:
-    """Return the kernel of a host function, for its first launch; INVALID_DEVICE_FUNCTION for a kernel's handle."""
+    """Return the kernel of a host function, for its first launch.
+
+    Raise INVALID_DEVICE_FUNCTION for a kernel's handle.
+    """
     kernel = kernel_at(host)
     if kernel == host:
         raise CudaError(_INVALID_FUNCTION, f"{host:#x} is a handle, not a host function of a kernel")
@@ -206,7 +209,7 @@ def set_kernel_attribute(kernel: int, attribute: int, value: int, device: int) -
 
 
 def variable_at(host: int) -> tuple[int, int]:
-    """Return the address in the current context, and the size in bytes, of a device variable; INVALID_SYMBOL.
+    """Return the address in the current context, and the size in bytes, of a device variable; raise INVALID_SYMBOL.
 
     A program that names a managed variable passes the address of its memory.
     """
@@ -327,7 +330,10 @@ def copy_from(destination: int, symbol: int, count: int, offset: int, kind: int,
 
 
 def part(symbol: int, offset: int, count: int) -> int:
-    """Return the address of ``count`` bytes of a device variable, from ``offset`` on; INVALID_VALUE beyond it."""
+    """Return the address of ``count`` bytes of a device variable, from ``offset`` on.
+
+    Raise INVALID_VALUE beyond it.
+    """
     start, length = variable_at(symbol)
     if offset + count > length:
         raise invalid_value(f"bytes {offset} to {offset + count} are not in the variable, which has {length}")

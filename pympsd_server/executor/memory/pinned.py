@@ -112,7 +112,7 @@ class PinnedPieces:
         return piece.memory[address - start : address - start + count]
 
     def take(self, address: int) -> Callable[[], None]:
-        """Remove a piece and return the callback that unregisters it; INVALID_VALUE unless one begins there."""
+        """Remove a piece and return the callback that unregisters it; raise INVALID_VALUE unless one begins there."""
         with self._lock:
             piece = self._pieces.pop(address, None)
             if piece is None:

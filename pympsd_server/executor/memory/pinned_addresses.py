@@ -52,7 +52,7 @@ def available_bytes() -> int:
 
 
 class PinnedAddresses:
-    """The ranges in use, by owner. Safe for threads and for finalizers run by the garbage collector."""
+    """The ranges in use, by owner. Thread-safe, also for finalizers that the garbage collector runs."""
 
     def __init__(
         self,

@@ -353,7 +353,7 @@ class DriverServerSession:
                 pause = FIRST_PAUSE
 
     def _is_waited_for(self) -> bool:
-        """Whether clients may wait for this server's end; with ``--users together`` only at the maximum."""
+        """Return whether clients may wait for this server's end; with ``--users together`` only at the maximum."""
         state = self.dispatcher.state
         return bool(state.queue) and (state.is_full or not state.options.together)
 

@@ -135,7 +135,7 @@ class OwnedRanges:
             del self._starts[bisect_left(self._starts, start)]
 
     def covers(self, start: int, count: int) -> bool:
-        """Whether all of ``count`` bytes lie in one range."""
+        """Return whether all of ``count`` bytes lie in one range."""
         at = bisect_right(self._starts, start) - 1
         if at < 0:
             return False

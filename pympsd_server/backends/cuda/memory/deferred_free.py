@@ -46,7 +46,7 @@ class SiblingContext(Protocol):
         """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
     def is_drained(self) -> bool:
-        """Whether none of its work is left, neither running nor held."""
+        """Return whether none of its work is left, neither running nor held."""
 
 
 @define(eq=False)

@@ -34,7 +34,7 @@ class DeferredRelease:
     _bytes: int = field(default=0, init=False)
 
     def has_room(self, count: int) -> bool:
-        """Whether ``count`` more bytes may wait."""
+        """Return whether ``count`` more bytes may wait."""
         return self._bytes + count <= self._limit
 
     def add(self, count: int, release: Callable[[], object]) -> None:

@@ -127,7 +127,7 @@ class RegisteredMappings:
         """The mappings by identity: the mapping, kept alive, and its address; 0 if it could not be registered."""
 
     def can_access(self, view: memoryview) -> bool:
-        """Whether the device can access the bytes of a view; a mapping is registered the first time."""
+        """Return whether the device can access the bytes of a view; a mapping is registered the first time."""
         memory = view.obj
         if not isinstance(memory, mmap.mmap):
             return False

@@ -246,7 +246,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self.queue.is_destroyed
 
     def is_quiet(self) -> bool:
-        """Whether none of its work is running. True on a faulted device, because its work has ended."""
+        """Return whether none of its work is running. True on a faulted device, because its work has ended."""
         # A worker may be in a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
@@ -261,7 +261,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return True
 
     def is_drained(self) -> bool:
-        """Whether none of its work is left, neither running nor held."""
+        """Return whether none of its work is left, neither running nor held."""
         # Held work of an ended context is never issued.
         holds = self.queue.order.holds and self.status.code is Result.SUCCESS
         return not holds and self.is_quiet()

@@ -267,7 +267,7 @@ class CudaDevice(AccountedDevice):
         self.budget.report_change()
 
     def is_quiet(self) -> bool:
-        """Whether no work of any context runs."""
+        """Return whether no work of any context runs."""
         with self._lock:
             contexts = tuple(self._contexts)
         return all(context.is_quiet() for context in contexts)

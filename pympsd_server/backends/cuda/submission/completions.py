@@ -95,7 +95,7 @@ class CompletionWord:
 
 @define(eq=False)
 class CompletionWords:
-    """The words of one device. A word that is used again keeps the value it has. Safe for threads."""
+    """The words of one device. A word that is used again keeps the value it has. Thread-safe."""
 
     _driver: Driver
     _lock: Lock = field(factory=Lock, init=False)

@@ -47,7 +47,7 @@ class ContextMemory:
 
     def __init__(self, client: ClientSpace, overhead: int, context: str) -> None:
         """Charge the context's own ``overhead`` in bytes; an OUT_OF_MEMORY error names the ``context``."""
-        self._client = client
+        self.client = client
         self._budget = client.budget
         self._overhead = overhead
         with client.lock:
@@ -67,12 +67,12 @@ class ContextMemory:
     @property
     def space(self) -> AddressSpace:
         """The client's memory."""
-        return self._client.space
+        return self.client.space
 
     @property
     def accessible(self) -> AccessibleMemory:
         """The part of it that the client's calls can access."""
-        return self._client.accessible
+        return self.client.accessible
 
     def bytes_of_client(self) -> int:
         """Return the bytes that its client holds, in all its contexts on the device."""
@@ -82,7 +82,7 @@ class ContextMemory:
         """Return the address of ``count`` new bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count <= 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
-        with self._client.lock:
+        with self.client.lock:
             self._check_open()
             if len(self._allocations) >= MAX_ALLOCATIONS:
                 reason = f"a context holds at most {MAX_ALLOCATIONS} allocations"
@@ -94,7 +94,7 @@ class ContextMemory:
                 self._budget.give(round_up_to_granules(count))
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             self._allocations[address] = count
-            self._client.own(address)
+            self.client.own(address)
         return address
 
     def _place(self, count: int) -> int:
@@ -113,14 +113,14 @@ class ContextMemory:
 
     def defer_free(self, address: int) -> None:
         """Note that an allocation will be freed; BackendError INVALID_VALUE unless it is one, once."""
-        with self._client.lock:
+        with self.client.lock:
             if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
             self._deferred.add(address)
 
     def finish_free(self, address: int) -> None:
         """Free an allocation of ``defer_free``, unless the context was closed in between, which freed everything."""
-        with self._client.lock:
+        with self.client.lock:
             self._deferred.discard(address)
             # Another client of the same space may have the address by now.
             unused = self._release(address) if address in self._allocations else None
@@ -129,20 +129,20 @@ class ContextMemory:
 
     def _release(self, address: int) -> Storage | None:
         """Free an allocation; return what the caller leaves, without the lock, if it was shared."""
-        self._client.disown(address)
+        self.client.disown(address)
         count = self._allocations.pop(address)
         shared = self._shared.pop(address, None)
         if shared is None:
             self.space.free(address)
             self._budget.give(round_up_to_granules(count))
             return None
-        self._client.exports.remove(shared[0])
+        self.client.exports.remove(shared[0])
         self._withdrawn[shared[0]] = self.space.withdraw(address)
         return shared[0]
 
     def share(self, address: int) -> tuple[int, int]:
         """Return the secret of an allocation, and its offset in the memory that is imported; BackendError."""
-        with self._client.lock:
+        with self.client.lock:
             self.mapped.check_room()
             if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
@@ -154,11 +154,11 @@ class ContextMemory:
                     memory, file, is_shared=True, freed=lambda storage: self._end_sharing(storage, count)
                 )
                 shared = self._shared[address] = pages, offset
-                self._client.exports.add(pages)
+                self.client.exports.add(pages)
         return shared[0].secret, shared[1]
 
     def _end_sharing(self, storage: Storage, count: int) -> None:
-        with self._client.lock:
+        with self.client.lock:
             self.space.reclaim(*self._withdrawn.pop(storage))
             self._budget.give(count)
 
@@ -185,7 +185,7 @@ class ContextMemory:
 
     def link(self, program: Program, multiprocessors: int, facilities: Facilities) -> LoadedModule:
         """Place a program's variables; BackendError OUT_OF_MEMORY if they do not fit."""
-        with self._client.lock:
+        with self.client.lock:
             self._check_open()
             try:
                 loaded = LoadedModule(program, self.space, multiprocessors, facilities)
@@ -197,45 +197,45 @@ class ContextMemory:
                 loaded.unload()
                 raise
             for address in loaded.allocations:
-                self._client.own(address)
+                self.client.own(address)
             self._linked[id(loaded)] = loaded
         return loaded
 
     def place_managed(self, loaded: LoadedModule, addresses: Mapping[str, int]) -> None:
         """Move managed variables of a program to the client's page-locked memory, and free their earlier place."""
-        with self._client.lock:
+        with self.client.lock:
             self._check_open()
             self._budget.give(self._charge_of(loaded))
             for address in loaded.allocations:
-                self._client.disown(address)
+                self.client.disown(address)
             loaded.place_managed(addresses)
             self._budget.take(self._charge_of(loaded), "a module")
             for address in loaded.allocations:
-                self._client.own(address)
+                self.client.own(address)
 
     def _charge_of(self, loaded: LoadedModule) -> int:
         return sum(round_up_to_granules(self.space.size_of(address)) for address in loaded.allocations)
 
     def unlink(self, loaded: LoadedModule) -> None:
         """Free a program's variables, unless the context was closed in between, which freed everything."""
-        with self._client.lock:
+        with self.client.lock:
             if self._linked.pop(id(loaded), None) is not None:
                 self._unlink(loaded)
 
     def _unlink(self, loaded: LoadedModule) -> None:
         self._budget.give(self._charge_of(loaded))
         for address in loaded.allocations:
-            self._client.disown(address)
+            self.client.disown(address)
         loaded.unload()
 
     def info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
-        with self._client.lock:
+        with self.client.lock:
             return self._budget.free, self._budget.total
 
     def close(self) -> None:
         """Free all its memory, once; a later call gets CONTEXT_IS_DESTROYED."""
-        with self._client.lock:
+        with self.client.lock:
             if self._closed:
                 return
             self._closed = True

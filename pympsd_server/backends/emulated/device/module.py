@@ -7,27 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+from pympsd_server.backends.emulated.device.kept_programs import KeptPrograms
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program, load_program
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program
 from pympsd_server.backends.emulated.ptx.syntax.tree import Target
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
 from pympsd_server.backends.interface import BackendError
 
 _CUBIN: Final = b"\x7fELF"
 """The first bytes of a cubin."""
-_KEPT: Final = 32
-_KEPT_BYTES: Final = 1 << 20
-"""The number of translated programs that are kept, and the longest image of one: contexts load the same libraries."""
-_translated: Final = lru_cache(_KEPT)(load_program)
+_programs: Final = KeptPrograms()
 
 
 def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
@@ -42,7 +39,7 @@ def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
         try:
             if image.startswith(fatbin.MAGIC):
                 image = fatbin.ptx_of(image, compute_capability)
-            program = _translated(image) if len(image) <= _KEPT_BYTES else load_program(image)
+            program = _programs.load(image)
         except fatbin.FatbinError as error:
             raise BackendError(error.code, error.reason) from None
         except NotPtx as error:

@@ -125,7 +125,7 @@ class MapsFiles(Protocol):
 
 @define(eq=False)
 class PeerWindow:
-    """A peer's memory, mapped. Safe for threads."""
+    """A peer's memory, mapped. Thread-safe."""
 
     distance: Final[int]
     """Bytes from the first address of the own window to that of the peer's; may be negative."""

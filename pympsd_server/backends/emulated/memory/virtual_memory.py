@@ -26,7 +26,7 @@ MAX_MAPPINGS: Final = 4096
 
 
 class Storage(ABC):
-    """Pages that clients map, freed with their last user. The maker is the first one. Safe for threads."""
+    """Pages that clients map, freed with their last user. The maker is the first one. Thread-safe."""
 
     def __init__(self, size: int, secret: int, freed: Callable[[Storage], None]) -> None:
         """``freed`` is called when the pages are freed."""
@@ -146,7 +146,7 @@ def new_secret() -> int:
 
 
 class Exports:
-    """The storage of one device that can be imported, by its secret. Safe for threads."""
+    """The storage of one device that can be imported, by its secret. Thread-safe."""
 
     def __init__(self) -> None:
         self._by_secret: dict[int, Storage] = {}

@@ -1,8 +1,8 @@
 """The compute thread of one emulated device, and the order of all work on it.
 
-The problem: many clients share one device. A kernel may run for a microsecond or for ever, streams wait for events of
-other streams and other contexts, host functions hold streams until a client answers, and any context can fault or end
-at any moment. None of this may delay another client for longer than its fair share.
+The problem: many clients share one device. A kernel may run for a microsecond or without end, streams wait for events
+of other streams and other contexts, host functions hold streams until a client answers, and any context can fault or
+end at any moment. None of this may delay another client for longer than its fair share.
 
 The idea: all work is one graph. An item is *waiting* while it has unfinished predecessors, then *ready*, then it runs
 in slices of SLICE_SECONDS, then it is *finished* and releases its successors:
@@ -210,7 +210,9 @@ class Scheduler:
             self.timeline.finished(item.owner.id, number, item.what, submitted, began, item.finished_at)
 
     def finish_held(self, item: WorkItem) -> None:
-        """Finish a held item, such as a host function that the client has reported as done; no effect a second time.
+        """Finish a held item, such as a host function that the client has reported as done.
+
+        A second call has no effect.
 
         Raises:
             BackendError: INVALID_VALUE if its stream has not reached the item.
@@ -281,10 +283,10 @@ class Scheduler:
             owner.when_at_rest = None
 
     def wait_until_at_rest(self, owner: WorkOwner, seconds: float | None) -> bool:
-        """Return whether nothing of a faulted or destroyed context runs, waiting at most this time.
+        """Wait until no work of a faulted or destroyed context runs; return False if that takes too long.
 
-        If kernels can be stopped this takes a few milliseconds, because the cancel flag is set. ``seconds`` may be
-        None: no limit.
+        If kernels can be stopped this takes a few milliseconds, because the cancel flag is set. ``seconds`` is the
+        maximum, None for no limit.
         """
         with self.lock:
             return self._rested.wait_for(lambda: not owner.pending, seconds)

@@ -20,10 +20,12 @@ NumPy tier can take over consists of blocks' beginnings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from attrs import define, field, frozen
 
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Refused
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.isa.machine import TIMERS
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block, Meeting
@@ -52,6 +54,8 @@ _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"})
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
+_MAX_PENDING = 2_000_000
+"""The sum over the segments of those at which lanes may be pending meanwhile: 35 bytes of memory each."""
 _WAITING_WEIGHT = 4096
 """More than the fuel of a turn: a warp that waits for time reads it once a turn."""
 
@@ -234,7 +238,7 @@ def _is_plain(operation: Operation) -> bool:
 
 
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel."""
+    """Return the plan of a kernel. Raises Refused for one whose lanes may be at too many places."""
     plan = WarpPlan(segments, rows)
     while True:
         before = len(plan.varying)
@@ -274,20 +278,30 @@ def _reads_timer(operation: Operation) -> bool:
 
 
 def _find_loops(plan: WarpPlan) -> None:
-    for end, segment in enumerate(plan.segments):
-        for header in segment.successors:
-            if header == EXIT or header > end:
-                continue
-            body = [o for s in plan.segments[header : end + 1] for o in s.operations]
-            waits = any(map(_reads_timer, body))
-            spins = waits or any(o.name in _SPINNING or is_ordered(o) for o in body)
-            weight = (
-                _WAITING_WEIGHT if waits else _SPINNING_WEIGHT if spins else 1 + len(body) // _OPERATIONS_PER_FUEL
-            )
-            plan.weights[header] = max(weight, plan.weights.get(header, 0))
-            if spins:
-                plan.spinning.add(header)
-                plan.in_spinning.update(range(header, end + 1))
+    ends = {
+        header: end
+        for end, segment in enumerate(plan.segments)
+        for header in segment.successors
+        if header != EXIT and header <= end
+    }
+    """The last segment that branches back, by the target."""
+    bodies = [segment.operations for segment in plan.segments]
+    lengths = _sums_before(len(body) for body in bodies)
+    waiting = _sums_before(any(map(_reads_timer, body)) for body in bodies)
+    spinning = _sums_before(any(o.name in _SPINNING or is_ordered(o) for o in body) for body in bodies)
+    for header, end in ends.items():
+        waits = waiting[end + 1] > waiting[header]
+        spins = waits or spinning[end + 1] > spinning[header]
+        by_length = 1 + (lengths[end + 1] - lengths[header]) // _OPERATIONS_PER_FUEL
+        plan.weights[header] = _WAITING_WEIGHT if waits else _SPINNING_WEIGHT if spins else by_length
+        if spins:
+            plan.spinning.add(header)
+            plan.in_spinning.update(range(header, end + 1))
+
+
+def _sums_before(numbers: Iterable[int]) -> list[int]:
+    """Return the sum of the numbers before each place, so that two of the sums give that of what is between."""
+    return list(accumulate(numbers, initial=0))
 
 
 def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
@@ -309,7 +323,7 @@ def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
 def find_pending(plan: WarpPlan) -> list[set[int]]:
     """Return the segments at which other lanes of the warp may be pending while a segment runs, for each segment.
 
-    Sets are bits of integers meanwhile, the lowest segment the lowest bit.
+    Sets are bits of integers meanwhile, the lowest segment the lowest bit. Raises Refused above _MAX_PENDING.
     """
     segments = plan.segments
     pending, reached, work = [0] * len(segments), 1, {0: None}
@@ -345,7 +359,10 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
         if segments[at].meeting is not None:  # lanes that must wait for others stay behind
             own = 1 << at
             choose_among(pending[at] & ~own, own)
-    return [set(_bits(mask)) for mask in pending]
+    if (count := sum(map(int.bit_count, pending))) > _MAX_PENDING:
+        raise Refused(f"lanes may wait at {count} places of the code; compiled are at most {_MAX_PENDING}")
+    numbers = list(range(len(segments)))  # the sets share them
+    return [{numbers[bit] for bit in _bits(mask)} for mask in pending]
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -34,8 +34,9 @@ all blocks until there is progress; a warp that waits for itself is detected the
 one in the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
 
 A program may launch one kernel a million times, and preparing a batch takes longer than running a small one. So a
-finished batch of few bytes is *kept* by its module (`keep`), and begins again for the next launch of the same shape.
-Then only the values of parameters are replaced, and the state that C changes is reset.
+finished batch that is not large is *kept* by its module (`keep`), and begins again for the next blocks of the same
+shape, of this launch or another one. Then only the number of the first block and the values of parameters are
+replaced, and the state that C changes is reset.
 
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
 two calls, only this thread. What a check has found about allocations is forgotten when these change; the arrays that
@@ -109,7 +110,7 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
 from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared_sizes
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
-_LOOK_SECONDS: Final = 0.002
+_LOOK_SECONDS: Final = 0.004
 """The longest time between two checks of the cancel flag."""
 _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
@@ -117,9 +118,9 @@ _PREFERRED_ESCAPING_SLOTS: Final = 128
 _MAX_SLOTS_AT_ONCE: Final = 16
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _MAX_KEPT: Final = 32
-"""The maximum number of finished batches that a module keeps; the next two are limits of each of them."""
-_MAX_KEPT_BLOCKS: Final = 1024
-_MAX_KEPT_BYTES: Final = 1 << 18
+"""The maximum number of finished batches that a module keeps."""
+_MAX_KEPT_BYTES: Final = 1 << 24
+"""The maximum size of their slabs together."""
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
 """The batches whose kernels may run, by the address of their shared state."""
 _looking: Final = threading.Lock()
@@ -193,8 +194,8 @@ class CompiledBatch:
         self._reach: list[tuple[Any, ...]] = []
         self._state: BatchState | None = None
         self._over = False
-        self._shape: tuple[Any, ...] | None = None
-        """All that the batch depends on, except the values of parameters; None: it is not kept."""
+        self._shape: tuple[Any, ...] = ()
+        """All that the batch depends on, except the values of parameters and the number of the first block."""
         self.steps = 0
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
@@ -214,32 +215,31 @@ class CompiledBatch:
         code: MachineCode,
     ) -> CompiledBatch:
         """Return a batch, one that was kept if there is any for this shape; arguments and errors as for a new one."""
-        if len(sm_of_block) > _MAX_KEPT_BLOCKS:
-            return cls(module, kernel_name, setup, first_block, sm_of_block, code)
         launch = setup.grid, setup.block, setup.cluster, setup.dynamic_shared, len(setup.parameters), setup.workspace
-        shape = code, launch, first_block, sm_of_block.tobytes(), os.environ.get(KERNEL_THREADS, "")
+        shape = code, launch, sm_of_block.tobytes(), os.environ.get(KERNEL_THREADS, "")
         batch: CompiledBatch | None = module.kept.pop(shape, None)
         if batch is None:
             batch = cls(module, kernel_name, setup, first_block, sm_of_block, code)
             batch._shape = shape
         else:
-            batch._begin_again(setup)
+            batch._begin_again(setup, first_block)
         return batch
 
     def keep(self) -> None:
-        """Let the next launch of the same shape use this batch, which has finished; do nothing if it is large."""
-        nbytes = self._shared.nbytes + self._local.nbytes + self._frames.memory.nbytes
-        if self._shape and self._state is None and not self._common.is_prepared and nbytes <= _MAX_KEPT_BYTES:
+        """Let the next blocks of the same shape use this batch, which has finished; do nothing if it is large."""
+        if self._shape and self._state is None and not self._common.is_prepared and self._nbytes <= _MAX_KEPT_BYTES:
             kept = self._module.kept
-            if len(kept) >= _MAX_KEPT:
+            most = _MAX_KEPT_BYTES - self._nbytes
+            while len(kept) >= _MAX_KEPT or sum(batch._nbytes for batch in kept.values()) > most:
                 del kept[next(iter(kept))]
             kept[self._shape] = self
 
-    def _begin_again(self, setup: LaunchSetup) -> None:
+    def _begin_again(self, setup: LaunchSetup, first_block: int) -> None:
         common, (state, workers) = self._common, self._initial
         allocations = common.allocations
         ctypes.memmove(ctypes.addressof(common), state, len(state))
         common.allocations, self._workers[:] = allocations, workers
+        common.first_block = self._first_block = first_block
         self._setup, self._over, self.steps = setup, False, 0
         self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
 
@@ -268,6 +268,7 @@ class CompiledBatch:
         self._local = _aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
         memory = _aligned(slots * self._warps_per_block * code.frame_bytes)
         self._frames = Frames(code, memory, kernel.translation)
+        self._nbytes = self._shared.nbytes + self._local.nbytes + memory.nbytes
         common.shared_slab, common.local_slab = self._shared.ctypes.data, self._local.ctypes.data
         common.frame_slab, common.frame_bytes = memory.ctypes.data, code.frame_bytes
         common.slot, common.warp_states = self._slots.ctypes.data, self._warps.ctypes.data

@@ -17,6 +17,10 @@ UNLIKELY = ", !prof !0"
 METADATA = '!0 = !{!"branch_weights", i32 1, i32 1000}\n!1 = !{!"branch_weights", i32 1000, i32 1}'
 
 
+class Refused(Exception):
+    """An instruction, or a kernel, that this tier does not write; it is left to the NumPy tier."""
+
+
 @frozen
 class Shape:
     """The number of lanes that a value has; 0 for a scalar, which is the same for all of them."""

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from attrs import define
+from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier import (
     data_forms,
@@ -54,7 +54,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import size_of_masks
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import size_of_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
-from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY, Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BANK_ALIGNMENT
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
@@ -82,6 +82,8 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 FORMS: Final = (data_forms, float_forms, integer_forms, matrix_forms, warp_forms)
 """The modules whose forms are in the table."""
 FUNCTION: Final = "kernel"
+MAX_TEXT: Final = 6_000_000
+"""Characters of a kernel's text: LLVM takes 1 to 40 microseconds for each."""
 _SCRATCHES: Final = 4
 _LOADED: Final = (
     *(("shared_p", "ptr", "shared"), ("local_p", "ptr", "local"), ("params", "ptr", "parameters")),
@@ -100,6 +102,10 @@ _LOADED: Final = (
 @define(slots=False)
 class KernelText(StopText):
     """Writes the segments of a kernel and its entry."""
+
+    _characters: int = field(default=0, init=False)
+    """The characters of the first `_counted` lines."""
+    _counted: int = field(default=0, init=False)
 
     # --- control flow
 
@@ -287,11 +293,13 @@ class KernelText(StopText):
         for index, segment in enumerate(self.segments):
             self.at = index
             self.write_segment(segment)
+            self._check_size()
         for k in find_entries(self.plan):
             self.number_of(Stop(k, tuple(sorted(self.plan.pending[k] - {k}))))
         index = 0
         while index < len(self.stops):
             self.write_entry_of(index)
+            self._check_size()
             index += 1
         self.write_dispatch()
         self._write_nothing()
@@ -303,6 +311,13 @@ class KernelText(StopText):
         attributes = f"attributes #0 = {{ {wide} }}\nattributes #1 = {{ noinline {wide} }}"
         parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
         return "\n".join(parts) + "\n"
+
+    def _check_size(self) -> None:
+        """Raise Refused as soon as the text is too long; for some kernels it would be a thousand times longer."""
+        self._characters += sum(map(len, self.lines[self._counted :]))
+        self._counted = len(self.lines)
+        if self._characters > MAX_TEXT:
+            raise Refused(f"more than {MAX_TEXT} characters of LLVM's text, the most that is compiled")
 
     def _write_nothing(self) -> None:
         """Write the end of a warp that has no lanes in any segment: all have exited, or this package has an error."""

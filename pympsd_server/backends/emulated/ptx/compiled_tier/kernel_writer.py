@@ -22,8 +22,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import is_crowded
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import Form, write, write_attempt
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
 from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns, uses_turns
@@ -33,6 +33,7 @@ from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_bloc
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
 
 _MAX_BLOCKS: Final = 4000
+_MAX_SEGMENTS: Final = 10_000
 _SMALL_WIDTH: Final = 8
 _HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
 """The types whose values are converted by way of halves."""
@@ -155,6 +156,8 @@ def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], thr
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
     turns = find_turns(blocks, operations, code.carry, places, threads)
     segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
+    if len(segments) > _MAX_SEGMENTS:
+        raise Refused(f"{len(segments)} segments of code; compiled are at most {_MAX_SEGMENTS}")
     for segment in segments:
         segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
     return analyse(code, segments, rows=rows)

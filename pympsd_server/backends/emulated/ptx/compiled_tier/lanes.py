@@ -16,7 +16,7 @@ from typing import Final
 from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import WarpPlan
-from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import SCALAR, Shape, Text, sequence
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import CONSTANTS, offset_of
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.isa.machine import AXES, TIMERS, WARP
@@ -46,10 +46,6 @@ _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
 
 BANK_ALIGNMENT: Final = 64
 """In bytes, of a frame and of the bank in it."""
-
-
-class Refused(Exception):
-    """An instruction, or a kernel, that this tier does not write; it is left to the NumPy tier."""
 
 
 def is_signed(type_name: str) -> bool:

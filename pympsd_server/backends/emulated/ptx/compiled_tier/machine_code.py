@@ -24,7 +24,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from typing import Final
 
 import msgspec
 from attrs import define, field, frozen
@@ -37,17 +36,14 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compiler_proc
     new_machine,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.object_code import LinkedCode, link
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTION, KernelText
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width, threads_bound, write_text
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
 from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import Stop
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
-
-_MAX_TEXT: Final = 6_000_000
-"""Characters of a kernel's text: LLVM takes 1 to 40 microseconds for each."""
 
 
 @frozen
@@ -192,8 +188,6 @@ def _compile(translation: Translation, block: tuple[int, int, int], is_abandoned
     has_halves = "f16c" in _processor().split() or platform.machine() == "aarch64"
     sizes = translation.offsets, translation.shared_bytes
     text = write_text(translation.code, *sizes, block, has_halves=has_halves)
-    if len(text.module_text) > _MAX_TEXT:
-        raise Refused(f"{len(text.module_text)} characters of LLVM's text; compiled are at most {_MAX_TEXT}")
     return _describe(translation.code, text, compile_text(text.module_text, is_abandoned))
 
 

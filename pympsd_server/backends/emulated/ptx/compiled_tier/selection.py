@@ -28,9 +28,10 @@ from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import CompileQueue
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compiler_process import MAX_PROCESSES
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.kernel_cache import report
 from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import (
     MachineCode,
     ShapeClass,
@@ -60,8 +61,7 @@ _COMPILING: Final = "is being compiled"
 _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
 _notified: Final[WeakSet[Facilities]] = WeakSet()
 """The contexts whose program has been notified of that."""
-_queue: Final = CompileQueue(2 * min(4, len(os.sched_getaffinity(0))))
-"""A context alone has half of the slots."""
+_queue: Final = CompileQueue(MAX_PROCESSES)
 
 
 @lru_cache
@@ -138,6 +138,7 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
             codes[shape], translation.decided_at = _COMPILING, time.monotonic() + _MAX_WAIT
             _queue.add(
                 module.facilities,
+                len(translation.code.operations),
                 lambda is_abandoned: codes.update({shape: _compile(translation, shape, setup.block, is_abandoned)}),
                 lambda: codes.update({shape: _NOT_COMPILED}),
             )

@@ -94,6 +94,8 @@ class Kernels(Mapping[str, Kernel]):
     _functions: dict[str, Function]
     _translated: dict[str, Kernel] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
+    source_characters: int = field(default=0, init=False)
+    """The characters of Python code of those that have been translated."""
 
     def __getitem__(self, name: str) -> Kernel:
         kernel = self._translated.get(name)
@@ -103,6 +105,7 @@ class Kernels(Mapping[str, Kernel]):
                 kernel = self._translated.get(name)
                 if kernel is None:
                     kernel = self._translated[name] = _kernel(self._table, function, self._constant_bytes)
+                    self.source_characters += sum(map(len, kernel.translation.sources))
         return kernel
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,9 @@
-"""Basic blocks of a kernel, and the registers alive at their starts."""
+"""Basic blocks of a kernel, and the registers alive at their starts.
+
+All that is written later of a kernel, by either tier, is in proportion to its operations, to the targets of
+branches and to the registers that are alive at the starts of blocks. So each of the three has a maximum, and a kernel
+that exceeds one of them is refused.
+"""
 
 from attrs import define, field, frozen
 
@@ -22,6 +27,10 @@ _EVERYONE = Immediate(0xFFFFFFFF)
 EXIT = -1
 MAX_LIVE = 2_000_000
 """The sum over a kernel's blocks of the registers that are alive at their starts, which bounds its translation."""
+MAX_TARGETS = 2_000_000
+"""The sum over a kernel's blocks of the blocks that they may branch to."""
+MAX_OPERATIONS_PER_BLOCK = 4000
+"""A longer block continues in a next one: the memory for compiling a block's function is in proportion to it."""
 
 
 @frozen
@@ -64,10 +73,17 @@ def meeting_of(operation: Operation) -> Meeting | None:
 
 
 def build_blocks(code: Code) -> list[Block]:
-    """Split the code into blocks and fill targets, successors and live_in."""
+    """Split the code into blocks and fill targets, successors and live_in.
+
+    Raises InvalidPtx for unknown labels and for a kernel that is too large.
+    """
     blocks, labels = _split(code)
+    targets = 0
     for index, block in enumerate(blocks):
         _connect(block, index, labels, code, len(blocks))
+        targets += len(block.targets)
+        if targets > MAX_TARGETS:
+            raise InvalidPtx(f"the kernel's branches have more than {MAX_TARGETS} targets, counted at each branch")
     _liveness(blocks, code.carry)
     return blocks
 
@@ -95,8 +111,11 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
         if operation.name in ENDS_BLOCK and meeting is None:
             block.terminator = operation
             blocks.append(Block())
-        else:
-            block.operations.append(operation)
+            continue
+        if len(block.operations) >= MAX_OPERATIONS_PER_BLOCK:
+            block = Block()
+            blocks.append(block)
+        block.operations.append(operation)
     return blocks, labels
 
 

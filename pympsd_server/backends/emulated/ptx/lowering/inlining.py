@@ -296,7 +296,8 @@ class _Flattener:
 
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         if len(self.code.operations) > MAX_OPERATIONS:
-            raise InvalidPtx("the kernel is too large once its calls are inlined", instruction.line)
+            reason = f"the kernel has more than {MAX_OPERATIONS} operations once its calls are inlined"
+            raise InvalidPtx(reason, instruction.line)
         if instruction.name in ("vote", "shfl") and "sync" not in instruction.modifiers:
             self._check_without_sync(instruction)
         apart = instruction.name in _NOT_PREDICABLE or (instruction.name == "ret" and names.frame is not None)

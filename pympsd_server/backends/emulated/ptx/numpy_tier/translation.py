@@ -5,6 +5,9 @@ operation written by its emitter. The result is a `Translation`: a plan for each
 the source of its functions. The source is compiled when a kernel is first launched, once for all clients; `functions`
 then binds it to the addresses of one linked module.
 
+Python's compiler takes about 100 bytes of memory for each character of a source, and no other thread runs Python
+meanwhile. So the source is compiled in pieces.
+
 Generated code can call what is in its namespace: NumPy, and the public functions of the modules in _LIBRARY. A name
 there has to be unique, and renaming one means changing the emitters that write it.
 """
@@ -18,6 +21,7 @@ import numpy as np
 from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPE_NAMES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
@@ -68,6 +72,11 @@ _LIBRARY = (
     printing, sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
 )  # fmt: skip
 
+_PIECE: Final = 50_000
+"""The characters of the block functions that are compiled together, unless one function alone has more."""
+MAX_SOURCE: Final = 100_000_000
+"""The maximum characters of a kernel's source; 100,000 loads and stores have 7,300,000."""
+
 _MIN_DYNAMIC_ALIGNMENT: Final = 16
 """That of dynamic shared memory in bytes, and so of what precedes it, on an H100."""
 
@@ -78,7 +87,8 @@ class Translation:
 
     code: Code
     plans: list[BlockPlan]
-    source: str
+    sources: list[str]
+    """The source of the functions, in pieces."""
     constants: Constants
     shared_bytes: int
     """The end of the static shared memory, which begins after the reserved."""
@@ -95,18 +105,20 @@ class Translation:
     """The time for which the NumPy tier has run the kernel."""
     decided_at: float = 0.0
     """The time (CLOCK_MONOTONIC) until which new blocks wait for the compiler."""
-    _compiled: CodeType | None = None
+    _compiled: list[CodeType] | None = None
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def functions(self, addresses: dict[str, int]) -> list[Callable[..., Any]]:
         """Return the block functions, with the addresses of the linked module's variables."""
         with self._lock:
             if self._compiled is None:
-                self._compiled = compile(self.source, f"<ptx {self.code.name}>", "exec")
+                name = f"<ptx {self.code.name}>"
+                self._compiled = [compile(source, name, "exec") for source in self.sources]
         names = dict(_namespace())
         names.update(self.constants.values)
         names.update(_bind(self.constants, addresses))
-        exec(self._compiled, names)
+        for piece in self._compiled:
+            exec(piece, names)
         return [names[f"block{i}"] for i in range(len(self.plans))]
 
     def operation_function(
@@ -133,7 +145,7 @@ class Translation:
 def _bind(constants: Constants, addresses: dict[str, int]) -> dict[str, np.uint64]:
     """Return the addresses of variables that constants name."""
     places = constants.addresses.items()
-    return {name: np.uint64((addresses[variable] + offset) & (2**64 - 1)) for name, (variable, offset) in places}
+    return {name: np.uint64((addresses[variable] + offset) & (2**64 - 1)) for (variable, offset), name in places}
 
 
 def _namespace() -> dict[str, Any]:
@@ -179,11 +191,14 @@ def _layout(code: Code) -> _Layout:
 
 
 def translate(code: Code) -> Translation:
-    """Translate a whole kernel. Raises InvalidPtx naming the first instruction that is not supported."""
+    """Translate a whole kernel.
+
+    Raises InvalidPtx naming the first instruction that is not supported, or the size of a kernel that is too large.
+    """
     layout = _layout(code)
     blocks = build_blocks(code)
     constants = Constants()
-    plans, lines = [], []
+    plans, sources, total = [], [""], 0
     for number, block in enumerate(blocks):
         writer = Writer(code, constants, _parameters_at_zero(layout), block.live_in)
         for operation in without_dead_results(block, blocks, code.carry):
@@ -191,10 +206,18 @@ def translate(code: Code) -> Translation:
         plan, returned = emit_end(writer, block, blocks)
         plans.append(plan)
         arguments = "".join(f", r{r}" for r in block.live_in)
-        lines.append(f"def block{number}(B, T{arguments}):")
-        lines += [f"    {line}" for line in writer.text(returned)]
-    source = "\n".join(lines)
-    return Translation(code, plans, source, constants, layout.shared_bytes, layout.local_bytes, layout.offsets)
+        lines = [f"def block{number}(B, T{arguments}):", *(f"    {line}" for line in writer.text(returned)), ""]
+        function = "\n".join(lines)
+        total += len(function)
+        if total > MAX_SOURCE:
+            raise InvalidPtx(
+                f"kernel {code.name} is too large: its instructions, and the registers that are alive at the targets "
+                f"of its branches, amount to more than {MAX_SOURCE} characters of Python code; split the kernel"
+            )
+        if sources[-1] and len(sources[-1]) + len(function) > _PIECE:
+            sources.append("")
+        sources[-1] += function
+    return Translation(code, plans, sources, constants, layout.shared_bytes, layout.local_bytes, layout.offsets)
 
 
 def _parameters_at_zero(layout: _Layout) -> Callable[[Symbol], int]:

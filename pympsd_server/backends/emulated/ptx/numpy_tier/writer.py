@@ -57,8 +57,8 @@ class Constants:
 
     names: dict[tuple[str, str], str] = field(factory=dict)
     values: dict[str, object] = field(factory=dict)
-    # Constants known only once the module is linked: name -> (variable, offset, dtype).
-    addresses: dict[str, tuple[str, int]] = field(factory=dict)
+    addresses: dict[tuple[str, int], str] = field(factory=dict)
+    """The names of constants that are known when the module is linked, by (variable, offset)."""
 
     def scalar(self, value: np.generic) -> str:
         """Return the name of a scalar."""
@@ -70,12 +70,7 @@ class Constants:
 
     def address(self, variable: str, offset: int) -> str:
         """Return the name of the address of a variable plus an offset."""
-        name = f"A{len(self.addresses)}"
-        for other, what in self.addresses.items():
-            if what == (variable, offset):
-                return other
-        self.addresses[name] = (variable, offset)
-        return name
+        return self.addresses.setdefault((variable, offset), f"A{len(self.addresses)}")
 
 
 @define

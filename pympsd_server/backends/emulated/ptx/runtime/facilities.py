@@ -7,7 +7,7 @@ from threading import Event, Lock
 from typing import Final
 from weakref import WeakValueDictionary
 
-from attrs import define, field
+from attrs import Factory, define, field
 
 HEAP_BYTES: Final = 8 << 20
 """CU_LIMIT_MALLOC_HEAP_SIZE unless a program sets it."""
@@ -141,3 +141,5 @@ class Facilities:
     conditions: Conditions = field(factory=Conditions)
     ended: Event = field(factory=Event)
     """Set when the context has faulted or is being destroyed."""
+    client: object = field(default=Factory(lambda context: context, takes_self=True))
+    """Identifies the client process, whose other contexts have the same object; the context itself if it is alone."""
