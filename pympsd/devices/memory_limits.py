@@ -51,14 +51,14 @@ def text_of(environment: Mapping[str, str]) -> str:
     return environment.get(variable_of(environment), "")
 
 
-def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
+def read_container_limit(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
     """Return the limit that NVIDIA_GPU_MEMORY_LIMIT sets for each device of a client.
 
     Returns:
         The bytes, 0 for no limit, and the entry as invalid if it is not a whole number of MiB below 2**64. An invalid
         entry sets no limit.
 
-    >>> of_container({"NVIDIA_GPU_MEMORY_LIMIT": "2048"})
+    >>> read_container_limit({"NVIDIA_GPU_MEMORY_LIMIT": "2048"})
     (2147483648, [])
     """
     text = environment.get(OF_CONTAINER, "")

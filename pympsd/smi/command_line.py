@@ -180,9 +180,9 @@ def _answer(request: SmiRequest, machine: MonitoredMachine) -> Answer:
         case Action.QUERY:
             return report.report(machine, devices, request.value), 0
         case Action.QUERY_GPU:
-            return queries.of_devices(machine, devices, request.value, request.form), 0
+            return queries.render_devices(machine, devices, request.value, request.form), 0
         case Action.QUERY_APPS:
-            return queries.of_processes(devices, request.value, request.form), 0
+            return queries.render_processes(devices, request.value, request.form), 0
         case Action.SET_MODE:
             return changes.set_mode(machine, devices, request.value)
         case Action.SET_PERSISTENCE:

@@ -134,7 +134,7 @@ _OF_PROCESSES: Final[dict[str, Callable[[MonitoredDevice, MonitoredProcess], obj
 }
 
 
-def of_devices(
+def render_devices(
     machine: MonitoredMachine, devices: Sequence[MonitoredDevice], fields: str, form: frozenset[str]
 ) -> str:
     """Return the answer to ``--query-gpu``: a header, and a line for each device.
@@ -157,10 +157,10 @@ def of_devices(
     return _csv(DEVICE_FIELDS, names, rows, form)
 
 
-def of_processes(devices: Sequence[MonitoredDevice], fields: str, form: frozenset[str]) -> str:
+def render_processes(devices: Sequence[MonitoredDevice], fields: str, form: frozenset[str]) -> str:
     """Return the answer to ``--query-compute-apps``: a header, and a line for each process on each device.
 
-    A server comes before its clients. Arguments and errors are those of `of_devices`.
+    A server comes before its clients. Arguments and errors are those of `render_devices`.
     """
     names = _names(fields, PROCESS_FIELDS, PROCESS_ALIASES)
     rows = (

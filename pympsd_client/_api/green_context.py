@@ -40,7 +40,7 @@ def _resource(device: VisibleDevice, count: int) -> SmResource:
 # --- resources
 
 
-def of_device(device: int, kind: int) -> bytes:
+def read_device_resource(device: int, kind: int) -> bytes:
     """Return the SMs of a device, as many as this process may use.
 
     Raise INVALID_RESOURCE_TYPE for other resources.
@@ -50,26 +50,26 @@ def of_device(device: int, kind: int) -> bytes:
     return _resource(entry, multiprocessors(entry)).packed
 
 
-def _of(context: Context) -> bytes:
+def _pack_resource(context: Context) -> bytes:
     return _resource(context.device, context.usable().multiprocessors).packed
 
 
-def of_context(handle: int, kind: int) -> bytes:
+def read_context_resource(handle: int, kind: int) -> bytes:
     """Return the SMs of a context."""
     check_type(kind)
-    return _of(context_of(handle))
+    return _pack_resource(context_of(handle))
 
 
-def of_green_context(handle: int, kind: int) -> bytes:
+def read_green_context_resource(handle: int, kind: int) -> bytes:
     """Return the SMs of a green context."""
     check_type(kind)
-    return _of(green.find(handle).context)
+    return _pack_resource(green.find(handle).context)
 
 
-def of_stream(handle: int, kind: int) -> bytes:
+def read_stream_resource(handle: int, kind: int) -> bytes:
     """Return the SMs of a stream's context."""
     check_type(kind)
-    return _of(resolve(handle)[0])
+    return _pack_resource(resolve(handle)[0])
 
 
 def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> tuple[list[bytes], int, bytes]:
@@ -175,9 +175,9 @@ def create_stream(handle: int, flags: int, priority: int) -> int:
     return streams.create(green.find(handle).context, flags, priority).handle
 
 
-def of_stream_handle(handle: int) -> int:
+def find_green_context_of_stream(handle: int) -> int:
     """Return the green context of a stream; NULL if it has none."""
-    green_context = green.of(streams.properties(handle).context)
+    green_context = green.find_by_context(streams.properties(handle).context)
     return 0 if green_context is None else green_context.handle
 
 
@@ -187,7 +187,7 @@ def contexts_of_stream(handle: int) -> tuple[int, int]:
     A primary context that was never retained, which green contexts do not need here, is NULL.
     """
     context = streams.properties(handle).context
-    green_context = green.of(context)
+    green_context = green.find_by_context(context)
     if green_context is None:
         return context.handle, 0
     primary = process.primary(context.device.number).context

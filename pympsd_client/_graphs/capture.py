@@ -240,7 +240,7 @@ class Captures:
 
     # --- queries
 
-    def of(self, place: StreamKey) -> Capture | None:
+    def find(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream; None if it does not capture.
 
         Raise IMPLICIT for the legacy stream while a stream that it waits for captures.
@@ -253,7 +253,7 @@ class Captures:
                 )
             return self._captures.get(place)
 
-    def active(self, place: StreamKey) -> Capture | None:
+    def find_valid(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream, or None; raise INVALIDATED if the stream is in an invalid capture."""
         capture = self._captures.get(place)
         if capture is not None and capture.reason:
@@ -273,7 +273,7 @@ class Captures:
         Raise ILLEGAL_STATE if the stream does not capture, INVALID_VALUE for a node of another graph.
         """
         with self._lock:
-            capture = self.active(place)
+            capture = self.find_valid(place)
             if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
             if any(node.graph is not capture.graph for node in dependencies):
@@ -286,7 +286,7 @@ class Captures:
     def add(self, place: StreamKey, make: Callable[[], Any]) -> bool:
         """Add a node to a stream; return False if it does not capture."""
         with self._lock:
-            capture = self.active(place)
+            capture = self.find_valid(place)
             if capture is not None:
                 capture.add(place, make())
             return capture is not None
@@ -315,7 +315,7 @@ class Captures:
     def takes_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
         """Take an allocation of stream-ordered memory: it is the graph's."""
         with self._lock:
-            capture = self.active((context, stream))
+            capture = self.find_valid((context, stream))
             if capture is None or size == 0:
                 return 0
             if not kind.is_shared and kind.location.id != context.device.number:
@@ -330,7 +330,7 @@ class Captures:
     def takes_free(self, context: Context, stream: int, address: int) -> bool:
         """Take the freeing of memory of a graph; raise INVALID_VALUE for other memory in a capturing stream."""
         with self._lock:
-            capture = self.active((context, stream))
+            capture = self.find_valid((context, stream))
             if capture is not None:
                 capture.add((context, stream), parameters.free_work(capture.graph, address))
             return capture is not None
@@ -348,7 +348,7 @@ class Captures:
         """Take a host function; raise UNSUPPORTED for a callback."""
         if work is None:
             with self._lock:
-                capture = self.active((context, stream))
+                capture = self.find_valid((context, stream))
                 if capture is not None:
                     raise _refusal(capture, "cuStreamAddCallback")
             return False
@@ -371,7 +371,7 @@ class Captures:
                 raise self._break(self.streams_in(context), "waiting for a context in which a stream captures")
             place = None if stream is None else (context, stream)
             is_ending = operation.name == "DESTROY_STREAM"
-            capture = None if place is None else self._captures.get(place) if is_ending else self.active(place)
+            capture = None if place is None else self._captures.get(place) if is_ending else self.find_valid(place)
             if event is not None:
                 return self._event(operation, flags, place, event, capture)
             if place is None:

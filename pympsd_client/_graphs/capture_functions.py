@@ -48,14 +48,14 @@ def end(stream: int) -> int:
 
 def is_capturing(stream: int) -> int:
     """Return a stream's CUstreamCaptureStatus; IMPLICIT for the legacy stream while one it waits for captures."""
-    capture = captures.of(resolve(stream))
+    capture = captures.find(resolve(stream))
     return NONE if capture is None else capture.status
 
 
 def info(stream: int) -> tuple[Any, ...]:
     """Return a stream's capture: status, id, graph, the nodes that the next one depends on, edges, their number."""
     place = resolve(stream)
-    capture = captures.of(place)
+    capture = captures.find(place)
     if capture is None or capture.status != ACTIVE:
         return NONE if capture is None else capture.status, 0, 0, _NOTHING, _NOTHING, 0
     after = capture.next[place]

@@ -66,7 +66,7 @@ def find(handle: int) -> GreenContext:
     return find_by_handle(green_contexts, handle, "a green context of this process", invalid_context)
 
 
-def of(context: Context) -> GreenContext | None:
+def find_by_context(context: Context) -> GreenContext | None:
     """Return the green context that was converted to a context, or None."""
     return _by_context.get(context)
 

@@ -79,10 +79,12 @@ cuCtxCreate(out CUcontext pctx, CUctxCreateParams *ctxCreateParams, unsigned int
 """
 
 _GREEN_CONTEXTS: Final = """
-cuDeviceGetDevResource(CUdevice device, out CUdevResource resource, CUdevResourceType typename) = of_device
-cuCtxGetDevResource(CUcontext hCtx, out CUdevResource resource, CUdevResourceType typename) = of_context
-cuGreenCtxGetDevResource(CUgreenCtx hCtx, out CUdevResource resource, CUdevResourceType typename) = of_green_context
-cuStreamGetDevResource(CUstream hStream, out CUdevResource resource, CUdevResourceType typename) = of_stream
+cuDeviceGetDevResource(CUdevice device, out CUdevResource resource, CUdevResourceType typename) = read_device_resource
+cuCtxGetDevResource(CUcontext hCtx, out CUdevResource resource, CUdevResourceType typename) = read_context_resource
+cuGreenCtxGetDevResource(CUgreenCtx hCtx, out CUdevResource resource, CUdevResourceType typename)
+    = read_green_context_resource
+cuStreamGetDevResource(CUstream hStream, out CUdevResource resource, CUdevResourceType typename)
+    = read_stream_resource
 cuDevSmResourceSplitByCount(out CUdevResource *result, inout unsigned int nbGroups, CUdevResource *input_,
     out CUdevResource remainder, unsigned int flags, unsigned int minCount) = split_by_count
 cuDevSmResourceSplit(out CUdevResource *result, unsigned int nbGroups, CUdevResource *input_,
@@ -92,7 +94,7 @@ cuGreenCtxCreate(out CUgreenCtx phCtx, CUdevResourceDesc desc, CUdevice dev, uns
 cuGreenCtxDestroy(CUgreenCtx hCtx) = destroy
 cuCtxFromGreenCtx(out CUcontext pContext, CUgreenCtx hCtx) = convert
 cuGreenCtxStreamCreate(out CUstream phStream, CUgreenCtx greenCtx, unsigned int flags, int priority) = create_stream
-cuStreamGetGreenCtx(CUstream hStream, out CUgreenCtx phCtx) = of_stream_handle
+cuStreamGetGreenCtx(CUstream hStream, out CUgreenCtx phCtx) = find_green_context_of_stream
 cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent) = record_event
 cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent) = wait_event
 cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent) = record_event_in_context

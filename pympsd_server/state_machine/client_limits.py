@@ -168,7 +168,7 @@ def read_environment(
     """
     memory, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
     bad = [evolve(entry, variable=memory_limits.variable_of(environment)) for entry in bad]
-    of_all, bad_of_all = memory_limits.of_container(environment)
+    of_all, bad_of_all = memory_limits.read_container_limit(environment)
     percentages, bad_percentages = memory_limits.read_percentages(environment, visible)
     limits = Limits(
         {ordinals[number] if number >= 0 else number: percentage for number, percentage in percentages.items()},

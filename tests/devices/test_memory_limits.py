@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
-from pympsd.devices.memory_limits import SHOWN, of_container, read, text_of
+from pympsd.devices.memory_limits import SHOWN, read, read_container_limit, text_of
 from pympsd.vocabulary.limits import MAX_MEMORY
 
 DEVICES = describe("3xH200")
@@ -81,12 +81,12 @@ def test_the_first_name_wins() -> None:
     [("2048", 2 * GIB), ("0", 0), ("", 0), ("0" * 9999 + "1024", GIB), ("18446744073709551615", MAX_MEMORY)],
 )
 def test_a_containers_limit_is_what_the_container_toolkit_takes(text: str, limit: int) -> None:
-    assert of_container({"NVIDIA_GPU_MEMORY_LIMIT": text}) == (limit, [])
+    assert read_container_limit({"NVIDIA_GPU_MEMORY_LIMIT": text}) == (limit, [])
 
 
 @pytest.mark.parametrize(
     "text", ["2G", "2Gi", "-1", "+1", " 1", "1.5", "1_000", "٢", "18446744073709551616", "9" * 9999]
 )
 def test_another_limit_of_a_container_is_named(text: str) -> None:
-    limit, (bad,) = of_container({"NVIDIA_GPU_MEMORY_LIMIT": text})
+    limit, (bad,) = read_container_limit({"NVIDIA_GPU_MEMORY_LIMIT": text})
     assert (limit, bad.entry, bad.variable) == (0, text[:SHOWN], "NVIDIA_GPU_MEMORY_LIMIT")

@@ -33,7 +33,7 @@ KERNEL = """.visible .entry k(.param .u64 p)
 .shared .align 4 .b8 s[512]; .local .align 8 .b8 l[8];
 ld.param.u64 %a, [p]; mov.u32 %t, %tid.x; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %b, %n, %t;
 mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; mov.u32 %y, s; mad.lo.u32 %s, %t, 4, %y; mov.u32 %c, 7;
-st.shared.u32 [%s], %t; mov.u64 %w, 5; st.local.u64 [l], %w; mov.u32 %v, %i; and.b32 %j, %t, 1;
+st.shared.u32 [%s], %t; cvt.u64.u32 %w, %i; st.local.u64 [l], %w; mov.u32 %v, %i; and.b32 %j, %t, 1;
 setp.eq.u32 %odd, %j, 1; cvt.rn.f64.u32 %d, %i; mov.u32 %j, 0;
 {body}
 ld.shared.u32 %n, [%s]; add.u32 %v, %v, %n; ld.local.u64 %w, [l]; cvt.u32.u64 %n, %w; add.u32 %v, %v, %n;

@@ -210,6 +210,7 @@ def _plant_open_folder(own: Path, others: Path) -> None:
 
 
 @needs_root
+@pytest.mark.long(but=["link-compiled"])
 @pytest.mark.parametrize("daemon", ["compiled"], indirect=True)
 @pytest.mark.parametrize(
     ("plant", "reason"),
@@ -222,6 +223,7 @@ def _plant_open_folder(own: Path, others: Path) -> None:
         (_plant_link, " is not a directory"),
         (_plant_open_folder, f" belongs to user {USERS[1]} and has mode 777; it has to belong"),
     ],
+    ids=["folder", "readable", "link", "open"],
 )
 def test_kernels_that_another_user_planted_are_not_executed(
     daemon: DaemonProcess,
@@ -258,6 +260,7 @@ def _of_another_kernel(_: bytes, another: bytes) -> bytes:
     return another
 
 
+@pytest.mark.long(but=["_half-compiled"])
 @pytest.mark.parametrize("daemon", ["compiled"], indirect=True)
 @pytest.mark.parametrize("damage", [_half, _flipped, _of_another_kernel])
 def test_a_damaged_kernel_is_compiled_again(
@@ -373,8 +376,7 @@ def test_other_clients_continue_next_to_a_hostile_kernel(
     hostile, other = make_client().connect(), make_client().connect()
     assert other.do("add") == RIGHT
     hostile.begin(f"ptx {path} 32")
-    launches = run_until_result(hostile, other)
-    assert launches > 0
+    run_until_result(hostile, other)
     assert hostile.result() == result
     if reason:
         assert reason in hostile.do("error")
@@ -382,8 +384,8 @@ def test_other_clients_continue_next_to_a_hostile_kernel(
     assert most_memory(executor_of(daemon)) < MAX_EXECUTOR_BYTES
 
 
-def run_until_result(hostile: ClientProcess, other: ClientProcess) -> int:
-    """Let a client launch kernels until another has its result; return how many it launched."""
+def run_until_result(hostile: ClientProcess, other: ClientProcess) -> None:
+    """Let a client launch kernels until another has its result; its first launch must not wait for that result."""
     launches = 0
 
     def is_done() -> bool:
@@ -393,9 +395,10 @@ def run_until_result(hostile: ClientProcess, other: ClientProcess) -> int:
         return hostile.has_result()
 
     wait_until(is_done, "the hostile client's result")
-    return launches
+    assert launches > 1
 
 
+@pytest.mark.long(but=["10k"])
 @pytest.mark.parametrize(
     ("count", "result"), [(10_000, "CUDA_SUCCESS 5"), (100_000, "CUDA_ERROR_NOT_SUPPORTED")], ids=["10k", "100k"]
 )
@@ -406,7 +409,7 @@ def test_modules_of_many_kernels_are_loaded_or_refused_next_to_another_client(
     path = write(directory, "many", "mov.u32 %n, 5;", top=many)
     hostile, other = make_client().connect(), make_client().connect()
     hostile.begin(f"ptx {path} 32")
-    assert run_until_result(hostile, other) > 0
+    run_until_result(hostile, other)
     assert hostile.result() == result
     assert result == "CUDA_SUCCESS 5" or "the description of the module's functions has" in hostile.do("error")
     assert most_memory(executor_of(daemon)) < MAX_EXECUTOR_BYTES

@@ -68,7 +68,7 @@ def context_of(handle: int) -> Context:
     return contexts.context_of(handle) if green_context is None else green_context.context
 
 
-def of_device(device: int) -> int:
+def find_device_context(device: int) -> int:
     """Return the execution context of a device; raise INVALID_DEVICE."""
     initialize(device, 0, 0)
     primary = process.primary(device).context
@@ -93,7 +93,7 @@ def destroy(handle: int) -> None:
 
 def resource(handle: int, kind: int) -> bytes:
     """Return the SMs of an execution context."""
-    return green_context.of_context(context_of(handle).handle, kind)
+    return green_context.read_context_resource(context_of(handle).handle, kind)
 
 
 def device(handle: int) -> int:

@@ -33,7 +33,7 @@ class DriverTerminations:
         """Take over what an earlier daemon had terminated."""
         self._terminated[pid] = contexts
 
-    def of(self, pid: int) -> frozenset[int]:
+    def find(self, pid: int) -> frozenset[int]:
         """Return the contexts of a process that have been terminated, as far as they may still be there."""
         return self._terminated.get(pid, frozenset())
 
@@ -46,7 +46,7 @@ class DriverTerminations:
 
         def ask(devices: tuple[commands.DeviceClients, ...]) -> None:
             present = _contexts(devices, pid)
-            terminated = present & self.of(pid)
+            terminated = present & self.find(pid)
             if terminated:
                 answered(Result.ERROR_INVALID_CONTEXT if terminated == present else Result.ERROR_NOT_SUPPORTED)
                 return
@@ -101,7 +101,7 @@ class WatchedClients:
             return
         process = record.process
         identity = process.command, process.pid_namespace, process.namespace, process.since
-        terminated = tuple(sorted(self.terminations.of(record.pid)))
+        terminated = tuple(sorted(self.terminations.find(record.pid)))
         self._noted[client] = (
             pidfd,
             ClientNote(self._server, record.pid, record.uid, *identity, terminated, record.limits),

@@ -211,6 +211,32 @@ def differs_by_lane(operation: Operation) -> bool:
     return space_of(operation) in ("generic", "local") or operation.guard is not None
 
 
+def word_of_locals(segments: list[CodeSegment]) -> int:
+    """Return the bytes of the largest element in local memory, at least 4, if all accesses to it can be interleaved.
+
+    Return 0 if anything but loads and stores of compiled code may access it: everything else has a generic address of
+    it, which only ``cvta.local`` computes.
+    """
+    operations = [(operation, segment.escapes) for segment in segments for operation in segment.operations]
+    uses = [(o, escapes) for o, escapes in operations if space_of(o) == "local" or _names_local(o)]
+    if any(escapes or not _is_plain(operation) for operation, escapes in uses):
+        return 0
+    sizes = [DTYPES[o.type].itemsize for o, _ in uses if o.name in ("ld", "st")]
+    return max(4, *sizes) if sizes and max(sizes) <= 8 else 0
+
+
+def _names_local(operation: Operation) -> bool:
+    symbols = [a.base if isinstance(a, Memory) else a for a in operation.operands]
+    return any(isinstance(s, Symbol) and s.space == "local" for s in symbols)
+
+
+def _is_plain(operation: Operation) -> bool:
+    """Return whether an operation accesses local memory, or computes an address that counts from 0."""
+    if operation.name in ("ld", "st"):
+        return space_of(operation) == "local"
+    return operation.name in ("mov", "add", "sub") or (operation.name == "cvta" and operation.has("to"))
+
+
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
     """Return the plan of a kernel. Raises Refused for one whose lanes may be at too many places."""
     plan = WarpPlan(segments, rows)

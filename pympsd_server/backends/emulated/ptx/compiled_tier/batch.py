@@ -58,7 +58,7 @@ import numpy as np
 
 from pympsd.vocabulary.settings import read_kernel_threads
 from pympsd.vocabulary.variables import KERNEL_THREADS
-from pympsd_server.backends.emulated.ptx.compiled_tier.frames import Frames
+from pympsd_server.backends.emulated.ptx.compiled_tier.frames import Frames, exchange_words
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
@@ -357,8 +357,10 @@ class CompiledBatch:
 
         `memory` is shared and local memory; `is_living` is true for the warps that have not ended.
         """
-        for own, left in zip((self._shared, self._local), memory, strict=True):
-            own[: len(left)] = left
+        shared, local = memory
+        if word := self._code.word:
+            local = exchange_words(local, word, self._code.width, align_local_frame(self.kernel.local_bytes) // word)
+        self._shared[: len(shared)], self._local[: len(local)] = shared, local
         lives = is_living.reshape(-1, self._warps_per_block)
         slots, warps = self._slots[: len(lives)], self._warps[: len(lives)]
         warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
@@ -549,6 +551,9 @@ class CompiledBatch:
         assert batch.state.memory is not None
         for memory, own in zip(batch.state.memory, (self._shared, self._local), strict=True):
             memory[:] = own[slots[0] * len(memory) // len(slots) :][: len(memory)]
+        if word := self._code.word:
+            local = batch.state.memory[1]
+            local[:] = exchange_words(local, word, batch.state.local_frame // word, self._code.width)
         groups: list[tuple[int, Group]] = []
         waiting: list[tuple[Waiting, Value | None]] = []
         alive = np.zeros(batch.state.count, np.bool_)

@@ -133,3 +133,15 @@ class Frames:
         if self._code.stops[int(self.stops(one)[0])].is_entry:
             return tuple(dtype.type(0) for dtype in self._translation.plans[block].dtypes)
         return tuple(self.read(one, number, lanes[None]) for number in self._translation.plans[block].live_in)
+
+
+def exchange_words(local: Array, word: int, rows: int, columns: int) -> Array:
+    """Return local memory for the other tier, if machine code interleaves its words of `word` bytes (memory_text.py).
+
+    The words of a warp are a matrix, which is transposed. A row of it is a thread's memory in the NumPy tier, and the
+    same word of all lanes in machine code.
+    """
+    if not len(local):
+        return local
+    words = local.view(f"u{word}").reshape(-1, rows, columns).transpose(0, 2, 1)
+    return np.ascontiguousarray(words).reshape(-1).view(np.uint8)

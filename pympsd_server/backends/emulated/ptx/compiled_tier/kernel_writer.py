@@ -17,6 +17,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     analyse,
     group_accesses,
     split_blocks,
+    word_of_locals,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import is_crowded
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find_bank
@@ -99,6 +100,7 @@ def write_text(
         sequences = Sequences(sequences.strides)  # first lanes would be variables that live across segments
     text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
+    text.word = word_of_locals(plan.segments) if whole else 0
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text

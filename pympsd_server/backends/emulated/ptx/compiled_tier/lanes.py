@@ -10,6 +10,7 @@ lanes that do not execute it: by its guard, or if the value matters to lanes els
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from attrs import define, field
@@ -369,3 +370,26 @@ class Lanes(Text):
         threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
         before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
         self.line(f"%lanes_here = sub i32 {threads}, {before}")
+
+    # --- lane by lane
+
+    def each_lane(self, mask: str, body: Callable[[str], None]) -> None:
+        """Write a loop over lanes, the lowest first; `body` gets the lane's number as i64."""
+        before, loop, on = self.label("before"), self.label("lane"), self.label("after")
+        self.jump(before)
+        self.place(before)
+        self.branch(self.op("icmp eq", self.mask_type, mask, "0"), on, loop)
+        self.place(loop)
+        remaining, rest = f"%{self.label('remaining')}", f"%{self.label('rest')}"
+        at = len(self.lines)
+        self.lines.append("")
+        kind = self.mask_type
+        lane = self.call(f"llvm.cttz.{kind}", kind, (kind, remaining), ("i1", "true"))
+        body(self.cast("zext", lane, kind, "i64"))
+        end = self.label("end")
+        self.jump(end)
+        self.place(end)
+        self.line(f"{rest} = and {kind} {remaining}, {self.op('sub', kind, remaining, '1')}")
+        self.lines[at] = f"  {remaining} = phi {kind} [{mask}, %{before}], [{rest}, %{end}]"
+        self.branch(self.op("icmp eq", kind, rest, "0"), on, loop)
+        self.place(on)

@@ -78,6 +78,7 @@ class StoredKernel:
     width: int = 0
     frame_bytes: int = 0
     sites: int = 0
+    word: int = 0
     globals_used: tuple[tuple[str, int], ...] = ()
     stops: tuple[tuple[int, tuple[int, ...], int, int, bool], ...] = ()
     """The fields of `Stop`; -1 for no result."""
@@ -98,6 +99,8 @@ class MachineCode:
     """The size of a warp's frame, a multiple of CACHE_LINE."""
     sites: int
     """The number of entries in its table of allocations."""
+    word: int
+    """The bytes of a word of interleaved local memory (memory_text.py); 0: it is not interleaved."""
     globals_used: list[tuple[str, int]]
     stops: list[Stop]
     escapes: dict[int, tuple[Operation, int]]
@@ -203,6 +206,7 @@ def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
         width=text.width,
         frame_bytes=-(-text.frame_bytes // CACHE_LINE) * CACHE_LINE,
         sites=text.site_count,
+        word=text.word,
         globals_used=tuple(text.globals_used),
         stops=tuple(
             (s.segment, s.pending, s.barrier, -1 if s.result is None else operations.index(s.result), s.is_entry)
@@ -241,6 +245,7 @@ def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
         width=stored.width,
         frame_bytes=stored.frame_bytes,
         sites=stored.sites,
+        word=stored.word,
         globals_used=list(stored.globals_used),
         stops=stops,
         escapes={at: (operations[index], behind) for at, (index, behind) in stored.escapes.items()},

@@ -8,22 +8,26 @@ block's size. The slow part looks the allocation up and remembers it, or finds t
     lanes follow each other   tested at run time if the strides suggest it: one masked vector access
     otherwise                 gather and scatter, or a loop in C if the guess was wrong
 
+Local memory is *interleaved* if only loads and stores of compiled code access it (`word_of_locals`): word i of all
+lanes is contiguous, as on a GPU. An access at the same address in all lanes, the usual case, is one vector access.
+A word has the size of the kernel's largest element there, at least 4 bytes; smaller elements are parts of words:
+
+    byte a of lane l is byte (a - a % word) * width + l * word + a % word of the warp's local memory
+
 A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
 way is taken only if its own test of all lanes' bytes has succeeded, and why everything else goes through C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import Accesses, is_ordered
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes, is_signed
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, extended_input
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, has_result
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _OWN_SPACES = frozenset({"shared", "local", "param"})
@@ -63,6 +67,8 @@ class MemoryText(Lanes):
     escape: str = field(default="escape", init=False)
     """The label of the escape of the attempt that is being written."""
     needs_fragments: bool = field(default=False, init=False)
+    word: int = field(default=0, init=False)
+    """The bytes of a word of interleaved local memory; 0 if each lane's local memory is contiguous."""
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
     """The groups whose check was written in this segment, by their id()."""
 
@@ -112,6 +118,8 @@ class MemoryText(Lanes):
         """Write the check of a group of accesses, at the first of them."""
         if id(group) in self._checked:
             return self._checked[id(group)]
+        if group.space == "local" and self.word:
+            return self._check_local(group, mask)
         varies = self.plan.is_varying(group.base) or group.guarded or group.space in ("generic", "local")
         pointers = self._check_lanes(group, mask) if varies else self._check_single(group, mask)
         if not group.guarded:
@@ -317,64 +325,19 @@ class MemoryText(Lanes):
             self.line("fence acquire")
         self.fence_compiler()
 
-    # --- sequences
-
-    def write_first(self, operation: Operation, write: Callable[[MemoryText, Operation], None]) -> None:
-        """Compute lane 0's value of a certain sequence as a scalar, and its flag."""
-        target = operation.operands[0] if operation.operands and has_result(operation) else None
-        if not isinstance(target, Register) or target.number not in self.sequences.certain:
-            return
-        self.first = True
-        if target.number in self.sequences.flagged:
-            flag = self._sequence_flag(operation)
-            self.store("i1", flag, f"%e{target.number}")
-        write(self, operation)
-        self.first = False
-
-    def restore_sequence(self, number: int, slot: str, masks: list[str]) -> None:
-        """Compute lane 0's value and the flag of a register in a frame that only the lanes of some masks have."""
-        element, mask, stride = f"i{self.register_bits(number)}", masks[0], self.sequences.strides[number] or 0
-        for other in masks[1:]:
-            mask = self.op("or", self.mask_type, mask, other)
-        some = self.op("or", self.mask_type, mask, str(-(1 << (self.width - 1))))
-        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, some), ("i1", "true"))
-        lane = self.cast("zext", lane, self.mask_type, "i64")
-        value = self.load(element, self.value(f"getelementptr {element}, ptr {slot}, i64 {lane}"))
-        before = self.op("mul", "i64", lane, str(stride))
-        before = self.cast("trunc", before, "i64", element) if element != "i64" else before
-        first = self.op("sub", element, value, before)
-        self.store(element, first, f"%f{number}")
-        if number in self.sequences.flagged:
-            self.store("i1", self._follow(self.read(number), first, element, stride, mask), f"%e{number}")
-
-    def _sequence_flag(self, operation: Operation) -> str:
-        """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""
-        numbers = [x.number for x in operation.inputs if isinstance(x, Register)]
-        flag = "true"
-        for number in set(numbers) & self.sequences.flagged:
-            flag = self.op("and", "i1", flag, self.flag(number))
-        extended = extended_input(operation, self.plan)
-        if extended is None:
-            return flag
-        argument, type_name = extended
-        stride = self.sequences.strides.get(argument.number, 0) if isinstance(argument, Register) else 1
-        extend, kind = "sext" if is_signed(type_name) else "zext", f"i{BITS[type_name]}"
-        first = self.cast(extend, self.use(argument, type_name, SCALAR), kind, "i64")
-        last = self.op("add", "i64", first, str((stride or 0) * (self.width - 1)))
-        again = self.cast(extend, self.cast("trunc", last, "i64", kind), kind, "i64")
-        return self.op("and", "i1", flag, self.op("icmp eq", "i64", again, last))
-
     # --- loads
 
     def load_items(self, group: Accesses, offset: int, bits: int, count: int) -> tuple[list[str], Shape]:
         """Return `count` consecutive elements at an offset, and their shape."""
         assert self.operation is not None
         ordered = is_ordered(self.operation)
-        mask = self.active() if group.guarded else self.current()
+        mask, size = self.active() if group.guarded else self.current(), bits // 8
         pointers = self.check(group, mask)
+        if group.space == "local" and self.word:
+            values = [self._load_local(pointers, offset + k * size, bits, mask) for k in range(count)]
+            return values, self.vector
         if ordered:
             self.order_before(self.operation)
-        size = bits // 8
         if not pointers.lanes:
             volatile = "volatile " if ordered else ""
             places = [self._pointer(pointers.single, offset + k * size) for k in range(count)]
@@ -464,11 +427,15 @@ class MemoryText(Lanes):
         """Store consecutive elements at an offset."""
         assert self.operation is not None
         ordered = is_ordered(self.operation)
-        mask = self.active() if group.guarded else self.current()
+        mask, size = self.active() if group.guarded else self.current(), bits // 8
         pointers = self.check(group, mask)
+        if group.space == "local" and self.word:
+            for k, value in enumerate(values):
+                own = self.use(value, type_name, self.vector)
+                self._store_local(pointers, offset + k * size, own, bits, mask)
+            return
         if ordered:
             self.order_before(self.operation)
-        size = bits // 8
         if pointers.lanes:
             vectors = [self.use(value, type_name, self.vector) for value in values]
             self._store_lanes(group, pointers, offset, vectors, bits, mask)
@@ -519,25 +486,101 @@ class MemoryText(Lanes):
         self.jump(join)
         self.place(join)
 
-    # --- lane by lane
+    # --- interleaved local memory
 
-    def each_lane(self, mask: str, body: Callable[[str], None]) -> None:
-        """Write a loop over lanes, the lowest first; `body` gets the lane's number as i64."""
-        before, loop, on = self.label("before"), self.label("lane"), self.label("after")
-        self.jump(before)
-        self.place(before)
-        self.branch(self.op("icmp eq", self.mask_type, mask, "0"), on, loop)
-        self.place(loop)
-        remaining, rest = f"%{self.label('remaining')}", f"%{self.label('rest')}"
-        at = len(self.lines)
-        self.lines.append("")
-        kind = self.mask_type
-        lane = self.call(f"llvm.cttz.{kind}", kind, (kind, remaining), ("i1", "true"))
-        body(self.cast("zext", lane, kind, "i64"))
-        end = self.label("end")
-        self.jump(end)
-        self.place(end)
-        self.line(f"{rest} = and {kind} {remaining}, {self.op('sub', kind, remaining, '1')}")
-        self.lines[at] = f"  {remaining} = phi {kind} [{mask}, %{before}], [{rest}, %{end}]"
-        self.branch(self.op("icmp eq", kind, rest, "0"), on, loop)
+    def _check_local(self, group: Accesses, mask: str) -> Pointers:
+        """Check accesses to interleaved local memory; the result has addresses that count from 0."""
+        varies = self.plan.is_varying(group.base)
+        address = self.address(group.base, self.vector if varies else SCALAR, "local")
+        slow, on = self.label("slow"), self.label("on")
+        good = self._all_inside(group, 0, address, mask) if varies else self._inside(group, 0, address, 0)
+        self.branch(good, on, slow, LIKELY)
+        self.place(slow)
+        lanes = address if varies else self.splat(address, "i64", self.vector)
+        self.store(self.vector.of("i64"), lanes, "%scratch0")
+        self._resolve(group, 0, mask)
+        self.jump(on)
         self.place(on)
+        if not varies:
+            return Pointers(single=address)
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
+        lane = self.op("and", self.mask_type, lane, str(self.width - 1))  # a guard may leave no lanes
+        first = self.value(f"extractelement {self.vector.of('i64')} {address}, {self.mask_type} {lane}")
+        return Pointers(single=first, near=self._follow(address, first, "i64", 0, mask), lanes=address)
+
+    def _place_local(self, address: str, shape: Shape) -> str:
+        """Return where the word of an address is: of all lanes, for one address, or of each lane."""
+        wide, kind = shape.of("i64"), shape.of("ptr")
+        word = self.op("and", wide, address, shape.constant("i64", -self.word))
+        place = self.op("mul", wide, word, shape.constant("i64", self.width))
+        place = self.op("add", wide, place, self.splat("%local", "i64", shape))
+        if shape.lanes:
+            place = self.op("add", wide, place, sequence(self.width, "i64", self.word))
+        return self.cast("inttoptr", place, wide, kind)
+
+    def _bit_in_word(self, address: str) -> str:
+        """Return by how many bits the elements at all lanes' addresses are shifted in their words."""
+        kind, words, element = self.vector.of("i64"), self.vector.of(f"i{8 * self.word}"), f"i{8 * self.word}"
+        byte = self.cast("trunc", address, kind, words) if self.word < 8 else address
+        byte = self.op("and", words, byte, self.vector.constant(element, self.word - 1))
+        return self.op("shl", words, byte, self.vector.constant(element, 3))
+
+    def _local_addresses(self, pointers: Pointers, offset: int) -> tuple[str, str]:
+        """Return the first lane's address and those of all lanes, which have 32 bits in every check."""
+        kind, whole = self.vector.of("i64"), (1 << 32) - 1
+        first = self.op("and", "i64", self.op("add", "i64", pointers.single, str(offset)), str(whole))
+        if not pointers.lanes:
+            return first, self.splat(first, "i64", self.vector)
+        lanes = self.op("add", kind, pointers.lanes, self.vector.constant("i64", offset))
+        return first, self.op("and", kind, lanes, self.vector.constant("i64", whole))
+
+    def _load_words(self, pointers: Pointers, offset: int, mask: str) -> str:
+        first, lanes = self._local_addresses(pointers, offset)
+        bits = 8 * self.word
+        if not pointers.lanes:
+            return self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
+        near, far, join = self.label("near"), self.label("far"), self.label("loaded")
+        self.branch(pointers.near, near, far)
+        self.place(near)
+        same = self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
+        self.jump(join)
+        self.place(far)
+        own = self._gather_elements(self._place_local(lanes, self.vector), bits, mask)
+        self.jump(join)
+        self.place(join)
+        return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, far))
+
+    def _load_local(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
+        """Return an element of each lane at an offset, at most a word."""
+        words = self.vector.of(f"i{8 * self.word}")
+        value = self._load_words(pointers, offset, mask)
+        if bits == 8 * self.word:
+            return value
+        by = self._bit_in_word(self._local_addresses(pointers, offset)[1])
+        return self.cast("trunc", self.op("lshr", words, value, by), words, self.vector.of(f"i{bits}"))
+
+    def _store_local(self, pointers: Pointers, offset: int, value: str, bits: int, mask: str) -> None:
+        """Store an element of each lane at an offset, at most a word."""
+        first, lanes = self._local_addresses(pointers, offset)
+        element = f"i{8 * self.word}"
+        words, mangled = self.vector.of(element), self.vector.mangled(element)
+        if bits < 8 * self.word:
+            by = self._bit_in_word(lanes)
+            part = self.op("shl", words, self.vector.constant(element, (1 << bits) - 1), by)
+            others = self.op("xor", words, part, self.vector.constant(element, -1))
+            others = self.op("and", words, self._load_words(pointers, offset, mask), others)
+            value = self.cast("zext", value, self.vector.of(f"i{bits}"), words)
+            value = self.op("or", words, self.op("shl", words, value, by), others)
+        these = self.vector.of("i1"), self.as_lanes(mask)
+        near, far, join = self.label("near"), self.label("far"), self.label("stored")
+        self.branch(pointers.near or "true", near, far)
+        self.place(near)
+        place = f"ptr align {self.word}", self._place_local(first, SCALAR)
+        self.call(f"llvm.masked.store.{mangled}.p0", "void", (words, value), place, these)
+        self.jump(join)
+        self.place(far)
+        if pointers.lanes:
+            places = f"{self.vector.of('ptr')} align {self.word}", self._place_local(lanes, self.vector)
+            self.call(f"llvm.masked.scatter.{mangled}.v{self.width}p0", "void", (words, value), places, these)
+        self.jump(join)
+        self.place(join)

@@ -6,6 +6,7 @@ the block over (`bail_if_apart`); lanes that name different barriers wait foreve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 from attrs import define, field, frozen
@@ -15,6 +16,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import DispatchText
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
     FRAME_HEADER,
@@ -33,10 +35,13 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.saves import (
     find_saved,
     has_many_stops,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import extended_input
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Operation,
+    Register,
+    has_result,
     registers_in,
 )
 
@@ -167,6 +172,53 @@ class StopText(DispatchText):
             self.at, self.operation = stop.segment, stop.result
             self._set_reduction(stop.result)
         self.jump(f"run{stop.segment}")
+
+    # --- sequences
+
+    def write_first(self, operation: Operation, write: Callable[[StopText, Operation], None]) -> None:
+        """Compute lane 0's value of a certain sequence as a scalar, and its flag."""
+        target = operation.operands[0] if operation.operands and has_result(operation) else None
+        if not isinstance(target, Register) or target.number not in self.sequences.certain:
+            return
+        self.first = True
+        if target.number in self.sequences.flagged:
+            flag = self._sequence_flag(operation)
+            self.store("i1", flag, f"%e{target.number}")
+        write(self, operation)
+        self.first = False
+
+    def restore_sequence(self, number: int, slot: str, masks: list[str]) -> None:
+        """Compute lane 0's value and the flag of a register in a frame that only the lanes of some masks have."""
+        element, mask, stride = f"i{self.register_bits(number)}", masks[0], self.sequences.strides[number] or 0
+        for other in masks[1:]:
+            mask = self.op("or", self.mask_type, mask, other)
+        some = self.op("or", self.mask_type, mask, str(-(1 << (self.width - 1))))
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, some), ("i1", "true"))
+        lane = self.cast("zext", lane, self.mask_type, "i64")
+        value = self.load(element, self.value(f"getelementptr {element}, ptr {slot}, i64 {lane}"))
+        before = self.op("mul", "i64", lane, str(stride))
+        before = self.cast("trunc", before, "i64", element) if element != "i64" else before
+        first = self.op("sub", element, value, before)
+        self.store(element, first, f"%f{number}")
+        if number in self.sequences.flagged:
+            self.store("i1", self._follow(self.read(number), first, element, stride, mask), f"%e{number}")
+
+    def _sequence_flag(self, operation: Operation) -> str:
+        """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""
+        numbers = [x.number for x in operation.inputs if isinstance(x, Register)]
+        flag = "true"
+        for number in set(numbers) & self.sequences.flagged:
+            flag = self.op("and", "i1", flag, self.flag(number))
+        extended = extended_input(operation, self.plan)
+        if extended is None:
+            return flag
+        argument, type_name = extended
+        stride = self.sequences.strides.get(argument.number, 0) if isinstance(argument, Register) else 1
+        extend, kind = "sext" if is_signed(type_name) else "zext", f"i{BITS[type_name]}"
+        first = self.cast(extend, self.use(argument, type_name, SCALAR), kind, "i64")
+        last = self.op("add", "i64", first, str((stride or 0) * (self.width - 1)))
+        again = self.cast(extend, self.cast("trunc", last, "i64", kind), kind, "i64")
+        return self.op("and", "i1", flag, self.op("icmp eq", "i64", again, last))
 
     # --- ends
 
