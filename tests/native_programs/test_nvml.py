@@ -310,11 +310,7 @@ def test_a_device_plugin_of_kubernetes_gets_what_it_requests(nvml: Nvml) -> None
     assert nvml.call("nvmlDeviceGetAddressingMode", first, None) == INVALID
     for name in ("GetVirtualizationMode", "GetPersistenceMode", "GetMaxMigDeviceCount", "IsMigDeviceHandle"):
         assert nvml.number(f"nvmlDevice{name}", first) == 0
-    for name in (
-        "GetNvLinkState",
-        "GetGpuInstanceRemainingCapacity",
-        "GetAttributes_v2",
-    ):  # no NVLink, MIG is disabled
+    for name in ("GetNvLinkState", "GetAttributes_v2"):  # no NVLink, MIG is disabled
         assert nvml.call(f"nvmlDevice{name}", first, ctypes.create_string_buffer(512)) == NOT_SUPPORTED
 
 
@@ -331,7 +327,7 @@ class Partition(ctypes.Structure):
 
 
 def test_the_profiles_of_an_h200s_parts_are_listed_although_mig_is_disabled(nvml: Nvml) -> None:
-    """As nvidia-smi prints them for an H200 (mig -lgip, -lgipp)."""
+    """As NVML lists them on an H200 with driver 580.159.04."""
     first, second = nvml.handles()
     profiles, places = {}, (ctypes.c_uint * 14)()
     for number in range(0x12):
@@ -353,19 +349,22 @@ def test_the_profiles_of_an_h200s_parts_are_listed_although_mig_is_disabled(nvml
         name = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
         assert nvml.call(name, first, info.number, None, ctypes.byref(count)) == 0
         assert nvml.call(name, first, info.number, places, ctypes.byref(count)) == 0
+        capacity = nvml.number("nvmlDeviceGetGpuInstanceRemainingCapacity", first, info.number)
+        assert capacity == info.figures[2], "as many as there can be: there are none"
         starts, sizes = places[: 2 * count.value : 2], {*places[1 : 2 * count.value : 2]}
         profiles[info.name.decode()] = (info.number, [*info.figures], info.mebibytes / 1024, starts, sizes)
     assert profiles == {
         "MIG 1g.18gb": (19, [0, 1, 7, 16, 1, 1, 0, 1, 0], 16, [0, 1, 2, 3, 4, 5, 6], {1}),
         "MIG 1g.18gb+me": (20, [0, 1, 1, 16, 1, 1, 0, 1, 1], 16, [0, 1, 2, 3, 4, 5, 6], {1}),
-        "MIG 1g.35gb": (15, [0, 1, 4, 26, 1, 1, 0, 1, 0], 32.25, [0, 2, 4, 6], {2}),
-        "MIG 2g.35gb": (14, [0, 2, 3, 32, 2, 2, 0, 2, 0], 32.25, [0, 2, 4], {2}),
-        "MIG 3g.71gb": (9, [0, 3, 2, 60, 3, 3, 0, 3, 0], 69.5, [0, 4], {4}),
-        "MIG 4g.71gb": (5, [0, 4, 1, 64, 4, 4, 0, 4, 0], 69.5, [0], {4}),
+        "MIG 1g.35gb": (15, [0, 1, 4, 26, 1, 1, 0, 1, 0], 32.5, [0, 2, 4, 6], {2}),
+        "MIG 2g.35gb": (14, [0, 2, 3, 32, 2, 2, 0, 2, 0], 32.5, [0, 2, 4], {2}),
+        "MIG 3g.71gb": (9, [0, 3, 2, 60, 3, 3, 0, 3, 0], 69.75, [0, 4], {4}),
+        "MIG 4g.71gb": (5, [0, 4, 1, 64, 4, 4, 0, 4, 0], 69.75, [0], {4}),
         "MIG 7g.141gb": (0, [0, 7, 1, 132, 8, 7, 0, 7, 1], 140, [0], {8}),
     }
     assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", first, 0x12, old) == INVALID, "the end of the list"
     assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfoV", first, 0, ctypes.byref(Partition(9))) == INVALID
+    assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfoByIdV", first, 99, third) == INVALID
     assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", second, 0, old) == NOT_SUPPORTED, "a V100"
     assert (
         nvml.call("nvmlDeviceGetGpuInstancePossiblePlacements", second, 19, None, ctypes.byref(count))

@@ -77,7 +77,7 @@ def test_the_childs_answer_is_read() -> None:
     properties = {
         "name": "a real one", "uuid": GPUS[0].uuid, "pci": GPUS[0].pci, "compute_capability": [9, 0],
         "multiprocessors": 132, "memory_bytes": GPUS[0].memory_bytes, "attributes": GPUS[0].attributes,
-        "sm_chunks": [15, 8],
+        "sm_chunks": [15, 8], "reserved_bytes": GPUS[0].reserved_bytes,
     }  # fmt: skip
     assert run_probe(printing(json.dumps({"devices": [properties]}))) == Probed((GPUS[0],))
     assert run_probe(printing('{"absent": "why"}')) == Probed(absent="why")

@@ -1,8 +1,7 @@
 /* NVML's functions about MIG: the profiles of the parts into which a GPU can be divided. MIG is disabled, so there is no part.
  *
- * As on a GPU, profiles and their placements can be listed although MIG is disabled. The figures are those that nvidia-smi's
- * `mig -lgip` and `mig -lgipp` print for an H200 and an H100 (public transcripts), and the MIG User Guide's tables. The last
- * H200 profile's memory is an inference: its whole memory less as much as on an H100. */
+ * As on a GPU, profiles and their placements can be listed although MIG is disabled. All figures of the H200 are those of one
+ * with driver 580.159.04; the memory of the H100's profiles is what nvidia-smi's `mig -lgip` prints (public transcripts). */
 
 #include "session.h"
 
@@ -45,7 +44,7 @@ static const struct board {
         unsigned gigabytes, mebibytes;
     } memory[HOPPERS_PROFILES];
 } boards[] = {
-    {"NVIDIA H200", {{18, 16384}, {18, 16384}, {35, 33024}, {35, 33024}, {71, 71168}, {71, 71168}, {141, 143360}}},
+    {"NVIDIA H200", {{18, 16384}, {18, 16384}, {35, 33280}, {35, 33280}, {71, 71424}, {71, 71424}, {141, 143360}}},
     {"NVIDIA H100 80GB HBM3", {{10, 9984}, {10, 9984}, {20, 20096}, {20, 20096}, {40, 40448}, {40, 40448}, {80, 81152}}},
 };
 
@@ -105,7 +104,7 @@ static int write_profile(nvmlDevice_t handle, unsigned value, enum key key, void
     if (!is_third && second->version != STRUCT_VERSION(*second, 2))
         return unlock(INVALID_ARGUMENT); /* as documented, not VERSION_MISMATCH */
     if (index < 0)
-        return unlock(NOT_SUPPORTED);
+        return unlock(key == BY_ID && board_of(device) ? INVALID_ARGUMENT : NOT_SUPPORTED); /* as an H200's driver */
     const struct profile *profile = &hoppers_profiles[index];
     unsigned gigabytes = board_of(device)->memory[index].gigabytes, mebibytes = board_of(device)->memory[index].mebibytes;
     second->id = profile->id;
@@ -144,6 +143,16 @@ static int own_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t handle
 
 #define own_nvmlDeviceGetGpuInstancePossiblePlacements own_nvmlDeviceGetGpuInstancePossiblePlacements_v2
 
+/* Return how many instances could be made if MIG were enabled: as many as there can be, because there are none. */
+static int own_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t handle, unsigned id, unsigned *count) {
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !count);
+    int index = find_profile(device, id, BY_ID);
+    if (index < 0)
+        return unlock(NOT_SUPPORTED);
+    *count = hoppers_profiles[index].figures.instances;
+    return unlock(SUCCESS);
+}
+
 /* Devices that can be divided: the large ones of compute capability 8.0 and later. None is. */
 static int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigned *pending) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !mode || !pending);
@@ -165,6 +174,7 @@ const struct own_function partition_functions[] = {
     EMULATED(nvmlDeviceGetGpuInstanceProfileInfoByIdV),
     EMULATED(nvmlDeviceGetGpuInstancePossiblePlacements),
     EMULATED(nvmlDeviceGetGpuInstancePossiblePlacements_v2),
+    EMULATED(nvmlDeviceGetGpuInstanceRemainingCapacity),
     EMULATED(nvmlDeviceGetMigMode),
     EMULATED(nvmlDeviceGetMigDeviceHandleByIndex),
     {0},
