@@ -119,7 +119,7 @@ class MonitoredMachine:
 
     >>> machine = MonitoredMachine.of("2xH200", with_processes=False)
     >>> [device.total >> 30 for device in machine.devices], machine.select("1")[0].index
-    ([139, 139], 1)
+    ([140, 140], 1)
     """
 
     text: str

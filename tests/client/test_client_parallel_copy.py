@@ -204,7 +204,7 @@ def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: Fak
     transport = context.usable().transport
     kept = [transport.sequence() for _ in range(4)]
     for sequence in kept:
-        assert transport.staging.take(sequence, SHARED_BYTES // 4, context, kept=True) is not None
+        assert transport.staging.take(sequence, SHARED_BYTES // 4, context, is_kept=True) is not None
     waits, result = threading.Event(), []
 
     def wait_for_room() -> None:

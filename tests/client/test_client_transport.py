@@ -186,13 +186,13 @@ def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor)
 
 def test_slots_do_not_overlap_and_free_ones_merge(executor: FakeExecutor) -> None:
     staging, context = executor.transport.staging, executor.context()
-    offsets = [staging.take(number, GRAIN, context, kept=False) for number in range(16)]
+    offsets = [staging.take(number, GRAIN, context, is_kept=False) for number in range(16)]
     assert sorted(offsets, key=lambda offset: offset or 0) == [GRAIN * number for number in range(16)]
-    assert staging.take(99, 1, context, kept=False) is None
+    assert staging.take(99, 1, context, is_kept=False) is None
     for number in (3, 4):
         staging.free(number)
         assert staging.free(number) is None
-    assert staging.take(99, 2 * GRAIN, context, kept=False) == 3 * GRAIN
+    assert staging.take(99, 2 * GRAIN, context, is_kept=False) == 3 * GRAIN
 
 
 def test_a_full_socket_blocks_a_sender_and_loses_nothing(make_executor: MakeExecutor) -> None:

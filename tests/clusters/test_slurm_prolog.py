@@ -83,7 +83,8 @@ def test_a_task_gets_what_the_prolog_has_recorded(installed: Path, tmp_path: Pat
     part = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0"}
     done = run(installed / "prolog", **part)
     assert (done.returncode, done.stderr) == (0, "")
-    memory = describe("H200")[0].memory_bytes // (1 << 20)
+    device = describe("H200")[0]
+    memory = (device.memory_bytes + device.reserved_bytes) >> 20  # as nvidia-smi and pympsd-smi report it
     expected = {
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={memory // 2}M",

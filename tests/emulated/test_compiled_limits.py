@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -215,6 +216,33 @@ def test_kernels_access_the_memory_of_peers(spaces: Spaces, tier: str) -> None:
     assert there[:64].tolist() == np.where(i < 32, i + 1000, i).tolist()
     assert there[192:256].tolist() == list(range(128, 192))
     assert there[256] == 256 + 64
+
+
+LONG = """.visible .entry k(.param .u64 p, .param .u32 rounds) { .reg .b32 %i, %n, %v; .reg .b64 %a; .reg .pred %q;
+ld.param.u64 %a, [p]; ld.param.u32 %n, [rounds]; mov.u32 %i, 0; AGAIN: ld.volatile.global.u32 %v, [%a];
+add.u32 %v, %v, 1; st.volatile.global.u32 [%a], %v; add.u32 %i, %i, 1; setp.lt.u32 %q, %i, %n; @%q bra AGAIN; ret;
+}"""
+
+
+def test_a_peer_is_mapped_while_a_kernel_runs_and_between_two_launches(tier: str) -> None:
+    """The space is then mapped elsewhere in this process, because it has become larger."""
+    device, other = Device(1 << 12), Device(1 << 12)
+    device.space, other.space = (AddressSpace(BASE + (number << 24), 1 << 20, 1 << 22) for number in range(2))
+    module, address, expected = device.load(HEADER + LONG), device.put(np.zeros(1, "u4")), 0
+    for rounds in (1, 1 << 16, 1):
+        (batch,) = batches(module, "k", (1, 1, 1), (1, 1, 1), (address, rounds))
+        if rounds > 1:
+            assert not batch.step(0, Never())
+            device.space.map_peer(os.getpid(), other.space.publish(), other.space.base - device.space.base)
+            gc.collect()  # the former mapping, unless it is used
+        assert batch.step(60, Never())
+        if isinstance(batch, CompiledBatch):
+            batch.keep()
+        expected += rounds
+        assert device.get(address, np.zeros(1, "u4")).tolist() == [expected]
+    module.unload()
+    device.space.close()
+    other.space.close()
 
 
 @pytest.mark.parametrize("offset", [512 + 4, -(1 << 24) + (1 << 20) + 64, 2, 1 << 40])

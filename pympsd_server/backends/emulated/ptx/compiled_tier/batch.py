@@ -39,8 +39,9 @@ shape, of this launch or another one. Then only the number of the first block an
 replaced, and the state that C changes is reset.
 
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
-two calls, only this thread. What a check has found about allocations is forgotten when these change; the arrays that
-it was found in live until all threads are at rest. After a fault, which names block and thread, a batch is not used.
+two calls, only this thread. What a check has found about allocations is forgotten when these change; its arrays live
+until all threads are at rest. When the space maps more peers it moves: a batch follows it at rest. After a fault,
+which names block and thread, a batch is not used.
 """
 
 from __future__ import annotations
@@ -52,13 +53,18 @@ import time
 import weakref
 from functools import lru_cache
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
 from pympsd.vocabulary.settings import read_kernel_threads
 from pympsd.vocabulary.variables import KERNEL_THREADS
-from pympsd_server.backends.emulated.ptx.compiled_tier.frames import Frames, exchange_words
+from pympsd_server.backends.emulated.ptx.compiled_tier.frames import (
+    Frames,
+    allocate_aligned,
+    allocate_zeros,
+    exchange_words,
+)
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
@@ -118,9 +124,8 @@ _PREFERRED_ESCAPING_SLOTS: Final = 128
 _MAX_SLOTS_AT_ONCE: Final = 16
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _MAX_KEPT: Final = 32
-"""The maximum number of finished batches that a module keeps."""
 _MAX_KEPT_BYTES: Final = 1 << 24
-"""The maximum size of their slabs together."""
+"""The maxima of the finished batches that a module keeps: their number, and the size of their slabs together."""
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
 """The batches whose kernels may run, by the address of their shared state."""
 _looking: Final = threading.Lock()
@@ -146,23 +151,7 @@ def _round_up(nbytes: int) -> int:
     return -(-nbytes // CACHE_LINE) * CACHE_LINE
 
 
-def _aligned(nbytes: int) -> Array:
-    """Return bytes that are not initialised, at the beginning of a cache line."""
-    whole = np.empty(nbytes + CACHE_LINE, np.uint8)
-    begin = -int(whole.ctypes.data) % CACHE_LINE
-    return whole[begin : begin + nbytes]
-
-
-def _zeros(nbytes: int) -> Array:
-    """Return zeros at the beginning of a cache line."""
-    zeros = _aligned(nbytes)
-    zeros[:] = 0
-    return zeros
-
-
-@lru_cache
-def _allowed_threads(setting: str) -> int:
-    return read_kernel_threads({KERNEL_THREADS: setting})
+_allowed_threads: Final = lru_cache(lambda setting: read_kernel_threads({KERNEL_THREADS: setting}))
 
 
 def _count_threads(sm_of_block: Array) -> int:
@@ -189,6 +178,7 @@ class CompiledBatch:
         if len(setup.parameters) < kernel.parameter_bytes:
             raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(setup.parameters)}")
         self.kernel, self._module, self._setup, self._code = kernel, module, setup, code
+        self._view: Array = module.space.views[DTYPES["u8"]]
         self._first_block, self._sm_of_block = first_block, np.ascontiguousarray(sm_of_block, np.int64)
         self._taken_over: list[Batch] = []
         self._reach: list[tuple[Any, ...]] = []
@@ -260,13 +250,13 @@ class CompiledBatch:
         common.slots_at_once = min(max(share, 1), _MAX_SLOTS_AT_ONCE) * cluster
         slots = blocks + (common.slots_at_once - cluster) * common.worker_count
         common.states_bytes = _round_up(self._warps_per_block * WARP_STATE.itemsize)
-        self._slots = _zeros(slots * SLOT.itemsize).view(SLOT)
-        states = _zeros(slots * common.states_bytes).reshape(slots, common.states_bytes)
+        self._slots = allocate_zeros(slots * SLOT.itemsize).view(SLOT)
+        states = allocate_zeros(slots * common.states_bytes).reshape(slots, common.states_bytes)
         self._warps = states[:, : self._warps_per_block * WARP_STATE.itemsize].view(WARP_STATE)
         common.shared_frame = align_shared_frame(self._reached)
-        self._shared = _aligned(slots * common.shared_frame)
-        self._local = _aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
-        memory = _aligned(slots * self._warps_per_block * code.frame_bytes)
+        self._shared = allocate_aligned(slots * common.shared_frame)
+        self._local = allocate_aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
+        memory = allocate_aligned(slots * self._warps_per_block * code.frame_bytes)
         self._frames = Frames(code, memory, kernel.translation)
         self._nbytes = self._shared.nbytes + self._local.nbytes + memory.nbytes
         common.shared_slab, common.local_slab = self._shared.ctypes.data, self._local.ctypes.data
@@ -285,16 +275,25 @@ class CompiledBatch:
         self._bound = self._bind()
         count = common.worker_count
         common.worker_bytes, common.sites_bytes = _round_up(ctypes.sizeof(Worker)), _round_up(16 * code.sites)
-        self._workers = _aligned(count * common.worker_bytes)
-        self._sites = _aligned(count * common.sites_bytes)
+        self._workers = allocate_aligned(count * common.worker_bytes)
+        self._sites = allocate_aligned(count * common.sites_bytes)
         common.workers = self._workers.ctypes.data
         self._describe_worker()
         rows = self._workers.reshape(count, common.worker_bytes)
         rows[1:] = rows[0]
-        at = offset_of("sites")
-        rows[:, at : at + 8].view(np.uint64)[:, 0] += np.arange(count, dtype=np.uint64) * np.uint64(
-            common.sites_bytes
-        )
+        self._column(self._workers, "sites")[:] += np.arange(count, dtype=np.uint64) * np.uint64(common.sites_bytes)
+
+    def _column(self, workers: Array, name: str) -> Array:
+        """Return a field of all workers, which can be changed in place."""
+        at, rows = offset_of(name), workers.reshape(-1, self._common.worker_bytes)
+        return cast(Array, rows[:, at : at + 8].view(np.uint64)[:, 0])
+
+    def _follow_mapping(self) -> None:
+        """Use the space's mapping, if it is another one than before; all threads must be at rest."""
+        if self._view is not self._module.space.views[DTYPES["u8"]]:
+            self._view = self._module.space.views[DTYPES["u8"]]
+            for workers in (self._workers, self._initial[1]):
+                self._column(workers, "delta")[:] = self._view.ctypes.data - self._module.space.base
 
     def _worker(self, index: int) -> Worker:
         return Worker.from_buffer(self._workers.data, index * self._common.worker_bytes)
@@ -305,7 +304,7 @@ class CompiledBatch:
         worker, kernel, setup = self._worker(0), self.kernel, self._setup
         self._parameters = np.frombuffer(bytearray(setup.parameters + bytes(16)), np.uint8)
         worker.parameters, worker.parameter_bytes = self._parameters.ctypes.data, len(setup.parameters)
-        worker.delta = self._module.space.views[DTYPES["u8"]].ctypes.data - self._module.space.base
+        worker.delta = self._view.ctypes.data - self._module.space.base
         worker.sites, worker.addresses = self._sites.ctypes.data, self._bound[0].ctypes.data
         worker.dynamic_offset, worker.shared_bytes = self._dynamic_offset, self._reached
         worker.local_frame, worker.local_bytes = align_local_frame(kernel.local_bytes), kernel.local_bytes
@@ -345,9 +344,10 @@ class CompiledBatch:
             starts, ends = self._module.space.reach()
             if self._reach and self._reach[-1][0] is starts:
                 return
+            mapped = int(np.searchsorted(starts, len(self._view)))  # the other ranges are only in a later mapping
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
             peers, space = self._module.space.peer_windows(), self._module.space
-            own = starts.ctypes.data, ends.ctypes.data, len(starts), generation
+            own = starts.ctypes.data, ends.ctypes.data, mapped, generation
             memory = ReachableMemory(*own, peers.ctypes.data, len(peers), space.size)
             self._reach = [*([] if at_rest else self._reach), (starts, ends, peers, memory)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
@@ -379,6 +379,7 @@ class CompiledBatch:
         Raises Cancelled when `cancel` is set, DeviceFault on a fault.
         """
         deadline = time.perf_counter() + quantum_seconds
+        self._follow_mapping()
         self.look_at_allocations()
         while not self.finished:
             if cancel.is_set():

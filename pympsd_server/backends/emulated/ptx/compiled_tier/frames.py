@@ -11,6 +11,7 @@ import numpy as np
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
+    CACHE_LINE,
     FRAME_ALIVE,
     FRAME_HEADER,
     FRAME_MASK,
@@ -20,6 +21,20 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, Array, DTy
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
 
 _WORD = np.dtype(np.uint32)
+
+
+def allocate_aligned(nbytes: int) -> Array:
+    """Return bytes that are not initialised, at the beginning of a cache line."""
+    whole = np.empty(nbytes + CACHE_LINE, np.uint8)
+    begin = -int(whole.ctypes.data) % CACHE_LINE
+    return whole[begin : begin + nbytes]
+
+
+def allocate_zeros(nbytes: int) -> Array:
+    """Return zeros at the beginning of a cache line."""
+    zeros = allocate_aligned(nbytes)
+    zeros[:] = 0
+    return zeros
 
 
 class Frames:
