@@ -213,7 +213,7 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     for tier in TIER_NAMES:
         use_tier(monkeypatch, tier)
         guarded = Guarded()
-        monkeypatch.setattr(compiled_batch, "_aligned", guarded.allocate)
+        monkeypatch.setattr(compiled_batch, "allocate_aligned", guarded.allocate)
         fault, memory, middle = run(case)
         guarded.check()
         assert bool(guarded.slabs) == (tier == "compiled")
