@@ -229,17 +229,23 @@ def test_a_peer_is_mapped_while_a_kernel_runs_and_between_two_launches(tier: str
     device, other = Device(1 << 12), Device(1 << 12)
     device.space, other.space = (AddressSpace(BASE + (number << 24), 1 << 20, 1 << 22) for number in range(2))
     module, address, expected = device.load(HEADER + LONG), device.put(np.zeros(1, "u4")), 0
+    there = other.put(np.full(1, 7, "u4"))
     for rounds in (1, 1 << 16, 1):
         (batch,) = batches(module, "k", (1, 1, 1), (1, 1, 1), (address, rounds))
         if rounds > 1:
             assert not batch.step(0, Never())
             device.space.map_peer(os.getpid(), other.space.publish(), other.space.base - device.space.base)
             gc.collect()  # the former mapping, unless it is used
+            if isinstance(batch, CompiledBatch):
+                batch.look_at_allocations(at_rest=False)  # as when a thread has accessed what it did not know
         assert batch.step(60, Never())
         if isinstance(batch, CompiledBatch):
             batch.keep()
         expected += rounds
         assert device.get(address, np.zeros(1, "u4")).tolist() == [expected]
+    (batch,) = batches(module, "k", (1, 1, 1), (1, 1, 1), (there, 1))
+    assert batch.step(60, Never())
+    assert other.get(there, np.zeros(1, "u4")).tolist() == [8]
     module.unload()
     device.space.close()
     other.space.close()

@@ -342,14 +342,14 @@ class CompiledBatch:
         """Read which memory the kernel can access. `at_rest`: no thread uses what was read before."""
         with _looking:
             starts, ends = self._module.space.reach()
-            if self._reach and self._reach[-1][0] is starts:
+            if self._reach and self._reach[-1][0] is starts and self._reach[-1][1] is self._view:
                 return
             mapped = int(np.searchsorted(starts, len(self._view)))  # the other ranges are only in a later mapping
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
             peers, space = self._module.space.peer_windows(), self._module.space
             own = starts.ctypes.data, ends.ctypes.data, mapped, generation
             memory = ReachableMemory(*own, peers.ctypes.data, len(peers), space.size)
-            self._reach = [*([] if at_rest else self._reach), (starts, ends, peers, memory)]
+            self._reach = [*([] if at_rest else self._reach), (starts, self._view, ends, peers, memory)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
 
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
