@@ -82,9 +82,11 @@ def test_in_a_directory_that_another_daemon_has_taken_nothing_is_made(
     daemon: DaemonProcess, make_daemon: Callable[..., DaemonProcess]
 ) -> None:
     process = int(ctl(daemon, "server get a pid"))
+    os.kill(daemon.pid, signal.SIGSTOP)  # so that it creates nothing before the second daemon has the directory
     shutil.rmtree(pipe(daemon, ""))
     pipe(daemon, "").mkdir()
     second = start(make_daemon(PYMPSD_EMULATED_DEVICES="2xH200"))
+    os.kill(daemon.pid, signal.SIGCONT)
     ctl(second, "server create b")
     os.kill(process, signal.SIGKILL)  # an event of the first daemon
     wait_until(lambda: any(f"Server {process} exited" in line for line in daemon.log()), "the server's end")

@@ -169,7 +169,8 @@ def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
     server = users.server_of(0)
     assert users.daemon.say("start_server -uid 0") == ""
     assert users.daemon.say(f"start_server -uid {OTHER}") == ""
-    assert f"A server for user {OTHER} is waiting for its turn, behind user 0" in users.daemon.log()
+    queued = f"A server for user {OTHER} is waiting for its turn, behind user 0"
+    wait_until(lambda: queued in users.daemon.log(), "the request in the queue")
     behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
     assert users.daemon.servers() == [server]
     first.end()
