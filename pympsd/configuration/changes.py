@@ -302,7 +302,7 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         elif present.deleted:
             result.append(Impossible(f"server '{name}' is being deleted: apply the file again when it is gone"))
         else:
-            result += _of_server(server, present, state)
+            result += _compare_server(server, present, state)
             if prune and _may_be_changed(server, state):
                 for namespace in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
                     clients = 0 if force else state.count_clients(name, namespace)
@@ -323,7 +323,7 @@ def _may_be_changed(server: ServerPlan, state: State) -> bool:
     return present is None or present.uid == (state.context.uid if server.uid is None else server.uid)
 
 
-def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
+def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
     name = server.name
     if server.uid not in (None, present.uid):
         yield Impossible(
@@ -350,7 +350,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if differences := _differences(namespace.limits, limits, ordinals):
             yield SetNamespace(name, namespace_name, limits, differences)
     for partition in (candidate for candidate in server.partitions if candidate.device in ordinals):
-        yield from _of_partition(partition, present, state)
+        yield from _compare_partition(partition, present, state)
 
 
 def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
@@ -362,7 +362,7 @@ def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> 
     )
 
 
-def _of_partition(plan: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
+def _compare_partition(plan: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
     existing = {(partition.name, partition.device): partition for partition in present.partitions}.get(
         (plan.name, plan.device)
     )

@@ -406,13 +406,13 @@ class Dispatcher:
                 raise OSError(errno.EBUSY, stuck)
             client.grant(server, instruction.priority, instruction.limits)
         except OSError as error:
-            self.not_admitted(instruction.client, instruction.server, error)
+            self.refuse_after_admission(instruction.client, instruction.server, error)
 
     def may_watch(self, server: RunningServer) -> bool:
         """Return whether the process of another client of a server may be watched."""
         return may_watch(server, self.servers.values(), exempt_users(self.state))
 
-    def not_admitted(self, client: int, server: int, error: OSError) -> None:
+    def refuse_after_admission(self, client: int, server: int, error: OSError) -> None:
         """Refuse a client that can have no session with the server it was admitted to.
 
         ``error`` is the OSError of the socket pair or of its transfer; the client leaves the server's table again.

@@ -15,17 +15,17 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, fields
 
 from pympsd.devices import memory_limits
-from pympsd.devices.machine import with_attributes
+from pympsd.devices.machine import set_attributes
 from pympsd.devices.memory_limits import BadEntry
 from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import (
     ClientLimits,
     Limits,
+    count_bytes,
     differing_percentages,
-    in_bytes,
+    find_on_device,
     lowest,
-    on_device,
     percentage_on,
 )
 from pympsd.vocabulary.limits import (
@@ -71,7 +71,7 @@ def affine_multiprocessors(requested: int, available: int, device: DevicePropert
         raise AffinityRefused(
             f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {requested}"
         )
-    return rounding(device).up(requested, available)
+    return rounding(device).round_up(requested, available)
 
 
 def context_multiprocessors(
@@ -207,7 +207,7 @@ def memory_on(limits: ClientLimits, ordinal: int) -> int:
 
     ``ordinal`` is the server's index of the device. The limit holds for all contexts of the client on it together.
     """
-    return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
+    return count_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
 
 def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: ClientRecord) -> Quota:
@@ -235,7 +235,7 @@ def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> Dev
     its partition.
     """
     count = process_multiprocessors(_percentage(limits, ordinal), device, _most(limits, ordinal, device))
-    return with_attributes(device, MULTIPROCESSOR_COUNT=count)
+    return set_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
 def in_force(
@@ -246,7 +246,7 @@ def in_force(
     ``environment``: the client's, which decides how many connections each of its contexts takes.
     """
     counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in devices)
-    memory = in_bytes(limits.own.pinned_memory)
+    memory = count_bytes(limits.own.pinned_memory)
     partitions = {ordinal: partition.name for ordinal, partition in limits.partitions.items() if partition.name}
     result = LimitsInForce(
         max(_percentage(limits, ordinal) for ordinal in ordinals).value,
@@ -297,7 +297,7 @@ def _percentage_by_device(
     entries, bad = memory_limits.read_percentages({PERCENTAGE: request.percentages}, visible)
     if bad and not is_lenient:
         raise BadLimit(problem_of_entries(bad))
-    entry = on_device(entries, request.device)
+    entry = find_on_device(entries, request.device)
     return None if entry is None else entry.value
 
 
