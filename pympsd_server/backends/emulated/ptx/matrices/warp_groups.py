@@ -82,7 +82,7 @@ def read_matrices(
     positions = np.repeat(leaders, addresses.shape[1])
     readers = Threads(threads.indices().take(positions), len(positions))
     try:
-        index = frame_elements(state, readers, "shared", addresses.reshape(-1), 4, _CHUNK, ((0, _CHUNK),))
+        index = frame_elements(state, readers, "shared", addresses.reshape(-1), _CHUNK, _CHUNK)
     except DeviceFault as fault:
         raise among(positions, fault) from None
     elements = state.view("shared", U64).reshape(-1, 2)[index].view(STORED[kind])

@@ -62,10 +62,7 @@ def _add(writer: Writer, operation: Operation) -> None:
         if dtype != S32:
             raise writer.refuse("modifier .sat")
         return writer.set_result(f"add_saturating({a}, {b}, {operation.name == 'sub'})", dtype)
-    total = writer.keep(f"{a} {_SIGNS[operation.name]} {b}")
-    if operation.name == "add" and dtype.itemsize == 8:
-        writer.sums[total] = (a, b)
-    return writer.set_result(total, dtype)
+    return writer.set_result(f"{a} {_SIGNS[operation.name]} {b}", dtype)
 
 
 @emits("addc subc", 3, "cc", ("u32", "s32", "u64", "s64"))

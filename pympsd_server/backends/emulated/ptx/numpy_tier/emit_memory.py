@@ -1,13 +1,9 @@
 """Loads, stores, atomics, and the instructions about memory that have no effect here.
 
-A memory operand is a base and a constant offset. Several accesses from the same base in one block share a *span*:
-one bounds check and one computation of indices for all of them (`Writer.span`), to which each access adds its
-offset. It needs a state space that is known, no guard and an aligned offset; everything else is a checked call of
-`load`, `store` or `atomic` in ptx/runtime. Without spans the kernels of scripts/bench emulated take up to 1.6 times
-as long in this tier, and without sums of a uniform and an index (`sum_elements`) up to 1.4 times.
-
-32-bit addresses are extended by zeros; in .const memory they count from the module's constants. Fences, prefetches
-and cache hints write nothing, because the threads of a batch see each other's memory in order.
+A memory operand is a base and a constant offset. Every access is a call of `load`, `store` or `atomic` in
+ptx/runtime, which checks it. 32-bit addresses are extended by zeros; in .const memory they count from the module's
+constants. Fences, prefetches and cache hints write nothing, because the threads of a batch see each other's memory
+in order.
 """
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
@@ -24,8 +20,6 @@ _CACHE = (
     "L1::no_allocate L2::evict_first L2::evict_last L2::evict_normal L2::64B L2::128B L2::256B unified "
     "L2::cache_hint"
 )
-_MAX_FAST_OFFSET = 1 << 20
-"""Bytes. With greater offsets two accesses from one base may be in 32-bit spaces on both sides of a wrap."""
 _TYPES = ("b8", "u8", "s8", *BITS, *INTEGERS, *FLOATS)
 _MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4 v8"])
 _LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
@@ -83,14 +77,11 @@ def _load(writer: Writer, operation: Operation) -> None:
     if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
         return _load_parameter(writer, targets, memory, memory.base, dtype)
     base, offset = _split_address(writer, operation, memory, space)
-    total = dtype.itemsize * len(targets)
-    if _is_fast(writer, space, offset, total):
-        size = dtype.itemsize
-        index = writer.span(space, base, offset, size, total)
-        view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
-        names = [writer.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(len(targets))]
-    else:
-        names = _load_checked(writer, space, base, offset, dtype, len(targets))
+    size, names = dtype.itemsize, []
+    for index in range(len(targets)):
+        # The first access checks the alignment and bounds of all of the vector.
+        align = size if index else size * len(targets)
+        names.append(writer.load(space, writer.displace(base, offset + index * size), dtype, align))
     for target, name in zip(targets, names, strict=True):
         if not isinstance(target, Sink):
             writer.assign(target, name, dtype)
@@ -110,22 +101,6 @@ def _load_parameter(
         writer.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
 
 
-def _is_fast(writer: Writer, space: str, offset: int, total: int) -> bool:
-    """Return whether one check and one index serve this access and others from the same base."""
-    return writer.guard is None and space != "generic" and offset % total == 0 and abs(offset) <= _MAX_FAST_OFFSET
-
-
-def _load_checked(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
-    size = dtype.itemsize
-    names = []
-    for index in range(count):
-        address = writer.displace(base, offset + index * size)
-        # The first access checks the alignment and bounds of all of the vector.
-        align = size * count if index == 0 else size
-        names.append(writer.load(space, address, dtype, align))
-    return names
-
-
 @emits("st", (2, 3), _MODIFIERS, _TYPES)
 def _store(writer: Writer, operation: Operation) -> None:
     without_hint(writer, operation, 2)
@@ -136,15 +111,7 @@ def _store(writer: Writer, operation: Operation) -> None:
     if space == "param" or operation.has("const"):
         raise writer.refuse()
     base, offset = _split_address(writer, operation, operation.operands[0], space)
-    size, total = dtype.itemsize, dtype.itemsize * len(values)
-    if _is_fast(writer, space, offset, total):
-        index = writer.span(space, base, offset, size, total)
-        view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
-        for i, value in enumerate(values):
-            if value != "None":
-                writer.run(f"store_at({view}, {index}, {offset // size + i}, {value})")
-        return
-    writer.store(space, writer.displace(base, offset), dtype, total, values)
+    writer.store(space, writer.displace(base, offset), dtype, dtype.itemsize * len(values), values)
 
 
 def _value_to_store(writer: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:

@@ -74,35 +74,6 @@ class Constants:
 
 
 @define
-class Span:
-    """Accesses of a block off one base address: one check and one index computation for all."""
-
-    name: str
-    space: str
-    base: str
-    shift: int
-    # The two values whose sum the base is, if known: one of them is often uniform.
-    terms: tuple[str, str] | None
-    accesses: set[tuple[int, int]] = field(factory=set)
-
-    def line(self) -> str:
-        """Return the line that computes the indices."""
-        accesses = tuple(sorted(self.accesses))
-        furthest = max(accesses, key=sum)
-        if accesses[-1] != furthest:  # the first is to begin first, the last to end last
-            accesses = (*accesses, furthest)
-        align = max(nbytes for _, nbytes in accesses)
-        if self.space == "global" and self.terms is not None:
-            x, y = self.terms
-            call = f"sum_elements(B, M, {x}, {y}, {self.shift}, {align}, {accesses!r})"
-        elif self.space == "global":
-            call = f"global_elements(B, {self.base}, {self.shift}, {align}, {accesses!r})"
-        else:
-            call = f"frame_elements(B, T, {self.space!r}, {self.base}, {self.shift}, {align}, {accesses!r})"
-        return f"{self.name} = {call}"
-
-
-@define
 class Writer:
     """Collects the lines of one block's function."""
 
@@ -110,12 +81,9 @@ class Writer:
     constants: Constants
     offset_of: Callable[[Symbol], int]
     live_in: tuple[int, ...]
-    lines: list[str | Span] = field(factory=list)
+    lines: list[str] = field(factory=list)
     current: dict[int, tuple[str, DType]] = field(factory=dict)
     views: dict[tuple[str, DType], str] = field(factory=dict)
-    spans: dict[tuple[str, str, int], Span] = field(factory=dict)
-    # Names of 64-bit sums, and what they are the sum of.
-    sums: dict[str, tuple[str, str]] = field(factory=dict)
     operation: Operation | None = None
     guard: str | None = None
     temporaries: int = 0
@@ -245,8 +213,6 @@ class Writer:
         key = (name, dtype)
         if key not in self.views:
             self.views[key] = self.keep(f"{name}.view({dtype_name(dtype)})")
-            if name in self.sums:
-                self.sums[self.views[key]] = self.sums[name]
         return self.views[key]
 
     def _symbol(self, symbol: Symbol, dtype: DType) -> str:
@@ -319,16 +285,6 @@ class Writer:
             raise self.refuse("an address of less than 32 bits")
         return self.value(base, U64 if width == 8 else U32), memory.offset
 
-    def span(self, space: str, base: str, offset: int, size: int, nbytes: int) -> str:
-        """Return the index array's name for elements of `size` bytes at `base`; checked with other accesses."""
-        key = (space, base, size)
-        if key not in self.spans:
-            terms = self.sums.get(base)
-            self.spans[key] = Span(self.name("q"), space, base, size.bit_length() - 1, terms)
-            self.lines.append(self.spans[key])
-        self.spans[key].accesses.add((offset, nbytes))
-        return self.spans[key].name
-
     def register_value(self, number: int) -> str:
         """Return the register at the end of the block, in the dtype of its declaration."""
         return self._register(number, self.register_dtype(number))
@@ -337,13 +293,10 @@ class Writer:
         """Return the lines of the function, without unused results, and its return statement."""
         names_read = set(_IDENTIFIER.findall(returned))
         text_lines = [f"return {returned}"]
-        for item in reversed(self.lines):
-            line = item.line() if isinstance(item, Span) else item
+        for line in reversed(self.lines):
             name, equals, expression = line.partition(" = ")
             if equals and name not in names_read and _is_pure(expression):
                 continue
             names_read.update(_IDENTIFIER.findall(line))
             text_lines.append(line)
-        if "M" in names_read:
-            text_lines.append("M = {}")
         return text_lines[::-1]

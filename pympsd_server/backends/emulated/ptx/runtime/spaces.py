@@ -5,9 +5,7 @@ Every address that a kernel computes passes through here. The steps for all thre
 1. A generic address determines its state space by its upper bits (isa/machine.py).
 2. The lowest and highest address are compared with the client's allocations, or with the size of a frame of shared or
    local memory. Only if that is not enough is each address looked up.
-3. The address becomes an index in the view of the space as elements of the access's width; consecutive addresses
-become
-   a slice, which NumPy copies faster than it gathers.
+3. The address becomes an index in the view of the space as elements of the access's width.
 
 A fault names the first thread, by its position among those that run together; `among` translates the position when
 only some of the threads took part. A store writes nothing if any of its threads faults.
@@ -21,11 +19,6 @@ from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT, SPACE_OF
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
-Accesses = tuple[tuple[int, int], ...]
-Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]
-# An index array, one index, or a slice of consecutive elements.
-Elements = Value
-
 
 def _bounds(value: Value) -> tuple[int, int, int]:
     """Return the lowest, the highest and the union of the bits of integers."""
@@ -35,101 +28,52 @@ def _bounds(value: Value) -> tuple[int, int, int]:
     return int(value.min()), int(value.max()), int(np.bitwise_or.reduce(value))
 
 
-def global_elements(state: BatchState, address: Value, shift: int, align: int, accesses: Accesses) -> Value:
-    """Return the element indices (of 2**shift bytes) of global addresses, for accesses at several offsets.
+def global_elements(state: BatchState, address: Value, size: int, nbytes: int, align: int) -> Value:
+    """Return the indices of elements of ``size`` bytes at global addresses, from which ``nbytes`` are accessed.
 
-    `accesses` are (offset, bytes) pairs that all threads will make from `address`. Faults if one of
-    them is misaligned or outside the client's allocations.
+    Faults if one of them is not a multiple of ``align``, or outside the client's allocations.
     """
     offset = address.view(S64) - np.int64(state.space.base)
     low, high, bits = _bounds(offset)
-    first, last = accesses[0], accesses[-1]
-    if bits & (align - 1) or not state.space.contains(low + first[0], high + last[0] + last[1]):
-        offset = state.space.locate(offset, accesses)
-    if shift:
-        offset = np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
-    return offset
+    if bits & (align - 1) or not state.space.contains(low, high + nbytes):
+        offset = state.space.locate(offset, nbytes, align)
+    shift = size.bit_length() - 1
+    return np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
 
 
-def sum_elements(
-    state: BatchState, examined_indices: Seen, x: Value, y: Value, shift: int, align: int, accesses: Accesses
-) -> Elements:
-    """Return global_elements for the address x + y, of which one is usually uniform and the other an index.
+def frame_elements(state: BatchState, threads: Threads, space: str, address: Value, size: int, nbytes: int) -> Value:
+    """Return the same for shared, local and parameter memory, whose addresses begin at 0 in each frame.
 
-    `examined_indices` contains the indices examined in this run of a block: a block that indexes several arrays in
-    the same way examines the index once.
-    """
-    if x.ndim:
-        x, y = y, x
-    if x.ndim or not y.ndim:
-        return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
-    examined = examined_indices.get((id(y), shift))
-    if examined is None:
-        examined = examined_indices[id(y), shift] = _examine_index(y.view(S64), shift)
-    low, high, bits, index, consecutive = examined
-    start = int(x) - state.space.base
-    first, last = accesses[0], accesses[-1]
-    inside = state.space.contains(start + low + first[0], start + high + last[0] + last[1])
-    if (bits | start) & (align - 1) or not inside:
-        return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
-    if consecutive:
-        begin = (start + low) >> shift
-        return slice(begin, begin + len(index))
-    return index + (start >> shift)
-
-
-def _examine_index(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
-    """Return the lowest, the highest, the union of bits, the index in elements, and whether it is consecutive."""
-    low, high, bits = _bounds(index)
-    scaled = index >> np.int64(shift) if shift else index
-    consecutive = high - low == (len(index) - 1) << shift and bool((scaled[1:] - scaled[:-1] == 1).all())
-    return low, high, bits, scaled, consecutive
-
-
-def frame_elements(
-    state: BatchState, threads: Threads, space: str, address: Value, shift: int, align: int, accesses: Accesses
-) -> Value:
-    """Return the elements of shared, local and parameter memory, whose addresses begin at 0 in each frame.
-
-    Addresses of these spaces have 32 bits: wider ones are cut off, and the sum of an address and an offset wraps.
+    Addresses of these spaces have 32 bits: wider ones are cut off. Alignment is that of ``nbytes``.
     """
     if address.dtype.kind == "u" and address.dtype.itemsize == 8:
         address = address.view(S64)
     low, high, bits = _bounds(address)
-    first, last = accesses[0], accesses[-1]
-    size = state.frame_size(space)
-    if bits & (align - 1) or low + first[0] < 0 or high + last[0] + last[1] > size:
-        # Compilers write an address below a variable, and an offset that leads into it.
+    frame, shift = state.frame_size(space), size.bit_length() - 1
+    if bits & (nbytes - 1) or low < 0 or high + nbytes > frame:
         address = address.astype(np.int32)
         low, high, bits = _bounds(address)
-        if space == "shared" and high + last[0] >= 1 << RANK_SHIFT:
-            return _cluster_elements(state, threads, address, shift, accesses)
-        if bits & (align - 1) or low + first[0] < 0 or high + last[0] + last[1] > size:
-            for delta, nbytes in accesses:
-                _check_frame(space, size, address.astype(S64) + delta, nbytes)
-    index = (address >> address.dtype.type(shift)).astype(S64) if shift else address.astype(S64)
+        if space == "shared" and high >= 1 << RANK_SHIFT:
+            return _cluster_elements(state, threads, address, shift, nbytes)
+        if bits & (nbytes - 1) or low < 0 or high + nbytes > frame:
+            _check_frame(space, frame, address.astype(S64), nbytes)
+    index = address.astype(S64) >> np.int64(shift)
     return index if space == "param" else index + state.frame_bases(threads, space, shift)
 
 
-def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, accesses: Accesses) -> Value:
+def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, nbytes: int) -> Value:
     """Return the elements of shared memory, some of it other blocks' of the thread's cluster."""
     addresses = np.broadcast_to(address, threads.count).astype(S64)
     own = threads.pick(state.cta)
-    index = None
-    for delta, nbytes in accesses:
-        at = addresses + delta
-        rank, offset = at >> RANK_SHIFT, at & ((1 << RANK_SHIFT) - 1)
-        wrong = (rank < 0) | (rank > state.cluster_blocks)
-        if wrong.any():
-            place = int(np.argmax(wrong))
-            why = f"shared address {int(at[place]) % (1 << 32):#x}: a cluster has {state.cluster_blocks} blocks"
-            raise IllegalAddress(why, position=place)
-        _check_frame("shared", state.frame_size("shared"), offset, nbytes)
-        if index is None:
-            block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
-            index = ((offset - delta) >> shift) + block * (state.shared_frame >> shift)
-    assert index is not None
-    return index
+    rank, offset = addresses >> RANK_SHIFT, addresses & ((1 << RANK_SHIFT) - 1)
+    wrong = (rank < 0) | (rank > state.cluster_blocks)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        why = f"shared address {int(addresses[place]) % (1 << 32):#x}: a cluster has {state.cluster_blocks} blocks"
+        raise IllegalAddress(why, position=place)
+    _check_frame("shared", state.frame_size("shared"), offset, nbytes)
+    block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
+    return (offset >> shift) + block * (state.shared_frame >> shift)
 
 
 def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
@@ -197,13 +141,11 @@ def _in_window(state: BatchState, threads: Threads, kind: str, address: Value, n
 
 
 def _one_space(state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int) -> Value:
-    shift = nbytes.bit_length() - 1
-    accesses = ((0, align),)
     if space == "global":
         if address.dtype.itemsize < 8:
             address = address.astype(np.uint64)
-        return global_elements(state, address, shift, align, accesses)
-    return frame_elements(state, threads, space, address, shift, align, accesses)
+        return global_elements(state, address, nbytes, align, align)
+    return frame_elements(state, threads, space, address, nbytes, align)
 
 
 def load(
@@ -269,21 +211,6 @@ def store_elements(view: Array, index: Value, value: Value) -> None:
     if index.ndim == 0 and value.ndim:
         value = value[-1]
     view[index] = value
-
-
-def fetch(view: Array, index: Elements, displacement: int) -> Value:
-    """Return view[index + displacement]."""
-    if type(index) is slice:
-        return view[index.start + displacement : index.stop + displacement].copy()
-    return view.take(index + displacement if displacement else index)
-
-
-def store_at(view: Array, index: Elements, displacement: int, value: Value) -> None:
-    """Do view[index + displacement] = value; of several threads that store to one address the last wins."""
-    if type(index) is slice:
-        view[index.start + displacement : index.stop + displacement] = value
-        return
-    store_elements(view, index + displacement if displacement else index, value)
 
 
 def displace(address: Value, offset: int) -> Value:

@@ -94,11 +94,9 @@ def _elements(
         inside = np.ones_like(inside) if min(furthest) >= 0 else inside
     x, y, z = (np.where(inside, coordinate, 0) for coordinate in clamped)
     address = x + y * np.int64(level.pitch) + z * np.int64(level.slice_pitch) + np.int64(level.address)
-    accesses = tuple((number * dtype.itemsize, dtype.itemsize) for number in range(count))
-    shift = dtype.itemsize.bit_length() - 1
     if min(furthest) < 0:
         return zeros, inside
-    return global_elements(state, address.view(np.uint64), shift, total, accesses), inside
+    return global_elements(state, address.view(np.uint64), dtype.itemsize, total, total), inside
 
 
 def _furthest(of: TextureObject, level: Level, total: int) -> tuple[int, int, int]:

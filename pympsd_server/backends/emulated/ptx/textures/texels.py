@@ -95,8 +95,7 @@ def read(state: BatchState, of: TextureObject, level: Level, x: Array, y: Array,
     """Return elements as four rows, of double precision or of int64; missing channels are 0, 0 and 1."""
     dtype = _DTYPES[of.format]
     size = dtype.itemsize
-    accesses = tuple((offset, size) for offset in range(0, of.element_bytes, size))
-    index = global_elements(state, addresses(of, level, x, y, z), size.bit_length() - 1, size, accesses)
+    index = global_elements(state, addresses(of, level, x, y, z), size, of.element_bytes, size)
     view = state.view("global", dtype)
     texels = np.zeros((4, len(x)), F64 if of.is_float else S64)
     texels[3] = 1
