@@ -41,9 +41,9 @@ from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
 from pympsd_server.backends.emulated.memory.window import Window
-from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 from pympsd_server.backends.virtual_memory import File
+from pympsd_server.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 
 _DEVICE_PAGE: Final = 2 << 20
 
