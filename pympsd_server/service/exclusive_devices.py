@@ -115,7 +115,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         timeout = 0.0 if devices.unregistered else None
         devices.add(ordinal, register(folder, device.uuid, alone, timeout))
     except InUse as error:
-        raise ServerCannotStart(start_checks.in_use(ordinal, device, _holder(error.pid))) from None
+        raise ServerCannotStart(start_checks.describe_use(ordinal, device, _holder(error.pid))) from None
     except OSError as error:
         if alone:
             raise ServerCannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None

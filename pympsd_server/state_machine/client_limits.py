@@ -178,12 +178,12 @@ def read_environment(
                 dict.fromkeys(ordinals, PinnedMemory(of_all)) if of_all else None,
             )
         ),
-        own_priority(environment),
+        read_own_priority(environment),
     )
     return limits, bad + bad_of_all + bad_percentages
 
 
-def own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
+def read_own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
     """Return the priority that a client's variable asks for; None: none, or an invalid one.
 
     The variable is CUDA_MPS_CLIENT_PRIORITY: 0 is normal, 1 below normal.
@@ -230,15 +230,17 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
     )
 
 
-def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:
+def limit_properties(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
-    count = process_multiprocessors(_percentage(limits, ordinal), device, _most(limits, ordinal, device))
+    count = process_multiprocessors(
+        _percentage(limits, ordinal), device, _max_multiprocessors(limits, ordinal, device)
+    )
     return set_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
-def in_force(
+def resolve_in_force(
     limits: ClientLimits, ordinals: Sequence[int], devices: Sequence[DeviceProperties], environment: Mapping[str, str]
 ) -> tuple[LimitsInForce, dict[int, str]]:
     """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees.
@@ -277,7 +279,7 @@ def multiprocessors(
         environment = {}  # which enables percentages of contexts
     elif request.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
         percentage = _percentage_by_device(request, visible, is_lenient=is_lenient(environment))
-    requested = percentage, request.affinity, request.partition, _most(limits, ordinal, device)
+    requested = percentage, request.affinity, request.partition, _max_multiprocessors(limits, ordinal, device)
     return context_multiprocessors(_percentage(limits, ordinal), environment, device, *requested)
 
 
@@ -315,6 +317,6 @@ def problem_of_entries(bad: Sequence[BadEntry]) -> str:
     )
 
 
-def _most(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
+def _max_multiprocessors(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
     chunks = limits.partitions.get(ordinal, ChosenPartition()).chunks
     return len(sms_of(device, chunks)) if chunks else None

@@ -101,7 +101,7 @@ def test_an_exclusive_device_in_use_is_named_with_its_process() -> None:
     exclusive = device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS)
     assert start_checks.is_exclusive(exclusive)
     assert not start_checks.is_exclusive(H200)
-    sentence = start_checks.in_use(2, exclusive, start_checks.DeviceHolder(4711))
+    sentence = start_checks.describe_use(2, exclusive, start_checks.DeviceHolder(4711))
     assert f"device 2 (NVIDIA H200, {exclusive.uuid})" in sentence
     assert "process 4711 uses it. Start" in sentence
     assert "folder /x" in start_checks.cannot_be_held(2, exclusive, "the folder /x")

@@ -59,7 +59,7 @@ def host_function_done(request: Request, token: int) -> None:
 
 
 def room(request: Request, done: Completion) -> None:
-    request.resources.backpressure.when_half_is_free(lambda: done(Status()))
+    request.resources.backpressure.call_when_half_is_free(lambda: done(Status()))
 
 
 def set_limit(request: Request, limit: int, count: int) -> None:
@@ -79,7 +79,7 @@ def image_part(request: Request, module: int, offset: int, count: int) -> None:
 
 def load_module(request: Request, handle: int) -> OperationAnswer:
     context, image = request.context, request.context.images.take(handle)
-    module = request.with_room(lambda: context.backend.load_module(image))
+    module = request.take_with_room(lambda: context.backend.load_module(image))
     layout = _layout(module)
     if len(layout) > _MAX_LAYOUT_BYTES:
         module.unload()

@@ -30,7 +30,7 @@ _MAX_ADDRESS: Final = 1 << 64
 
 def allocate(request: Request, count: int) -> OperationAnswer:
     allocate = request.context.backend.allocate
-    return OperationAnswer((request.with_room(lambda: allocate(count)),))
+    return OperationAnswer((request.take_with_room(lambda: allocate(count)),))
 
 
 # --- copies and fills
@@ -125,10 +125,10 @@ def allocate_pinned(request: Request, count: int) -> OperationAnswer:
 
 def free_pinned(request: Request, address: int) -> None:
     """Free a piece, even if its context has ended: the client loses it now, the device after all queued work."""
-    _after_all_work(request.resources, request.resources.pinned.take(address))
+    _call_after_all_work(request.resources, request.resources.pinned.take(address))
 
 
-def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
+def _call_after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     """Call ``act`` once the work that all contexts of a client have queued is done, or they have gone."""
     contexts = tuple(client.contexts.values())
     lock, pending = Lock(), len(contexts) + 1
@@ -154,7 +154,7 @@ def create_memory(request: Request, handle: int, count: int, flags: int) -> Oper
         raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
     charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
     create, shareable = request.context.backend.create_memory, bool(flags & MEMORY_SHAREABLE)
-    return OperationAnswer(created=request.with_room(lambda: create(count, shareable, charge)))
+    return OperationAnswer(created=request.take_with_room(lambda: create(count, shareable, charge)))
 
 
 def set_access(request: Request, address: int, count: int, accessible: int) -> None:

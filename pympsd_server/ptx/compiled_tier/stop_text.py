@@ -221,7 +221,7 @@ class StopText(DispatchText):
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
         return self.as_word(lane)
 
-    def here(self) -> Stop:
+    def make_stop(self) -> Stop:
         return Stop(self.at, tuple(sorted(self.plan.pending[self.at] - {self.at})))
 
     # --- barriers
@@ -292,7 +292,7 @@ class StopText(DispatchText):
         mask, alive = self.current(), self.load(self.mask_type, "%alive")
         self.branch(self.op("icmp eq", self.mask_type, mask, alive), together, apart, LIKELY)
         self.place(apart)
-        self.leave(self.here(), mask, StopReason.BAIL)
+        self.leave(self.make_stop(), mask, StopReason.BAIL)
         self.place(together)
 
     def end_of(self, segment: CodeSegment) -> CodeSegment:

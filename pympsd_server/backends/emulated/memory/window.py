@@ -23,7 +23,7 @@ from pympsd_server.backends.emulated.memory.peer_windows import (
     Ranges,
     Segment,
     Table,
-    below,
+    select_below,
 )
 from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import DTYPES, Array, DType
@@ -149,7 +149,7 @@ class Window:
         if self._table is not None:
             entries = self._placed.items()
             segments = [Segment(offset, count, file) for offset, (count, file) in entries if file is not None]
-            self._table.write(self.size, below(ranges, MAPPED_OFFSET), segments)
+            self._table.write(self.size, select_below(ranges, MAPPED_OFFSET), segments)
 
     def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
         """Map a window that another process has published, behind this one and in no peer's place.
