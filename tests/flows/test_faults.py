@@ -34,9 +34,9 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
     daemon.hear_out()
     result = {}
     for text in daemon.log("server.log"):
-        if text.startswith("Device ") and " runs in process " in text:
+        if text.startswith("Started process "):
             words = text.split()
-            result[int(words[1])] = int(words[-1])
+            result[int(words[-1])] = int(words[2])
     assert set(result.values()) >= set(children_of(server))
     return result
 

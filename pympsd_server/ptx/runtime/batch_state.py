@@ -61,7 +61,8 @@ def place_of_block(number: int, grid: tuple[int, int, int], cluster: tuple[int, 
 class CancelFlag(Protocol):
     """The part of threading.Event that kernels poll."""
 
-    def is_set(self) -> bool: ...
+    def is_set(self) -> bool:
+        """Return whether the kernel is to stop."""
 
 
 _NEVER: Final[CancelFlag] = Event()

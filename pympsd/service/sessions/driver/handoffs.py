@@ -98,9 +98,14 @@ class NewClient(Protocol):
     """When it was sent that."""
 
     @property
-    def peer(self) -> Peer: ...
-    def take(self) -> Offer: ...
-    def wait_again(self) -> None: ...
+    def peer(self) -> Peer:
+        """The process at the other end of the connection, as the kernel reports it."""
+
+    def take(self) -> Offer:
+        """Return the connection that the server is given; it is then the caller's."""
+
+    def wait_again(self) -> None:
+        """Queue the client for another server: the one that it was admitted to has ended, or ends."""
 
 
 _Entry = tuple[NewClient, int, ClientLimits | None]
