@@ -209,7 +209,7 @@ VARIABLES: Final = (
     Setting(
         "CUDA_MPS_PROTOCOL_VERSION",
         Reader.DAEMON,
-        "`2` (default) or `3`: the protocol of a daemon that is started; wins over `--protocol`",
+        "`2` (default) or `3`: the protocol of a daemon that is started; takes precedence over `--protocol`",
         _DOES_NOT_START,
         _check_choice("2", "3"),
         "v3.md",
