@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,24 +22,35 @@ __all__ = ["peers"]
 SIZE = 4 * WORDS
 DEVICE_MAP = 2
 ATTACH_GLOBAL = 1
-_kept: list[mmap.mmap] = []
+_undo: list[Callable[[], object]] = []
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing(devices: None) -> Iterator[None]:
+    """Free and unregister what a test has made; what it has freed itself is refused."""
+    yield
+    while _undo:
+        _undo.pop()()
 
 
 def _allocate() -> tuple[int, int]:
     address = int(ok(cuda.cuMemHostAlloc(SIZE, DEVICE_MAP)))
+    _undo.append(lambda: cuda.cuMemFreeHost(address))
     return address, address
 
 
 def _allocate_managed() -> tuple[int, int]:
     address = int(ok(cuda.cuMemAllocManaged(SIZE, ATTACH_GLOBAL)))
+    _undo.append(lambda: cuda.cuMemFree(address))
     return address, address
 
 
 def _register() -> tuple[int, int]:
     pages = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    _kept.append(pages)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    first = ctypes.c_char.from_buffer(pages)  # keeps them
+    address = ctypes.addressof(first)
     ok(cuda.cuMemHostRegister(address, SIZE, DEVICE_MAP))
+    _undo.append(lambda: (cuda.cuMemHostUnregister(address), first))
     return address, int(ok(cuda.cuMemHostGetDevicePointer(address, 0)))
 
 

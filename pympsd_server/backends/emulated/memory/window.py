@@ -185,14 +185,17 @@ class Window:
         return self._file < 0
 
     def close(self) -> None:
-        """Release everything. Arrays that refer to a part of the mapping keep it alive."""
+        """Release everything. Arrays that refer to a part of the mapping keep it alive; nothing else does."""
         with self._lock:
+            if self.is_closed:
+                return
             self._placed, self._table = {}, None
             self.views = {}
             self._bytes = np.zeros(0, np.uint8)
             self._close_file()
             with suppress(BufferError):  # a view of it is in use: it is unmapped with that
                 self._map.close()
+            del self._map
 
     def _close_file(self) -> None:
         file, self._file = self._file, -1
