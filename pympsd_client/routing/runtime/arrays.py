@@ -12,8 +12,8 @@ from pympsd_client._arguments.array_structs import (
     ResourceDescription,
     pack_resource,
     pack_sampling,
+    parse_sampling,
     resource,
-    sampling,
 )
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import check_not_null
@@ -183,7 +183,7 @@ def write_view(place: int, handle: int) -> None:
 
 def write_description(place: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object."""
-    of, anisotropy = sampling(texture.texture_description(handle))
+    of, anisotropy = parse_sampling(texture.texture_description(handle))
     check_not_null("the cudaTextureDesc", place)
     has = [
         bool(of.flags & flag)
