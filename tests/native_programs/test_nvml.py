@@ -36,7 +36,7 @@ from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
 
 SOURCES = Path(__file__).parent
 NAMES = re.findall(
-    r"^FUNCTION\((\w+),",
+    r"^(?:FUNCTION|OWN_IN)\((\w+),",
     (SOURCES.parents[1] / "pympsd_client/native/src/nvml/functions.h").read_text(),
     re.MULTILINE,
 )
