@@ -83,7 +83,6 @@ class Reader(Flag):
     SMI = auto()
 
 
-_NAMES: Final = {Reader.DAEMON: "daemon", Reader.CLIENT: "client", Reader.SMI: "pympsd-smi"}
 Check = Callable[[str], str]
 """Returns what a text has to be, as a sentence continues after "is"; nothing if the text is valid."""
 
@@ -103,11 +102,6 @@ class Setting:
     """The page of docs/ with the details."""
     default: str = ""
     """The value that an empty or missing variable has for `read`; `meaning` states it in words."""
-
-    @property
-    def reader_names(self) -> str:
-        """The readers, as the tables of the documents name them."""
-        return ", ".join(name for reader, name in _NAMES.items() if reader in self.readers)
 
     def problem(self, text: str) -> str:
         """Return what is wrong with a value, and what is allowed; nothing if it is valid or empty."""
@@ -499,15 +493,6 @@ class BadSetting(InputError, ValueError):
 def plain(text: str) -> str:
     """Return a text of the table for a terminal or a manual page: without its backquotes."""
     return text.replace("`", "")
-
-
-def settings_table() -> str:
-    """Return the table of docs/settings.md."""
-    rows = ["| variable | read by | meaning | a wrong value |", "| --- | --- | --- | --- |"]
-    for variable in VARIABLES:
-        more = f" ([{variable.page}]({variable.page}))" if variable.page else ""
-        rows.append(f"| `{variable.name}` | {variable.reader_names} | {variable.meaning}{more} | {variable.effect} |")
-    return "".join(f"{row}\n" for row in rows)
 
 
 def read(environment: Mapping[str, str], name: str) -> str:
