@@ -15,8 +15,8 @@ TABLE = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/nvml/fun
 BEGINNING = """\
 /* Written by scripts/exports/nvml_functions.py: every function of NVML, old versions included.
  *
- * FUNCTION(name, version, parameters): for ../stubs.h. OWN_IN(name, ways): this library has code for it too; session.c
- * explains the ways. */
+ * FUNCTION(name, version, parameters): for ../stubs.h. OWN_IN(name, ways): the same, and this library has code for
+ * it; session.c explains the ways. */
 
 """
 NOT_EXPORTED = {"nvmlEventTypeAll", "nvmlClocksEventReasonAll"}

@@ -1,7 +1,7 @@
 /* Written by scripts/exports/nvml_functions.py: every function of NVML, old versions included.
  *
- * FUNCTION(name, version, parameters): for ../stubs.h. OWN_IN(name, ways): this library has code for it too; session.c
- * explains the ways. */
+ * FUNCTION(name, version, parameters): for ../stubs.h. OWN_IN(name, ways): the same, and this library has code for
+ * it; session.c explains the ways. */
 
 FUNCTION(nvmlComputeInstanceDestroy, 0, "")
 FUNCTION(nvmlComputeInstanceGetInfo, 0, "")
