@@ -20,14 +20,7 @@ from attrs import frozen
 
 from pympsd.errors import InputError
 from pympsd.process.version import CLIENT_CONTEXTS, CUDA_VERSIONS, DRIVER
-from pympsd.vocabulary import shares
-from pympsd.vocabulary.limits import (
-    PER_CONTEXT_PARTITIONING,
-    BadLimit,
-    ClientPriority,
-    PinnedMemory,
-    ThreadPercentage,
-)
+from pympsd.vocabulary import limits, shares
 
 BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
 WORKERS: Final = ("auto", "native", "python")
@@ -137,10 +130,10 @@ def _seconds(text: str) -> str:
 
 def _percentage(text: str) -> str:
     if "=" in text:
-        return _by_device(text, ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100")
+        return _by_device(text, limits.ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100")
     try:
-        percentage = ThreadPercentage.parse(text)
-    except BadLimit:
+        percentage = limits.ThreadPercentage.parse(text)
+    except limits.BadLimit:
         return "a number above 0, up to 100"
     # pympsd reads it as its command does; whether a driver does so is not known.
     return f"a number without a percent sign (pympsd reads {percentage.value:g})" if "%" in text else ""
@@ -148,15 +141,15 @@ def _percentage(text: str) -> str:
 
 def _priority(text: str) -> str:
     try:
-        ClientPriority.parse(text)
-    except BadLimit:
+        limits.ClientPriority.parse(text)
+    except limits.BadLimit:
         return "0 (normal) or 1 (below normal)"
     return ""
 
 
 def _memory_limits(text: str) -> str:
     return _by_device(
-        text, PinnedMemory.parse, MEMORY_LIMIT_FORM, "a limit is a whole number and G or M, or 0 for none"
+        text, limits.PinnedMemory.parse, MEMORY_LIMIT_FORM, "a limit is a whole number and G or M, or 0 for none"
     )
 
 
@@ -168,7 +161,7 @@ def _by_device(text: str, parse: Callable[[str], object], form: str, allowed: st
             return form
         try:
             parse(value)
-        except BadLimit:
+        except limits.BadLimit:
             return f"{form}; {allowed}"
     return ""
 
@@ -253,7 +246,7 @@ VARIABLES: Final = (
         "provisioning.md",
     ),
     Setting(
-        PER_CONTEXT_PARTITIONING,
+        limits.PER_CONTEXT_PARTITIONING,
         Reader.CLIENT,
         f"`1`: each context of the client has the percentage that `{PERCENTAGE}` is when it is made",
         "reported, and otherwise as if it were not set",
