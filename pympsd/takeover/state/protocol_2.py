@@ -2,22 +2,17 @@
 
 from collections.abc import Iterator
 
-from pympsd.takeover.state.records import (
-    PersistentNamedServer,
-    PersistentServer,
-    PersistentState,
-    in_memory,
-)
+from pympsd.takeover.state import records
 from pympsd.vocabulary import limit_table
 from pympsd.vocabulary.identities import DEFAULT, server_of_user
 from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercentage
 
 
-def list_lost(saved: PersistentState, own: limit_table.Limits) -> Iterator[str]:
+def list_lost(saved: records.PersistentState, own: limit_table.Limits) -> Iterator[str]:
     """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
     by_command = limit_table.Limits(
         None if saved.thread_percentage is None else limit_table.percentages(saved.thread_percentage),
-        None if saved.memory_limits is None else in_memory(saved.memory_limits),
+        None if saved.memory_limits is None else records.in_memory(saved.memory_limits),
         None if saved.client_priority is None else ClientPriority(saved.client_priority),
     )
     defaults = own.overlay(by_command)
@@ -33,7 +28,7 @@ def list_lost(saved: PersistentState, own: limit_table.Limits) -> Iterator[str]:
     yield from _of_daemon(saved)
 
 
-def limits_of(process: PersistentServer, saved: PersistentState) -> tuple[float, dict[int, int]]:
+def limits_of(process: records.PersistentServer, saved: records.PersistentState) -> tuple[float, dict[int, int]]:
     """Return the percentage and memory limits of a server of protocol 2: in 3 they were those of ``default``."""
     for server in saved.named_servers:
         for namespace in server.namespaces:
@@ -44,7 +39,7 @@ def limits_of(process: PersistentServer, saved: PersistentState) -> tuple[float,
     return process.thread_percentage, process.memory_limits
 
 
-def _of_server(server: PersistentNamedServer) -> Iterator[str]:
+def _of_server(server: records.PersistentNamedServer) -> Iterator[str]:
     if server.name != server_of_user(server.uid):
         yield f"server '{server.name}'"
     settings = {
@@ -67,7 +62,7 @@ def _of_default(limits: limit_table.Limits, defaults: limit_table.Limits, is_run
             yield row.name
 
 
-def _of_daemon(saved: PersistentState) -> Iterator[str]:
+def _of_daemon(saved: records.PersistentState) -> Iterator[str]:
     if not saved.default_socket:
         yield "default_socket=off of context-share"
     if not saved.accounts_cgroups:
