@@ -41,13 +41,7 @@ from typing import Any, Final, TypeVar
 from attrs import field, fields, frozen
 
 from pympsd.vocabulary import texts
-from pympsd.vocabulary.limits import (
-    ALL_DEVICES,
-    ClientPriority,
-    MemoryGroup,
-    PinnedMemory,
-    ThreadPercentage,
-)
+from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.partitions import NO_PARTITION, ChosenPartition
 
 V = TypeVar("V")
