@@ -90,28 +90,48 @@ def get_copy(node: int, place: int) -> None:
     write_slices(place, bytes(api.cuGraphMemcpyNodeGetParams(node)))
 
 
-def set_copy(executable: int, node: int, parameters: int) -> None:
-    """Change the copy of a node, of its graph (``executable`` 0) or of an executable one."""
+def set_copy(node: int, parameters: int) -> None:
+    """Change the copy of a node."""
+    _set_copy(0, node, slices(parameters))
+
+
+def set_copy_1d(node: int, destination: int, source: int, size: int, kind: int) -> None:
+    """Make a node copy bytes."""
+    _set_copy(0, node, rows(destination, 0, source, 0, size, 1, kind))
+
+
+def set_copy_to_symbol(node: int, symbol: int, source: int, size: int, offset: int, kind: int) -> None:
+    """Make a node copy bytes to a device variable."""
+    set_copy_1d(node, part(symbol, offset, size), source, size, kind)
+
+
+def set_copy_from_symbol(node: int, destination: int, symbol: int, size: int, offset: int, kind: int) -> None:
+    """Make a node copy bytes of a device variable."""
+    set_copy_1d(node, destination, part(symbol, offset, size), size, kind)
+
+
+def set_executable_copy(executable: int, node: int, parameters: int) -> None:
+    """Change the copy of a node of an executable graph."""
     _set_copy(executable, node, slices(parameters))
 
 
-def set_copy_1d(executable: int, node: int, destination: int, source: int, size: int, kind: int) -> None:
-    """Make a node copy bytes; ``executable`` as in `set_copy`."""
+def set_executable_copy_1d(executable: int, node: int, destination: int, source: int, size: int, kind: int) -> None:
+    """Make a node of an executable graph copy bytes."""
     _set_copy(executable, node, rows(destination, 0, source, 0, size, 1, kind))
 
 
-def set_copy_to_symbol(
+def set_executable_copy_to_symbol(
     executable: int, node: int, symbol: int, source: int, size: int, offset: int, kind: int
 ) -> None:
-    """Make a node copy bytes to a device variable; ``executable`` as in `set_copy`."""
-    set_copy_1d(executable, node, part(symbol, offset, size), source, size, kind)
+    """Make a node of an executable graph copy bytes to a device variable."""
+    set_executable_copy_1d(executable, node, part(symbol, offset, size), source, size, kind)
 
 
-def set_copy_from_symbol(
+def set_executable_copy_from_symbol(
     executable: int, node: int, destination: int, symbol: int, size: int, offset: int, kind: int
 ) -> None:
-    """Make a node copy bytes of a device variable; ``executable`` as in `set_copy`."""
-    set_copy_1d(executable, node, destination, part(symbol, offset, size), size, kind)
+    """Make a node of an executable graph copy bytes of a device variable."""
+    set_executable_copy_1d(executable, node, destination, part(symbol, offset, size), size, kind)
 
 
 def _set_copy(executable: int, node: int, description: Any) -> None:
@@ -171,7 +191,12 @@ def _any(description: int) -> Any:
     return ctypes.create_string_buffer(head + parameters, structs.NODE_PARAMETERS_BYTES)
 
 
-def create_condition(graph: int, context: int, value: int, flags: int) -> int:
+def create_condition(graph: int, value: int, flags: int) -> int:
+    """Return a new handle of a condition."""
+    return create_condition_of(graph, 0, value, flags)
+
+
+def create_condition_of(graph: int, context: int, value: int, flags: int) -> int:
     """Return a new handle of a condition in an execution context; NULL: in the current one."""
     of = execution.context_of(context) if context else current()
     return int(api.cuGraphConditionalHandleCreate(graph, of.handle, value, flags))

@@ -248,24 +248,22 @@ cudaGraphKernelNodeGetParams(cudaGraphNode_t node, cudaKernelNodeParams *pNodePa
 cudaGraphKernelNodeSetParams(cudaGraphNode_t node, cudaKernelNodeParams *pNodeParams) = set_kernel
 cudaGraphExecKernelNodeSetParams({_EXECUTABLE}, cudaKernelNodeParams *pNodeParams) = set_executable_kernel
 cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, cudaMemcpy3DParms *pNodeParams) = get_copy
-cudaGraphMemcpyNodeSetParams(cudaGraphNode_t node, cudaMemcpy3DParms *pNodeParams) = set_copy(0, node, pNodeParams)
-cudaGraphMemcpyNodeSetParams1D(cudaGraphNode_t node, {_BYTES}) = set_copy_1d(0, node, dst, src, count, kind)
-cudaGraphMemcpyNodeSetParamsToSymbol(cudaGraphNode_t node, {_TO_SYMBOL})
-    = set_copy_to_symbol(0, node, symbol, src, count, offset, kind)
-cudaGraphMemcpyNodeSetParamsFromSymbol(cudaGraphNode_t node, {_FROM_SYMBOL})
-    = set_copy_from_symbol(0, node, dst, symbol, count, offset, kind)
-cudaGraphExecMemcpyNodeSetParams({_EXECUTABLE}, cudaMemcpy3DParms *pNodeParams) = set_copy
-cudaGraphExecMemcpyNodeSetParams1D({_EXECUTABLE}, {_BYTES}) = set_copy_1d
-cudaGraphExecMemcpyNodeSetParamsToSymbol({_EXECUTABLE}, {_TO_SYMBOL}) = set_copy_to_symbol
-cudaGraphExecMemcpyNodeSetParamsFromSymbol({_EXECUTABLE}, {_FROM_SYMBOL}) = set_copy_from_symbol
+cudaGraphMemcpyNodeSetParams(cudaGraphNode_t node, cudaMemcpy3DParms *pNodeParams) = set_copy
+cudaGraphMemcpyNodeSetParams1D(cudaGraphNode_t node, {_BYTES}) = set_copy_1d
+cudaGraphMemcpyNodeSetParamsToSymbol(cudaGraphNode_t node, {_TO_SYMBOL}) = set_copy_to_symbol
+cudaGraphMemcpyNodeSetParamsFromSymbol(cudaGraphNode_t node, {_FROM_SYMBOL}) = set_copy_from_symbol
+cudaGraphExecMemcpyNodeSetParams({_EXECUTABLE}, cudaMemcpy3DParms *pNodeParams) = set_executable_copy
+cudaGraphExecMemcpyNodeSetParams1D({_EXECUTABLE}, {_BYTES}) = set_executable_copy_1d
+cudaGraphExecMemcpyNodeSetParamsToSymbol({_EXECUTABLE}, {_TO_SYMBOL}) = set_executable_copy_to_symbol
+cudaGraphExecMemcpyNodeSetParamsFromSymbol({_EXECUTABLE}, {_FROM_SYMBOL}) = set_executable_copy_from_symbol
 cudaGraphNodeSetParams(cudaGraphNode_t node, cudaGraphNodeParams *nodeParams) = set_any
 cudaGraphExecNodeSetParams({_EXECUTABLE}, cudaGraphNodeParams *nodeParams) = set_executable_any
 cudaGraphAddNode({_DEPENDENCIES}, cudaGraphEdgeData *dependencyData, size_t numDependencies,
     cudaGraphNodeParams *nodeParams) = add_any
 cudaGraphConditionalHandleCreate(out cudaGraphConditionalHandle pHandle_out, cudaGraph_t graph,
-    unsigned int defaultLaunchValue, unsigned int flags) = create_condition(graph, 0, defaultLaunchValue, flags)
+    unsigned int defaultLaunchValue, unsigned int flags) = create_condition
 cudaGraphConditionalHandleCreate_v2(out cudaGraphConditionalHandle pHandle_out, cudaGraph_t graph,
-    cudaExecutionContext_t ctx, unsigned int defaultLaunchValue, unsigned int flags) = create_condition
+    cudaExecutionContext_t ctx, unsigned int defaultLaunchValue, unsigned int flags) = create_condition_of
 """
 
 _EXECUTION_CONTEXTS: Final = """
