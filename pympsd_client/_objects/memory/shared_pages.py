@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -30,6 +31,8 @@ _NO_CONTEXT: Final = 0
 _ADDRESS: Final = struct.Struct("=Q")
 _MAX_TRIES: Final = 16
 """The number of pieces, some of them in pairs, that may be allocated in vain for one that this process can map."""
+when_shared: Final[list[Callable[[Context], None]]] = []
+"""Called with the context behind whose executor new pages are."""
 _preparing: Final = Lock()
 _mapped_here: Final[dict[int, int]] = {}
 """Sizes by address."""
@@ -65,7 +68,8 @@ def share(context: Context, size: int) -> SharedPages:
             try:
                 map_at(fd, address, size)
                 in_the_way.remove(address)
-                return SharedPages(address, size, transport)
+                pages = SharedPages(address, size, transport)
+                break
             except OSError as error:
                 if error.errno != errno.EEXIST or len(in_the_way) > _MAX_TRIES:
                     raise _not_mapped(size, address, error) from None
@@ -78,6 +82,9 @@ def share(context: Context, size: int) -> SharedPages:
     finally:
         for address in in_the_way:
             _free(transport, address)
+    for call in when_shared:
+        call(context)
+    return pages
 
 
 def free_address(maps: str, address: int, size: int) -> int:

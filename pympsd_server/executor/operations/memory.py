@@ -197,3 +197,8 @@ def publish_window(request: Request) -> OperationAnswer:
 
 def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
     request.context.backend.map_peer(ordinal, process, File(descriptor, high << 64 | low))
+
+
+def map_peers_host_memory(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
+    file = File(descriptor, high << 64 | low)
+    request.context.backend.map_peer(ordinal, process, file, host_memory_only=True)
