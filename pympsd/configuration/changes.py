@@ -55,6 +55,7 @@ class Change:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return self.form.format(change=self)
 
 
@@ -90,6 +91,7 @@ class SetNamespace(Change):
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"set namespace '{self.server}/{self.name}': {', '.join(self.differences)}"
 
 
@@ -105,6 +107,7 @@ class SetServer(Change):
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"set server '{self.server}': {', '.join(self.differences)}"
 
 
@@ -156,6 +159,7 @@ class SetRules(Change):
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints: the numbers of rules, and at most MAX_NAMED that differ."""
         before, after = self.before or (), self.rules
         differing = (
             [*(rule for rule in after if rule not in before), *before[len(after) :]] if before and after else []
@@ -172,6 +176,7 @@ class SetCgroupLimits(Change):
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints: the numbers of limits, and at most MAX_NAMED cgroups that differ."""
         before, after = self.before, self.limits
         paths = sorted({*before, *after}) if before and after else []
         suffix = _list_changed([path for path in paths if before.get(path) != after.get(path)])
@@ -187,6 +192,7 @@ class SetShares(Change):
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints: each share that changes, before and after."""
         after = evolve(self.before, configured=self.shares)
         differing = [
             f"{resource.name} {self.before.share(resource)} -> {after.share(resource)}"
@@ -205,6 +211,7 @@ class SetFeature(Change):
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         title, off, on = _FEATURES[self.name]
         return f"set {title}: {off} -> {on}" if self.on else f"set {title}: {on} -> {off}"
 
@@ -281,7 +288,7 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         elif present.deleted:
             result.append(Impossible(f"server '{name}' is being deleted: apply the file again when it is gone"))
         else:
-            result += _of_server(server, present, state)
+            result += _compare_server(server, present, state)
             if prune and _may_be_changed(server, state):
                 for namespace in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
                     clients = 0 if force else state.count_clients(name, namespace)
@@ -302,7 +309,7 @@ def _may_be_changed(server: ServerPlan, state: State) -> bool:
     return present is None or present.uid == (state.context.uid if server.uid is None else server.uid)
 
 
-def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
+def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
     name = server.name
     if server.uid not in (None, present.uid):
         yield Impossible(
@@ -329,7 +336,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if differences := _differences(namespace.limits, limits, ordinals):
             yield SetNamespace(name, namespace_name, limits, differences)
     for partition in (candidate for candidate in server.partitions if candidate.device in ordinals):
-        yield from _of_partition(partition, present, state)
+        yield from _compare_partition(partition, present, state)
 
 
 def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
@@ -341,7 +348,7 @@ def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> 
     )
 
 
-def _of_partition(plan: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
+def _compare_partition(plan: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
     existing = {(partition.name, partition.device): partition for partition in present.partitions}.get(
         (plan.name, plan.device)
     )

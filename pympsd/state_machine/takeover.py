@@ -133,14 +133,14 @@ def _take_defaults(daemon: Daemon, saved: records.PersistentState) -> None:
     if daemon.options.static:
         daemon.partitions += saved.partitions
     if saved.memory_limits is not None:
-        daemon.defaults.memory_limits = records.in_memory(saved.memory_limits)
+        daemon.defaults.memory_limits = records.parse_memory(saved.memory_limits)
 
 
 def _pending_server(daemon: Daemon, process: records.PersistentServer, saved: records.PersistentState) -> Server:
     percentage, memory = process.thread_percentage, process.memory_limits
     if not daemon.options.policy.has_named_servers:
         percentage, memory = limits_of(process, saved)
-    limits = ThreadPercentage(percentage), records.in_memory(memory)
+    limits = ThreadPercentage(percentage), records.parse_memory(memory)
     server = Server(process.serial, process.uid, *limits, pid=process.pid, phase=Phase.RETURNING)
     server.name = process.name or server.name
     server.pending = server.verified = True
@@ -155,7 +155,7 @@ def _restore_named_servers(daemon: Daemon, saved: records.PersistentState) -> It
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
             # A server of protocol 2, whose clients had the daemon's default priority, becomes one of protocol 3.
-            memory, priority = records.in_memory(process.memory_limits), daemon.defaults.client_priority
+            memory, priority = records.parse_memory(process.memory_limits), daemon.defaults.client_priority
             limits = Limits(percentages(process.thread_percentage), memory, priority)
             namespaces = {DEFAULT: Namespace(DEFAULT, limits)}
             named_server = NamedServer(name, process.uid, namespaces, source=Source.AUTO)

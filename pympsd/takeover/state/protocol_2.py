@@ -12,20 +12,20 @@ def list_lost(saved: records.PersistentState, own: limit_table.Limits) -> Iterat
     """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
     by_command = limit_table.Limits(
         None if saved.thread_percentage is None else limit_table.percentages(saved.thread_percentage),
-        None if saved.memory_limits is None else records.in_memory(saved.memory_limits),
+        None if saved.memory_limits is None else records.parse_memory(saved.memory_limits),
         None if saved.client_priority is None else ClientPriority(saved.client_priority),
     )
     defaults = own.overlay(by_command)
     running = {process.name for process in saved.servers}
     for server in saved.named_servers:
-        yield from _of_server(server)
+        yield from _list_lost_of_server(server)
         for namespace in server.namespaces:
             if namespace.name != DEFAULT:
                 yield f"namespace '{namespace.name}' of server '{server.name}'"
             else:
-                settings = _of_default(namespace.limits, defaults, server.name in running)
+                settings = _list_lost_of_default(namespace.limits, defaults, server.name in running)
                 yield from (f"{setting} of server '{server.name}'" for setting in settings)
-    yield from _of_daemon(saved)
+    yield from _list_lost_of_daemon(saved)
 
 
 def limits_of(process: records.PersistentServer, saved: records.PersistentState) -> tuple[float, dict[int, int]]:
@@ -35,11 +35,11 @@ def limits_of(process: records.PersistentServer, saved: records.PersistentState)
             if (server.name, namespace.name) == (process.name, DEFAULT):
                 percentages_of_devices = (namespace.limits.thread_percentage or {}).values()
                 percentage = min(percentages_of_devices, default=ThreadPercentage())
-                return percentage.value, limit_table.in_bytes(namespace.limits.pinned_memory)
+                return percentage.value, limit_table.count_bytes(namespace.limits.pinned_memory)
     return process.thread_percentage, process.memory_limits
 
 
-def _of_server(server: records.PersistentNamedServer) -> Iterator[str]:
+def _list_lost_of_server(server: records.PersistentNamedServer) -> Iterator[str]:
     if server.name != server_of_user(server.uid):
         yield f"server '{server.name}'"
     settings = {
@@ -51,7 +51,9 @@ def _of_server(server: records.PersistentNamedServer) -> Iterator[str]:
     yield from (f"SM partition '{partition.name}' of server '{server.name}'" for partition in server.partitions)
 
 
-def _of_default(limits: limit_table.Limits, defaults: limit_table.Limits, is_running: bool) -> Iterator[str]:
+def _list_lost_of_default(
+    limits: limit_table.Limits, defaults: limit_table.Limits, is_running: bool
+) -> Iterator[str]:
     """Yield the settings of a namespace ``default`` that are lost; a server that runs keeps percentage and memory."""
     has_one_percentage = (limits.thread_percentage or {}).keys() <= {ALL_DEVICES}
     preserved = (
@@ -62,7 +64,7 @@ def _of_default(limits: limit_table.Limits, defaults: limit_table.Limits, is_run
             yield row.name
 
 
-def _of_daemon(saved: records.PersistentState) -> Iterator[str]:
+def _list_lost_of_daemon(saved: records.PersistentState) -> Iterator[str]:
     if not saved.default_socket:
         yield "default_socket=off of context-share"
     if not saved.accounts_cgroups:

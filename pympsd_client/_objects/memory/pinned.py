@@ -325,12 +325,12 @@ class Pinned:
                     return host_address, host_address + offset
         return address, 0
 
-    def before_fork(self) -> None:
+    def prepare_fork(self) -> None:
         """Give the child pages of its own, and change nothing until the fork is done."""
         self._changing.acquire()
         self._private = [(mapped, mapped.make_private()) for mapped in tuple(self._mapped.values())]
 
-    def after_fork(self, in_child: bool) -> None:
+    def finish_fork(self, in_child: bool) -> None:
         """Share the parent's pages with the executor again."""
         try:
             if in_child:
@@ -422,7 +422,7 @@ def _whole_pages(address: int, size: int) -> tuple[int, int]:
 
 pinned: Final = Pinned()
 os.register_at_fork(
-    before=pinned.before_fork,
-    after_in_parent=partial(pinned.after_fork, False),
-    after_in_child=partial(pinned.after_fork, True),
+    before=pinned.prepare_fork,
+    after_in_parent=partial(pinned.finish_fork, False),
+    after_in_child=partial(pinned.finish_fork, True),
 )

@@ -1,4 +1,9 @@
-"""Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly."""
+"""Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly.
+
+The executor allocates the pages, and this process maps them by their descriptor. The address may be in use here; then
+the executor is asked for another one (`share`). This process unmaps freed pages immediately, the executor after the
+work submitted before.
+"""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ class EmulatedContext:
 
     def condition(self, handle: int) -> Condition:
         """Return what kernels set by a conditional handle."""
-        return self._facilities.conditions.of(handle)
+        return self._facilities.conditions.get_or_create(handle)
 
     def call(self, stream: EmulatedStream, pieces: Iterator[None]) -> None:
         """Take pieces in stream order, in slices of the compute thread."""

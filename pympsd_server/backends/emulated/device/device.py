@@ -145,7 +145,7 @@ class EmulatedDevice(AccountedDevice):
         on_fault: Callable[[Status], None],
         context_id: int,
     ) -> EmulatedContext:
-        client = self._spaces.of(address_space, quota)
+        client = self._spaces.find(address_space, quota)
         among = sms_of(self._properties, quota.chunks)
         visible_ids = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None
         overhead = context_overhead(self._properties, len(multiprocessors))

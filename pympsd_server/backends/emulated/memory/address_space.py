@@ -39,7 +39,7 @@ from attrs import frozen
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
-from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, Version, below, holds
+from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, Version, holds, select_below
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import Array, DType, Value
@@ -188,7 +188,7 @@ class AddressSpace(AccessibleMemory):
         self._return(start, end + GUARD_BYTES)
 
     def _remove(self, address: int) -> tuple[int, int]:
-        at = self._at(address)
+        at = self._find_start(address)
         starts, ends = self._ranges
         start, end = starts[at], ends[at]
         self._set_ranges((starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :]))
@@ -246,7 +246,7 @@ class AddressSpace(AccessibleMemory):
 
         It must be freed by `withdraw` and `reclaim`.
         """
-        at = self._at(address)
+        at = self._find_start(address)
         start, end = self._ranges[0][at], self._ranges[1][at]
         first, last = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
         return self._window.bytes(first, last), self._window.file_at(first), start - first
@@ -273,7 +273,7 @@ class AddressSpace(AccessibleMemory):
                 merged.append(gap)
         self._gaps = merged
 
-    def _at(self, address: int) -> int:
+    def _find_start(self, address: int) -> int:
         start = address - self.base
         starts, _ = self._ranges
         at = bisect_right(starts, start) - 1
@@ -283,7 +283,7 @@ class AddressSpace(AccessibleMemory):
 
     def size_of(self, address: int) -> int:
         """Return the size in bytes of the allocation that starts at `address`. Raises NotAnAllocation."""
-        at = self._at(address)
+        at = self._find_start(address)
         starts, ends = self._ranges
         return ends[at] - starts[at]
 
@@ -400,7 +400,7 @@ class AddressSpace(AccessibleMemory):
 
     def close(self) -> None:
         """Release everything. Views handed out keep their pages until they are dropped."""
-        for start, end in zip(*below(self._ranges, self._window.allocatable), strict=True):
+        for start, end in zip(*select_below(self._ranges, self._window.allocatable), strict=True):
             self._window.zero(start, end)
         self._set_ranges(([], []))
         self._gaps, self._arrays, self._peers, self.used_bytes = [], None, (), 0

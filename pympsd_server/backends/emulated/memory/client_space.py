@@ -181,7 +181,7 @@ class ClientSpaces:
         self._shared: _Reserved | None = None
         """The one space of all clients, if they share one and while there are any."""
 
-    def of(self, key: int, quota: Quota) -> ClientSpace:
+    def find(self, key: int, quota: Quota) -> ClientSpace:
         """Return a client; a new one, not yet entered, gets the limits of this quota."""
         client = self._clients.get(key)
         if client is not None:

@@ -67,7 +67,7 @@ class Table:
         self._head[1:] = *counts, size
         self._starts[: counts[0]], self._ends[: counts[0]] = (bounds[: counts[0]] for bounds in ranges)
         for row, segment in zip(self._segments, segments, strict=False):
-            high, low = (_to_signed(segment.file.secret >> shift) for shift in (64, 0))
+            high, low = (_convert_to_signed(segment.file.secret >> shift) for shift in (64, 0))
             row[:] = segment.offset, segment.size, segment.file.descriptor, segment.file.offset, high, low
         self._head[0] += 1
 
@@ -103,7 +103,7 @@ class Table:
         return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
 
 
-def _to_signed(word: int) -> int:
+def _convert_to_signed(word: int) -> int:
     word &= (1 << 64) - 1
     return word - (word >> 63 << 64)
 
@@ -181,7 +181,7 @@ class PeerWindow:
             self._mapping.clear(self.place, self.size)
 
 
-def below(ranges: Ranges, limit: int) -> Ranges:
+def select_below(ranges: Ranges, limit: int) -> Ranges:
     """Return the ranges that begin below an offset."""
     count = bisect_left(ranges[0], limit)
     return ranges[0][:count], ranges[1][:count]

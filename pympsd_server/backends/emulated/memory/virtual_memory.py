@@ -250,7 +250,7 @@ class Mappings:
         mapping.storage.use()  # the handle is another user of it
         self._by_start[address] = mapping
 
-    def _within(self, address: int, count: int) -> list[_Mapping]:
+    def _find_within(self, address: int, count: int) -> list[_Mapping]:
         """Return the mappings that a range consists of; BackendError INVALID_VALUE if it has gaps or cuts one."""
         mappings, at = [], address
         while at < address + count:
@@ -265,7 +265,7 @@ class Mappings:
 
     def remove(self, address: int, count: int) -> list[Storage]:
         """Unmap a range of whole mappings; return what the caller leaves then. BackendError INVALID_VALUE."""
-        return [self._remove(mapping) for mapping in self._within(address, count)]
+        return [self._remove(mapping) for mapping in self._find_within(address, count)]
 
     def _remove(self, mapping: _Mapping) -> Storage:
         del self._by_start[mapping.start]
@@ -275,7 +275,7 @@ class Mappings:
 
     def set_access(self, address: int, count: int, accessible: bool) -> None:
         """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
-        self._within(address, count)
+        self._find_within(address, count)
         self.space.set_accessible(address, count, accessible)
 
     def remove_all_of(self, owner: object) -> list[Storage]:
