@@ -195,15 +195,22 @@ def test_driver_calls_are_made_only_by_the_cuda_backend_and_the_fallback(modules
     assert breaches == []
 
 
-@pytest.mark.parametrize("backend", ["emulated", "cuda"])
-def test_only_the_selection_imports_a_backend(modules: tuple[Module, ...], backend: str) -> None:
-    package = f"pympsd_server.backends.{backend}"
+@pytest.mark.parametrize(
+    "packages", [("pympsd_server.backends.emulated", "pympsd_server.ptx"), ("pympsd_server.backends.cuda",)]
+)
+def test_only_the_selection_imports_a_backend(modules: tuple[Module, ...], packages: tuple[str, ...]) -> None:
     importers = {
         module.name
         for module in modules
-        if not module.is_in(package) and any(_is_in(name, (package,)) for name in module.imports())
+        if not module.is_in(*packages) and any(_is_in(name, packages) for name in module.imports())
     }
     assert importers <= {"pympsd_server.executor.main"}
+
+
+def test_what_executes_ptx_needs_only_the_memory_of_the_device(modules: tuple[Module, ...]) -> None:
+    ptx = _of(modules, "pympsd_server.ptx")
+    assert len(ptx) > 50
+    assert _breaches(ptx, "pympsd_server.backends", ("pympsd_server.backends.emulated.memory",)) == []
 
 
 def test_only_the_journal_configures_structlog(modules: tuple[Module, ...]) -> None:
@@ -221,7 +228,7 @@ def test_only_the_journal_configures_structlog(modules: tuple[Module, ...]) -> N
 
 
 def test_executors_and_backends_import_neither_trio_nor_structlog(modules: tuple[Module, ...]) -> None:
-    packages = ("pympsd_server.executor", "pympsd_server.backends")
+    packages = ("pympsd_server.executor", "pympsd_server.backends", "pympsd_server.ptx")
     importers = [m.name for m in modules if m.is_in(*packages) and m.imported_roots() & {"trio", "structlog"}]
     assert importers == []
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
 from pympsd_client._objects.code.ptx_text import LinkError, join, limit_registers
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.ptx.loading.program import load_program
 from tests.client.conftest import ok
 
 HEADER = b".version 8.0\n.target sm_75\n.address_size 64\n"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pympsd_client._objects.code.ptx_text import LinkError, is_ptx, join
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.ptx.loading.program import load_program
 
 HEADER = b".version 7.0\n.target sm_60\n.address_size 64\n"
 CALLER = (

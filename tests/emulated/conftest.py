@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 from pympsd.vocabulary.variables import TIER
-from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_writer
-from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.ptx.compiled_tier import kernel_writer
+from pympsd_server.ptx.lowering.ir import Operation
 from tests.gpu.devices import DEVICES
 
 TIERS = ("numpy", pytest.param("compiled", marks=pytest.mark.long("")))

@@ -10,8 +10,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace, NotAnAllocation
 from pympsd_server.backends.emulated.memory.transfers import fill
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, OutOfMemory
 from pympsd_server.backends.interface import Extent, Fill, Region, Space
+from pympsd_server.ptx.isa.faults import IllegalAddress, OutOfMemory
 from tests.emulated.harness import BASE
 
 SIZE = 1 << 16

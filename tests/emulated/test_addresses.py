@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, InvalidPtx, MisalignedAddress
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.ptx.isa.faults import IllegalAddress, InvalidPtx, MisalignedAddress
+from pympsd_server.ptx.loading.program import load_program
 from tests.emulated.harness import Device
 
 HEADER = ".version 9.0\n.target sm_{target}\n.address_size 64\n"

@@ -10,7 +10,7 @@ from attrs import define
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from tests.emulated.harness import HEADER, Device
 
 HOPPER = HEADER.replace("8.0", "8.3").replace("sm_80", "sm_90")

@@ -10,10 +10,10 @@ from ctypes import c_int64, c_void_p
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.isa.faults import MisalignedAddress
-from pympsd_server.backends.emulated.ptx.runtime import atomics
 from pympsd_server.native.library import load
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.isa.faults import MisalignedAddress
+from pympsd_server.ptx.runtime import atomics
 from tests.emulated.fragments import Array, run_fragment
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 

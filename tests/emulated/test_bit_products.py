@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.ptx.isa.faults import InvalidPtx
+from pympsd_server.ptx.loading.program import load_program
 from tests.emulated.harness import HEADER, Device
 from tests.emulated.test_matrices import Array, count_held, kernel, place_a, place_b, place_c
 from tests.emulated.test_refusals import kernel as refused_kernel

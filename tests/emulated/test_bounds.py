@@ -8,7 +8,7 @@ import pytest
 from pympsd.vocabulary.settings import check_executor_settings
 from pympsd.vocabulary.variables import BadSetting
 from pympsd_server.backends.emulated.memory.address_space import HARDWARE, STRICT, AddressSpace, Bounds, choose_bounds
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
+from pympsd_server.ptx.isa.faults import IllegalAddress
 from tests.emulated.harness import BASE, HEADER, Device
 
 # Stores 7 at p + offset; loads 16 bytes of shared memory at an offset.

@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 
 from pympsd.wire.tensor_map import BYTES, DataType, TensorMap, pack
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
+from pympsd_server.ptx.isa.faults import IllegalAddress
 from tests.emulated.harness import Device
 from tests.emulated.tensor_machine import COMPLETE, COPY_IN, SHARED, TENSOR, Array, Machine, kernel
 

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx.isa.faults import (
-    DeviceFault,
-    IllegalAddress,
-    InvalidProgramCounter,
-    InvalidPtx,
-)
-from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceHeap
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, InvalidProgramCounter, InvalidPtx
+from pympsd_server.ptx.runtime.facilities import DeviceHeap
 from tests.emulated.harness import HEADER, Device
 
 # Thread i stores f(i) at out + 4 * i; each test appends f and what it calls.

@@ -11,9 +11,9 @@ import pytest
 from attrs import define, field
 from processes import SECONDS, wait_until
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import compile_queue
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import MAX_WAITING, CompileQueue
-from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceHeap, Facilities
+from pympsd_server.ptx.compiled_tier.compilation import compile_queue
+from pympsd_server.ptx.compiled_tier.compilation.compile_queue import MAX_WAITING, CompileQueue
+from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
 TIERS = ()
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
-from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import TABLE, name_of
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
+from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.isa.faults import DeviceFault
+from pympsd_server.ptx.loading.program import load_program
+from pympsd_server.ptx.numpy_tier.instruction_table import TABLE, name_of
 from tests.emulated.harness import BASE, HEADER, Device, Never, batches
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.compiled_tier import selection
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import CompileQueue
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
-from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import StopText
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from pympsd_server.ptx.compiled_tier import selection
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.compilation.compile_queue import CompileQueue
+from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
+from pympsd_server.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
+from pympsd_server.ptx.compiled_tier.stop_text import StopText
+from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
+from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device, Never, batches, pack, three
 from tests.emulated.test_corpus import check_recorded
@@ -195,7 +195,7 @@ def _no_block_goes_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("the NumPy tier took a block over")
 
-    monkeypatch.setattr("pympsd_server.backends.emulated.ptx.compiled_tier.batch.Batch", refuse)
+    monkeypatch.setattr("pympsd_server.ptx.compiled_tier.batch.Batch", refuse)
 
 
 @pytest.mark.usefixtures("_no_block_goes_to_numpy")

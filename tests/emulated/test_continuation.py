@@ -13,14 +13,14 @@ from processes import SECONDS
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.emulated.ptx.compiled_tier import selection
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, switch_tier
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.backends.emulated.scheduling import kernel_run
+from pympsd_server.ptx.compiled_tier import selection
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.continuation import Exits
+from pympsd_server.ptx.compiled_tier.selection import begin_batch, switch_tier
+from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 from tests.backends.contract.port_user import PortUser
 from tests.emulated.harness import HEADER, Device, Never, pack
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from recorded_corpus import CORPUS, KERNELS, failures, is_recorded, load_recorded, maps_of, module_of, objects_of
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.isa.faults import IllegalInstruction
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import load_program
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import Device, Never, batches, three
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from tests.emulated.harness import BASE, HEADER, Device
 
 # Thread i stores i (as b32) at p + i * stride + offset.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx.math import floats as ptx_floats
+from pympsd_server.ptx.math import floats as ptx_floats
 from tests.emulated.fragments import Array, run_fragment
 
 NEAREST = st.floats(allow_nan=False, allow_infinity=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.math import functions
+from pympsd_server.ptx.math import functions
 from tests.emulated.fragments import run_fragment
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]

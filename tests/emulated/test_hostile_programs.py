@@ -12,13 +12,13 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device import kept_programs
 from pympsd_server.backends.emulated.device.kept_programs import MAX_PROGRAMS, KeptPrograms
 from pympsd_server.backends.emulated.device.module import load, refusals_as_backend_errors
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, InvalidPtx, OutOfMemory
-from pympsd_server.backends.emulated.ptx.loading import program as program_module
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
-from pympsd_server.backends.emulated.ptx.lowering import control_flow, inlining
-from pympsd_server.backends.emulated.ptx.numpy_tier import translation
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.ptx.isa.faults import DeviceFault, InvalidPtx, OutOfMemory
+from pympsd_server.ptx.loading import program as program_module
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import load_program
+from pympsd_server.ptx.lowering import control_flow, inlining
+from pympsd_server.ptx.numpy_tier import translation
 from tests.emulated.harness import HEADER, Device
 
 MORE_MEMORY = 1 << 30

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import EAGER_BYTES, Program, load_program
+from pympsd_server.ptx.isa.faults import InvalidPtx
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import EAGER_BYTES, Program, load_program
 from tests.emulated.harness import HEADER, Device
 
 CORPUS = sorted((Path(__file__).parents[1] / "data" / "corpus").glob("*.ptx"))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
+from pympsd_server.ptx.isa.faults import IllegalAddress
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, MisalignedAddress
+from pympsd_server.ptx.isa.faults import IllegalAddress, MisalignedAddress
 from tests.emulated.harness import HEADER, Device
 
 Array = np.ndarray[Any, Any]

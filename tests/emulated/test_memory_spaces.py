@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import align_local_frame
+from pympsd_server.ptx.runtime.batch_state import align_local_frame
 from tests.emulated.fragments import run_fragment
 from tests.emulated.harness import HEADER, Device
 

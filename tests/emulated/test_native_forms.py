@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.isa.faults import DeviceFault
 from tests.emulated.harness import HEADER, Device, Never, batches
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")

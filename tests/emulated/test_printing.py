@@ -7,10 +7,10 @@ import struct
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceAssertion, IllegalAddress, LaunchFailed
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
-from pympsd_server.backends.emulated.ptx.runtime.facilities import PrintBuffer
+from pympsd_server.ptx.isa.faults import DeviceAssertion, IllegalAddress, LaunchFailed
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import load_program
+from pympsd_server.ptx.runtime.facilities import PrintBuffer
 from tests.emulated.harness import HEADER, Device
 
 # Each thread prints with the format at `form` and the arguments at `values`, and stores what vprintf returned.

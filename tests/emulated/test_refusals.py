@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
-from pympsd_server.backends.emulated.ptx.numpy_tier.manual import REFUSED, REFUSED_FORMS, REFUSED_REGISTERS, executes
+from pympsd_server.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
+from pympsd_server.ptx.loading.program import load_program
+from pympsd_server.ptx.numpy_tier.manual import REFUSED, REFUSED_FORMS, REFUSED_REGISTERS, executes
 from tests.emulated.harness import HEADER
 
 

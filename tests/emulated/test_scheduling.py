@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from attrs import define
 
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.fragments import run_fragment
 from tests.emulated.harness import HEADER, Device, Never, pack
 

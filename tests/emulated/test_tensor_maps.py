@@ -14,12 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pympsd.wire.tensor_map import BYTES, GREATEST_RANK, DataType, Im2col, TensorMap, pack
-from pympsd_server.backends.emulated.ptx.isa.faults import (
-    DeviceFault,
-    IllegalAddress,
-    IllegalInstruction,
-    MisalignedAddress,
-)
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, IllegalInstruction, MisalignedAddress
 from tests.emulated.tensor_machine import (
     COPY_OUT,
     LOAD,

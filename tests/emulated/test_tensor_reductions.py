@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pympsd.wire.tensor_map import DataType, TensorMap
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
+from pympsd_server.ptx.isa.faults import IllegalInstruction
 from tests.emulated.tensor_machine import SHARED, Machine, plain, storing
 
 

@@ -21,8 +21,8 @@ from pympsd.wire.texture_object import (
     pack,
     unpack,
 )
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed, MisalignedAddress
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.isa.faults import IllegalAddress, LaunchFailed, MisalignedAddress
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.lowering import control_flow
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.lowering import control_flow
 from tests.emulated.conftest import use_tier
 from tests.emulated.generated_kernels import BLOCKS, Kernel
 from tests.emulated.harness import Device, Never, batches

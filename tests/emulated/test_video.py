@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
+from pympsd_server.ptx.isa.faults import InvalidPtx
 from tests.emulated.fragments import Array, run_fragment
 from tests.emulated.test_integers import operands, signed
 

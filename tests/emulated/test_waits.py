@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, LaunchFailed
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.isa.faults import Cancelled, LaunchFailed
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")

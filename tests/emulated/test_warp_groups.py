@@ -11,7 +11,7 @@ from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, InvalidPtx, LaunchFailed
+from pympsd_server.ptx.isa.faults import IllegalAddress, InvalidPtx, LaunchFailed
 from tests.emulated.harness import Device
 
 Array = np.ndarray[Any, Any]

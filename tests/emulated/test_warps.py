@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.ptx.isa.faults import InvalidPtx
+from pympsd_server.ptx.loading.program import load_program
 from tests.emulated.fragments import run_fragment
 from tests.emulated.harness import HEADER, Device
 

@@ -10,7 +10,7 @@ from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
+from pympsd_server.ptx.isa.faults import IllegalAddress
 from tests.emulated.harness import HEADER, Device
 from tests.emulated.test_matrices import ACCUMULATED, STORED, some
 

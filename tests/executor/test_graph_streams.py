@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
 from pympsd_server.backends.cuda.objects.context import NoConditions
-from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceCondition
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.graphs.executable import ConditionalStep, ExecutableGraph, GraphStep
 from pympsd_server.executor.graphs.streams import StreamBudget
+from pympsd_server.ptx.runtime.facilities import DeviceCondition
 
 LIMIT = 40
 

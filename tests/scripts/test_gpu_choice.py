@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.ptx.loading.program import load_program
 from tests.gpu import straight_line
 from tests.gpu.choice import TABLE, TESTS, Choice, meets
 from tests.gpu.instruction_table import INSTRUCTIONS

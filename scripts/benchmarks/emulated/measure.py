@@ -35,10 +35,10 @@ from timing import Report  # noqa: E402
 
 from pympsd.vocabulary.settings import read_tier  # noqa: E402
 from pympsd.vocabulary.variables import KERNEL_THREADS  # noqa: E402
-from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode  # noqa: E402
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled  # noqa: E402
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule  # noqa: E402
-from pympsd_server.backends.emulated.ptx.loading.program import load_program  # noqa: E402
+from pympsd_server.ptx.compiled_tier.machine_code import MachineCode  # noqa: E402
+from pympsd_server.ptx.isa.faults import Cancelled  # noqa: E402
+from pympsd_server.ptx.loading.linking import LoadedModule  # noqa: E402
+from pympsd_server.ptx.loading.program import load_program  # noqa: E402
 from tests.emulated.harness import Device, Never, batches, three  # noqa: E402
 
 KERNELS = HERE / "kernels.ptx"

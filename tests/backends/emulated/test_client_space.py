@@ -15,8 +15,8 @@ from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError, Status
+from pympsd_server.ptx.isa.faults import IllegalAddress
 from tests.backends.contract.pinned_memory import PinnedMemory
 
 BASE = 0x6000_0000_0000
@@ -52,9 +52,9 @@ def test_a_lookup_never_sees_half_a_change() -> None:
             assert space.contains(last, last + 64)
             assert not space.contains(last, last + 128)
         for _ in range(300):
-            space.locate(np.array([last, last + 8]), ((0, 8),))
+            space.locate(np.array([last, last + 8]), 8, 8)
             with pytest.raises(IllegalAddress):
-                space.locate(np.array([last, last + 64]), ((0, 8),))
+                space.locate(np.array([last, last + 64]), 8, 8)
     finally:
         stop.set()
         thread.join()

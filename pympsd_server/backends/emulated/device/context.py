@@ -39,13 +39,13 @@ from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.module import EmulatedModule, load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
 from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
-from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceHeap, Facilities
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Condition, ContextLimit, Event, Status
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
+from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
 """The seconds that ending a context waits for its kernels, on a device that cannot stop them."""

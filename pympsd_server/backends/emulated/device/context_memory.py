@@ -30,11 +30,11 @@ from pympsd_server.backends.emulated.memory.address_space import AccessibleMemor
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
 from pympsd_server.backends.emulated.memory.mapped_memory import MappedMemory
 from pympsd_server.backends.emulated.memory.virtual_memory import Storage, WindowPages
-from pympsd_server.backends.emulated.ptx.isa.faults import OutOfMemory
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import Program
-from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.interface import BackendError, Status
+from pympsd_server.ptx.isa.faults import OutOfMemory
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import Program
+from pympsd_server.ptx.runtime.facilities import Facilities
 
 MAX_ALLOCATIONS: Final = 1 << 18
 """The largest number of allocations of one context; each costs the executor some hundred bytes, whatever its size."""

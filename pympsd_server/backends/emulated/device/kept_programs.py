@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
+from pympsd_server.ptx.loading.program import Program, load_program
 
 MAX_PROGRAMS: Final = 32
 MAX_IMAGE_BYTES: Final = 1 << 20

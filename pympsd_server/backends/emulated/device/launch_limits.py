@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Placement
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.ptx.loading.program import Kernel
 
 _DEFAULTS = {
     "MAX_GRID_DIM_X": 2147483647,

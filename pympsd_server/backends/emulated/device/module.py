@@ -15,12 +15,12 @@ from pympsd.wire import fatbin
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.kept_programs import KeptPrograms
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
-from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program
-from pympsd_server.backends.emulated.ptx.syntax.tree import Target
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import Kernel, Program
+from pympsd_server.ptx.syntax.tree import Target
 
 _CUBIN: Final = b"\x7fELF"
 """The first bytes of a cubin."""

@@ -25,13 +25,13 @@ from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room, cluster_of
 from pympsd_server.backends.emulated.device.module import EmulatedModule, ModuleOwner
 from pympsd_server.backends.emulated.memory import transfers
-from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
 from pympsd_server.backends.emulated.scheduling.policy import TimeShare
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import HostFunction, Marker, Transfer, WorkItem, WorkOwner
 from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch
+from pympsd_server.ptx.loading.program import Kernel
 
 _CHECKED_KEPT: Final = 256
 """The shapes of launches of a module that are remembered as checked."""

@@ -30,7 +30,7 @@ import mmap
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -41,9 +41,9 @@ from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
 from pympsd_server.backends.emulated.memory.window import Window
-from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
-from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 from pympsd_server.backends.virtual_memory import File
+from pympsd_server.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 
 _DEVICE_PAGE: Final = 2 << 20
 
@@ -326,32 +326,26 @@ class AddressSpace(AccessibleMemory):
         """Return the same for places in the views, a peer's among them."""
         return holds(*self.reach(), low, high)
 
-    def locate(self, offsets: Value, accesses: Sequence[tuple[int, int]]) -> Value:
+    def locate(self, offsets: Value, nbytes: int, align: int) -> Value:
         """Return where offsets (int64, relative to base) are in the views, a peer's behind the own ones.
 
-        Faults unless kernels reach, at each of them plus each access's first number, as many aligned bytes as its
-        second one.
+        Faults unless kernels reach ``nbytes`` at each of them, and each is a multiple of ``align``.
         """
         requested = np.atleast_1d(offsets)
         places, is_located = requested, np.ones(1, np.bool_)
         if self._peers:
-            # The window is that of the first access: a constant offset may lead into it from outside.
-            begins = requested + accesses[0][0]
-            places, is_located = requested.copy(), (begins >= 0) & (begins < self.size)
+            places, is_located = requested.copy(), (requested >= 0) & (requested < self.size)
             for peer in self._peers:
-                has = peer.has(begins)
+                has = peer.has(requested)
                 np.copyto(places, requested + (peer.place - peer.distance), where=has)
                 is_located |= has
         starts, ends = self.reach()
-        for delta, nbytes in accesses:
-            inside = places + delta
-            at = np.searchsorted(starts, inside, "right") - 1
-            good = (at >= 0) & is_located
-            if len(starts):
-                good &= inside <= ends[np.maximum(at, 0)] - nbytes  # the sum may overflow
-            targets = requested + delta
-            self._raise_first(targets, ~good, nbytes, IllegalAddress, "outside of the allocations")
-            self._raise_first(targets, (targets & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
+        at = np.searchsorted(starts, places, "right") - 1
+        good = (at >= 0) & is_located
+        if len(starts):
+            good &= places <= ends[np.maximum(at, 0)] - nbytes  # the sum may overflow
+        self._raise_first(requested, ~good, nbytes, IllegalAddress, "outside of the allocations")
+        self._raise_first(requested, (requested & (align - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
         return places if offsets.ndim else places[0]
 
     def reach(self) -> tuple[Array, Array]:

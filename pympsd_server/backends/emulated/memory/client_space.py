@@ -18,8 +18,8 @@ from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.ptx.isa.faults import IllegalAddress
 
 
 class OwnedMemory(AccessibleMemory):

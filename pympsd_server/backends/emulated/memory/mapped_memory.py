@@ -17,9 +17,9 @@ from pympsd_server.backends.emulated.memory.virtual_memory import (
     Storage,
     WindowPages,
 )
-from pympsd_server.backends.emulated.ptx.isa.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
+from pympsd_server.ptx.isa.faults import OutOfMemory
 
 MAX_HANDLES: Final = 1 << 18
 """Handles of memory that one context holds."""

@@ -16,9 +16,9 @@ import numpy as np
 from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File
+from pympsd_server.ptx.isa.datatypes import Array
 
 Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""

@@ -11,9 +11,9 @@ import numpy as np
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory
-from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType
-from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region
+from pympsd_server.ptx.isa.datatypes import Array, DType
+from pympsd_server.ptx.isa.faults import IllegalAddress
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512

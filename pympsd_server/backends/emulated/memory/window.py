@@ -25,8 +25,8 @@ from pympsd_server.backends.emulated.memory.peer_windows import (
     Table,
     below,
 )
-from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, Array, DType
 from pympsd_server.backends.virtual_memory import File
+from pympsd_server.ptx.isa.datatypes import DTYPES, Array, DType
 
 _PAGE: Final = mmap.PAGESIZE
 

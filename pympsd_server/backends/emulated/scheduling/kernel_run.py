@@ -26,20 +26,15 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import (
-    begin_batch,
-    is_undecided,
-    max_blocks,
-    switch_tier,
-)
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch
-from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import Kernel
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, ResidentBlocks
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem
 from pympsd_server.backends.interface import Launch
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks, switch_tier
+from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import Kernel
+from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 
 _SWITCH_SECONDS: Final = 0.02
 """The longest time for which a batch runs without being asked whether it could continue as machine code."""

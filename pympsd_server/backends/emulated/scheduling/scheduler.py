@@ -40,11 +40,11 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Timeline
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
 from pympsd_server.backends.interface import BackendError, Status
+from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault
 
 SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]

@@ -25,10 +25,10 @@ from attrs import define, field
 
 from pympsd.wire.executor_messages import MAX_BATCH_TRACES, MAX_KERNEL_NAME, BatchTrace
 from pympsd_server.backends.budget import Counters
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, TimeShare
 from pympsd_server.backends.interface import Completion, Status
+from pympsd_server.ptx.isa.faults import Cancelled
 
 
 class Trace(Counters):

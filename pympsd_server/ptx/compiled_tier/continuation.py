@@ -1,0 +1,123 @@
+"""Machine code takes over a batch that the NumPy tier has begun.
+
+The problem: a kernel may run for minutes in one batch, a block of 256 threads that loops, say. It is compiled after
+20 ms; but no batch of it begins any more.
+
+The idea: a group of the NumPy tier (threads at the beginning of a block, with their live registers) is what a frame
+is at a stop: the stop's segment, its lanes, the registers, and the lanes that are pending at other blocks. So the
+batch stops at the first moment at which every warp has a stop that describes it: the lowest block with lanes of it is
+that stop's, and the others are among its pending ones. Loops have stops at their headers, so for most kernels the
+moment comes at the next round. One in which warps wait at barriers, or for lanes, is no such moment.
+
+    NumPy:     block 3: threads 0 to 39, block 7: threads 40 to 63     (3 is the header of a loop, 7 is after it)
+    compiled:  warp 0: stop at 3, all lanes; warp 1: stop at 3, lanes 0 to 7, with lanes 8 to 31 pending at 7
+
+`Exits` knows the stops of a kernel by block. The memory of blocks and threads is laid out in the same way in both.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.frames import Frames
+from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
+from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.execution.thread_groups import Group
+from pympsd_server.ptx.isa.datatypes import Array
+from pympsd_server.ptx.runtime.threads import spread
+
+_NOWHERE: Final = -1
+
+
+class Exits:
+    """The places at which a batch of the NumPy tier may continue as machine code."""
+
+    def __init__(self, code: MachineCode, blocks: int) -> None:
+        self.code = code
+        self._chances, self._next_chance = 0, 1
+        self.reached: Array | None = None
+        """The stops of the batch for which `are_reached` has last returned True."""
+        self._stops = np.full(blocks, _NOWHERE)
+        self._pending = np.zeros((blocks, blocks), np.bool_)
+        for number, stop in enumerate(code.stops):
+            block = code.origins[stop.segment]
+            if block < 0 or stop.is_entry or stop.result is not None or self._stops[block] >= 0:
+                continue
+            self._stops[block] = number
+            self._pending[block, [block, *(code.origins[k] for k in stop.pending if code.origins[k] >= 0)]] = True
+
+    def are_reached(self, batch: Batch) -> bool:
+        """Return whether a batch can continue as machine code now; look more and more rarely."""
+        groups = batch.groups_at_rest()
+        if groups is None or self._stops[min(groups)] < 0:
+            return False
+        self._chances += 1
+        if self._chances < self._next_chance:
+            return False
+        self._next_chance = self._chances * 5 // 4 + 1
+        self.reached = self.find_stops(batch)
+        return self.reached is not None
+
+    def find_stops(self, batch: Batch) -> Array | None:
+        """Return the stop of each warp, -1 of one that has ended; None if the batch cannot be taken over now."""
+        groups = batch.groups_at_rest()
+        if groups is None or self._stops[min(groups)] < 0:
+            return None
+        places = _by_lane(_places(groups, batch.state.count), batch, self.code.width, _NOWHERE)
+        lives = places >= 0
+        lowest = np.where(lives, places, len(self._stops) - 1).min(axis=1)
+        stops = np.where(lives.any(axis=1), self._stops[lowest], _NOWHERE)
+        is_good = np.where(lives, (stops >= 0)[:, None] & self._pending[lowest[:, None], places], True)
+        return stops if is_good.all() else None
+
+
+def _places(groups: dict[int, list[Group]], threads: int) -> Array:
+    """Return the block at which each thread is."""
+    places = np.full(threads, _NOWHERE)
+    for block, parts in groups.items():
+        for group in parts:
+            places[group.threads.indices()] = block
+    return places
+
+
+def _by_lane(values: Array, batch: Batch, width: int, filler: int) -> Array:
+    """Return one value for each thread of a batch as a row for each warp."""
+    blocks, threads = batch.state.blocks, batch.state.threads_per_block
+    lanes = -(-threads // width) * width
+    rows = np.full((blocks, lanes), filler, values.dtype)
+    rows[:, :threads] = values.reshape(blocks, threads)
+    return rows.reshape(-1, width)
+
+
+def take_over(batch: Batch, compiled: CompiledBatch, code: MachineCode, stops: Array) -> None:
+    """Let a compiled batch that has not begun continue with the work of another, whose warps are at these stops."""
+    groups, memory = batch.groups_at_rest(), batch.state.memory
+    assert groups is not None
+    assert memory is not None
+    frames = compiled.prepare_blocks(memory, stops >= 0)
+    places = _by_lane(_places(groups, batch.state.count), batch, code.width, _NOWHERE)
+    segments = np.array([stop.segment for stop in code.stops])[stops]
+    frames.clear(stops, places >= 0)
+    for block, parts in groups.items():
+        segment = code.origins.index(block)
+        rows = np.flatnonzero((places == block).any(axis=1))
+        lanes = places[rows] == block
+        is_lowest = segments[rows] == segment
+        frames.set_mask(rows[is_lowest], None, lanes[is_lowest])
+        frames.set_mask(rows[~is_lowest], segment, lanes[~is_lowest])
+        _write_registers(batch, frames, code, block, parts, rows, lanes)
+
+
+def _write_registers(
+    batch: Batch, frames: Frames, code: MachineCode, block: int, parts: list[Group], rows: Array, lanes: Array
+) -> None:
+    """Write the registers of the groups at a block into the frames of their warps."""
+    plan = batch.kernel.translation.plans[block]
+    for position, (number, dtype) in enumerate(zip(plan.live_in, plan.dtypes, strict=True)):
+        values = np.zeros(batch.state.count, dtype)
+        for group in parts:
+            values[group.threads.indices()] = spread(group.registers[position], group.threads.count)
+        frames.write(rows, number, lanes, _by_lane(values, batch, code.width, 0)[rows][lanes])

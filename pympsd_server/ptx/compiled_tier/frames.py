@@ -1,0 +1,162 @@
+"""The frames of warps as NumPy columns, for escaping instructions and for the NumPy tier's groups.
+
+A frame is a row of the frame slab. A varying register has one element per lane of the vector, a varying predicate one
+bit per lane, a uniform register one element. Rows are selected by index, lanes by a Boolean matrix with a line for
+each row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
+from pympsd_server.ptx.compiled_tier.native_runtime import (
+    CACHE_LINE,
+    FRAME_ALIVE,
+    FRAME_HEADER,
+    FRAME_MASK,
+    FRAME_STOP,
+)
+from pympsd_server.ptx.isa.datatypes import DTYPES, Array, DType, Value
+from pympsd_server.ptx.numpy_tier.translation import Translation
+
+_WORD = np.dtype(np.uint32)
+
+
+def allocate_aligned(nbytes: int) -> Array:
+    """Return bytes that are not initialised, at the beginning of a cache line."""
+    whole = np.empty(nbytes + CACHE_LINE, np.uint8)
+    begin = -int(whole.ctypes.data) % CACHE_LINE
+    return whole[begin : begin + nbytes]
+
+
+def allocate_zeros(nbytes: int) -> Array:
+    """Return zeros at the beginning of a cache line."""
+    zeros = allocate_aligned(nbytes)
+    zeros[:] = 0
+    return zeros
+
+
+class Frames:
+    """The frames of a batch's slots, warp by warp."""
+
+    def __init__(self, code: MachineCode, memory: Array, translation: Translation) -> None:
+        self.memory = memory
+        self._rows = memory.reshape(-1, code.frame_bytes)
+        self._code, self._translation = code, translation
+        self._lane = np.arange(code.width, dtype=np.uint32)
+
+    def _column(self, rows: Array, at: int, dtype: DType, count: int = 1) -> Array:
+        """Return a copy of `count` elements of each row."""
+        part = np.ascontiguousarray(self._rows[rows, at : at + count * dtype.itemsize])
+        return part.view(dtype).reshape(len(rows), count)
+
+    def _set_column(self, rows: Array, at: int, values: Array) -> None:
+        part = np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), values.shape[1] * values.itemsize)
+        self._rows[rows, at : at + part.shape[1]] = part
+
+    def _bits(self, words: Array) -> Array:
+        """Return the bits of each row's only element, one for each lane."""
+        bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+        return bits[:, : self._code.width].view(np.bool_)
+
+    def stops(self, rows: Array) -> Array:
+        """Return the stop at which each warp is."""
+        return self._column(rows, FRAME_STOP, _WORD)[:, 0]
+
+    def move(self, rows: Array, stop: int) -> None:
+        """Let warps continue at another stop."""
+        self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
+
+    def clear(self, stops: Array, living: Array) -> None:
+        """Put the first warps, those of all blocks, at stops, without lanes there; note which lanes are alive."""
+        self.memory[:] = 0
+        rows = np.arange(len(stops))
+        self._set_column(rows, FRAME_STOP, np.maximum(stops, 0).astype(np.uint32)[:, None])
+        self._set_column(rows, FRAME_ALIVE, self._words(living))
+
+    def set_mask(self, rows: Array, segment: int | None, lanes: Array) -> None:
+        """Note which lanes are at a warp's stop, or pending at a segment."""
+        at = FRAME_MASK if segment is None else FRAME_HEADER + 4 * segment
+        self._set_column(rows, at, self._words(lanes))
+
+    def _words(self, lanes: Array) -> Array:
+        words: Array = (lanes << self._lane).sum(axis=1, dtype=np.uint32)[:, None]
+        return words
+
+    def lanes(self, rows: Array) -> Array:
+        """Return which lanes have stopped at a warp's stop."""
+        return self._bits(self._column(rows, FRAME_MASK, _WORD))
+
+    def living_lanes(self, row: int) -> Array:
+        """Return which lanes of a warp have not exited."""
+        alive: Array = self._bits(self._column(np.array([row]), FRAME_ALIVE, _WORD))[0]
+        return alive
+
+    def _dtype(self, number: int) -> DType:
+        return DTYPES[self._translation.code.register_types[number]]
+
+    def read(self, rows: Array, number: int, lanes: Array) -> Value:
+        """Return a register of some lanes, one element for each, warp by warp."""
+        dtype, at = self._dtype(number), self._code.slots.get(number)
+        if at is None:
+            return dtype.type(0)
+        if not self._code.varies(number):
+            return np.repeat(self._column(rows, at, dtype)[:, 0], lanes.sum(axis=1))
+        if dtype.kind == "b":
+            return self._bits(self._column(rows, at, self._mask_dtype()))[lanes]
+        elements = self._column(rows, at, dtype, self._code.width)
+        return elements.reshape(-1) if lanes.all() else elements[lanes]
+
+    def _mask_dtype(self) -> DType:
+        return np.dtype(f"u{self._code.width // 8}")
+
+    def write(self, rows: Array, number: int, lanes: Array, value: Value) -> None:
+        """Set a register of some lanes, a uniform one by the first of each warp; do nothing if no stop needs it."""
+        dtype, at = self._dtype(number), self._code.slots.get(number)
+        if at is None:
+            return
+        if not self._code.varies(number):
+            counts = lanes.sum(axis=1)
+            self._set_column(rows, at, np.asarray(value, dtype)[np.cumsum(counts) - counts, None])
+            return
+        if dtype.kind == "b":
+            truths = self._bits(self._column(rows, at, self._mask_dtype()))
+            truths[lanes] = value
+            self._set_column(rows, at, np.packbits(truths, axis=1, bitorder="little"))
+            return
+        if np.ndim(value) and lanes.all():
+            elements = np.asarray(value, dtype).reshape(lanes.shape)
+        else:
+            elements = self._column(rows, at, dtype, self._code.width)
+            elements[lanes] = value
+        self._set_column(rows, at, elements)
+
+    def places(self, row: int) -> list[tuple[int, Array, int]]:
+        """Return the places of a warp's lanes: a block, the lanes, and the block of their barrier, or -1."""
+        one = np.array([row])
+        stop = self._code.stops[int(self.stops(one)[0])]
+        places = [(self._code.origins[stop.segment], self.lanes(one)[0], stop.barrier)]
+        for segment in stop.pending:
+            mask = self._column(one, FRAME_HEADER + 4 * segment, _WORD)
+            places.append((self._code.origins[segment], self._bits(mask)[0], -1))
+        return [place for place in places if place[1].any()]
+
+    def registers(self, row: int, block: int, lanes: Array) -> tuple[Value, ...]:
+        """Return the registers that a block begins with, for some lanes of a warp."""
+        one = np.array([row])
+        if self._code.stops[int(self.stops(one)[0])].is_entry:
+            return tuple(dtype.type(0) for dtype in self._translation.plans[block].dtypes)
+        return tuple(self.read(one, number, lanes[None]) for number in self._translation.plans[block].live_in)
+
+
+def exchange_words(local: Array, word: int, rows: int, columns: int) -> Array:
+    """Return local memory for the other tier, if machine code interleaves its words of `word` bytes (memory_text.py).
+
+    The words of a warp are a matrix, which is transposed. A row of it is a thread's memory in the NumPy tier, and the
+    same word of all lanes in machine code.
+    """
+    if not len(local):
+        return local
+    words = local.view(f"u{word}").reshape(-1, rows, columns).transpose(0, 2, 1)
+    return np.ascontiguousarray(words).reshape(-1).view(np.uint8)

@@ -1,0 +1,161 @@
+"""Translation of a kernel's operations to text: which escape, and how wide vectors are.
+
+The analysis must know which operations escape, because results of escapes are vectors. So each operation is first
+written once on trial, with all registers as vectors; if its form refuses it, it escapes. Forms must not depend on the
+plan in other ways.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from attrs import define, field
+
+from pympsd_server.ptx.compiled_tier.analysis import WarpPlan, analyse, group_accesses, split_blocks, word_of_locals
+from pympsd_server.ptx.compiled_tier.dispatch_text import is_crowded
+from pympsd_server.ptx.compiled_tier.fragment_bank import find_bank
+from pympsd_server.ptx.compiled_tier.instruction_table import Form, write, write_attempt
+from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.kernel_text import KernelText
+from pympsd_server.ptx.compiled_tier.sequences import Sequences, find_sequences
+from pympsd_server.ptx.compiled_tier.stop_text import Stop
+from pympsd_server.ptx.compiled_tier.turns import find_turns, uses_turns
+from pympsd_server.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
+from pympsd_server.ptx.isa.machine import WARP
+from pympsd_server.ptx.lowering.control_flow import build_blocks, without_dead_results
+from pympsd_server.ptx.lowering.ir import Code, Operation, Special
+
+_MAX_BLOCKS: Final = 4000
+_MAX_SEGMENTS: Final = 10_000
+_SMALL_WIDTH: Final = 8
+_HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
+"""The types whose values are converted by way of halves."""
+
+
+def is_forced(operation: Operation) -> bool:
+    """Return whether an instruction escapes although it has a form: never.
+
+    Tests replace it to compare the tiers, and keep no kernels on disk.
+    """
+    return False
+
+
+def choose_width(code: Code, block: tuple[int, int, int]) -> int:
+    """Return the lanes of a vector: a warp's, or fewer if nothing depends on warps.
+
+    It is 8 for blocks of at most so many threads, 16 if rows have that width.
+    """
+    is_small = prod(block) <= _SMALL_WIDTH
+    if not is_small and (block[0] % WARP == 0 or block[0] % 16):
+        return WARP
+    if any(map(_needs_warps, code.operations)):
+        return WARP
+    return _SMALL_WIDTH if is_small else 16
+
+
+def threads_bound(code: Code, block: tuple[int, int, int]) -> int:
+    """Return how many threads in a row a kernel is compiled for: a power of two, or 0 if it does not depend on it."""
+    return 1 << (block[0] - 1).bit_length() if uses_turns(code.operations) else 0
+
+
+def _needs_warps(operation: Operation) -> bool:
+    names = ("%lane", "%warpid", "%nwarpid")
+    if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
+        return True
+    if operation.name in ("bar", "barrier"):
+        return operation.has("warp") or len(operation.operands) > 1
+    return operation.name in WARP_INSTRUCTIONS or operation.has("sync")
+
+
+def write_text(
+    code: Code,
+    offsets: dict[tuple[str, str], int],
+    static_shared: int,
+    block: tuple[int, int, int],
+    *,
+    has_halves: bool,
+) -> KernelText:
+    """Return the writer of a kernel for blocks of a shape, with its text written.
+
+    `has_halves`: the processor converts between half and float.
+
+    Raises Refused for a kernel that stays in the NumPy tier.
+    """
+    width = choose_width(code, block)
+    rows, linear = block[0] % width == 0, block[1] * block[2] == 1
+    whole = block[0] * block[1] * block[2] % width == 0
+    probe = KernelText(code, _everything_varies(code), width, whole, offsets, Sequences(), static_shared)
+    escapes = _Escapes(probe, has_halves)
+    places = {key: offset for key, offset in offsets.items() if key[0] == "shared"}
+    plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
+    sequences = find_sequences(code, plan, linear=linear)
+    if is_crowded(plan):
+        sequences = Sequences(sequences.strides)  # first lanes would be variables that live across segments
+    text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
+    text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
+    text.word = word_of_locals(plan.segments) if whole else 0
+    text.number_of(Stop(0, (), is_entry=True))
+    text.module_text = text.write_kernel()
+    return text
+
+
+@define
+class _Escapes:
+    """Decides which operations escape."""
+
+    probe: KernelText
+    has_halves: bool
+    _needed: dict[int, bool] = field(factory=dict)
+    """The results of earlier calls, by the id() of operations."""
+    _forced: dict[int, bool] = field(factory=dict)
+
+    def is_needed(self, operation: Operation) -> bool:
+        """Return whether no form writes an operation."""
+        if id(operation) not in self._needed:
+            is_half = bool(_HALVES & {*operation.types}) and operation.name not in ("ld", "ldu", "st", "mov")
+            self._needed[id(operation)] = (is_half and not self.has_halves) or self._is_refused(write, operation)
+        return self._needed[id(operation)]
+
+    def has_attempt(self, operation: Operation) -> bool:
+        """Return whether an escaping operation is attempted first."""
+        return not is_forced(operation) and not self._is_refused(write_attempt, operation)
+
+    def _is_refused(self, form: Form, operation: Operation) -> bool:
+        """Return whether a form refuses an operation, when all registers are vectors."""
+        try:
+            self.probe.begin_accesses(group_accesses([operation], self.probe.code.carry))
+            self.probe.index = 0
+            form(self.probe, operation)
+        except (Refused, KeyError):
+            return True
+        finally:
+            self.probe.lines.clear()
+        return False
+
+    def is_escape(self, operation: Operation) -> bool:
+        """Return whether an operation escapes, because it has to or is forced to."""
+        if self.is_needed(operation):
+            return True
+        if id(operation) not in self._forced:
+            self._forced[id(operation)] = is_forced(operation)
+        return self._forced[id(operation)]
+
+
+def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
+    """Return the plan of a kernel; `places` are the offsets of shared variables, `threads` as for `find_turns`."""
+    blocks = build_blocks(code)
+    if len(blocks) > _MAX_BLOCKS:
+        raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
+    operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
+    turns = find_turns(blocks, operations, code.carry, places, threads)
+    segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
+    if len(segments) > _MAX_SEGMENTS:
+        raise Refused(f"{len(segments)} segments of code; compiled are at most {_MAX_SEGMENTS}")
+    for segment in segments:
+        segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
+    return analyse(code, segments, rows=rows)
+
+
+def _everything_varies(code: Code) -> WarpPlan:
+    return WarpPlan([], False, [set()], set(range(len(code.register_types))), [set()])

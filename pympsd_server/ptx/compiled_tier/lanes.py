@@ -1,0 +1,385 @@
+"""Registers and operands of one kernel as values of LLVM.
+
+A varying register is a vector of integers, one element per lane; a uniform one a scalar. A varying predicate is an
+integer with one bit per lane, so that the mask of lanes that branch is one AND. Floats are kept as their bits.
+Every register lives in an `alloca`, which LLVM turns into values.
+
+An instruction asks for its operands in the shape of its result (`shape_of`), and `assign` keeps the old value of
+lanes that do not execute it: by its guard, or if the value matters to lanes elsewhere according to the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, field
+
+from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
+from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
+from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, offset_of
+from pympsd_server.ptx.isa.datatypes import DTYPES
+from pympsd_server.ptx.isa.machine import AXES, TIMERS, WARP
+from pympsd_server.ptx.lowering.ir import Argument, Code, Not, Operation, Register, Sink, Special, Symbol, items_of
+from pympsd_server.ptx.numpy_tier.literals import immediate_value
+from pympsd_server.ptx.syntax.tree import Immediate
+
+BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
+FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
+_OF_BLOCK: Final = frozenset(
+    {"ctaid", "nctaid", "ntid", "smid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"}
+    | {"cluster_ctarank", "cluster_nctarank", "is_explicit_cluster"}
+)
+"""The special registers that are fields of `Worker`."""
+_SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
+"""As bits."""
+
+BANK_ALIGNMENT: Final = 64
+"""In bytes, of a frame and of the bank in it."""
+
+
+def is_signed(type_name: str) -> bool:
+    """Return whether values of a type are extended by their sign."""
+    return type_name[0] == "s"
+
+
+@define(slots=False)
+class Lanes(Text):
+    """Writes registers and operands; `operation` is the instruction that is being written, in segment `at`."""
+
+    code: Code
+    plan: WarpPlan
+    width: int
+    """The lanes of a vector."""
+    whole_warps: bool
+    """Whether all warps of a block have all their lanes."""
+    offsets: dict[tuple[str, str], int]
+    """Offsets of shared and local variables in their frames; -1: dynamic shared memory."""
+    bank: dict[int, int] = field(factory=dict, init=False)
+    """The registers that are in the bank, and where (fragment_bank.py)."""
+    resident: set[int] = field(factory=set, init=False)
+    """The other registers that are in the frame while the kernel runs (dispatch_text.py)."""
+    globals_used: list[tuple[str, int]] = field(factory=list, init=False)
+    """The variables and offsets whose addresses are passed to the kernel."""
+    at: int = field(default=0, init=False)
+    first: bool = field(default=False, init=False)
+    """Whether lane 0's values of certain sequences are written, as scalars (sequences.py)."""
+    operation: Operation | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.vector = Shape(self.width)
+        self.mask_type = f"i{self.width}"
+
+    def refuse(self, why: str = "") -> Refused:
+        """Return the exception that leaves the operation to the NumPy tier."""
+        return Refused(f"{self.operation.opcode if self.operation else ''} {why}".strip())
+
+    # --- values of registers
+
+    def is_varying(self, number: int) -> bool:
+        """Return whether a register is a vector."""
+        return number in self.plan.varying and not self.first
+
+    def home(self, number: int) -> str:
+        """Return the variable that a register, or lane 0 of one, is kept in."""
+        if number in self.bank:
+            return f"%b{self.bank[number]}"
+        return f"%f{number}" if self.first and number in self.plan.varying else f"%r{number}"
+
+    def register_bits(self, number: int) -> int:
+        """Return the width of a register in bits; 1 for a predicate."""
+        return BITS[self.code.register_types[number]]
+
+    def storage(self, number: int) -> str:
+        """Return the type in which a register is kept."""
+        bits = self.register_bits(number)
+        if self.is_varying(number):
+            return self.mask_type if bits == 1 else self.vector.of(f"i{bits}")
+        return f"i{bits}"
+
+    def read(self, number: int) -> str:
+        """Return a register as it is kept."""
+        return self.load(self.storage(number), self.home(number), self._alignment(number))
+
+    def _alignment(self, number: int) -> int:
+        """Return what is known of a register's address, in bytes; 0: as its type needs."""
+        return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
+
+    def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
+        """Return an operand's bits as an integer of the type's width, in a shape."""
+        bits = BITS[type_name]
+        if isinstance(argument, Register):
+            return self._use_register(argument.number, bits, shape)
+        if isinstance(argument, Immediate):
+            value = immediate_value(argument, DTYPES[type_name])
+            return shape.constant(f"i{bits}", int.from_bytes(value.tobytes(), "little"))
+        if isinstance(argument, Special):
+            value, varying, own = self.special(argument.name)
+            if varying and self.first:
+                value, varying = self.value(f"extractelement {self.vector.of(f'i{own}')} {value}, i64 0"), False
+            of = self.vector if varying else SCALAR
+            if bits != own:
+                value = self.cast("zext" if bits > own else "trunc", value, of.of(f"i{own}"), of.of(f"i{bits}"))
+            return value if varying else self.splat(value, f"i{bits}", shape)
+        if isinstance(argument, Symbol):
+            return self.splat(self.symbol(argument, bits), f"i{bits}", shape)
+        raise self.refuse("operand")
+
+    def _use_register(self, number: int, bits: int, shape: Shape) -> str:
+        own = self.register_bits(number)
+        if 1 in (own, bits):
+            raise self.refuse("predicate")
+        varying = self.is_varying(number)
+        of, value = self.vector if varying else SCALAR, self.read(number)
+        if own != bits:
+            extend = "sext" if is_signed(self.code.register_types[number]) else "zext"
+            name = "trunc" if own > bits else extend
+            value = self.cast(name, value, of.of(f"i{own}"), of.of(f"i{bits}"))
+        if varying and not shape.lanes:
+            raise self.refuse("a vector where a scalar is needed")
+        return value if varying else self.splat(value, f"i{bits}", shape)
+
+    def symbol(self, symbol: Symbol, bits: int) -> str:
+        """Return the address of a variable as a scalar."""
+        if symbol.space in ("global", "const"):
+            if bits < 64:
+                raise self.refuse("address of a global in less than 64 bits")
+            return self.global_address(symbol.name, symbol.offset)
+        if symbol.space == "param":
+            return str(symbol.offset)
+        start = self.offsets[symbol.space, symbol.name]
+        if start >= 0:
+            return str(start + symbol.offset)
+        value = self.op("add", "i64", "%dynamic", str(symbol.offset))
+        return self.cast("trunc", value, "i64", f"i{bits}") if bits < 64 else value
+
+    def global_address(self, name: str, offset: int) -> str:
+        """Return the address of a variable of the module, which differs between clients, as a scalar."""
+        if (name, offset) not in self.globals_used:
+            self.globals_used.append((name, offset))
+        index = self.globals_used.index((name, offset))
+        return self.load("i64", self.field("%addresses", 8 * index))
+
+    def use_float(self, argument: Argument, type_name: str, shape: Shape) -> str:
+        """Return a float operand as float, double or half, flushed if the operation has .ftz."""
+        return self.as_float(self.use(argument, type_name, shape), type_name, shape)
+
+    def as_float(self, bits: str, type_name: str, shape: Shape) -> str:
+        """Return bits as float, double or half, flushed if the operation has .ftz."""
+        value = self.cast("bitcast", bits, shape.of(f"i{BITS[type_name]}"), shape.of(FLOATS[type_name]))
+        assert self.operation is not None
+        return self.flush(value, shape, type_name) if self.operation.has("ftz") else value
+
+    def flush(self, value: str, shape: Shape, type_name: str = "f32") -> str:
+        """Return a float in which zeros of the same sign replace subnormal numbers; a double as it is."""
+        if type_name not in _SMALLEST_NORMAL:
+            return value
+        element, bits = FLOATS[type_name], f"i{BITS[type_name]}"
+        kind = shape.of(element)
+        size = self.intrinsic("fabs", element, shape, value)
+        smallest = self.cast("bitcast", shape.constant(bits, _SMALLEST_NORMAL[type_name]), shape.of(bits), kind)
+        tiny = self.op("fcmp olt", kind, size, smallest)
+        zero = self.intrinsic("copysign", element, shape, shape.zero(), value)
+        return self.choose(shape, tiny, kind, zero, value)
+
+    # --- predicates and masks
+
+    def predicate(self, argument: Argument, shape: Shape) -> str:
+        """Return a predicate as i1 or a vector of i1."""
+        if isinstance(argument, Immediate):
+            return shape.constant("i1", int(argument.value != 0))
+        register = argument.register if isinstance(argument, Not) else argument
+        if not isinstance(register, Register) or self.register_bits(register.number) != 1:
+            raise self.refuse("no predicate")
+        value = self.read(register.number)
+        varying = self.is_varying(register.number)
+        if isinstance(argument, Not):
+            value = self.op("xor", self.mask_type if varying else "i1", value, "-1")
+        if varying and not shape.lanes:
+            raise self.refuse("a vector where a scalar is needed")
+        return self.as_lanes(value) if varying else self.splat(value, "i1", shape)
+
+    def as_lanes(self, mask: str) -> str:
+        """Return a mask as a vector of i1."""
+        return self.cast("bitcast", mask, self.mask_type, self.vector.of("i1"))
+
+    def as_mask(self, lanes: str) -> str:
+        """Return a vector of i1 as a mask."""
+        return self.cast("bitcast", lanes, self.vector.of("i1"), self.mask_type)
+
+    def as_word(self, mask: str) -> str:
+        """Return a mask as i32."""
+        return self.cast("zext", mask, self.mask_type, "i32") if self.width < WARP else mask
+
+    def current(self) -> str:
+        """Return the mask of the running lanes."""
+        return self.load(self.mask_type, "%cur")
+
+    def guard_mask(self, operation: Operation) -> str:
+        """Return the mask of lanes whose guard holds."""
+        guard = operation.guard
+        assert guard is not None
+        mask = self.as_mask(self.predicate(guard.register, self.vector))
+        return self.op("xor", self.mask_type, mask, "-1") if guard.negated else mask
+
+    def uniform_guard(self, operation: Operation) -> str:
+        """Return a guard that is the same in all lanes, as i1."""
+        guard = operation.guard
+        assert guard is not None
+        value = self.predicate(guard.register, SCALAR)
+        return self.op("xor", "i1", value, "true") if guard.negated else value
+
+    def active(self) -> str:
+        """Return the mask of the lanes that execute the operation."""
+        assert self.operation is not None
+        mask = self.current()
+        if self.operation.guard is None:
+            return mask
+        return self.op("and", self.mask_type, mask, self.guard_mask(self.operation))
+
+    # --- results
+
+    def shape_of(self, *targets: Argument) -> Shape:
+        """Return the shape in which an operation with these results is computed."""
+        registers = [r for target in targets for r in items_of(target)]
+        pairs = [getattr(r, name, r) for r in registers for name in ("first", "second")]
+        varying = any(isinstance(r, Register) and self.is_varying(r.number) for r in pairs)
+        return self.vector if varying else SCALAR
+
+    def assign(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
+        """Set a register from an integer of a type's width, extended to the register's."""
+        if isinstance(target, Sink):
+            return
+        if not isinstance(target, Register):
+            raise self.refuse("the result is not a register")
+        own, bits = self.register_bits(target.number), BITS[type_name]
+        if own == 1 or own < bits:
+            raise self.refuse("width of the result")
+        varying = self.is_varying(target.number)
+        of = self.vector if varying else SCALAR
+        if varying and not shape.lanes:
+            value = self.splat(value, f"i{bits}", self.vector)
+        if own > bits:
+            extend = "sext" if is_signed(type_name) else "zext"
+            value = self.cast(extend, value, of.of(f"i{bits}"), of.of(f"i{own}"))
+        kind, condition = self.storage(target.number), self._condition(target.number, of)
+        if condition:
+            value = self.choose(of, condition, kind, value, self.read(target.number))
+        self.store(kind, value, self.home(target.number), self._alignment(target.number))
+
+    def _condition(self, number: int, shape: Shape) -> str:
+        """Return the mask of lanes in which a register takes its new value; "": all lanes that matter."""
+        operation = self.operation
+        guard = None if operation is None else operation.guard
+        if not shape.lanes:
+            return "" if guard is None or operation is None else self.uniform_guard(operation)
+        if number in self.plan.blend[self.at]:
+            return self.as_lanes(self.active())
+        return "" if guard is None or operation is None else self.as_lanes(self.guard_mask(operation))
+
+    def assign_float(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
+        """Set a register from a float, saturated if the operation has .sat."""
+        self.assign(target, self.bits_of_float(value, type_name, shape), type_name, shape)
+
+    def bits_of_float(self, value: str, type_name: str, shape: Shape) -> str:
+        """Return the bits of a float, saturated if the operation has .sat."""
+        assert self.operation is not None
+        kind = FLOATS[type_name]
+        if self.operation.has("sat"):
+            one = self.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), shape.of(kind))
+            value = self.intrinsic("maximumnum", kind, shape, value, shape.zero())
+            value = self.intrinsic("minimumnum", kind, shape, value, one)
+        return self.cast("bitcast", value, shape.of(kind), shape.of(f"i{BITS[type_name]}"))
+
+    def assign_predicate(self, target: Argument, value: str, shape: Shape) -> None:
+        """Set a predicate from i1 or a vector of i1."""
+        if isinstance(target, Sink):
+            return
+        if not isinstance(target, Register) or self.register_bits(target.number) != 1:
+            raise self.refuse("the result is not a predicate")
+        varying = self.is_varying(target.number)
+        condition = self._condition(target.number, self.vector if varying else SCALAR)
+        if not varying:
+            if condition:
+                value = self.choose(SCALAR, condition, "i1", value, self.read(target.number))
+            self.store("i1", value, f"%r{target.number}")
+            return
+        value = self.as_mask(value if shape.lanes else self.splat(value, "i1", self.vector))
+        if condition:
+            chosen, kind = self.as_mask(condition), self.mask_type
+            kept = self.op("and", kind, self.read(target.number), self.op("xor", kind, chosen, "-1"))
+            value = self.op("or", kind, self.op("and", kind, value, chosen), kept)
+        self.store(self.mask_type, value, f"%r{target.number}")
+
+    # --- special registers
+
+    def special(self, text: str) -> tuple[str, bool, int]:
+        """Return a special register's value, whether it is a vector, and its bits."""
+        name, _, axis = text[1:].partition(".")
+        index = AXES.index(axis) if axis else 0
+        if name == "tid":
+            return (f"%tid{index}s", False, 32) if self.plan.rows and index else (f"%tid{index}", True, 32)
+        if name in TIMERS:
+            return self._timer(name)
+        if name in _OF_BLOCK:
+            return self.load("i32", self.field("%ctx", offset_of(name) + 4 * index)), False, 32
+        if name in CONSTANTS:
+            return self.load("i32", self.field("%ctx", offset_of("constants") + 4 * CONSTANTS.index(name))), False, 32
+        if self.width != WARP:
+            raise self.refuse(text)
+        if name == "warpid":
+            return self.load("i32", self.field("%ctx", offset_of("warp"))), False, 32
+        lane = sequence(WARP, "i32")
+        if name == "laneid":
+            return lane, True, 32
+        if name.startswith("lanemask_"):
+            return self._lane_mask(name[-2:], lane), True, 32
+        raise self.refuse(text)
+
+    def _lane_mask(self, relation: str, lane: str) -> str:
+        kind = self.vector.of("i32")
+        equal = self.op("shl", kind, self.vector.constant("i32", 1), lane)
+        below = self.op("sub", kind, equal, self.vector.constant("i32", 1))
+        up_to = self.op("or", kind, below, equal)
+        everyone = self.vector.constant("i32", -1)
+        if relation in ("gt", "ge"):
+            return self.op("xor", kind, up_to if relation == "gt" else below, everyone)
+        return {"eq": equal, "lt": below, "le": up_to}[relation]
+
+    def _timer(self, name: str) -> tuple[str, bool, int]:
+        now = self.call("kernels_clock", "i64")
+        if name.endswith("_hi"):
+            now = self.op("lshr", "i64", now, "32")
+        if name in ("clock", "clock_hi", "globaltimer_lo", "globaltimer_hi"):
+            return self.cast("trunc", now, "i64", "i32"), False, 32
+        return now, False, 64
+
+    def write_lanes_here(self) -> None:
+        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
+        extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
+        threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
+        before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
+        self.line(f"%lanes_here = sub i32 {threads}, {before}")
+
+    # --- lane by lane
+
+    def each_lane(self, mask: str, body: Callable[[str], None]) -> None:
+        """Write a loop over lanes, the lowest first; `body` gets the lane's number as i64."""
+        before, loop, on = self.label("before"), self.label("lane"), self.label("after")
+        self.jump(before)
+        self.place(before)
+        self.branch(self.op("icmp eq", self.mask_type, mask, "0"), on, loop)
+        self.place(loop)
+        remaining, rest = f"%{self.label('remaining')}", f"%{self.label('rest')}"
+        at = len(self.lines)
+        self.lines.append("")
+        kind = self.mask_type
+        lane = self.call(f"llvm.cttz.{kind}", kind, (kind, remaining), ("i1", "true"))
+        body(self.cast("zext", lane, kind, "i64"))
+        end = self.label("end")
+        self.jump(end)
+        self.place(end)
+        self.line(f"{rest} = and {kind} {remaining}, {self.op('sub', kind, remaining, '1')}")
+        self.lines[at] = f"  {remaining} = phi {kind} [{mask}, %{before}], [{rest}, %{end}]"
+        self.branch(self.op("icmp eq", kind, rest, "0"), on, loop)
+        self.place(on)

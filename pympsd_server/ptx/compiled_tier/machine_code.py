@@ -1,0 +1,252 @@
+"""Kernels compiled by LLVM: a kernel in, the address of a function out.
+
+LLVM runs in a process of its own (compiler_process.py), at level 2 without its vectorisers, because a kernel is
+vectors already. The result is object code, which knows the functions of the C runtime by their names and everything
+else by the worker that it is called with. So it can be kept, with what Python has to know about it, as a
+`StoredKernel` (kernel_cache.py):
+
+    lowered code, shape class ----> key, in the cache? ----> StoredKernel ----> MachineCode
+                                          | no                    ^
+                                          +---- text ---- LLVM ---+
+
+The key depends on the kernel, on the shape of its blocks, on pympsd's sources, on llvmlite's version and on the
+processor as the kernel of the system describes it. So it can be looked up without LLVM, whose import takes 25 ms, and
+the object code is loaded without LLVM, too (object_code.py), where that is possible.
+
+A stored kernel names operations by their place in the kernel's code, from which the key was made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+
+import msgspec
+from attrs import define, field, frozen
+
+from pympsd.process.version import build_id
+from pympsd_server.ptx.compiled_tier.compilation import kernel_cache
+from pympsd_server.ptx.compiled_tier.compilation.compiler_process import compile_text, find_llvmlite, new_machine
+from pympsd_server.ptx.compiled_tier.compilation.object_code import LinkedCode, link
+from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.kernel_text import FUNCTION, KernelText
+from pympsd_server.ptx.compiled_tier.kernel_writer import choose_width, threads_bound, write_text
+from pympsd_server.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
+from pympsd_server.ptx.compiled_tier.stop_text import Stop
+from pympsd_server.ptx.lowering.control_flow import build_blocks, without_dead_results
+from pympsd_server.ptx.lowering.ir import Code, Operation
+from pympsd_server.ptx.numpy_tier.translation import Translation
+
+
+@frozen
+class ShapeClass:
+    """The properties of a block's shape that a kernel's code depends on."""
+
+    width: int
+    """The lanes of a vector."""
+    has_whole_rows: bool
+    """Whether every row of a block is a whole number of vectors."""
+    is_linear: bool
+    """Whether blocks have one dimension."""
+    has_whole_warps: bool
+    threads: int
+    """The bound of the threads in a row; 0 if the code does not depend on it."""
+
+    @classmethod
+    def of(cls, code: Code, block: tuple[int, int, int]) -> ShapeClass:
+        """Return the class of a shape."""
+        width = choose_width(code, block)
+        x, y, z = block
+        return cls(width, x % width == 0, y * z == 1, x * y * z % width == 0, threads_bound(code, block))
+
+
+@frozen
+class StoredKernel:
+    """A compiled kernel as it is kept on disk; operations are named by their place in `_operations`."""
+
+    refusal: str = ""
+    """Why the kernel stays in the NumPy tier; then all other fields are empty."""
+    object_code: bytes = b""
+    width: int = 0
+    frame_bytes: int = 0
+    sites: int = 0
+    word: int = 0
+    globals_used: tuple[tuple[str, int], ...] = ()
+    stops: tuple[tuple[int, tuple[int, ...], int, int, bool], ...] = ()
+    """The fields of `Stop`; -1 for no result."""
+    escapes: dict[int, tuple[int, int]] = field(factory=dict)
+    slots: dict[int, int] = field(factory=dict)
+    varying: tuple[int, ...] = ()
+    origins: tuple[int, ...] = ()
+
+
+@define(eq=False)
+class MachineCode:
+    """One kernel for blocks of one kind of shape."""
+
+    address: int
+    """The address of its function in this process."""
+    width: int
+    frame_bytes: int
+    """The size of a warp's frame, a multiple of CACHE_LINE."""
+    sites: int
+    """The number of entries in its table of allocations."""
+    word: int
+    """The bytes of a word of interleaved local memory (memory_text.py); 0: it is not interleaved."""
+    globals_used: list[tuple[str, int]]
+    stops: list[Stop]
+    escapes: dict[int, tuple[Operation, int]]
+    """The escaping operations and the stops behind them, by the stop before them."""
+    slots: dict[int, int]
+    """Where registers are in a frame, in bytes; only those that a stop needs."""
+    varying: frozenset[int]
+    """The registers that are vectors."""
+    origins: list[int]
+    """The block that begins at each segment; -1 in the middle of a block."""
+    _owner: object
+    """The object that owns the function's memory."""
+
+    def varies(self, number: int) -> bool:
+        """Return whether a register is a vector."""
+        return number in self.varying
+
+
+@cache
+def _addresses() -> dict[str, int]:
+    """Return the addresses of the functions that generated code calls. Raises NoLibrary without the runtime in C."""
+    return {name: ctypes.cast(runtime()[name], ctypes.c_void_p).value or 0 for name in FUNCTIONS}
+
+
+def load_kernel(translation: Translation, shape: ShapeClass) -> MachineCode | None:
+    """Return a kernel that was compiled earlier, perhaps by another process; None if it is not in the cache.
+
+    Takes some milliseconds. Raises as `compile_kernel`.
+    """
+    content = kernel_cache.load(_key(translation, shape))
+    if content is None:
+        return None
+    try:
+        stored = msgspec.msgpack.decode(content, type=StoredKernel)
+    except msgspec.MsgspecError:
+        return None
+    return _load(translation, stored)
+
+
+def compile_kernel(
+    translation: Translation,
+    shape: ShapeClass,
+    block: tuple[int, int, int],
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> MachineCode:
+    """Compile a kernel for blocks of a shape, and store it in the cache.
+
+    Raises Refused for a kernel that stays in the NumPy tier; ImportError without llvmlite, NoLibrary without C,
+    ChildProcessError if LLVM failed, InterruptedError soon after `is_abandoned` returns True.
+    """
+    _addresses()  # what is missing is reported before the text is written
+    find_llvmlite()
+    try:
+        stored = _compile(translation, block, is_abandoned)
+    except (Refused, TimeoutError) as error:
+        stored = StoredKernel(str(error))
+    kernel_cache.store(_key(translation, shape), msgspec.msgpack.encode(stored))
+    return _load(translation, stored)
+
+
+def _key(translation: Translation, shape: ShapeClass) -> str:
+    code = translation.code
+    sizes = sorted(translation.offsets.items()), translation.shared_bytes
+    parts = code, sizes, shape, build_id(), _llvm_version(), _processor()
+    return sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+@cache
+def _llvm_version() -> str:
+    """Return what llvmlite's package says about its version, without importing it; "" without llvmlite."""
+    with suppress(ImportError, OSError):
+        return (find_llvmlite() / "llvmlite" / "_version.py").read_text()
+    return ""
+
+
+@cache
+def _processor() -> str:
+    """Return what /proc/cpuinfo reports about the first processor, without what changes while it runs."""
+    with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        lines = file.read(1 << 14).split("\n\n", 1)[0].splitlines()
+    return "\n".join(line for line in lines if "hz" not in line.lower() and "bogomips" not in line.lower())
+
+
+def _compile(translation: Translation, block: tuple[int, int, int], is_abandoned: Callable[[], bool]) -> StoredKernel:
+    has_halves = "f16c" in _processor().split() or platform.machine() == "aarch64"
+    sizes = translation.offsets, translation.shared_bytes
+    text = write_text(translation.code, *sizes, block, has_halves=has_halves)
+    return _describe(translation.code, text, compile_text(text.module_text, is_abandoned))
+
+
+def _operations(code: Code) -> list[Operation]:
+    """Return a kernel's operations as the compiled tier sees them, in one list for all blocks."""
+    blocks = build_blocks(code)
+    ends = [[] if block.terminator is None else [block.terminator] for block in blocks]
+    parts = zip((without_dead_results(block, blocks, code.carry) for block in blocks), ends, strict=True)
+    return [operation for operations, end in parts for operation in (*operations, *end)]
+
+
+def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
+    operations = _operations(code) if text.escapes or any(stop.result for stop in text.stops) else []
+    return StoredKernel(
+        object_code=object_code,
+        width=text.width,
+        frame_bytes=-(-text.frame_bytes // CACHE_LINE) * CACHE_LINE,
+        sites=text.site_count,
+        word=text.word,
+        globals_used=tuple(text.globals_used),
+        stops=tuple(
+            (s.segment, s.pending, s.barrier, -1 if s.result is None else operations.index(s.result), s.is_entry)
+            for s in text.stops
+        ),
+        escapes={at: (operations.index(operation), behind) for at, (operation, behind) in text.escapes.items()},
+        slots=text.slots,
+        varying=tuple(sorted(text.plan.varying)),
+        origins=tuple(segment.origin for segment in text.segments),
+    )
+
+
+def _link_by_llvm(object_code: bytes) -> LinkedCode:
+    """Return object code in executable memory: any that LLVM writes, on any processor."""
+    import llvmlite.binding as llvm
+
+    machine = new_machine(llvm)
+    for name, address in _addresses().items():
+        llvm.add_symbol(name, address)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
+    engine.finalize_object()
+    return LinkedCode(engine.get_function_address(FUNCTION), engine)
+
+
+def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
+    """Return a stored kernel's code in this process; raise Refused."""
+    if stored.refusal:
+        raise Refused(stored.refusal)
+    linked = link(stored.object_code, FUNCTION, _addresses()) or _link_by_llvm(stored.object_code)
+    has_operations = stored.escapes or any(stop[3] >= 0 for stop in stored.stops)
+    operations = _operations(translation.code) if has_operations else []
+    stops = [Stop(*stop[:3], None if stop[3] < 0 else operations[stop[3]], stop[4]) for stop in stored.stops]
+    return MachineCode(
+        address=linked.address,
+        width=stored.width,
+        frame_bytes=stored.frame_bytes,
+        sites=stored.sites,
+        word=stored.word,
+        globals_used=list(stored.globals_used),
+        stops=stops,
+        escapes={at: (operations[index], behind) for at, (index, behind) in stored.escapes.items()},
+        slots=stored.slots,
+        varying=frozenset(stored.varying),
+        origins=list(stored.origins),
+        owner=linked,
+    )

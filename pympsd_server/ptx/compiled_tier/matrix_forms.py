@@ -1,0 +1,543 @@
+"""Products of the matrices that a warp holds (mma, wmma), their loads and stores, and cp.async.
+
+A product is a function of its own in the kernel's module, one for each shape and each choice of types, which gets the
+fragments as arrays of registers:
+
+    A: register 0 of lanes 0 to 31, register 1 ...   |   B   |   C   |   D
+
+They are in the bank (fragment_bank.py) or, copied, in %fragments. Absent lanes have any values: PTX does not define
+the instruction then.
+
+A block of 8 rows of A is 8 times the 4 * `packed` elements of a register, by rows; a block of B the same by columns
+(matrices/fragments.py). The function converts both to doubles, B transposed, and adds the products in the order of k:
+
+    for each block of 8 by 8 of D:  8 sums, each a vector of the 8 columns
+        for each k:  sum[row] = fma(A[row, k], B[k, 0 to 7], sum[row])
+
+Products of all types but f64 are exact in doubles, so sums are rounded once at their end, as in the NumPy tier, which
+adds in the same order. Products of bits count ones in words instead.
+
+Lanes have an address each in loads and stores of fragments, nearly always the same one: C functions copy pieces
+(kernel_memory.c), which a table describes in the order of the registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from attrs import field, frozen
+
+from pympsd_server.ptx.compiled_tier.expressions import Expression, round_to_half
+from pympsd_server.ptx.compiled_tier.instruction_table import writes
+from pympsd_server.ptx.compiled_tier.ir_text import Shape as Lanes
+from pympsd_server.ptx.compiled_tier.ir_text import Text, sequence
+from pympsd_server.ptx.compiled_tier.lanes import BITS
+from pympsd_server.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
+from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
+from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
+from pympsd_server.ptx.isa.datatypes import Array
+from pympsd_server.ptx.isa.machine import WARP
+from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of
+from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
+from pympsd_server.ptx.matrices.multiply import STORED
+from pympsd_server.ptx.numpy_tier.emit_matrices import SHAPE, line_length, size_of
+from pympsd_server.ptx.syntax.tree import Immediate
+
+_AREA: Final = FRAGMENT_BYTES // 4
+"""The maximum of bytes that a fragment has in all lanes."""
+_REGISTER_TYPES: Final = {"f64": "f64", "f32": "f32", "s32": "s32"}
+_ROW: Final = Lanes(8)
+_CHUNK: Final = 16
+_WORD_BITS: Final = 32
+_TRANSPOSED: Final = "<64 x i32> <" + ", ".join(f"i32 {8 * (k % 8) + k // 8}" for k in range(64)) + ">"
+_WORDS: Final = f"<{WARP} x i32>"
+_HALVES: Final = f"<{2 * WARP} x i16>"
+
+
+# --- products
+
+
+def _size(operation: Operation) -> Shape:
+    return size_of(next(m for m in operation.modifiers if SHAPE.fullmatch(m)))
+
+
+def _register_type(matrix: str, kind: str) -> str:
+    """Return the type of a fragment's registers."""
+    return _REGISTER_TYPES.get(kind, "b32") if matrix in "cd" or kind == "f64" else "b32"
+
+
+@writes("mma")
+def _multiply(text: MemoryText, operation: Operation) -> None:
+    """D = A * B + C; wmma names the types of D and C alone if A and B are of f16."""
+    types = operation.types
+    d, a, _, c = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
+    b = types[2] if len(types) == 4 else "f16"
+    if text.width != WARP:
+        raise text.refuse("width")
+    size, kinds = _size(operation), (a, b, c, d)
+    areas = [
+        _put(text, operand, index * _AREA, matrix, fragment_of(matrix, size, kind), kind)
+        for index, (matrix, operand, kind) in enumerate(zip("abc", operation.operands[1:], kinds[:3], strict=True))
+    ]
+    name, function, declared = _product(size, kinds, operation.has("satfinite"), operation.has("xor"))
+    text.declared |= declared
+    if function not in text.tables:
+        text.tables.append(function)
+    fragment = fragment_of("d", size, d)
+    areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, is_result=True))
+    text.line(f"call void @{name}({', '.join(f'ptr {area}' for area in areas)})")
+    _take(text, operation.operands[0], areas[3], "d", fragment, d)
+
+
+def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, is_result: bool) -> str:
+    """Return a pointer to where the registers of an operand are one after the other, or will be copied to."""
+    items = items_of(operand)[: fragment.registers]
+    places = [text.bank.get(item.number) if isinstance(item, Register) else None for item in items]
+    assert text.operation is not None
+    first = places[0]
+    if first is not None and not (is_result and text.operation.guard is not None):
+        nbytes = WARP * text.register_bits(_number_of(items[0])) // 8
+        if places == list(range(first, first + nbytes * len(places), nbytes)):
+            return f"%b{first}"
+    text.needs_fragments = True
+    return text.field("%fragments", area)
+
+
+def _number_of(item: Argument) -> int:
+    assert isinstance(item, Register)
+    return item.number
+
+
+def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
+    """Let the registers of an operand be one after the other in memory; return a pointer to them."""
+    pointer = _area_of(text, operand, area, fragment, is_result=False)
+    if pointer.startswith("%b"):
+        return pointer
+    type_name = _register_type(matrix, kind)
+    bits = BITS[type_name]
+    for index, item in enumerate(items_of(operand)[: fragment.registers]):
+        value = text.use(item, type_name, text.vector)
+        text.store(text.vector.of(f"i{bits}"), value, text.field(pointer, index * WARP * bits // 8))
+    return pointer
+
+
+def _take(text: MemoryText, operand: Argument, pointer: str, matrix: str, fragment: Fragment, kind: str) -> None:
+    """Set the registers of an operand from memory; those beyond the fragment repeat it."""
+    is_there = pointer.startswith("%b")
+    type_name = _register_type(matrix, kind)
+    bits = BITS[type_name]
+    for index, item in enumerate(items_of(operand)):
+        if is_there and index < fragment.registers:
+            continue
+        place = text.field(pointer, index % fragment.registers * WARP * bits // 8)
+        text.assign(item, text.load(text.vector.of(f"i{bits}"), place), type_name, text.vector)
+
+
+@lru_cache(maxsize=64)
+def _product(
+    size: Shape, kinds: tuple[str, str, str, str], saturates: bool, differs: bool
+) -> tuple[str, str, frozenset[str]]:
+    """Return the name of a product's function, its text, and the declarations that it needs."""
+    m, n, k = size
+    name = f"product_{m}_{n}_{k}_{'_'.join(kinds)}" + "_saturated" * saturates + "_differing" * differs
+    writer = _ProductText(size, kinds, saturates, differs)
+    writer.write()
+    head = f"define internal void @{name}(ptr %a, ptr %b, ptr %c, ptr %d) #1 {{"
+    return name, "\n".join([head, "entry:", *writer.text.lines, "}"]), frozenset(writer.text.declared)
+
+
+@frozen
+class _ProductText:
+    """Writes the function of a product."""
+
+    size: Shape
+    kinds: tuple[str, str, str, str]
+    """The types of A, B, C and D."""
+    saturates: bool
+    differs: bool
+    text: Text = field(factory=Text, init=False)
+
+    @property
+    def _width(self) -> int:
+        """The elements along k that a register has in 4 lanes; of bits, words."""
+        bits = 32 if self.kinds[0] == "b1" else 8 * STORED[self.kinds[0]].itemsize
+        return 4 * max(1, 32 // bits)
+
+    @property
+    def _element(self) -> str:
+        return "i32" if self.kinds[0] == "b1" else "double"
+
+    @property
+    def _element_bytes(self) -> int:
+        return 4 if self.kinds[0] == "b1" else 8
+
+    def write(self) -> None:
+        """Write everything but the head and the end."""
+        text, (m, n, k) = self.text, self.size
+        k = k // _WORD_BITS if self.kinds[0] == "b1" else k
+        for name, count in (("left", m * k), ("right", k * n)):
+            text.line(f"%{name} = alloca [{count} x {self._element}], align 64")
+        raw = f"i{8 * STORED[self.kinds[1]].itemsize}" if self.kinds[1] != "b1" else "i32"
+        self._convert("%a", "%left", m * k, self.kinds[0], per_block=False, raw=raw)
+        self._convert("%b", "%right", k * n, self.kinds[1], per_block=True, raw=raw)
+        self._write_blocks(m // 8, n // 8, k // self._width)
+        text.line("ret void")
+
+    def _convert(self, source: str, target: str, count: int, kind: str, *, per_block: bool, raw: str) -> None:
+        """Convert the elements of A or B; those of each block of B are transposed."""
+        text, block = self.text, 8 * self._width
+        nbytes = int(raw[1:]) // 8
+        step = block if per_block else min(_CHUNK, count)
+        shape = Lanes(step)
+        with self._loop("convert", count, step) as (at, _, _):
+            place = text.value(f"getelementptr i8, ptr {source}, i64 {text.op('mul', 'i64', at, str(nbytes))}")
+            values = text.load(shape.of(raw), place, 1)
+            if per_block:
+                order = ", ".join(f"i32 {i * self._width + j}" for j in range(self._width) for i in range(8))
+                values = text.value(
+                    f"shufflevector {shape.of(raw)} {values}, {shape.of(raw)} poison, <{step} x i32> <{order}>"
+                )
+            for first in range(0, step, _CHUNK):
+                part, count_now = values, min(_CHUNK, step)
+                chunk = Lanes(count_now)
+                if step > _CHUNK:
+                    picked = sequence(_CHUNK, "i32", 1, first)
+                    part = text.value(
+                        f"shufflevector {shape.of(raw)} {values}, {shape.of(raw)} poison, {chunk.of('i32')} {picked}"
+                    )
+                number = self._number(part, raw, kind, chunk)
+                where = text.op("mul", "i64", text.op("add", "i64", at, str(first)), str(self._element_bytes))
+                text.store(
+                    chunk.of(self._element), number, text.value(f"getelementptr i8, ptr {target}, i64 {where}"), 8
+                )
+
+    def _number(self, value: str, raw: str, kind: str, shape: Lanes) -> str:
+        """Return elements of A or B as doubles, of bits as they are."""
+        text = self.text
+        if kind == "b1":
+            return value
+        if kind == "f64":
+            return text.cast("bitcast", value, shape.of(raw), shape.of("double"))
+        if kind in ("s8", "u8"):
+            return text.cast(f"{kind[0]}itofp", value, shape.of(raw), shape.of("double"))
+        element = "float"
+        if kind == "bf16":
+            value = text.cast("zext", value, shape.of("i16"), shape.of("i32"))
+            value = text.op("shl", shape.of("i32"), value, shape.constant("i32", 16))
+        elif kind == "tf32":
+            value = text.op("and", shape.of("i32"), value, shape.constant("i32", 0xFFFFE000))
+        else:
+            element = "half"
+        number = self._small(value, kind, shape) if kind in ("e4m3", "e5m2") else value
+        bits = "i16" if element == "half" else "i32"
+        single = text.cast("bitcast", number, shape.of(bits), shape.of(element))
+        if element == "half":
+            single = text.cast("fpext", single, shape.of("half"), shape.of("float"))
+        double = text.cast("fpext", single, shape.of("float"), shape.of("double"))
+        if kind == "e4m3":  # the exponent of a half is biased by 8 more
+            scale = Expression(text, shape, "double", double)
+            double = (scale * 256.0).name
+        return double
+
+    def _small(self, value: str, kind: str, shape: Lanes) -> str:
+        """Return the bits of halves, those of e4m3 divided by 256."""
+        text, half = self.text, shape.of("i16")
+        wide = text.cast("zext", value, shape.of("i8"), half)
+        if kind == "e5m2":
+            return text.op("shl", half, wide, shape.constant("i16", 8))
+        size = text.op("and", half, wide, shape.constant("i16", 0x7F))
+        sign = text.op("shl", half, text.op("and", half, wide, shape.constant("i16", 0x80)), shape.constant("i16", 8))
+        is_nan = text.op("icmp eq", half, size, shape.constant("i16", 0x7F))
+        bits = text.op("shl", half, size, shape.constant("i16", 7))
+        bits = text.choose(shape, is_nan, half, shape.constant("i16", 0x7E00), bits)
+        return text.op("or", half, bits, sign)
+
+    def _write_blocks(self, down: int, across: int, steps: int) -> None:
+        """Write the loop over the blocks of D, and in it the loop over k."""
+        text, width, nbytes = self.text, self._width, self._element_bytes
+        kind, adds_last = _ROW.of(self._element), self.kinds[0] not in ("f64", "b1")
+        with self._loop("block", down * across) as (block, _, _):
+            row, column = text.op("urem", "i64", block, str(down)), text.op("udiv", "i64", block, str(down))
+            start = self._accumulators(block, "%c", self.kinds[2])
+            ends = [f"%{text.label('sum')}" for _ in range(8)]
+            with self._loop("sums", steps) as (step, before, last):
+                sums = [
+                    text.phi(kind, ("zeroinitializer" if adds_last else first, before), (end, last))
+                    for first, end in zip(start, ends, strict=True)
+                ]
+                places = []
+                for base, count, index in (("%left", down, row), ("%right", across, column)):
+                    number = text.op("add", "i64", text.op("mul", "i64", step, str(count)), index)
+                    number = text.op("mul", "i64", number, str(8 * width * nbytes))
+                    places.append(text.value(f"getelementptr i8, ptr {base}, i64 {number}"))
+                for j in range(width):
+                    right = text.load(kind, text.field(places[1], 8 * j * nbytes), 8)
+                    for i in range(8):
+                        left = text.load(self._element, text.field(places[0], (i * width + j) * nbytes))
+                        left = text.splat(left, self._element, _ROW)
+                        sums[i] = self._add_product(left, right, sums[i])
+                for end, value in zip(ends, sums, strict=True):
+                    text.line(f"{end} = bitcast {kind} {value} to {kind}")
+            if adds_last:
+                ends = [text.op("fadd", kind, *pair) for pair in zip(ends, start, strict=True)]
+            self._write_results(block, ends)
+
+    @contextmanager
+    def _loop(self, name: str, count: int, step: int = 1) -> Iterator[tuple[str, str, str]]:
+        """Write a loop around what is written within: its index goes from 0 to a count, which is not 0, in steps.
+
+        Yields the index, and the blocks before the loop and at its end, for the phis with which it begins.
+        """
+        text = self.text
+        before, loop, last, end = (text.label(part) for part in ("before", name, "last", "end"))
+        text.jump(before)
+        text.place(before)
+        text.jump(loop)
+        text.place(loop)
+        following = f"%{text.label('following')}"
+        at = text.phi("i64", ("0", before), (following, last))
+        yield at, before, last
+        text.jump(last)
+        text.place(last)
+        text.line(f"{following} = add i64 {at}, {step}")
+        text.branch(text.op("icmp ult", "i64", following, str(count)), loop, end)
+        text.place(end)
+
+    def _add_product(self, left: str, right: str, total: str) -> str:
+        text = self.text
+        if self._element == "double":
+            return text.intrinsic("fma", "double", _ROW, left, right, total)
+        word = _ROW.of("i32")
+        ones = text.intrinsic("ctpop", "i32", _ROW, text.op("xor" if self.differs else "and", word, left, right))
+        return text.op("add", word, total, ones)
+
+    def _accumulators(self, block: str, base: str, kind: str) -> list[str]:
+        """Return the 8 rows of a block of C, as they are added."""
+        text, nbytes = self.text, STORED[kind].itemsize
+        size = 64 * nbytes
+        place = text.value(f"getelementptr i8, ptr {base}, i64 {text.op('mul', 'i64', block, str(size))}")
+        element = {"f16": "half", "f32": "float", "f64": "double", "s32": "i32"}[kind]
+        rows = []
+        for i in range(8):
+            if kind == "f16":
+                row = text.load(_ROW.of(element), text.field(place, 8 * i * nbytes), 2)
+            else:  # lanes 4 * i to 4 * i + 3 of two registers
+                quarter = Lanes(4).of(element)
+                parts = [text.load(quarter, text.field(place, (32 * e + 4 * i) * nbytes), nbytes) for e in (0, 1)]
+                order = "<8 x i32> <" + ", ".join(f"i32 {k // 2 + 4 * (k % 2)}" for k in range(8)) + ">"
+                row = text.value(f"shufflevector {quarter} {parts[0]}, {quarter} {parts[1]}, {order}")
+            if kind == "f16":
+                row = text.cast("fpext", row, _ROW.of("half"), _ROW.of("float"))
+            if kind in ("f16", "f32"):
+                row = text.cast("fpext", row, _ROW.of("float"), _ROW.of("double"))
+            elif kind == "s32" and self._element == "double":
+                row = text.cast("sitofp", row, _ROW.of("i32"), _ROW.of("double"))
+            rows.append(row)
+        return rows
+
+    def _write_results(self, block: str, rows: list[str]) -> None:
+        """Write the 8 rows of a block of D."""
+        text, kind = self.text, self.kinds[3]
+        nbytes = STORED[kind].itemsize
+        place = text.value(f"getelementptr i8, ptr %d, i64 {text.op('mul', 'i64', block, str(64 * nbytes))}")
+        results = [self._rounded(row) for row in rows]
+        element = {"f16": "half", "f32": "float", "f64": "double", "s32": "i32"}[kind]
+        row_type = _ROW.of(element)
+        for i in range(8):
+            if kind == "f16":
+                text.store(row_type, results[i], text.field(place, 8 * i * nbytes), 2)
+                continue
+            for e in (0, 1):
+                half = Lanes(4)
+                picked = sequence(4, "i32", 2, e)
+                part = text.value(
+                    f"shufflevector {row_type} {results[i]}, {row_type} poison, {half.of('i32')} {picked}"
+                )
+                text.store(half.of(element), part, text.field(place, (32 * e + 4 * i) * nbytes), nbytes)
+
+    def _rounded(self, row: str) -> str:
+        """Return sums as elements of D."""
+        text, kind, double = self.text, self.kinds[3], _ROW.of("double")
+        if kind == "f64" or self._element == "i32":
+            return row
+        if kind == "f32":
+            return text.cast("fptrunc", row, double, _ROW.of("float"))
+        if kind == "f16":
+            return round_to_half(Expression(text, _ROW, "double", row)).name
+        if self.saturates:
+            limits = Expression(text, _ROW, "double", row)
+            low, high = limits.make(-(2.0**31), "double").name, limits.make(2.0**31 - 1, "double").name
+            row = text.intrinsic("maxnum", "double", _ROW, row, low)
+            row = text.intrinsic("minnum", "double", _ROW, row, high)
+            return text.cast("fptosi", row, double, _ROW.of("i32"))
+        return text.cast("trunc", text.cast("fptosi", row, double, _ROW.of("i64")), _ROW.of("i64"), _ROW.of("i32"))
+
+
+# --- loads and stores
+
+
+def _space_of(operation: Operation) -> str:
+    return operation.one_of("global", "shared", "shared::cta").split("::")[0] or "generic"
+
+
+def _put_addresses(text: MemoryText, memory: Argument, space: str, scratch: int = 0) -> int:
+    """Write the lanes' addresses to a scratch area; return the number of a site."""
+    if not isinstance(memory, Memory):
+        raise text.refuse()
+    text.store(text.vector.of("i64"), text.address(memory, text.vector, space), f"%scratch{scratch}")
+    text.site_count += 1
+    return text.site_count - 1
+
+
+@writes("wmma")
+def _transfer(text: MemoryText, operation: Operation) -> None:
+    if operation.has("mma"):
+        return _multiply(text, operation)
+    if text.width != WARP:
+        raise text.refuse("width")
+    is_store, size, kind = operation.has("store"), _size(operation), operation.type
+    matrix, by_columns = operation.one_of("a", "b", "c", "d"), operation.has("col")
+    operand, memory = operation.operands[:2][::-1] if is_store else operation.operands[:2]
+    space, fragment = _space_of(operation), fragment_of(matrix, size, kind)
+    site = _put_addresses(text, memory, space)
+    if len(operation.operands) == 3:
+        strides = text.use(operation.operands[2], "u32", text.vector)
+    else:
+        strides = text.vector.constant("i32", line_length(matrix, size, by_columns))
+    if kind == "b1":
+        strides = text.op("lshr", _WORDS, strides, text.vector.constant("i32", 5))
+    text.store(_WORDS, strides, "%scratch1")
+    if is_store:
+        area = _put(text, operand, 0, "d", fragment, kind)
+    else:
+        area = _area_of(text, operand, 0, fragment, is_result=True)
+    table = _table(text, (SPACE_NUMBERS[space], *_pieces(fragment, kind, by_columns)))
+    mask = text.as_word(text.active())
+    bad = text.call(
+        "kernels_move_fragment",
+        "i32",
+        *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("ptr", "%scratch1"), ("i32", mask)),
+        *(("ptr", table), ("ptr", area), ("i32", str(int(is_store)))),
+    )
+    text.fault_unless_zero(bad)
+    if not is_store:
+        _take(text, operand, area, matrix, fragment, kind)
+    return None
+
+
+def _table(text: MemoryText, numbers: tuple[int, ...]) -> str:
+    """Return the name of a constant table of words."""
+    content = f"private constant [{len(numbers)} x i32] [{', '.join(f'i32 {n}' for n in numbers)}]"
+    for line in text.tables:
+        if line.endswith(content):
+            return line.split(" = ", 1)[0]
+    text.tables.append(f"@pieces{len(text.tables)} = {content}")
+    return f"@pieces{len(text.tables) - 1}"
+
+
+def _pieces(fragment: Fragment, kind: str, by_columns: bool) -> tuple[int, ...]:
+    """Return the rest of a table of `Pieces` (kernels.h): where the bytes of a fragment's registers are in memory."""
+    nbytes, packed, rows, columns = STORED[kind].itemsize, fragment.packed, fragment.rows, fragment.columns
+    if kind == "b1":  # words, as in load_fragment
+        rows, columns = rows[:, ::_WORD_BITS], columns[:, ::_WORD_BITS]
+        rows, columns = (rows // _WORD_BITS, columns) if by_columns else (rows, columns // _WORD_BITS)
+        nbytes, packed = 4, 1
+    both = (columns, rows) if by_columns else (rows, columns)
+    lines, places = (x.reshape(WARP, -1, packed).transpose(1, 0, 2).ravel() for x in both)
+    count = _CHUNK // nbytes
+    while not _are_pieces(lines.reshape(-1, count), places.reshape(-1, count)):
+        count //= 2
+    starts = np.stack([lines[::count], places[::count]], axis=1)
+    sizes = nbytes, nbytes * packed, nbytes * count, len(starts), int(lines.max()) + 1, int(places.max()) + 1
+    return (*sizes, *starts.ravel().tolist())
+
+
+def _are_pieces(lines: Array, places: Array) -> bool:
+    """Return whether the elements of each row follow each other in memory."""
+    return bool((lines == lines[:, :1]).all() and (places == places[:, :1] + np.arange(places.shape[1])).all())
+
+
+@writes("ldmatrix stmatrix")
+def _move_matrices(text: MemoryText, operation: Operation) -> None:
+    """Lane t has two elements of row, or column, t / 4 of each matrix; the first lanes have the rows' addresses."""
+    if text.width != WARP:
+        raise text.refuse("width")
+    is_store = operation.name == "stmatrix"
+    operand, memory = operation.operands[::-1] if is_store else operation.operands
+    space, items = _space_of(operation), items_of(operand)
+    site = _put_addresses(text, memory, space)
+    text.needs_fragments = True
+    for index, item in enumerate(items if is_store else ()):
+        value = text.use(item, "b32", text.vector)
+        value = _transpose(text, value) if operation.has("trans") else value
+        text.store(_WORDS, value, text.field("%fragments", 4 * WARP * index))
+    bad = text.call(
+        "kernels_move_rows",
+        "i32",
+        *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("i32", text.as_word(text.current()))),
+        *(("i32", str(SPACE_NUMBERS[space])), ("i32", str(8 * len(items))), ("ptr", "%fragments")),
+        ("i32", str(int(is_store))),
+    )
+    text.fault_unless_zero(bad)
+    for index, item in enumerate(() if is_store else items):
+        value = text.load(_WORDS, text.field("%fragments", 4 * WARP * index))
+        value = _transpose(text, value) if operation.has("trans") else value
+        text.assign(item, value, "b32", text.vector)
+
+
+@writes("movmatrix")
+def _transpose_matrix(text: MemoryText, operation: Operation) -> None:
+    if text.width != WARP:
+        raise text.refuse("width")
+    value = _transpose(text, text.use(operation.operands[1], "b32", text.vector))
+    text.assign(operation.operands[0], value, "b32", text.vector)
+
+
+def _transpose(text: MemoryText, words: str) -> str:
+    halves = text.cast("bitcast", words, _WORDS, _HALVES)
+    halves = text.value(f"shufflevector {_HALVES} {halves}, {_HALVES} poison, {_TRANSPOSED}")
+    return text.cast("bitcast", halves, _HALVES, _WORDS)
+
+
+# --- asynchronous copies
+
+
+@writes("wgmma")
+def _order_products(text: MemoryText, operation: Operation) -> None:
+    """wgmma.fence, commit_group and wait_group: the products are made when they are issued, by the NumPy tier."""
+    if operation.has("mma_async"):
+        raise text.refuse()
+
+
+@writes("cp")
+def _copy(text: MemoryText, operation: Operation) -> None:
+    """cp.async: the copy is made immediately, so commits and waits have nothing left to do."""
+    if operation.one_of("commit_group", "wait_group", "wait_all"):
+        return
+    operands = operation.operands[: len(operation.operands) - operation.has("L2::cache_hint")]
+    size = operands[2] if len(operands) > 2 else None
+    if not isinstance(size, Immediate):
+        arrive(text, operation, operands[0], Sink(), count_arrivals(text, int(operation.has("noinc"))))
+        return
+    site = _put_addresses(text, operands[0], "shared", 0)
+    _put_addresses(text, operands[1], "global", 1)
+    available, words = text.vector.constant("i32", size.value), text.vector.of("i32")
+    if len(operands) == 4:
+        last = operands[3]
+        if isinstance(last, Register) and text.register_bits(last.number) == 1:
+            ignored = text.predicate(last, text.vector)
+            available = text.choose(text.vector, ignored, words, "zeroinitializer", available)
+        else:
+            available = text.use(last, "u32", text.vector)
+    text.store(words, available, "%scratch2")
+    bad = text.call(
+        "kernels_copy",
+        "i32",
+        *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("ptr", "%scratch1"), ("ptr", "%scratch2")),
+        *(("i32", text.as_word(text.active())), ("i32", str(size.value))),
+    )
+    text.fault_unless_zero(bad)

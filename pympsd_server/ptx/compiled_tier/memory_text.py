@@ -1,0 +1,586 @@
+"""Memory accesses: one check for accesses relative to one base, and the fastest way that the lanes' addresses allow.
+
+A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares with the
+allocation that this place in the code accessed last, two words of the `sites` table; for shared memory, with the
+block's size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
+
+    uniform address           one scalar access
+    lanes follow each other   tested at run time if the strides suggest it: one masked vector access
+    otherwise                 gather and scatter, or a loop in C if the guess was wrong
+
+Local memory is *interleaved* if only loads and stores of compiled code access it (`word_of_locals`): word i of all
+lanes is contiguous, as on a GPU. An access at the same address in all lanes, the usual case, is one vector access.
+A word has the size of the kernel's largest element there, at least 4 bytes; smaller elements are parts of words:
+
+    byte a of lane l is byte (a - a % word) * width + l * word + a % word of the warp's local memory
+
+A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
+way is taken only if its own test of all lanes' bytes has succeeded, and why everything else goes through C.
+"""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from pympsd_server.ptx.compiled_tier.analysis import Accesses, is_ordered
+from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
+from pympsd_server.ptx.compiled_tier.lanes import BITS, Lanes
+from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
+from pympsd_server.ptx.compiled_tier.sequences import Sequences
+from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register
+from pympsd_server.ptx.syntax.tree import Immediate
+
+_OWN_SPACES = frozenset({"shared", "local", "param"})
+"""The state spaces whose addresses count from 0."""
+_GATHERED_BITS = (32, 64)
+_MAX_END = 1 << 31
+"""The end of accesses, in bytes from their base, must be less than this for a check in 32 bits."""
+FRAGMENT_BYTES = 8192
+"""The size of the area in which matrices of a warp are passed on."""
+
+
+@define
+class Pointers:
+    """Host addresses of a group of accesses, without their offsets."""
+
+    stride: int = 0
+    single: str = ""
+    """The uniform address, or the first lane's if the lanes' addresses are consecutive; i64."""
+    near: str = ""
+    """Whether the addresses are consecutive and all valid; i1."""
+    lanes: str = ""
+    """The addresses of all lanes, i64 each; for shared memory i32 offsets."""
+
+
+@define(slots=False)
+class MemoryText(Lanes):
+    """Writes checks, loads and stores."""
+
+    sequences: Sequences
+    static_shared: int
+    """The bytes of shared memory that every launch has."""
+    groups: dict[int, Accesses] = field(factory=dict, init=False)
+    """The accesses of this segment's loads and stores, by the operation's index."""
+    index: int = field(default=0, init=False)
+    """The index of the operation in its segment."""
+    site_count: int = field(default=0, init=False)
+    escape: str = field(default="escape", init=False)
+    """The label of the escape of the attempt that is being written."""
+    needs_fragments: bool = field(default=False, init=False)
+    word: int = field(default=0, init=False)
+    """The bytes of a word of interleaved local memory; 0 if each lane's local memory is contiguous."""
+    _checked: dict[int, Pointers] = field(factory=dict, init=False)
+    """The groups whose check was written in this segment, by their id()."""
+
+    def begin_accesses(self, groups: dict[int, Accesses]) -> None:
+        """Begin a segment: nothing is checked."""
+        self.groups = groups
+        self._checked.clear()
+
+    def address(self, memory: Memory, shape: Shape, space: str) -> str:
+        """Return the sum of a base and its offset as i64."""
+        base, offset = memory.base, memory.offset
+        if isinstance(base, Immediate):
+            return shape.constant("i64", (base.value + offset) & (2**64 - 1))
+        if not isinstance(base, Register):
+            value = self.symbol(base, 64)
+            return self.splat(self.op("add", "i64", value, str(offset)) if offset else value, "i64", shape)
+        bits = self.register_bits(base.number)
+        if bits < 32 or (bits == 32 and space == "const"):
+            raise self.refuse("address")
+        kind = shape.of(f"i{bits}")
+        value = self.use(base, f"u{bits}", shape)
+        if bits == 32:
+            value = self.cast("zext", value, kind, shape.of("i64"))
+        return self.op("add", shape.of("i64"), value, shape.constant("i64", offset)) if offset else value
+
+    def _limits(self, space: str, site: int, nbytes: str | int) -> tuple[str, str]:
+        """Return the lowest valid address, and the number of valid addresses of `nbytes` bytes from there, as i64."""
+        low, size = "0", f"%{space}_size"
+        if space not in _OWN_SPACES:
+            low = self.load("i64", self.field("%sites", 16 * site))
+            size = self.load("i64", self.field("%sites", 16 * site + 8))
+        return low, self.call("llvm.usub.sat.i64", "i64", ("i64", size), ("i64", str(int(nbytes) - 1)))
+
+    def _host_base(self, space: str) -> str:
+        return f"%{space}" if space in _OWN_SPACES else "%delta"
+
+    def _is_static(self, group: Accesses) -> bool:
+        """Return whether accesses need no check: constant offsets in the shared memory that every launch has."""
+        base = group.base.base
+        if group.space != "shared" or isinstance(base, Register | Immediate):
+            return False
+        start = self.offsets.get((base.space, base.name), -1)
+        offsets = [(start + base.offset + offset, nbytes) for offset, nbytes in group.sites]
+        return start >= 0 and all(0 <= o <= self.static_shared - n and o % n == 0 for o, n in offsets)
+
+    def check(self, group: Accesses, mask: str) -> Pointers:
+        """Write the check of a group of accesses, at the first of them."""
+        if id(group) in self._checked:
+            return self._checked[id(group)]
+        if group.space == "local" and self.word:
+            return self._check_local(group, mask)
+        varies = self.plan.is_varying(group.base) or group.guarded or group.space in ("generic", "local")
+        pointers = self._check_lanes(group, mask) if varies else self._check_single(group, mask)
+        if not group.guarded:
+            self._checked[id(group)] = pointers
+        return pointers
+
+    def _inside(self, group: Accesses, site: int, first: str, more: int) -> str:
+        """Return whether the accesses at an address, and `more` bytes, are valid."""
+        low, count = self._limits(group.space, site, group.high - group.low + more)
+        start = self.op("add", "i64", first, str(group.low))
+        inside = self.op("icmp ult", "i64", self.op("sub", "i64", start, low), count)
+        if group.align == 1:
+            return inside
+        even = self.op("icmp eq", "i64", self.op("and", "i64", start, str(group.align - 1)), "0")
+        return self.op("and", "i1", inside, even)
+
+    def _check_single(self, group: Accesses, mask: str) -> Pointers:
+        address, base = self.address(group.base, SCALAR, group.space), self._host_base(group.space)
+        if self._is_static(group):
+            return Pointers(single=self.op("add", "i64", address, base))
+        site, self.site_count = self.site_count, self.site_count + 1
+        quick, slow, on = self.label("quick"), self.label("slow"), self.label("on")
+        self.branch(self._inside(group, site, address, 0), quick, slow, LIKELY)
+        self.place(quick)
+        first = self.op("add", "i64", address, base)
+        self.jump(on)
+        self.place(slow)
+        lowest = self.op("and", self.mask_type, mask, self.op("sub", self.mask_type, "0", mask))
+        self.store(self.vector.of("i64"), self.splat(address, "i64", self.vector), "%scratch0")
+        end = self._resolve(group, site, lowest)
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
+        lane = self.cast("zext", lane, self.mask_type, "i64")
+        second = self.load("i64", self.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
+        self.jump(on)
+        self.place(on)
+        return Pointers(single=self.phi("i64", (first, quick), (second, end)))
+
+    def _resolve(self, group: Accesses, site: int, mask: str) -> str:
+        """Write the slow check of the addresses in %scratch0; return the label that control continues from."""
+        name = f"@accesses{len(self.tables)}"
+        numbers = [n for pair in sorted(group.sites) for n in pair]
+        items = ", ".join(f"i64 {n}" for n in numbers)
+        self.tables.append(f"{name} = private constant [{len(numbers)} x i64] [{items}]")
+        bad = self.call(
+            "kernels_resolve",
+            "i32",
+            *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("i32", self.as_word(mask))),
+            *(("i32", str(SPACE_NUMBERS[group.space])), ("ptr", name), ("i32", str(len(group.sites)))),
+        )
+        return self.fault_unless_zero(bad)
+
+    def fault_unless_zero(self, result: str) -> str:
+        """Write the end of the kernel if a function of the runtime has noted a fault; return the label after it."""
+        on = self.label("checked")
+        self.branch(self.op("icmp ne", "i32", result, "0"), "fault", on, UNLIKELY)
+        self.place(on)
+        return on
+
+    def escape_unless(self, truth: str) -> None:
+        """Write the branch of an attempt: to its escape, or on."""
+        on = self.label("attempted")
+        self.branch(truth, on, self.escape, LIKELY)
+        self.place(on)
+
+    def end_attempt(self) -> None:
+        """Write the way from an attempt to the next segment, and begin its escape."""
+        self.store(self.mask_type, self.current(), f"%m{self.at + 1}")
+        self.jump(f"segment{self.at + 1}")
+        self.place(self.escape)
+
+    def _check_lanes(self, group: Accesses, mask: str) -> Pointers:
+        vector, kind, space = self.vector, self.vector.of("i64"), group.space
+        address = self.address(group.base, vector, space)
+        site, self.site_count = self.site_count, self.site_count + 1
+        base = group.base.base
+        stride = self.sequences.strides.get(base.number) if isinstance(base, Register) else None
+        pointers = Pointers(stride if stride == group.align and space != "local" else 0)
+        host, before, quick = self._host_base(space), self.label("before"), self.label("quick")
+        slow, on = self.label("slow"), self.label("on")
+        if pointers.stride:
+            first, follow = self._first_address(group, address, mask, pointers.stride)
+            inside = self._inside(group, site, first, (self.width - 1) * pointers.stride)
+            good = pointers.near = self.op("and", "i1", follow, inside)
+            pointers.single = self.op("add", "i64", first, host)
+        else:
+            good = self._all_inside(group, site, address, mask)
+        self.jump(before)
+        self.place(before)
+        self.branch(good, quick, slow, LIKELY)
+        self.place(quick)
+        first_way = address
+        if space != "shared":
+            first_way = self.op("add", kind, address, self.splat(host, "i64", vector))
+        if space == "local":
+            frames = self.op("mul", kind, sequence(self.width, "i64"), self.splat("%local_frame", "i64", vector))
+            first_way = self.op("add", kind, first_way, frames)
+        self.jump(on)
+        self.place(slow)
+        self.store(kind, address, "%scratch0")
+        end = self._resolve(group, site, mask)
+        second_way = self.load(kind, "%scratch0")
+        if space == "shared":
+            second_way = self.op("sub", kind, second_way, self.splat("%shared", "i64", vector))
+        self.jump(on)
+        self.place(on)
+        pointers.lanes = self.phi(kind, (first_way, quick), (second_way, end))
+        if space == "shared":  # indices of 32 bits, of which more fit a vector
+            pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
+        return pointers
+
+    def _first_address(self, group: Accesses, address: str, mask: str, stride: int) -> tuple[str, str]:
+        """Return lane 0's address, and whether the lanes' addresses follow each other."""
+        base, kind = group.base.base, self.vector.of("i64")
+        if isinstance(base, Register) and base.number in self.sequences.certain:
+            self.first = True
+            first = self.address(group.base, SCALAR, group.space)
+            self.first = False
+            return first, self.flag(base.number)
+        first = self.value(f"extractelement {kind} {address}, i64 0")
+        return first, self._follow(address, first, "i64", stride, mask)
+
+    def _follow(self, values: str, first: str, element: str, stride: int, mask: str) -> str:
+        """Return whether the values of some lanes are a sequence."""
+        kind = self.vector.of(element)
+        expected = self.op(
+            "add", kind, self.splat(first, element, self.vector), sequence(self.width, element, stride)
+        )
+        odd = self.as_mask(self.op("icmp ne", kind, values, expected))
+        return self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
+
+    def flag(self, number: int) -> str:
+        """Return whether a register that is certain to be a sequence has not wrapped before it was extended."""
+        return self.load("i1", f"%e{number}") if number in self.sequences.flagged else "true"
+
+    def _all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
+        """Return whether the accesses of all lanes are valid."""
+        vector, element = self.vector, "i64"
+        if self._is_narrow(group):
+            element, low, start = "i32", "0", self.use(group.base.base, "u32", vector)
+            count = self.intrinsic("usub.sat", "i32", SCALAR, "%shared32", str(group.high - 1))
+        else:
+            low, count = self._limits(group.space, site, group.high - group.low)
+            own = vector.constant("i64", group.low)
+            start = self.op("add", vector.of("i64"), address, own) if group.low else address
+        kind = vector.of(element)
+        above = start if low == "0" else self.op("sub", kind, start, self.splat(low, element, vector))
+        bad = self.op("icmp uge", kind, above, self.splat(count, element, vector))
+        if group.align > 1:
+            rest = self.op("and", kind, start, vector.constant(element, group.align - 1))
+            bad = self.op("or", vector.of("i1"), bad, self.op("icmp ne", kind, rest, "zeroinitializer"))
+        bad = self.op("and", self.mask_type, self.as_mask(bad), mask)
+        return self.op("icmp eq", self.mask_type, bad, "0")
+
+    def _is_narrow(self, group: Accesses) -> bool:
+        """Return whether a check compares bases of 32 bits, of which twice as many fit a vector, with a limit.
+
+        The limit contains the end of the accesses, because a base and an offset could wrap.
+        """
+        base = group.base.base
+        if (
+            group.space != "shared"
+            or not isinstance(base, Register)
+            or self.register_bits(base.number) != BITS["u32"]
+        ):
+            return False
+        return 0 <= group.low < group.high < _MAX_END and not group.low % group.align
+
+    def host_addresses(self, group: Accesses, pointers: Pointers, offset: int) -> str:
+        """Return the host addresses of all lanes' accesses as a vector of i64."""
+        vector, kind = self.vector, self.vector.of("i64")
+        if not pointers.lanes:
+            single = self.op("add", "i64", pointers.single, str(offset))
+            return self.splat(single, "i64", vector)
+        lanes = pointers.lanes
+        if group.space == "shared":  # the sum wraps before it is extended; other blocks' memory may be before it
+            lanes = self.op("add", vector.of("i32"), lanes, vector.constant("i32", offset))
+            lanes = self.cast("sext", lanes, vector.of("i32"), kind)
+            return self.op("add", kind, lanes, self.splat("%shared", "i64", vector))
+        return self.op("add", kind, lanes, vector.constant("i64", offset)) if offset else lanes
+
+    def _lane_pointers(self, group: Accesses, pointers: Pointers, offset: int) -> str:
+        vector = self.vector
+        if group.space == "shared":
+            index = self.op("add", vector.of("i32"), pointers.lanes, vector.constant("i32", offset))
+            return self.value(f"getelementptr i8, ptr %shared_p, {vector.of('i32')} {index}")
+        host = self.host_addresses(group, pointers, offset)
+        return self.cast("inttoptr", host, vector.of("i64"), vector.of("ptr"))
+
+    def _pointer(self, single: str, offset: int) -> str:
+        return self.cast("inttoptr", self.op("add", "i64", single, str(offset)), "i64", "ptr")
+
+    # --- order
+
+    def order_before(self, operation: Operation) -> None:
+        """Keep an ordered access behind those that the instruction's semantics put before it."""
+        self.fence_compiler()
+        if operation.one_of("release", "acq_rel"):
+            self.line("fence release")
+
+    def order_after(self, operation: Operation) -> None:
+        """Keep the following accesses behind an ordered one."""
+        if operation.one_of("acquire", "acq_rel"):
+            self.line("fence acquire")
+        self.fence_compiler()
+
+    # --- loads
+
+    def load_items(self, group: Accesses, offset: int, bits: int, count: int) -> tuple[list[str], Shape]:
+        """Return `count` consecutive elements at an offset, and their shape."""
+        assert self.operation is not None
+        ordered = is_ordered(self.operation)
+        mask, size = self.active() if group.guarded else self.current(), bits // 8
+        pointers = self.check(group, mask)
+        if group.space == "local" and self.word:
+            values = [self._load_local(pointers, offset + k * size, bits, mask) for k in range(count)]
+            return values, self.vector
+        if ordered:
+            self.order_before(self.operation)
+        if not pointers.lanes:
+            volatile = "volatile " if ordered else ""
+            places = [self._pointer(pointers.single, offset + k * size) for k in range(count)]
+            values = [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places]
+            if ordered:
+                self.order_after(self.operation)
+            return values, SCALAR
+        if pointers.stride:
+            values = self._load_near_or_far(group, pointers, offset, bits, count, mask)
+        else:
+            values = [self._gather(group, pointers, offset + k * size, bits, mask) for k in range(count)]
+        if ordered:
+            self.order_after(self.operation)
+        return values, self.vector
+
+    def _load_near_or_far(
+        self, group: Accesses, pointers: Pointers, offset: int, bits: int, count: int, mask: str
+    ) -> list[str]:
+        near, far, join = self.label("near"), self.label("far"), self.label("loaded")
+        self.branch(pointers.near, near, far, LIKELY)
+        self.place(near)
+        first = self._load_near(self._pointer(pointers.single, offset), bits, count, mask)
+        self.jump(join)
+        self.place(far)
+        kind, size = self.vector.of(f"i{bits}"), bits // 8
+        second = [self._gather_slowly(group, pointers, offset + k * size, kind, size, mask) for k in range(count)]
+        self.jump(join)
+        self.place(join)
+        return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
+
+    def _load_near(self, pointer: str, bits: int, count: int, mask: str) -> list[str]:
+        """Load the elements of all lanes and separate them; the memory of absent lanes is not touched."""
+        wide, lanes = Shape(self.width * count), self.as_lanes(mask)
+        kind = wide.of(f"i{bits}")
+        if count > 1:
+            each = ", ".join(f"i32 {k // count}" for k in range(wide.lanes))
+            one = self.vector.of("i1")
+            lanes = self.value(f"shufflevector {one} {lanes}, {one} poison, <{wide.lanes} x i32> <{each}>")
+        whole = self.call(
+            f"llvm.masked.load.{wide.mangled(f'i{bits}')}.p0",
+            kind,
+            *((f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes), (kind, "zeroinitializer")),
+        )
+        if count == 1:
+            return [whole]
+        picked = [sequence(self.width, "i32", count, first) for first in range(count)]
+        return [
+            self.value(f"shufflevector {kind} {whole}, {kind} poison, {self.vector.of('i32')} {p}") for p in picked
+        ]
+
+    def _gather_slowly(
+        self, group: Accesses, pointers: Pointers, offset: int, kind: str, size: int, mask: str
+    ) -> str:
+        self.store(self.vector.of("i64"), self.host_addresses(group, pointers, offset), "%scratch0")
+        where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
+        self.call("kernels_gather", "void", *where, ("ptr", "%scratch1"))
+        return self.load(kind, "%scratch1")
+
+    def _gather(self, group: Accesses, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
+        places = self._lane_pointers(group, pointers, offset)
+        if bits in _GATHERED_BITS:
+            return self._gather_elements(places, bits, mask)
+        # Processors gather words. The aligned one that has the element is in the same page of the host's memory.
+        wide, word, kind = self.vector.of("i64"), self.vector.of("i32"), self.vector.of(f"i{bits}")
+        address = self.cast("ptrtoint", places, self.vector.of("ptr"), wide)
+        aligned = self.op("and", wide, address, self.vector.constant("i64", -4))
+        places = self.cast("inttoptr", aligned, wide, self.vector.of("ptr"))
+        by = self.cast("trunc", address, wide, word)
+        by = self.op(
+            "and", word, self.op("shl", word, by, self.vector.constant("i32", 3)), self.vector.constant("i32", 24)
+        )
+        words = self.op("lshr", word, self._gather_elements(places, 32, mask), by)
+        return self.cast("trunc", words, word, kind)
+
+    def _gather_elements(self, places: str, bits: int, mask: str) -> str:
+        kind = self.vector.of(f"i{bits}")
+        return self.call(
+            f"llvm.masked.gather.{self.vector.mangled(f'i{bits}')}.v{self.width}p0",
+            kind,
+            *((f"{self.vector.of('ptr')} align {bits // 8}", places), (self.vector.of("i1"), self.as_lanes(mask))),
+            (kind, "zeroinitializer"),
+        )
+
+    # --- stores
+
+    def store_items(self, group: Accesses, offset: int, type_name: str, values: list[Argument], bits: int) -> None:
+        """Store consecutive elements at an offset."""
+        assert self.operation is not None
+        ordered = is_ordered(self.operation)
+        mask, size = self.active() if group.guarded else self.current(), bits // 8
+        pointers = self.check(group, mask)
+        if group.space == "local" and self.word:
+            for k, value in enumerate(values):
+                own = self.use(value, type_name, self.vector)
+                self._store_local(pointers, offset + k * size, own, bits, mask)
+            return
+        if ordered:
+            self.order_before(self.operation)
+        if pointers.lanes:
+            vectors = [self.use(value, type_name, self.vector) for value in values]
+            self._store_lanes(group, pointers, offset, vectors, bits, mask)
+        else:
+            for k, value in enumerate(values):
+                single = self._last_value(value, type_name, mask)
+                place = self._pointer(pointers.single, offset + k * size)
+                self.line(f"store {'volatile ' if ordered else ''}i{bits} {single}, ptr {place}, align {size}")
+        if ordered:
+            self.order_after(self.operation)
+
+    def _last_value(self, value: Argument, type_name: str, mask: str) -> str:
+        """Return the scalar that stays in memory when all lanes store to one address: the last lane's."""
+        if not self.plan.is_varying(value):
+            return self.use(value, type_name, SCALAR)
+        vector = self.use(value, type_name, self.vector)
+        zeros = self.call(f"llvm.ctlz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
+        lane = self.op("sub", self.mask_type, str(self.width - 1), zeros)
+        kind = self.vector.of(f"i{BITS[type_name]}")
+        return self.value(f"extractelement {kind} {vector}, {self.mask_type} {lane}")
+
+    def _store_lanes(
+        self, group: Accesses, pointers: Pointers, offset: int, values: list[str], bits: int, mask: str
+    ) -> None:
+        kind, size, lanes = self.vector.of(f"i{bits}"), bits // 8, self.as_lanes(mask)
+        is_near = bool(pointers.stride) and len(values) == 1
+        join = self.label("stored")
+        if is_near:
+            near, far = self.label("near"), self.label("far")
+            self.branch(pointers.near, near, far, LIKELY)
+            self.place(near)
+            place = self._pointer(pointers.single, offset)
+            name = f"llvm.masked.store.{self.vector.mangled(f'i{bits}')}.p0"
+            self.call(name, "void", (kind, values[0]), (f"ptr align {size}", place), (self.vector.of("i1"), lanes))
+            self.jump(join)
+            self.place(far)
+        for k, value in enumerate(values):
+            at = offset + k * size
+            if is_near or bits not in _GATHERED_BITS:
+                self.store(self.vector.of("i64"), self.host_addresses(group, pointers, at), "%scratch0")
+                self.store(kind, value, "%scratch1")
+                where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
+                self.call("kernels_scatter", "void", *where, ("ptr", "%scratch1"))
+                continue
+            name = f"llvm.masked.scatter.{self.vector.mangled(f'i{bits}')}.v{self.width}p0"
+            places = (f"{self.vector.of('ptr')} align {size}", self._lane_pointers(group, pointers, at))
+            self.call(name, "void", (kind, value), places, (self.vector.of("i1"), lanes))
+        self.jump(join)
+        self.place(join)
+
+    # --- interleaved local memory
+
+    def _check_local(self, group: Accesses, mask: str) -> Pointers:
+        """Check accesses to interleaved local memory; the result has addresses that count from 0."""
+        varies = self.plan.is_varying(group.base)
+        address = self.address(group.base, self.vector if varies else SCALAR, "local")
+        slow, on = self.label("slow"), self.label("on")
+        good = self._all_inside(group, 0, address, mask) if varies else self._inside(group, 0, address, 0)
+        self.branch(good, on, slow, LIKELY)
+        self.place(slow)
+        lanes = address if varies else self.splat(address, "i64", self.vector)
+        self.store(self.vector.of("i64"), lanes, "%scratch0")
+        self._resolve(group, 0, mask)
+        self.jump(on)
+        self.place(on)
+        if not varies:
+            return Pointers(single=address)
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
+        lane = self.op("and", self.mask_type, lane, str(self.width - 1))  # a guard may leave no lanes
+        first = self.value(f"extractelement {self.vector.of('i64')} {address}, {self.mask_type} {lane}")
+        return Pointers(single=first, near=self._follow(address, first, "i64", 0, mask), lanes=address)
+
+    def _place_local(self, address: str, shape: Shape) -> str:
+        """Return where the word of an address is: of all lanes, for one address, or of each lane."""
+        wide, kind = shape.of("i64"), shape.of("ptr")
+        word = self.op("and", wide, address, shape.constant("i64", -self.word))
+        place = self.op("mul", wide, word, shape.constant("i64", self.width))
+        place = self.op("add", wide, place, self.splat("%local", "i64", shape))
+        if shape.lanes:
+            place = self.op("add", wide, place, sequence(self.width, "i64", self.word))
+        return self.cast("inttoptr", place, wide, kind)
+
+    def _bit_in_word(self, address: str) -> str:
+        """Return by how many bits the elements at all lanes' addresses are shifted in their words."""
+        kind, words, element = self.vector.of("i64"), self.vector.of(f"i{8 * self.word}"), f"i{8 * self.word}"
+        byte = self.cast("trunc", address, kind, words) if self.word < 8 else address
+        byte = self.op("and", words, byte, self.vector.constant(element, self.word - 1))
+        return self.op("shl", words, byte, self.vector.constant(element, 3))
+
+    def _local_addresses(self, pointers: Pointers, offset: int) -> tuple[str, str]:
+        """Return the first lane's address and those of all lanes, which have 32 bits in every check."""
+        kind, whole = self.vector.of("i64"), (1 << 32) - 1
+        first = self.op("and", "i64", self.op("add", "i64", pointers.single, str(offset)), str(whole))
+        if not pointers.lanes:
+            return first, self.splat(first, "i64", self.vector)
+        lanes = self.op("add", kind, pointers.lanes, self.vector.constant("i64", offset))
+        return first, self.op("and", kind, lanes, self.vector.constant("i64", whole))
+
+    def _load_words(self, pointers: Pointers, offset: int, mask: str) -> str:
+        first, lanes = self._local_addresses(pointers, offset)
+        bits = 8 * self.word
+        if not pointers.lanes:
+            return self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
+        near, far, join = self.label("near"), self.label("far"), self.label("loaded")
+        self.branch(pointers.near, near, far)
+        self.place(near)
+        same = self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
+        self.jump(join)
+        self.place(far)
+        own = self._gather_elements(self._place_local(lanes, self.vector), bits, mask)
+        self.jump(join)
+        self.place(join)
+        return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, far))
+
+    def _load_local(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
+        """Return an element of each lane at an offset, at most a word."""
+        words = self.vector.of(f"i{8 * self.word}")
+        value = self._load_words(pointers, offset, mask)
+        if bits == 8 * self.word:
+            return value
+        by = self._bit_in_word(self._local_addresses(pointers, offset)[1])
+        return self.cast("trunc", self.op("lshr", words, value, by), words, self.vector.of(f"i{bits}"))
+
+    def _store_local(self, pointers: Pointers, offset: int, value: str, bits: int, mask: str) -> None:
+        """Store an element of each lane at an offset, at most a word."""
+        first, lanes = self._local_addresses(pointers, offset)
+        element = f"i{8 * self.word}"
+        words, mangled = self.vector.of(element), self.vector.mangled(element)
+        if bits < 8 * self.word:
+            by = self._bit_in_word(lanes)
+            part = self.op("shl", words, self.vector.constant(element, (1 << bits) - 1), by)
+            others = self.op("xor", words, part, self.vector.constant(element, -1))
+            others = self.op("and", words, self._load_words(pointers, offset, mask), others)
+            value = self.cast("zext", value, self.vector.of(f"i{bits}"), words)
+            value = self.op("or", words, self.op("shl", words, value, by), others)
+        these = self.vector.of("i1"), self.as_lanes(mask)
+        near, far, join = self.label("near"), self.label("far"), self.label("stored")
+        self.branch(pointers.near or "true", near, far)
+        self.place(near)
+        place = f"ptr align {self.word}", self._place_local(first, SCALAR)
+        self.call(f"llvm.masked.store.{mangled}.p0", "void", (words, value), place, these)
+        self.jump(join)
+        self.place(far)
+        if pointers.lanes:
+            places = f"{self.vector.of('ptr')} align {self.word}", self._place_local(lanes, self.vector)
+            self.call(f"llvm.masked.scatter.{mangled}.v{self.width}p0", "void", (words, value), places, these)
+        self.jump(join)
+        self.place(join)

@@ -1,0 +1,105 @@
+"""What a warp's frame has already when the warp comes to a stop, so that it need not be saved again.
+
+The problem: an unrolled kernel (a sorting network, a blocked factorisation) has a hundred barriers, and addresses
+that it computes once live across all of them. At each of them every live register is saved, and loaded by the way
+back; and where that way meets the direct one, which a warp without company takes, LLVM has to choose for each
+register between two values. It needed 4 s for 110 stops.
+
+The idea, for kernels with many stops: a warp takes the way over its frame even if it does not stop, so that no two
+ways meet (`comes_by_frame`); and a register that has not been set since it was saved or loaded is not saved again:
+
+    a = ...      bar (saves a, b)      b = ...      bar (saves b)      bar (saves nothing)
+
+`find_saved` follows that over all ways through the kernel: from a segment to those that it goes to and to those that
+may be pending there. A frame is a warp's own, a register has one place in it, and whole vectors are saved and loaded,
+so it does not matter which lanes run.
+
+Entries are the other side: places at which no warp stops, but one that the NumPy tier has begun may continue.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_server.ptx.compiled_tier.analysis import CodeSegment, WarpPlan, is_left_whole
+from pympsd_server.ptx.lowering.control_flow import EXIT
+from pympsd_server.ptx.lowering.ir import Register, registers_in, registers_written
+
+_MAX_DIRECT_STOPS: Final = 4
+"""Up to so many stops two ways may meet behind each."""
+_MAX_ENTRIES: Final = 16
+
+
+def is_barrier(segment: CodeSegment) -> bool:
+    """Return whether a segment ends with a barrier of the block."""
+    return segment.terminator is not None and segment.terminator.name in ("bar", "barrier")
+
+
+def has_many_stops(plan: WarpPlan) -> bool:
+    """Return whether a kernel has so many barriers and turns that its warps come behind them by their frames."""
+    return sum(is_barrier(segment) + bool(segment.turn) for segment in plan.segments) > _MAX_DIRECT_STOPS
+
+
+def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
+    """Return whether a warp comes to a segment, behind a barrier or a turn, by its frame even if it does not stop.
+
+    Not to the header of a loop: it would not be stopped any more when its fuel is used up.
+    """
+    return has_many_stops(plan) and segment not in plan.weights
+
+
+def find_entries(plan: WarpPlan) -> list[int]:
+    """Return the segments behind loops, at which warps of the NumPy tier wait for others (continuation.py)."""
+    headers = [k for k in plan.weights if plan.segments[k].origin >= 0]
+    behind = set().union(*(plan.pending[k] for k in headers)) - set(headers)
+    entries = sorted(k for k in behind if plan.segments[k].origin >= 0)
+    return entries if len(entries) <= _MAX_ENTRIES else []
+
+
+def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], frozenset[int]]]:
+    """Return for each segment the registers whose values the frame has, at its beginning and at its end."""
+    segments, targets = plan.segments, [_ways_from(plan, number) for number in range(len(plan.segments))]
+    written = [_list_written(segment, carry) for segment in segments]
+    before = [set(segment.live_in) for segment in segments]  # the way over the frame has loaded those
+    before[0] = set()
+    for segment in segments:
+        if is_barrier(segment) and segment.following not in (None, EXIT):
+            assert segment.following is not None
+            before[segment.following] -= _results_of_barrier(segment)
+    work = list(range(len(segments)))
+    while work:
+        number = work.pop()
+        after = _behind_turn(plan, number, before[number]) - written[number]
+        for target in targets[number]:
+            if not before[target] <= after:
+                before[target] &= after
+                work.append(target)
+    ends = (_behind_turn(plan, k, saved) - written[k] for k, saved in enumerate(before))
+    return [(frozenset(b), frozenset(e)) for b, e in zip(before, ends, strict=True)]
+
+
+def _ways_from(plan: WarpPlan, number: int) -> set[int]:
+    """Return the segments to which a warp goes from one without the way over its frame."""
+    segment = plan.segments[number]
+    if segment.escapes or is_left_whole(segment.terminator):
+        return {number + 1} if segment.attempts else set()
+    ways = {*segment.successors, *plan.pending[number]} - {EXIT}
+    if is_barrier(segment):
+        ways = {k for k in ways if not comes_by_frame(plan, k)}
+    return ways
+
+
+def _behind_turn(plan: WarpPlan, number: int, saved: set[int]) -> set[int]:
+    segment = plan.segments[number]
+    return set(segment.live_in) if segment.turn and comes_by_frame(plan, number) else saved
+
+
+def _list_written(segment: CodeSegment, carry: Register) -> set[int]:
+    operations = [*segment.operations, *([] if segment.terminator is None else [segment.terminator])]
+    return {r.number for operation in operations for r in registers_written(operation, carry)}
+
+
+def _results_of_barrier(segment: CodeSegment) -> set[int]:
+    assert segment.terminator is not None
+    has_result = segment.terminator.has("red")
+    return {r.number for r in registers_in(segment.terminator.operands[0])} if has_result else set()

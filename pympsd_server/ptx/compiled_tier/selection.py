@@ -1,0 +1,193 @@
+"""The choice of a tier for each batch of blocks; the scheduler sees only the batches.
+
+A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
+milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
+thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
+waits for LLVM, and short kernels that are launched rarely are not compiled. A batch that has begun continues as
+machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a
+kernel. Each kernel is compiled by a process of its own, some of them at the same time
+(compile_queue.py).
+
+A kernel that cannot be compiled, because it is too large, stays in the NumPy tier. Without llvmlite the executor
+reports that at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on that
+of the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from math import prod
+from typing import Final
+from weakref import WeakSet
+
+from pympsd.vocabulary.settings import read_tier
+from pympsd.vocabulary.variables import TIER
+from pympsd_server.native.library import NoLibrary
+from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.compilation.compile_queue import CompileQueue
+from pympsd_server.ptx.compiled_tier.compilation.compiler_process import MAX_PROCESSES
+from pympsd_server.ptx.compiled_tier.compilation.kernel_cache import report
+from pympsd_server.ptx.compiled_tier.continuation import Exits, take_over
+from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.machine_code import MachineCode, ShapeClass, compile_kernel, load_kernel
+from pympsd_server.ptx.execution.batch import Batch, blocks_per_batch
+from pympsd_server.ptx.isa.datatypes import Array
+from pympsd_server.ptx.loading.linking import LoadedModule
+from pympsd_server.ptx.loading.program import Kernel
+from pympsd_server.ptx.lowering.control_flow import build_blocks
+from pympsd_server.ptx.numpy_tier.translation import Translation
+from pympsd_server.ptx.runtime.batch_state import LaunchSetup
+from pympsd_server.ptx.runtime.facilities import Facilities
+
+_MORE_BLOCKS: Final = 8
+"""The factor by which a compiled kernel's batches are larger: beginning one costs as much as running a thousand short
+warps, and few of its blocks are in progress at a time."""
+
+_SECONDS_BEFORE_COMPILING: Final = 0.02
+"""The time that a kernel runs in the NumPy tier before it is compiled; most kernels never need that long."""
+_MAX_WAIT: Final = 2.0
+"""The maximum time in seconds for which new blocks wait for their kernel to be compiled."""
+_NOT_COMPILED: Final = "is not compiled"
+_COMPILING: Final = "is being compiled"
+_SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
+_notified: Final[WeakSet[Facilities]] = WeakSet()
+"""The contexts whose program has been notified of that."""
+_queue: Final = CompileQueue(MAX_PROCESSES)
+
+
+@lru_cache
+def _tier(setting: str) -> str:
+    return read_tier({TIER: setting})
+
+
+def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
+    """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
+    blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
+    is_compiled = any(isinstance(code, MachineCode) for code in kernel.translation.machine_codes.values())
+    return blocks * _MORE_BLOCKS if is_compiled else blocks
+
+
+def is_undecided(module: LoadedModule, kernel: Kernel, setup: LaunchSetup) -> bool:
+    """Return whether blocks of a launch should wait until its kernel is compiled; start to compile a slow one."""
+    if _tier(os.environ.get(TIER, "")) != "auto" or not _has_loops(kernel.translation):
+        return False
+    state = _code_of(module, kernel, setup, waits=False)
+    return state == _NOT_COMPILED or (state == _COMPILING and time.monotonic() < kernel.translation.decided_at)
+
+
+def begin_batch(
+    module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
+) -> Batch | CompiledBatch:
+    """Return a batch of blocks of a launch, in the tier that is to run it. Arguments and errors are `Batch`'s."""
+    tier = _tier(os.environ.get(TIER, ""))
+    if tier != "numpy":
+        kernel = module.program.kernels[kernel_name]
+        code = _code_of(module, kernel, setup, waits=tier == "compiled")
+        _tell_program(module, code)
+        if isinstance(code, MachineCode):
+            return CompiledBatch.begin(module, kernel_name, setup, first_block, sm_of_block, code)
+    return Batch(module, kernel_name, setup, first_block, sm_of_block)
+
+
+def switch_tier(
+    batch: Batch | CompiledBatch, module: LoadedModule, setup: LaunchSetup, first_block: int, sm_of_block: Array
+) -> Batch | CompiledBatch:
+    """Return what continues with a batch that is not finished: machine code, if that can take it over now.
+
+    Otherwise the batch itself, which from then on stops where machine code can continue. The arguments are those with
+    which the batch was begun.
+    """
+    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto":
+        return batch
+    code = _code_of(module, batch.kernel, setup, waits=False)
+    _tell_program(module, code)
+    if not isinstance(code, MachineCode):
+        return batch
+    exits = batch.exits if isinstance(batch.exits, Exits) else Exits(code, len(batch.kernel.translation.plans))
+    stops = exits.reached if batch.is_at_exit else exits.find_stops(batch)
+    if stops is None:
+        batch.exits = exits
+        return batch
+    compiled = CompiledBatch(module, batch.kernel.name, setup, first_block, sm_of_block, code)
+    take_over(batch, compiled, code, stops)
+    return compiled
+
+
+def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
+    """Return a kernel's machine code for the shape of a launch's blocks, or why the NumPy tier runs it (for now)."""
+    translation = kernel.translation
+    codes = translation.machine_codes
+    shape = translation.shapes.get(setup.block)
+    if shape is None:
+        shape = translation.shapes[setup.block] = ShapeClass.of(translation.code, setup.block)
+        if shape not in codes:
+            codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
+    if codes[shape] == _NOT_COMPILED:
+        if waits:
+            codes[shape] = _compile(translation, shape, setup.block)
+        elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
+            codes[shape], translation.decided_at = _COMPILING, time.monotonic() + _MAX_WAIT
+            _queue.add(
+                module.facilities,
+                len(translation.code.operations),
+                lambda is_abandoned: codes.update({shape: _compile(translation, shape, setup.block, is_abandoned)}),
+                lambda: codes.update({shape: _NOT_COMPILED}),
+            )
+    state: MachineCode | str = codes[shape]
+    return state
+
+
+def _has_loops(translation: Translation) -> bool:
+    if translation.has_loops is None:
+        blocks = build_blocks(translation.code)
+        translation.has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
+    return translation.has_loops
+
+
+def _compile(
+    translation: Translation,
+    shape: ShapeClass,
+    block: tuple[int, int, int],
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> MachineCode | str:
+    """Compile a kernel; return the code, or why there is none."""
+    return _attempt(translation, lambda: compile_kernel(translation, shape, block, is_abandoned))
+
+
+def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None]) -> MachineCode | str:
+    """Return a kernel's code, or why there is none."""
+    try:
+        return get_code() or _NOT_COMPILED
+    except Refused as error:
+        return str(error)
+    except InterruptedError:  # its context has ended
+        return _NOT_COMPILED
+    except (ImportError, NoLibrary) as error:
+        return _explain_missing(error)
+    except Exception as error:  # whatever LLVM raises, the NumPy tier can run the kernel
+        report(
+            f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
+        )
+        return "the compiler failed"
+
+
+def _explain_missing(error: Exception) -> str:
+    """Report once what is missing, and return it, as the state of a kernel that would be faster with it."""
+    if isinstance(error, NoLibrary):
+        reason = f"the runtime of compiled kernels cannot be used ({error})"
+    else:
+        reason = f"llvmlite is not installed: {sys.executable} -m pip install 'pympsd[compiled]'"
+    text = f"{_SLOW} {reason}"
+    report(text)
+    return text
+
+
+def _tell_program(module: LoadedModule, state: MachineCode | str) -> None:
+    """Write once to the standard error of a context's program that its kernels would be faster."""
+    if isinstance(state, str) and state.startswith(_SLOW) and module.facilities not in _notified:
+        _notified.add(module.facilities)
+        module.facilities.output.report(f"pympsd: {state}\n".encode())

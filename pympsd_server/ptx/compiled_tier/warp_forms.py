@@ -1,0 +1,321 @@
+"""Instructions that exchange values between the lanes of a warp, and those between the blocks of a cluster.
+
+The lanes of a warp have all arrived before the segment begins. An mbarrier (runtime/mbarrier.py) changes lane by
+lane, the lowest first, in C.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_server.ptx.compiled_tier.instruction_table import writes
+from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, sequence
+from pympsd_server.ptx.compiled_tier.lanes import BITS, is_signed
+from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.ptx.isa.machine import RANK_SHIFT, WARP
+from pympsd_server.ptx.lowering.ir import Argument, Both, Memory, Operation, Sink, Special
+from pympsd_server.ptx.syntax.tree import Immediate
+
+WARP_INSTRUCTIONS: Final = frozenset({"shfl", "vote", "activemask", "match", "redux", "elect"})
+"""The instructions that need vectors of a whole warp."""
+_WORDS: Final = f"<{WARP} x i32>"
+
+
+@writes("shfl")
+def _shuffle(text: MemoryText, operation: Operation) -> None:
+    if text.width != WARP or not operation.has("sync"):
+        raise text.refuse("width")
+    mode, target = operation.one_of("up", "down", "bfly", "idx"), operation.operands[0]
+    value, where, clamp = operation.operands[1:4]
+    running = text.as_lanes(text.current())
+    words = text.choose(text.vector, running, _WORDS, text.use(value, "u32", text.vector), "zeroinitializer")
+    if text.whole_warps and isinstance(where, Immediate) and isinstance(clamp, Immediate):
+        sources, valid = _constant_sources(mode, where.value, clamp.value)
+        order = ", ".join(f"i32 {source}" for source in sources)
+        result = text.value(f"shufflevector {_WORDS} {words}, {_WORDS} poison, {_WORDS} <{order}>")
+        truth = text.as_lanes(str(valid - (valid >> 31 << 32)))
+    else:
+        sources_text, truth = _sources(text, operation, mode)
+        text.store(_WORDS, words, "%scratch0")
+        places = text.value(f"getelementptr i32, ptr %scratch0, {_WORDS} {sources_text}")
+        result = text.call(
+            f"llvm.masked.gather.v{WARP}i32.v{WARP}p0",
+            _WORDS,
+            *(
+                (f"<{WARP} x ptr> align 4", places),
+                (f"<{WARP} x i1>", "splat (i1 true)"),
+                (_WORDS, "zeroinitializer"),
+            ),
+        )
+    if isinstance(target, Both):
+        text.assign(target.first, result, "u32", text.vector)
+        text.assign_predicate(target.second, truth, text.vector)
+    else:
+        text.assign(target, result, "u32", text.vector)
+
+
+def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int]:
+    """Return the lane that each lane reads, and the mask of lanes whose source is in range."""
+    distance, segment, limit = where & 31, clamp >> 8 & 31, clamp & 31
+    sources, valid = [], 0
+    for lane in range(WARP):
+        top = (lane & segment) | (limit & ~segment)
+        source = {
+            "up": lane - distance,
+            "down": lane + distance,
+            "bfly": lane ^ distance,
+            "idx": (lane & segment) | (distance & ~segment),
+        }[mode]
+        good = source >= top if mode == "up" else source <= top
+        sources.append(source if good else lane)
+        valid |= good << lane
+    return sources, valid
+
+
+def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, str]:
+    """Return the same for amounts that are not constants."""
+    lane, ones = sequence(WARP, "i32"), "splat (i32 31)"
+    distance = text.op("and", _WORDS, text.use(operation.operands[2], "u32", text.vector), ones)
+    clamp = text.use(operation.operands[3], "u32", text.vector)
+    segment = text.op("and", _WORDS, text.op("lshr", _WORDS, clamp, "splat (i32 8)"), ones)
+    position_bits = text.op("xor", _WORDS, segment, "splat (i32 -1)")
+    limit = text.op("and", _WORDS, text.op("and", _WORDS, clamp, ones), position_bits)
+    base = text.op("and", _WORDS, lane, segment)
+    top = text.op("or", _WORDS, base, limit)
+    if mode == "idx":
+        source = text.op("or", _WORDS, base, text.op("and", _WORDS, distance, position_bits))
+    else:
+        source = text.op({"up": "sub", "down": "add", "bfly": "xor"}[mode], _WORDS, lane, distance)
+    truth = text.op(f"icmp {'sge' if mode == 'up' else 'sle'}", _WORDS, source, top)
+    exists = truth
+    if not text.whole_warps:  # a lane past the end of the block reads as the lane itself
+        here = text.op("icmp slt", _WORDS, source, text.splat("%lanes_here", "i32", text.vector))
+        exists = text.op("and", f"<{WARP} x i1>", truth, here)
+    source = text.choose(text.vector, exists, _WORDS, source, lane)
+    return text.op("and", _WORDS, source, ones), truth
+
+
+@writes("vote activemask")
+def _vote(text: MemoryText, operation: Operation) -> None:
+    if text.width != WARP:
+        raise text.refuse("width")
+    target, mask = operation.operands[0], text.current()
+    if operation.name == "activemask":
+        return text.assign(target, mask, "u32", SCALAR)
+    true = text.as_mask(text.predicate(operation.operands[1], text.vector))
+    true = text.op("and", "i32", true, mask)
+    shape, members = SCALAR, "-1"
+    if operation.has("sync"):
+        shape = text.vector if text.plan.is_varying(operation.operands[2]) else SCALAR
+        members = text.use(operation.operands[2], "u32", shape)
+    true, mask = text.splat(true, "i32", shape), text.splat(mask, "i32", shape)
+    kind = shape.of("i32")
+    votes, voters = text.op("and", kind, true, members), text.op("and", kind, mask, members)
+    mode = operation.one_of("all", "any", "uni", "ballot")
+    if mode == "ballot":
+        return text.assign(target, votes, "u32", shape)
+    every = text.op("icmp eq", kind, votes, voters)
+    if mode == "any":
+        truth = text.op("icmp ne", kind, votes, shape.constant("i32", 0))
+    elif mode == "all":
+        truth = every
+    else:
+        truth = text.op("or", shape.of("i1"), every, text.op("icmp eq", kind, votes, shape.constant("i32", 0)))
+    return text.assign_predicate(target, truth, shape)
+
+
+@writes("redux")
+def _reduce(text: MemoryText, operation: Operation) -> None:
+    members, type_name = operation.operands[2], operation.type
+    mode = operation.one_of("add", "min", "max", "and", "or", "xor")
+    if text.width != WARP or text.plan.is_varying(members):
+        raise text.refuse()
+    mask = text.op("and", "i32", text.current(), text.use(members, "u32", SCALAR))
+    signed = is_signed(type_name)
+    extremes = {"min": (1 << 31) - 1 if signed else -1, "max": -(1 << 31) if signed else 0}
+    neutral = {"and": -1, **extremes}.get(mode, 0)
+    values = text.use(operation.operands[1], type_name, text.vector)
+    values = text.choose(text.vector, text.as_lanes(mask), _WORDS, values, f"splat (i32 {neutral})")
+    name = ("s" if signed else "u") + mode if mode in extremes else mode
+    result = text.call(f"llvm.vector.reduce.{name}.v{WARP}i32", "i32", (_WORDS, values))
+    text.assign(operation.operands[0], result, type_name, SCALAR)
+
+
+@writes("match")
+def _match(text: MemoryText, operation: Operation) -> None:
+    target, value, members = operation.operands
+    truths = target.second if isinstance(target, Both) else None
+    result = target.first if isinstance(target, Both) else target
+    if text.width != WARP or not operation.has("sync"):
+        raise text.refuse("width")
+    shape = text.vector if any(map(text.plan.is_varying, (value, members))) else SCALAR
+    kind = shape.of("i32")
+    voters = text.op("and", kind, text.splat(text.current(), "i32", shape), text.use(members, "u32", shape))
+    same = _equal_lanes(text, operation, voters) if shape.lanes else voters
+    agreed = text.op("icmp eq", kind, same, voters)
+    if operation.has("all"):
+        same = text.choose(shape, agreed, kind, same, shape.constant("i32", 0))
+    else:
+        agreed = shape.constant("i1", 1)
+    text.assign(result, same, "u32", shape)
+    if truths is not None:
+        text.assign_predicate(truths, agreed, shape)
+
+
+def _equal_lanes(text: MemoryText, operation: Operation, voters: str) -> str:
+    """Return for each lane which of some lanes have the same value as it."""
+    element = f"i{BITS[operation.type]}"
+    kind, values = text.vector.of(element), text.use(operation.operands[1], operation.type, text.vector)
+    for lane in range(WARP):
+        value = text.splat(text.value(f"extractelement {kind} {values}, i64 {lane}"), element, text.vector)
+        text.store("i32", text.as_mask(text.op("icmp eq", kind, values, value)), text.field("%scratch0", 4 * lane))
+    return text.op("and", _WORDS, text.load(_WORDS, "%scratch0"), voters)
+
+
+@writes("elect")
+def _elect(text: MemoryText, operation: Operation) -> None:
+    target, members = operation.operands
+    if text.width != WARP or not isinstance(target, Both):
+        raise text.refuse("width")
+    shape = text.vector if text.plan.is_varying(members) else SCALAR
+    kind = shape.of("i32")
+    voters = text.op("and", kind, text.splat(text.current(), "i32", shape), text.use(members, "u32", shape))
+    leader = text.call(f"llvm.cttz.{shape.mangled('i32')}", kind, (kind, voters), ("i1", "false"))
+    text.assign(target.first, leader, "u32", shape)
+    leaders = text.splat(leader, "i32", text.vector) if shape is SCALAR else leader
+    is_leader = text.op("icmp eq", _WORDS, leaders, sequence(WARP, "i32"))
+    text.assign_predicate(target.second, is_leader, text.vector)
+
+
+# --- addresses of other blocks
+
+_HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
+"""Half of the shared addresses that belong to one block of a cluster, as in runtime/calls.py."""
+
+
+@writes("mapa")
+def _map_address(text: MemoryText, operation: Operation) -> None:
+    target, address, rank = operation.operands
+    shape, bits = text.shape_of(target), BITS[operation.type]
+    kind, element = shape.of(f"i{bits}"), f"i{bits}"
+    above = text.op("add", kind, text.use(address, operation.type, shape), shape.constant(element, _HALF_RANGE))
+    window = text.op("and", kind, above, shape.constant(element, 0xFFFFFFFF << 32 & ((1 << bits) - 1)))
+    offset = text.op("and", kind, above, shape.constant(element, (1 << RANK_SHIFT) - 1))
+    block = text.op("add", shape.of("i32"), text.use(rank, "u32", shape), shape.constant("i32", 1))
+    block = text.cast("zext", block, shape.of("i32"), kind) if bits == 64 else block
+    block = text.op("shl", kind, block, shape.constant(element, RANK_SHIFT))
+    result = text.op("sub", kind, text.op("add", kind, window, offset), shape.constant(element, _HALF_RANGE))
+    text.assign(target, text.op("add", kind, result, block), operation.type, shape)
+
+
+@writes("getctarank")
+def _find_rank(text: MemoryText, operation: Operation) -> None:
+    target, address = operation.operands
+    shape, bits = text.shape_of(target), BITS[operation.type]
+    kind, element = shape.of(f"i{bits}"), f"i{bits}"
+    above = text.op("add", kind, text.use(address, operation.type, shape), shape.constant(element, _HALF_RANGE))
+    number = text.op("lshr", kind, above, shape.constant(element, RANK_SHIFT))
+    number = text.op("and", kind, number, shape.constant(element, 255))
+    number = text.cast("trunc", number, kind, shape.of("i32")) if bits == 64 else number
+    own = text.use(Special("%cluster_ctarank"), "u32", shape)
+    is_own = text.op("icmp eq", shape.of("i32"), number, shape.constant("i32", 0))
+    rank = text.op("sub", shape.of("i32"), number, shape.constant("i32", 1))
+    text.assign(target, text.choose(shape, is_own, shape.of("i32"), own, rank), "u32", shape)
+
+
+# --- mbarriers
+
+_DROP: Final = 1 << 20
+_COUNT: Final = _DROP - 1
+_BYTES_AT, _EXPECTED_AT, _PHASE_AT = 32, 20, 63
+
+
+def _wide(text: MemoryText, argument: Argument) -> str:
+    """Return an operand of 32 bits as a vector of 64."""
+    value = text.use(argument, "u32", text.vector)
+    return text.cast("zext", value, text.vector.of("i32"), text.vector.of("i64"))
+
+
+def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *, drops: bool = False) -> str:
+    """Return what an arrival adds to an mbarrier, as `arrival` of the NumPy tier does; both are vectors of i64."""
+    kind, vector = text.vector.of("i64"), text.vector
+    if isinstance(count, int):
+        change = vector.constant("i64", count)
+    else:
+        change = text.op("and", kind, count, vector.constant("i64", _COUNT))
+    if added_bytes:
+        change = text.op("or", kind, change, text.op("shl", kind, added_bytes, vector.constant("i64", _BYTES_AT)))
+    return text.op("or", kind, change, vector.constant("i64", _DROP if drops else 0))
+
+
+def arrive(text: MemoryText, operation: Operation, place: Argument, target: Argument, change: str) -> None:
+    """Change an mbarrier by each lane; `target` gets its state before."""
+    _put_barriers(text, place)
+    text.store(text.vector.of("i64"), change, "%scratch1")
+    mask = ("i32", text.as_word(text.active()))
+    text.call("kernels_advance", "void", ("ptr", "%scratch0"), mask, ("ptr", "%scratch1"))
+    if not isinstance(target, Sink):
+        text.assign(target, text.load(text.vector.of("i64"), "%scratch1"), "u64", text.vector)
+
+
+def _put_barriers(text: MemoryText, place: Argument) -> None:
+    """Store the host addresses of the lanes' mbarriers after checking them."""
+    if not isinstance(place, Memory):
+        raise text.refuse()
+    group = text.groups[text.index]
+    addresses = text.host_addresses(group, text.check(group, text.active()), place.offset)
+    text.store(text.vector.of("i64"), addresses, "%scratch0")
+
+
+@writes("mbarrier")
+def _barrier(text: MemoryText, operation: Operation) -> None:
+    action, operands = operation.modifiers[0], operation.operands
+    if action == "pending_count":
+        shape = text.shape_of(operands[0])
+        state = text.cast("trunc", text.use(operands[1], "u64", shape), shape.of("i64"), shape.of("i32"))
+        count = text.op("and", shape.of("i32"), state, shape.constant("i32", _COUNT))
+        return text.assign(operands[0], count, "u32", shape)
+    if action in ("test_wait", "try_wait"):
+        return _test_wait(text, operation)
+    if action == "inval":
+        return _put_barriers(text, operands[0])
+    if action == "init":
+        kind = text.vector.of("i64")
+        count = text.op("and", kind, _wide(text, operands[1]), text.vector.constant("i64", _COUNT))
+        expected = text.op("shl", kind, count, text.vector.constant("i64", _EXPECTED_AT))
+        _put_barriers(text, operands[0])
+        text.store(kind, text.op("or", kind, count, expected), "%scratch1")
+        where = (("ptr", "%scratch0"), ("i32", text.as_word(text.active())), ("i32", "8"), ("ptr", "%scratch1"))
+        text.call("kernels_scatter", "void", *where)
+        return None
+    if action in ("expect_tx", "complete_tx"):
+        added = _wide(text, operands[1])
+        if action == "complete_tx":
+            added = text.op("sub", text.vector.of("i64"), "zeroinitializer", added)
+        return arrive(text, operation, operands[0], Sink(), count_arrivals(text, 0, added))
+    arrivals: str | int = _wide(text, operands[2]) if len(operands) > 2 else 1
+    drops = action == "arrive_drop"
+    if operation.has("expect_tx") and isinstance(arrivals, str):
+        change = count_arrivals(text, 1, arrivals, drops=drops)
+    else:
+        change = count_arrivals(text, arrivals, drops=drops)
+    return arrive(text, operation, operands[1], operands[0], change)
+
+
+def _test_wait(text: MemoryText, operation: Operation) -> None:
+    place = operation.operands[1]
+    if not isinstance(place, Memory):
+        raise text.refuse()
+    text.fence_compiler()
+    (state,), shape = text.load_items(text.groups[text.index], place.offset, 64, 1)
+    wide = text.shape_of(operation.operands[0]) if not shape.lanes else shape
+    state = text.splat(state, "i64", wide) if not shape.lanes else state
+    kind = wide.of("i64")
+    if operation.has("parity"):
+        phase = text.use(operation.operands[2], "u32", wide)
+        phase = text.cast("zext", phase, wide.of("i32"), kind)
+        phase = text.op("shl", kind, phase, wide.constant("i64", _PHASE_AT))
+    else:
+        phase = text.use(operation.operands[2], "u64", wide)
+    differs = text.op("xor", kind, state, phase)
+    text.assign_predicate(operation.operands[0], text.op("icmp slt", kind, differs, wide.constant("i64", 0)), wide)

@@ -1,0 +1,138 @@
+"""CTA barriers of one batch: the threads that wait, and when they may continue."""
+
+import numpy as np
+from attrs import define
+
+from pympsd_server.ptx.execution.thread_groups import Group, part_of, pick_registers
+from pympsd_server.ptx.isa.datatypes import Array, Value
+from pympsd_server.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER, WARP
+from pympsd_server.ptx.lowering.block_plans import BlockPlan
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.threads import Threads, spread
+
+_NOT_WAITING = -1
+
+
+@define(eq=False)
+class Waiting:
+    """Threads that wait at a barrier, with the block and registers they continue with."""
+
+    plan: BlockPlan
+    threads: Threads
+    registers: tuple[Value, ...]
+    number: Array
+    predicate: Value | None
+
+
+class Barriers:
+    """Sixteen barriers per CTA.
+
+    Arrivals count by warps, as on the hardware: a warp has arrived when all its living lanes have, and
+    then counts as 32 threads.
+    """
+
+    def __init__(self, state: BatchState) -> None:
+        self._state = state
+        # The barrier that each thread waits at.
+        self._at = np.full(state.count, _NOT_WAITING, np.int8)
+        # Expected thread counts per (CTA, barrier); 0 means all. And the threads announced by bar.arrive.
+        self._expected = np.zeros((state.blocks, BARRIERS + 1), np.int64)
+        self._announced = np.zeros((state.blocks, BARRIERS + 1), np.int64)
+        self.waiting: list[Waiting] = []
+
+    @property
+    def in_use(self) -> bool:
+        """Whether threads wait, or have announced themselves."""
+        return bool(self.waiting) or bool(self._announced.any())
+
+    def arrive_only(self, threads: Threads, number: Value, count: Value) -> None:
+        """bar.arrive: announce the warps of these threads without waiting."""
+        state = self._state
+        slots, first = np.unique(threads.pick(state.warp), return_index=True)
+        numbers = spread(number, threads.count)[first].astype(np.int64)
+        cta = slots // state.warps_per_block
+        np.add.at(self._announced, (cta, numbers), WARP)
+        self._expected[cta, numbers] = spread(count, threads.count)[first]
+
+    def announce(self, threads: Array) -> None:
+        """Set, by (CTA, barrier), how many threads have been announced by bar.arrive."""
+        self._announced[:, : threads.shape[1]] = threads
+
+    def wait(self, waiting: Waiting, count: Value | None) -> None:
+        """Add threads that have arrived and wait. `count`: the threads that the barrier waits for, None for
+        all of the block.
+        """
+        threads = waiting.threads
+        ids = threads.indices()
+        self._at[ids] = waiting.number
+        cta = threads.pick(self._state.cta)
+        self._expected[cta, waiting.number] = 0 if count is None else count
+        self.waiting.append(waiting)
+
+    def open(self) -> Array | None:
+        """Return per (CTA, barrier) whether it opens now, None if none does. Opened barriers are reset."""
+        state = self._state
+        present = np.zeros((state.blocks, BARRIERS + 1), np.int64)
+        for number in np.unique(self._at[self._at >= 0]).tolist():
+            present[:, number] = self._warps_at(number)
+        total = present * WARP + self._announced
+        everyone = self._living_warps()[:, None] * WARP
+        required = np.where(self._expected > 0, self._expected, everyone)
+        opens: Array = (present > 0) & (total >= required)
+        if state.cluster_blocks > 1:
+            # A block all of whose threads have exited holds up no other.
+            there = (opens[:, CLUSTER_BARRIER] | (everyone[:, 0] == 0)).reshape(-1, state.cluster_blocks)
+            opens[:, CLUSTER_BARRIER] = np.repeat(there.all(axis=1), state.cluster_blocks)
+        if not opens.any():
+            return None
+        self._announced[opens] = 0
+        self._at[(self._at >= 0) & opens[state.cta, np.maximum(self._at, 0)]] = _NOT_WAITING
+        return opens
+
+    def _warps_at(self, number: int) -> Array:
+        """Return per CTA the warps all of whose living lanes wait at barrier `number`."""
+        state = self._state
+        flags = np.zeros(state.warps * WARP, np.bool_)
+        flags[state.slot] = self._at == number
+        here = np.packbits(flags, bitorder="little").view(np.uint32)
+        living = state.living_lanes()
+        complete = (here != 0) & ((living & ~here) == 0)
+        return complete.reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
+
+    def _living_warps(self) -> Array:
+        state = self._state
+        return (state.living_lanes() != 0).reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
+
+
+def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], mode: str) -> list[Array]:
+    """Return for each part (a waiting group and its threads that continue) the result of bar.red per thread."""
+    totals = np.zeros((2, state.blocks, BARRIERS), np.int64)
+    for waiting, selected in entries:
+        cta = waiting.threads.pick(state.cta)[selected]
+        number = waiting.number[selected]
+        truth = spread(waiting.predicate, waiting.threads.count)[selected]
+        np.add.at(totals[0], (cta, number), 1)
+        np.add.at(totals[1], (cta, number), truth)
+    results = []
+    for waiting, selected in entries:
+        where = (waiting.threads.pick(state.cta)[selected], waiting.number[selected])
+        there, true = totals[0][where], totals[1][where]
+        results.append(true if mode == "popc" else true == there if mode == "and" else true > 0)
+    return results
+
+
+def rest_of(entry: Waiting, selected: Array) -> Waiting:
+    """Return those of the waiting threads that were not chosen to continue."""
+    group = part_of(entry.threads, entry.registers, selected)
+    predicate = None if entry.predicate is None else pick_registers((entry.predicate,), selected)[0]
+    return Waiting(entry.plan, group.threads, group.registers, entry.number.take(selected), predicate)
+
+
+def with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
+    """Return the group with the result of bar.red in its register."""
+    position = None if plan.barrier is None else plan.barrier.result
+    if result is None or position is None:
+        return group
+    registers = list(group.registers)
+    registers[position] = result.astype(plans[plan.following].dtypes[position])
+    return Group(group.threads, tuple(registers))

@@ -1,0 +1,115 @@
+"""A program's variables in one client's memory.
+
+A program is shared by all clients that load the same image; what is a client's own is a `LoadedModule`: an allocation
+for each variable, initial values written, and the kernel's functions bound to those addresses. All constants lie in
+one allocation, so that 32 bits distinguish their addresses, as PTX allows for .const.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.ptx.loading.program import Program
+from pympsd_server.ptx.numpy_tier.literals import initial_bytes
+from pympsd_server.ptx.numpy_tier.writer import CONSTANTS
+from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
+from pympsd_server.ptx.syntax.tree import Variable
+
+_ALIGNMENT: Final = 512
+
+
+class LoadedModule:
+    """A program whose variables are in `space`. Raises OutOfMemory when they do not fit."""
+
+    def __init__(
+        self, program: Program, space: AddressSpace, multiprocessors: int = 1, facilities: Facilities | None = None
+    ) -> None:
+        """`multiprocessors` is what %nsmid reads, `facilities` the context's for its kernels."""
+        self.program = program
+        self.space = space
+        self.multiprocessors = multiprocessors
+        self.facilities = facilities or Facilities(DeviceHeap(space.allocate))
+        self._addresses: dict[str, int] = {}
+        self._allocations: list[int] = []
+        self._managed: dict[str, int] = {}
+        self._functions: dict[str, list[Callable[..., Any]]] = {}
+        self.bound: dict[object, Any] = {}
+        """The kernels of the compiled tier with this module's addresses."""
+        self.kept: dict[object, Any] = {}
+        """Finished batches of the compiled tier, for later launches of the same shape."""
+        variables = program.variables.values()
+        try:
+            self._place_constants([v for v in variables if v.space == "const"])
+            for variable in variables:
+                if variable.space != "const":
+                    address = self._addresses[variable.name] = self._allocate(variable.size, variable.alignment)
+                    if variable.managed:
+                        self._managed[variable.name] = address
+            self._initialise()
+        except BaseException:
+            self.unload()
+            raise
+
+    def _allocate(self, size: int, alignment: int) -> int:
+        address = self.space.allocate(max(size, 1), max(alignment, _ALIGNMENT))
+        self._allocations.append(address)
+        return address
+
+    def _place_constants(self, variables: Sequence[Variable]) -> None:
+        """Place all constants in one allocation, so that 32 bits distinguish their addresses."""
+        offsets, end, alignment = {}, 0, 1
+        for variable in variables:
+            offsets[variable.name] = -(-end // variable.alignment) * variable.alignment
+            end = offsets[variable.name] + variable.size
+            alignment = max(alignment, variable.alignment)
+        start = self._allocate(end, alignment) if variables else 0
+        self._addresses |= {CONSTANTS: start} | {name: start + offset for name, offset in offsets.items()}
+
+    def _initialise(self) -> None:
+        addresses = self.addresses
+        for name, variable in self.program.variables.items():
+            if variable.initial:
+                self.space.write(self._addresses[name], initial_bytes(variable, addresses))
+
+    def place_managed(self, addresses: Mapping[str, int]) -> None:
+        """Move the managed variables to the host's copies of them, before the first kernel of the module runs.
+
+        Their memory is the caller's, zeroed.
+        """
+        for name, address in addresses.items():
+            self.space.free(self._managed[name])
+            self._allocations.remove(self._managed.pop(name))
+            self._addresses[name] = address
+        self._functions.clear()
+        self.bound.clear()
+        self.kept.clear()
+        self._initialise()
+
+    def address_of(self, name: str) -> int:
+        """Return the device address of a global or constant. Raises KeyError."""
+        return self._addresses[name]
+
+    @property
+    def addresses(self) -> dict[str, int]:
+        """The device addresses of all variables and functions, and of the beginning of the constants."""
+        return {**self.program.functions, **self._addresses}
+
+    @property
+    def allocations(self) -> Sequence[int]:
+        """The addresses of its memory, less managed variables that were placed elsewhere."""
+        return self._allocations
+
+    def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
+        """Return the kernel's block functions, bound to this module's addresses."""
+        functions = self._functions.get(kernel_name)
+        if functions is None:
+            translation = self.program.kernels[kernel_name].translation
+            functions = self._functions[kernel_name] = translation.functions(self._addresses)
+        return functions
+
+    def unload(self) -> None:
+        """Free the variables. Batches of this module must be finished or dropped."""
+        allocations, self._allocations, self._addresses, self._functions = self._allocations, [], {}, {}
+        self.kept.clear()
+        for address in allocations:
+            self.space.free(address)

@@ -1,0 +1,254 @@
+"""The intermediate form of one kernel: a flat list of operations with every name resolved.
+
+An `Operation` is a PTX instruction whose operands are registers (numbers, all kernel-wide), symbols (a state space, a
+variable and an offset), memory operands, immediates or labels. `Code` is the list of a kernel, with the types of its
+registers and its variables. Both tiers start from it. Nothing here is ever changed in place except the lists of
+`Code` while a kernel is lowered.
+
+`registers_read` and `registers_written` are what liveness and dead code depend on, so an instruction with an unusual
+shape (several results, an accumulator, the carry flag) has to be known here.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from attrs import define, evolve, field, frozen
+
+from pympsd_server.ptx.syntax.tree import Immediate, Variable
+
+
+@frozen
+class Register:
+    """A register of the kernel, by its index in `Code.register_types`."""
+
+    number: int
+
+
+@frozen
+class Sink:
+    """`_`: an unused result."""
+
+
+@frozen
+class Special:
+    """A special register such as %tid.x."""
+
+    name: str
+
+
+@frozen
+class Symbol:
+    """The address of a variable (or kernel parameter), plus an offset. Space "call" is a call's .param."""
+
+    space: str
+    name: str
+    offset: int = 0
+
+
+@frozen
+class Memory:
+    """`[base+offset]`; the offset is in bytes."""
+
+    base: Register | Symbol | Immediate
+    offset: int = 0
+
+
+@frozen
+class Group:
+    """`{a, b, ...}`: the elements of a vector, or other operands that belong together."""
+
+    items: tuple[Argument, ...]
+
+
+@frozen
+class Both:
+    """`d|p`, two results."""
+
+    first: Argument
+    second: Argument
+
+
+@frozen
+class Not:
+    """`!p`: a negated predicate."""
+
+    register: Register
+
+
+@frozen
+class Part:
+    """`r.b0`: a part of a register, or of what a SIMD instruction takes (`r.h10`)."""
+
+    register: Register
+    selector: str
+
+
+@frozen
+class Negative:
+    """`-r`: an operand that the instruction negates."""
+
+    argument: Register | Part
+
+
+@frozen
+class Target:
+    """A label, for a branch or in a "label" operation."""
+
+    label: str
+
+
+Argument: TypeAlias = (
+    Register | Sink | Special | Symbol | Memory | Group | Both | Not | Part | Negative | Target | Immediate
+)
+
+
+@frozen
+class Predicate:
+    """The guard of an operation: it takes effect for threads whose register is true, or false if `negated`."""
+
+    register: Register
+    negated: bool
+
+
+@frozen
+class Operation:
+    """One instruction; see syntax.Instruction. Labels are operations named "label"."""
+
+    name: str
+    modifiers: tuple[str, ...]
+    types: tuple[str, ...]
+    operands: tuple[Argument, ...]
+    guard: Predicate | None
+    line: int
+
+    @property
+    def opcode(self) -> str:
+        """The opcode as PTX has it, for refusals."""
+        return ".".join((self.name, *self.modifiers, *self.types))
+
+    @property
+    def type(self) -> str:
+        """The last type suffix, "" if there is none."""
+        return self.types[-1] if self.types else ""
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """The operands after the first, which is the result of most instructions."""
+        return self.operands[1:]
+
+    def has(self, modifier: str) -> bool:
+        """Return whether the opcode has a modifier."""
+        return modifier in self.modifiers
+
+    def one_of(self, *choices: str) -> str:
+        """Return the modifier among `choices` that this operation has, or ""."""
+        return next((m for m in self.modifiers if m in choices), "")
+
+
+def plain(name: str, types: tuple[str, ...], operands: tuple[Argument, ...], line: int) -> Operation:
+    """Return an operation without modifiers and guard."""
+    return Operation(name, (), types, operands, None, line)
+
+
+def label(name: str, line: int) -> Operation:
+    """Return the operation that marks a label."""
+    return plain("label", (), (Target(name),), line)
+
+
+@define
+class Code:
+    """A kernel's operations, the types of its registers and its variables."""
+
+    name: str
+    operations: list[Operation] = field(factory=list)
+    register_types: list[str] = field(factory=list)
+    shared: dict[str, Variable] = field(factory=dict)
+    local: dict[str, Variable] = field(factory=dict)
+    branch_targets: dict[str, tuple[str, ...]] = field(factory=dict)
+    carry: Register = Register(0)
+    # The stack pointer, an offset in local memory, if the kernel needs one.
+    stack: Register | None = None
+    # The size of the kernel's parameters.
+    parameter_bytes: int = 0
+    # Whether .target and .version allow loads and stores of 32 bytes.
+    wide_accesses: bool = False
+    # The shared memory in front of the kernel's own that it reaches by special registers.
+    reserved_shared_bytes: int = 0
+
+    def new_register(self, type_name: str) -> Register:
+        """Return a new register of a type."""
+        self.register_types.append(type_name)
+        return Register(len(self.register_types) - 1)
+
+
+# The operations that have no result; of all others operand 0 is the result.
+WITHOUT_RESULT_NAMES = (
+    "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
+    "label pmevent brkpt system:assertfail system:free system:set_conditional procreturn griddepcontrol setmaxnreg "
+    "cp stmatrix sust tensormap"
+)
+WITHOUT_RESULT = frozenset(WITHOUT_RESULT_NAMES.split())
+
+
+_WITH_STATE = frozenset({"arrive", "arrive_drop", "test_wait", "try_wait", "pending_count"})
+
+
+def has_result(operation: Operation) -> bool:
+    """Return whether the first operand of an operation is its result."""
+    if operation.name in ("bar", "barrier"):
+        return operation.has("red")
+    if operation.name == "mbarrier":
+        return bool(_WITH_STATE.intersection(operation.modifiers)) and len(operation.operands) > 1
+    if operation.name == "wgmma":
+        return operation.has("mma_async")
+    if operation.name == "wmma":
+        return not operation.has("store")
+    return operation.name not in WITHOUT_RESULT
+
+
+def items_of(argument: Argument) -> tuple[Argument, ...]:
+    """Return the items of a group, or a single operand as the only item."""
+    return argument.items if isinstance(argument, Group) else (argument,)
+
+
+def registers_in(argument: Argument) -> list[Register]:
+    """Return the registers an operand names."""
+    match argument:
+        case Register():
+            return [argument]
+        case Memory(base=Register() as base):
+            return [base]
+        case Not(register=register) | Part(register=register):
+            return [register]
+        case Negative(argument=inner):
+            return registers_in(inner)
+        case Group(items=items):
+            return [r for item in items for r in registers_in(item)]
+        case Both(first=first, second=second):
+            return registers_in(first) + registers_in(second)
+    return []
+
+
+def registers_written(operation: Operation, carry: Register) -> list[Register]:
+    """Return the registers that an operation sets, `carry` for one with .cc."""
+    results = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
+    return [*results, carry] if operation.has("cc") else results
+
+
+def registers_read(operation: Operation, carry: Register) -> list[Register]:
+    """Return the registers whose value matters; under a guard also those that may keep their old value."""
+    # wgmma adds to what its result was.
+    start = 1 if has_result(operation) and operation.name != "wgmma" else 0
+    registers = [r for operand in operation.operands[start:] for r in registers_in(operand)]
+    if operation.name in ("addc", "subc", "madc"):
+        registers.append(carry)
+    if operation.guard is not None:
+        registers.append(operation.guard.register)
+        registers += registers_written(operation, carry)
+    return registers
+
+
+def with_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:
+    """Return an operation with other operands."""
+    return evolve(operation, operands=operands)

@@ -1,0 +1,335 @@
+"""Correct rounding where NumPy's own operations do not round the way PTX asks.
+
+The method throughout: compute in double precision, round the exact result "to odd" (keep in the last
+bit that something was cut off), then round once to the type asked for. See Boldo and Melquiond,
+"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.ptx.math.integers import select
+
+_TINY = {2: np.float16(6.104e-05), 4: np.float32(2.0**-126), 8: np.float64(2.0**-1022)}
+_SPLITTER = np.float64(2**27 + 1)
+_HALF_WAY = np.uint32(0x80000000)
+
+
+def flush(value: Value) -> Value:
+    """.ftz: subnormal numbers become zeros of the same sign."""
+    small = np.abs(value) < _TINY[value.dtype.itemsize]
+    return select(small, np.copysign(value.dtype.type(0), value), value) if small.any() else value
+
+
+def saturate(value: Value) -> Value:
+    """.sat of floats: clamp to 0..1, NaN becomes +0."""
+    return np.fmin(np.fmax(value, value.dtype.type(0)), value.dtype.type(1)) + value.dtype.type(0)
+
+
+def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
+    """Return (sum, error) with a + b = sum + error, exactly."""
+    total = a + b
+    shadow = total - a
+    return total, (a - (total - shadow)) + (b - shadow)
+
+
+def _split(a: Value) -> tuple[Value, Value]:
+    scaled = _SPLITTER * a
+    high = scaled - (scaled - a)
+    return high, a - high
+
+
+def two_product(a: Value, b: Value) -> tuple[Value, Value]:
+    """Return a product and its rounding error, whose sum is exact."""
+    product = a * b
+    a_high, a_low = _split(a)
+    b_high, b_low = _split(b)
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _to_odd(total: Value, error: Value) -> Value:
+    """Return the double `total + error`, cut off, with the last bit set if anything was cut off."""
+    even = (total.view(np.uint64) & np.uint64(1)) == 0
+    fix = even & (error != 0) & np.isfinite(total)
+    return select(fix, np.nextafter(total, select(error > 0, np.inf, -np.inf)), total)
+
+
+def add_to_odd(a: Value, b: Value) -> Value:
+    """Return a + b of doubles, rounded to odd."""
+    return _to_odd(*two_sum(a, b))
+
+
+def fma32(a: Value, b: Value, c: Value) -> Value:
+    """Return a * b + c of float32, rounded once."""
+    product = a.astype(np.float64) * b
+    total = product + c
+    if total.ndim == 0:
+        return add_to_odd(product, c.astype(np.float64)).astype(np.float32)
+    # The sum was rounded to 53 bits already: that shows only if it now lies exactly half-way.
+    low = total.view(np.uint32)[::2] << np.uint32(3)
+    if (low == _HALF_WAY).any():
+        return add_to_odd(product, c.astype(np.float64)).astype(np.float32)
+    # Below the normal range half-way lies elsewhere; the hardware's underflow flag shows it.
+    try:
+        with np.errstate(under="raise"):
+            return total.astype(np.float32)
+    except FloatingPointError:
+        return add_to_odd(product, c.astype(np.float64)).astype(np.float32)
+
+
+def fma16(a: Value, b: Value, c: Value) -> Value:
+    """Return a * b + c of float16: double precision holds the exact sum closely enough to round once."""
+    return (a.astype(np.float64) * b + c).astype(np.float16)
+
+
+def fma64(a: Value, b: Value, c: Value) -> Value:
+    """Return a * b + c of float64, rounded once."""
+    plain = a * b + c
+    # A product of finite numbers is finite, however great: an added infinity stays infinite.
+    plain = select(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, plain)
+    high, low = two_product(a, b)
+    middle, error = two_sum(c, low)
+    top, between = two_sum(high, middle)
+    fused = top + _to_odd(*two_sum(error, between))
+    # A zero keeps the sign rules of the plain sum; infinities and NaN have no error terms, and those of the greatest
+    # numbers overflow.
+    simple = (fused == 0) | ~np.isfinite(fused) | ~np.isfinite(plain) | (a == 0) | (b == 0)
+    result = select(simple, plain, fused)
+    size = np.abs(high)
+    extreme = (size > 2.0**1000) | (size < 2.0**-900) | (np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990)
+    extreme = extreme | (np.abs(c) > 2.0**1000)
+    awkward = extreme & np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
+    if awkward.any():
+        result = _fma64_exact(a, b, c, result, awkward)
+    return result
+
+
+def _fma64_exact(a: Value, b: Value, c: Value, result: Value, where: Value) -> Value:
+    shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
+    x, y, z, selected = (np.broadcast_to(v, shape).reshape(-1) for v in (a, b, c, where))
+    out = np.broadcast_to(result, shape).reshape(-1).copy()
+    for at in np.flatnonzero(selected).tolist():
+        exact = Fraction(float(x[at])) * Fraction(float(y[at])) + Fraction(float(z[at]))
+        if exact == 0:
+            continue
+        try:
+            out[at] = exact.numerator / exact.denominator
+        except OverflowError:
+            out[at] = np.inf if exact > 0 else -np.inf
+        if out[at] == 0:
+            out[at] = np.copysign(0.0, 1 if exact > 0 else -1)
+    return out.reshape(shape) if shape else out[0]
+
+
+def narrow(value: Value, dtype: DType, mode: str) -> Value:
+    """Convert a double (rounded to odd if inexact) to a narrower float, rounding rn, rz, rm (down) or rp (up)."""
+    nearest = value.astype(dtype)
+    if mode in ("", "rn"):
+        return nearest
+    back = nearest.astype(np.float64)
+    zero, up, down = dtype.type(0), dtype.type(np.inf), dtype.type(-np.inf)
+    too_high, too_low = back > value, back < value
+    if mode == "rz":
+        wrong = select(value > 0, too_high, too_low)
+        return select(wrong, np.nextafter(nearest, zero), nearest)
+    wrong, towards = (too_high, down) if mode == "rm" else (too_low, up)
+    return select(wrong, np.nextafter(nearest, towards), nearest)
+
+
+def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
+    """Return an f32 add, sub, mul, div or fma rounded by `mode`; `ftz` flushes tiny results before rounding."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    if operation == "fma":
+        assert c is not None
+        total = add_to_odd(x * y, c.astype(np.float64))
+    elif operation in ("add", "sub"):
+        total = add_to_odd(x, -y if operation == "sub" else y)
+    else:
+        # Exact (mul), or never closer to an f32 than double precision can distinguish (div).
+        total = x * y if operation == "mul" else x / y
+    if ftz:
+        total = select(np.abs(total) < 2.0**-126, np.copysign(0.0, total), total)
+    result = narrow(total, np.dtype("f4"), mode)
+    if mode == "rm" and operation in ("add", "sub", "fma"):
+        # An exact zero sum is -0 when rounding down, unless both terms are +0.
+        first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c)
+        plus = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
+        result = select((total == 0) & ~plus, np.float32(-0.0), result)
+    return result
+
+
+_SMALLEST = {"f2": 6.103515625e-05, "f4": 2.0**-126, "f8": 2.0**-1022}
+
+
+def rectify(value: Value) -> Value:
+    """.relu: negative numbers become 0."""
+    return select(np.isnan(value), value, np.maximum(value, value.dtype.type(0)))
+
+
+def float_min(a: Value, b: Value) -> Value:
+    """Return the smaller operand, the number if one is NaN; -0 is less than +0."""
+    result = np.fmin(a, b)
+    zeros = (a == 0) & (b == 0)
+    return select(zeros, select(np.signbit(a), a, b), result) if zeros.any() else result
+
+
+def float_max(a: Value, b: Value) -> Value:
+    """max: a NaN loses against a number, and +0 is greater than -0."""
+    result = np.fmax(a, b)
+    zeros = (a == 0) & (b == 0)
+    return select(zeros, select(np.signbit(a), b, a), result) if zeros.any() else result
+
+
+def float_min_nan(a: Value, b: Value) -> Value:
+    """min.NaN: NaN if either operand is."""
+    return select(np.isnan(a) | np.isnan(b), a + b, float_min(a, b))
+
+
+def float_max_nan(a: Value, b: Value) -> Value:
+    """max.NaN: a NaN in either operand gives NaN."""
+    return select(np.isnan(a) | np.isnan(b), a + b, float_max(a, b))
+
+
+def with_xor_of_signs(function: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
+    """min/max.xorsign.abs: of the absolute values, with the product's sign."""
+    size = function(np.abs(a), np.abs(b))
+    return select(np.signbit(a) ^ np.signbit(b), -size, size)
+
+
+def is_unordered(a: Value, b: Value) -> Value:
+    """Return where one of two values is NaN."""
+    return np.isnan(a) | np.isnan(b)
+
+
+def test_finite(x: Value) -> Value:
+    """testp.finite"""
+    return np.isfinite(x)
+
+
+def test_infinite(x: Value) -> Value:
+    """testp.infinite"""
+    return np.isinf(x)
+
+
+def test_number(x: Value) -> Value:
+    """testp.number: anything except NaN."""
+    return ~np.isnan(x)
+
+
+def test_notanumber(x: Value) -> Value:
+    """testp.notanumber"""
+    return np.isnan(x)
+
+
+def test_normal(x: Value) -> Value:
+    """Return which are normal numbers; PTX counts zeros as normal."""
+    return np.isfinite(x) & ~test_subnormal(x)
+
+
+def test_subnormal(x: Value) -> Value:
+    """testp.subnormal"""
+    return (x != 0) & (np.abs(x) < _SMALLEST[x.dtype.str[1:]])
+
+
+def extreme(total: Value, *operands: Value) -> Value:
+    """Return where error terms may over- or underflow: finite operands, some number very large or small."""
+    extreme = np.bool_(False)
+    finite = np.bool_(True)
+    for value in (total, *operands):
+        size = np.abs(value)
+        extreme = extreme | (size > 2.0**450) | ((size < 2.0**-450) & (size > 0))
+    for value in operands:
+        finite = finite & np.isfinite(value)
+    return extreme & finite
+
+
+def exact_errors(operation: str, total: Value, operands: tuple[Value, ...], error: Value, where: Value) -> Value:
+    """Return `error` with the sign of (exact - total) corrected at `where`, by rational arithmetic."""
+    shape = np.broadcast_shapes(total.shape, *(v.shape for v in operands))
+    flat: list[Array] = [np.broadcast_to(v, shape).reshape(-1) for v in (total, error, where, *operands)]
+    out = flat[1].copy()
+    for at in np.flatnonzero(flat[2]).tolist():
+        out[at] = _error_sign(operation, float(flat[0][at]), *(float(v[at]) for v in flat[3:]))
+    return out.reshape(shape) if shape else out[0]
+
+
+def _error_sign(operation: str, total: float, *operands: float) -> float:
+    if operation in ("div", "rcp"):
+        return _quotient_error(total, *(operands if operation == "div" else (1.0, *operands)))
+    if total in (np.inf, -np.inf):
+        return -1.0 if total > 0 else 1.0
+    a, *remaining = (Fraction(v) for v in operands)
+    if operation == "sqrt":
+        return _sign(a - Fraction(total) ** 2) if a > 0 else 0.0
+    b = remaining[0]
+    exact = {"add": a + b, "sub": a - b}.get(operation, a * b)
+    if operation == "fma":
+        exact += remaining[1]
+    return _sign(exact - Fraction(total))
+
+
+def _quotient_error(total: float, a: float, b: float) -> float:
+    if b == 0:
+        return 0.0
+    if total in (np.inf, -np.inf):
+        return -1.0 if total > 0 else 1.0
+    return _sign(Fraction(a) / Fraction(b) - Fraction(total))
+
+
+def _sign(value: Fraction) -> float:
+    return float((value > 0) - (value < 0))
+
+
+def round_directed_double(operation: str, mode: str, *operands: Value) -> Value:
+    """Return an f64 add, sub, mul, div, fma, sqrt or rcp rounded by `mode`: at most one step from the nearest."""
+    total, error = _nearest_and_error(operation, *operands)
+    awkward = extreme(total, *operands)
+    if awkward.any():
+        error = exact_errors(operation, total, operands, error, awkward)
+    if mode == "rz":
+        wrong, towards = select(total > 0, error < 0, error > 0), np.float64(0)
+    elif mode == "rm":
+        wrong, towards = error < 0, np.float64(-np.inf)
+    else:
+        wrong, towards = error > 0, np.float64(np.inf)
+    result = select(wrong & (np.isfinite(total) | awkward), np.nextafter(total, towards), total)
+    if mode == "rm" and operation in ("add", "sub", "fma"):
+        # An exact zero sum of opposite terms is -0 when rounding down.
+        second = -operands[1] if operation == "sub" else operands[1]
+        first, second = (operands[0], second) if operation != "fma" else (operands[0] * second, operands[2])
+        both = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
+        result = select((total == 0) & (error == 0) & ~both, np.float64(-0.0), result)
+    return result
+
+
+def _nearest_and_error(
+    operation: str, a: Value, b: Value | None = None, c: Value | None = None
+) -> tuple[Value, Value]:
+    """Return the result rounded to nearest, and a number with the sign of (exact - rounded)."""
+    if b is None:
+        return _root_and_error(a) if operation == "sqrt" else _quotient_and_error(np.float64(1), a)
+    if operation == "mul":
+        return two_product(a, b)
+    if operation == "div":
+        return _quotient_and_error(a, b)
+    if c is None:
+        return two_sum(a, -b if operation == "sub" else b)
+    total = fma64(a, b, c)
+    product, low = two_product(a, b)
+    near, error = two_sum(product, c)
+    error, tail = two_sum(error, low)
+    error, end = two_sum(near - total, error)
+    return total, error + (end + tail)
+
+
+def _root_and_error(a: Value) -> tuple[Value, Value]:
+    root = np.sqrt(a)
+    return root, fma64(-root, root, a)
+
+
+def _quotient_and_error(a: Value, b: Value) -> tuple[Value, Value]:
+    quotient = a / b
+    return quotient, fma64(-quotient, b, a) * np.sign(b)

@@ -1,0 +1,183 @@
+"""ex2, lg2, sin, cos and tanh of single precision, with the same bits in every tier and on every machine.
+
+NumPy's functions differ between processors: it chooses loops by the vector units that it finds, and the C library's
+functions where it has none. A kernel's results would depend on the machine, and a compiled tier would have to call
+NumPy. So the functions are defined here, by a fixed sequence of operations that IEEE 754 defines to the last bit:
+additions, subtractions, multiplications and divisions of doubles, none of them fused, comparisons, and operations on
+the bits of doubles as integers. A compiler must keep their order, and must not contract a product and a sum.
+
+    x (f32) ──▶ double ──▶ reduced to a small range ──▶ polynomial ──▶ put together ──▶ f32, rounded to nearest
+
+A result is off by less than 2**-31 of itself before it is rounded to single precision (for sin and cos: less than
+2**-31). That is closer to the exact value than a GPU, and inside of the bounds that the PTX ISA gives: 2**-22 for ex2
+and lg2, 2**-20.5 for sin and cos within 2 pi, 2**-11 for tanh.
+
+Each function is written over `Doubles`, the operations that it needs in addition to + - * /, so that one text serves
+two tiers: with NumPy's arrays it computes, with a compiler's values it emits instructions.
+
+- *Rounding to an integer.* Adding _MAGIC (1.5 * 2**52) to a double rounds it to an integer, which is then in the low
+  bits of the sum. Subtracting _MAGIC gives the integer as a double. The default rounding is assumed.
+- *ex2*: n is the nearest integer, f the rest; 2**f = 1 + f * P(f), times 2**n, which is made from bits. n is kept in
+  -151 .. 151; beyond, the rounding to single precision gives 0 and infinity.
+- *lg2*: x = 2**e * m with m from sqrt(1/2) to sqrt(2); s = (m - 1) / (m + 1), log2(m) = s * P(s * s).
+- *sin, cos*: n is the nearest multiple of pi/2, in three parts of which the products with n are exact; then
+  r * (1 + z * P(z)) or 1 + z * P(z) with z = r * r, by the quadrant. From 2**31 on a GPU takes every argument for a
+  multiple of 2 pi, because it divides in single precision; so do these.
+- *tanh*: (e - 1) / (e + 1) with e = 2**(2 x / ln 2); below 2**-12 x * (1 - x**2 / 3).
+
+A NaN becomes the one that GPUs return, 0x7fffffff. The polynomials interpolate at Chebyshev nodes.
+"""
+
+import math
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import Value
+
+_MAGIC: Final = 6755399441055744.0
+_EXPONENT_BITS: Final = 52
+_EXPONENT_BIAS: Final = 1023
+_MAX_POWER: Final = 151.0
+_EX2: Final = (
+    0.6931471805599453, 0.24022650922288757, 0.055504108839096185, 0.00961805667852464,
+    0.001333350238616282, 0.00015461444698568378, 1.529732376068585e-05,
+)  # fmt: skip
+_LG2: Final = (
+    2.8853900817899927, 0.9617966734437803, 0.5770835675908005, 0.4116736655543738, 0.3407139976787235,
+)  # fmt: skip
+_SIN: Final = (-0.16666666663854385, 0.008333331874358352, -0.0001984008654531298, 2.724990115829898e-06)
+_COS: Final = (
+    -0.4999999999996388, 0.041666666637386655, -0.0013888885090483243,
+    2.4799861913022753e-05, -2.7237114750134194e-07,
+)  # fmt: skip
+_SQRT_HALF_BITS: Final = 0x3FE6A09E667F3BCD
+_FRACTION: Final = (1 << _EXPONENT_BITS) - 1
+_TWO_OVER_PI: Final = 0.6366197723675814
+_HALF_PI: Final = (1.570796012878418, 3.139164164167596e-07, 6.223372171896613e-14)
+_MAX_ANGLE: Final = 2147483648.0
+_TWO_OVER_LN2: Final = 2.8853900817779268
+_TANH_SMALL: Final = 2.0**-12
+_THIRD: Final = 1 / 3
+_NAN: Final = np.uint32(0x7FFFFFFF).view(np.float32)
+
+
+class Doubles(Protocol):
+    """The operations of a tier on its doubles, except arithmetic and comparisons, which its values have themselves.
+
+    Integers are signed, of 64 bits, and wrap around; they have + - & ^ << >>.
+    """
+
+    def bits(self, value: Any, /) -> Any:
+        """Return a double's bits as an integer."""
+
+    def from_bits(self, value: Any, /) -> Any:
+        """Return the double with these bits."""
+
+    def from_integer(self, value: Any, /) -> Any:
+        """Return an integer of at most 12 bits as a double."""
+
+    def select(self, condition: Any, yes: Any, no: Any, /) -> Any:
+        """Return `yes` where a condition holds, else `no`; either may be a constant."""
+
+
+def power_of_two(o: Doubles, x: Any) -> Any:
+    """Return 2**x of a double; exact for integers. Beyond -151 .. 151 it is that bound's."""
+    x = o.select(x < -_MAX_POWER, -_MAX_POWER, x)
+    x = o.select(x > _MAX_POWER, _MAX_POWER, x)
+    shifted = x + _MAGIC
+    fraction = x - (shifted - _MAGIC)
+    scale = o.from_bits((o.bits(shifted) + _EXPONENT_BIAS) << _EXPONENT_BITS)
+    return (fraction * _polynomial(_EX2, fraction) + 1.0) * scale
+
+
+def logarithm(o: Doubles, x: Any) -> Any:
+    """Return log2(x) of a double that is a number of single precision; -inf for zeros, NaN below."""
+    above = o.bits(x) - _SQRT_HALF_BITS
+    exponent = o.from_integer(above >> _EXPONENT_BITS)
+    mantissa = o.from_bits((above & _FRACTION) + _SQRT_HALF_BITS)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    result = s * _polynomial(_LG2, s * s) + exponent
+    result = o.select(x < math.inf, result, x)
+    return o.select(x > 0.0, result, o.select(x == 0.0, -math.inf, math.nan))
+
+
+def sine(o: Doubles, x: Any, quarters: int = 0) -> Any:
+    """Return sin(x + quarters * pi/2) of a double; NaN for infinities."""
+    x = o.select((x < _MAX_ANGLE) & (x > -_MAX_ANGLE), x, x * 0.0)
+    shifted = x * _TWO_OVER_PI + _MAGIC
+    whole = shifted - _MAGIC
+    quadrant = o.bits(shifted) + quarters
+    for part in _HALF_PI:
+        x = x - whole * part
+    z = x * x
+    in_sine = (z * _polynomial(_SIN, z) + 1.0) * x
+    in_cosine = z * _polynomial(_COS, z) + 1.0
+    size = o.select((quadrant & 1) == 0, in_sine, in_cosine)
+    return o.from_bits(o.bits(size) ^ ((quadrant & 2) << 62))
+
+
+def hyperbolic_tangent(o: Doubles, x: Any) -> Any:
+    """Return tanh(x) of a double."""
+    e = power_of_two(o, x * _TWO_OVER_LN2)
+    small = (1.0 - x * x * _THIRD) * x
+    return o.select((x < _TANH_SMALL) & (x > -_TANH_SMALL), small, (e - 1.0) / (e + 1.0))
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
+    """Return the value of a polynomial, the constant coefficient first, by Horner's scheme."""
+    total = x * coefficients[-1]
+    for coefficient in coefficients[-2:0:-1]:
+        total = (total + coefficient) * x
+    return total + coefficients[0]
+
+
+class _Arrays:
+    """Doubles as NumPy's arrays and scalars."""
+
+    def bits(self, value: Value) -> Value:
+        return value.view(np.int64)
+
+    def from_bits(self, value: Value) -> Value:
+        return value.view(np.float64)
+
+    def from_integer(self, value: Value) -> Value:
+        return value.astype(np.float64)
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        selected: Any = np.where(condition, yes, no)
+        return selected[()]
+
+
+_ARRAYS: Final = _Arrays()
+
+
+def ex2(x: Value) -> Value:
+    """Return 2**x of float32."""
+    return _narrow(power_of_two(_ARRAYS, x.astype(np.float64)))
+
+
+def lg2(x: Value) -> Value:
+    """Return log2(x) of float32."""
+    return _narrow(logarithm(_ARRAYS, x.astype(np.float64)))
+
+
+def sin(x: Value) -> Value:
+    """Return sin(x) of float32."""
+    return _narrow(sine(_ARRAYS, x.astype(np.float64)))
+
+
+def cos(x: Value) -> Value:
+    """Return cos(x) of float32."""
+    return _narrow(sine(_ARRAYS, x.astype(np.float64), 1))
+
+
+def tanh(x: Value) -> Value:
+    """Return tanh(x) of float32."""
+    return _narrow(hyperbolic_tangent(_ARRAYS, x.astype(np.float64)))
+
+
+def _narrow(value: Value) -> Value:
+    """Return doubles as float32, rounded to nearest, and NaN as GPUs write it."""
+    narrow: Any = np.where(value == value, value.astype(np.float32), _NAN)
+    return narrow[()]

@@ -1,0 +1,158 @@
+"""ldmatrix, stmatrix and movmatrix: matrices of 8 by 8 elements of 16 bits; lanes have the addresses of rows."""
+
+from typing import Final
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import Array, Value
+from pympsd_server.ptx.isa.faults import DeviceFault
+from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
+from pympsd_server.ptx.matrices.multiply import STORED, pack
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.spaces import elements, load, store
+from pympsd_server.ptx.runtime.threads import Threads, spread
+from pympsd_server.ptx.runtime.warp import shuffle
+
+_WORD: Final = np.dtype("u4")
+_HALF: Final = np.dtype("u2")
+_ROW_BYTES: Final = 16
+_WHOLE_WARP: Final = np.uint32(31)
+
+
+def _from_lane(state: BatchState, threads: Threads, value: Value, source: Value) -> Value:
+    return shuffle(state, threads, "idx", spread(value, threads.count), source.astype(np.uint32), _WHOLE_WARP)[0]
+
+
+def _check_rows(state: BatchState, threads: Threads, space: str, address: Value, count: int) -> None:
+    """Fault unless the rows whose addresses the first lanes hold are there, and aligned."""
+    selected = np.flatnonzero(threads.pick(state.lane) < 8 * count)
+    inner = Threads(threads.indices().take(selected), len(selected))
+    try:
+        elements(state, inner, space, spread(address, threads.count).take(selected), _ROW_BYTES, _ROW_BYTES)
+    except DeviceFault as fault:
+        fault.position = int(selected[fault.position])
+        raise
+
+
+def load_matrices(
+    state: BatchState, threads: Threads, space: str, address: Value, count: int, transposed: bool
+) -> list[Value]:
+    """ldmatrix: lane t gets of each matrix two elements of row t / 4, or of column t / 4."""
+    _check_rows(state, threads, space, address, count)
+    lane = threads.pick(state.lane)
+    row, pair = lane >> 2, lane & 3
+    registers = []
+    for matrix in range(count):
+        if not transposed:
+            base = _from_lane(state, threads, address, 8 * matrix + row)
+            at = base + (4 * pair).astype(base.dtype)
+            registers.append(load(state, threads, space, at, _WORD, 4, None))
+            continue
+        halves = []
+        for element in range(2):
+            base = _from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
+            halves.append(load(state, threads, space, base + (2 * row).astype(base.dtype), _HALF, 2, None))
+        registers.append(halves[0].astype(np.uint32) | (halves[1].astype(np.uint32) << np.uint32(16)))
+    return registers
+
+
+def store_matrices(
+    state: BatchState, threads: Threads, space: str, address: Value, values: tuple[Value, ...], transposed: bool
+) -> None:
+    """stmatrix: the reverse of ldmatrix."""
+    _check_rows(state, threads, space, address, len(values))
+    lane = threads.pick(state.lane)
+    row, pair = lane >> 2, lane & 3
+    for matrix, value in enumerate(values):
+        word = spread(value, threads.count)
+        if not transposed:
+            base = _from_lane(state, threads, address, 8 * matrix + row)
+            store(state, threads, space, base + (4 * pair).astype(base.dtype), _WORD, 4, (word,), None)
+            continue
+        for element in range(2):
+            base = _from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
+            half = (word >> np.uint32(16 * element)).astype(np.uint16)
+            store(state, threads, space, base + (2 * row).astype(base.dtype), _HALF, 2, (half,), None)
+
+
+def transpose_matrix(state: BatchState, threads: Threads, value: Value) -> Value:
+    """movmatrix.trans: element (i, j) of a matrix that the lanes hold becomes element (j, i)."""
+    lane = threads.pick(state.lane)
+    row, pair = lane >> 2, lane & 3
+    result = np.zeros(threads.count, np.uint32)
+    for element in range(2):
+        # The new element (row, 2 * pair + element) was at that row, column `row`.
+        word = _from_lane(state, threads, value, 4 * (2 * pair + element) + (row >> 1))
+        half = (word >> (16 * (row & 1)).astype(np.uint32)) & np.uint32(0xFFFF)
+        result |= half << np.uint32(16 * element)
+    return result
+
+
+_WORD_BITS = 32
+
+
+def load_fragment(
+    state: BatchState,
+    threads: Threads,
+    space: str,
+    address: Value,
+    stride: Value,
+    matrix: str,
+    shape: Shape,
+    kind: str,
+    by_columns: bool,
+    guard: Value | None,
+) -> list[Value]:
+    """wmma.load: return the registers of a, b or c, whose rows, or columns, are `stride` elements apart."""
+    fragment = fragment_of(matrix, shape, kind)
+    if kind == "b1":
+        # A register is 32 bits that follow each other in memory, along rows of A and columns of B: an element.
+        rows, columns = fragment.rows[:, ::_WORD_BITS], fragment.columns[:, ::_WORD_BITS]
+        rows, columns = (rows // _WORD_BITS, columns) if by_columns else (rows, columns // _WORD_BITS)
+        fragment, kind = Fragment(rows, columns, 1), "tf32"
+        stride = stride // np.uint32(_WORD_BITS)
+    dtype = STORED[kind]
+    places = _addresses(state, threads, fragment, address, stride, dtype.itemsize, by_columns)
+    elements = [
+        spread(load(state, threads, space, at, dtype, dtype.itemsize, guard), threads.count) for at in places.T
+    ]
+    return pack(np.stack(elements, axis=1), fragment)
+
+
+def store_fragment(
+    state: BatchState,
+    threads: Threads,
+    space: str,
+    address: Value,
+    stride: Value,
+    shape: Shape,
+    kind: str,
+    by_columns: bool,
+    registers: tuple[Value, ...],
+    guard: Value | None,
+) -> None:
+    """wmma.store: write D, whose rows, or columns, are `stride` elements apart."""
+    fragment = fragment_of("d", shape, kind)
+    dtype = STORED[kind]
+    places = _addresses(state, threads, fragment, address, stride, dtype.itemsize, by_columns)
+    elements = np.stack([spread(register, threads.count) for register in registers], axis=1).view(dtype)
+    for at, value in zip(places.T, elements.T, strict=True):
+        store(state, threads, space, at, dtype, dtype.itemsize, (value,), guard)
+
+
+def _addresses(
+    state: BatchState,
+    threads: Threads,
+    fragment: Fragment,
+    address: Value,
+    stride: Value,
+    size: int,
+    by_columns: bool,
+) -> Array:
+    """Return the address of each element of each lane."""
+    lane = threads.pick(state.lane)
+    rows, columns = fragment.rows[lane], fragment.columns[lane]
+    line, place = (columns, rows) if by_columns else (rows, columns)
+    offsets = (line * spread(stride, threads.count).astype(np.int64)[:, None] + place) * size
+    addresses: Array = spread(address, threads.count)[:, None] + offsets.astype(address.dtype)
+    return addresses

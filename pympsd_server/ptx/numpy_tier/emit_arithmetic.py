@@ -1,0 +1,210 @@
+"""Integer arithmetic instructions, carry chains included.
+
+Integers wrap, as NumPy's do. `add`, `mul` and others also have float types; those go to emit_float.py. Two packed
+16-bit integers (u16x2, s16x2) are computed as their halves. Carry chains keep the flag in a register of the kernel
+that is 0 or 1 (`_carry_chain`).
+"""
+
+from pympsd_server.ptx.isa.datatypes import DTYPES, S16, S32, U16, U32, DType, double_width, dtype_name, unsigned_of
+from pympsd_server.ptx.lowering.ir import Operation
+from pympsd_server.ptx.numpy_tier.emit_float import emit_float, is_float
+from pympsd_server.ptx.numpy_tier.instruction_table import INTEGERS, dtype_of, emits
+from pympsd_server.ptx.numpy_tier.writer import Writer
+
+_TYPES = (*INTEGERS, "f16", "f32", "f64", "bf16", "f16x2", "bf16x2", "u16x2", "s16x2")
+_SIGNS = {"add": "+", "sub": "-", "mul": "*"}
+_FLOAT_MODIFIERS = "rn rz rm rp ftz sat"
+
+
+_PAIRS = {"u16x2": U16, "s16x2": S16}
+
+
+def _pairs(writer: Writer, operation: Operation) -> None:
+    """Write add, min or max of two packed 16-bit integers."""
+    if operation.has("cc") or operation.has("sat") or operation.name == "sub":
+        raise writer.refuse()
+    names = [writer.keep(f"{writer.value(x, U32)}.view(d_u4)") for x in operation.inputs]
+    halves = []
+    for part in ("low_half", "high_half"):
+        a, b = (writer.keep(f"{part}({n}).view({dtype_name(_PAIRS[operation.type])})") for n in names)
+        result = f"{a} + {b}" if operation.name == "add" else f"np.{operation.name}imum({a}, {b})"
+        halves.append(
+            writer.keep(
+                f"np.maximum({result}, {writer.scalar(0, _PAIRS[operation.type])})"
+                if operation.has("relu")
+                else result
+            )
+        )
+    writer.set_result(f"pack_halves({halves[1]}, {halves[0]})", U32)
+
+
+@emits("add sub", 3, _FLOAT_MODIFIERS + " cc", _TYPES)
+def _add(writer: Writer, operation: Operation) -> None:
+    if is_float(operation):
+        return emit_float(writer, operation)
+    if operation.has("cc"):
+        return _carry_add(writer, operation)
+    if operation.type in _PAIRS:
+        return _pairs(writer, operation)
+    dtype = dtype_of(writer, operation)
+    a, b = writer.values(operation.inputs, dtype)
+    if operation.has("sat"):
+        if dtype != S32:
+            raise writer.refuse("modifier .sat")
+        return writer.set_result(f"add_saturating({a}, {b}, {operation.name == 'sub'})", dtype)
+    return writer.set_result(f"{a} {_SIGNS[operation.name]} {b}", dtype)
+
+
+@emits("addc subc", 3, "cc", ("u32", "s32", "u64", "s64"))
+def _add_with_carry(writer: Writer, operation: Operation) -> None:
+    _carry_add(writer, operation)
+
+
+def _carry_add(writer: Writer, operation: Operation) -> None:
+    dtype = unsigned_of(dtype_of(writer, operation))
+    a, b = writer.values(operation.inputs, dtype)
+    _carry_chain(writer, operation, a, b, operation.name.startswith("sub"))
+
+
+def _carry_chain(writer: Writer, operation: Operation, a: str, b: str, subtract: bool) -> None:
+    """Write a + b, or a - b, with the carry flag, which is 0 or 1 in its register.
+
+    A difference is the sum of a, the complement of b, and 1 or the flag: the flag is 1 if nothing was borrowed.
+    (PTX calls it a borrow of the opposite meaning; a GPU has one flag, which ``addc`` reads after ``sub.cc`` too.)
+    """
+    dtype = unsigned_of(dtype_of(writer, operation))
+    if subtract and not operation.name.endswith("c"):
+        total, flag = writer.keep(f"{a} - {b}"), f"({a} >= {b})"
+    else:
+        total = writer.keep(f"{a} + ~{b}" if subtract else f"{a} + {b}")
+        flag = f"({total} < {a})"
+    if operation.name.endswith("c"):
+        carry = writer.value(writer.code.carry, U32)
+        wide = carry if dtype == U32 else f"{carry}.astype({dtype_name(dtype)})"
+        with_carry = writer.keep(f"{total} + {wide}")
+        flag = f"({flag} | ({with_carry} < {total}))"
+        total = with_carry
+    flag = writer.keep(f"{flag}.astype(d_u4)") if operation.has("cc") else ""
+    writer.set_result(total, dtype)
+    if flag:
+        writer.assign(writer.code.carry, flag, U32)
+
+
+def _product(writer: Writer, operation: Operation) -> tuple[str, DType]:
+    """Return the product of operands 1 and 2 by .lo, .hi or .wide, and its dtype."""
+    dtype = dtype_of(writer, operation)
+    if operation.type in _PAIRS or operation.one_of("rn", "rz", "rm", "rp", "ftz"):
+        raise writer.refuse()
+    a, b = writer.values(operation.operands[1:3], dtype)
+    if operation.has("hi"):
+        return f"multiply_high({a}, {b})", dtype
+    if operation.has("wide"):
+        if dtype.itemsize == 8:
+            raise writer.refuse()
+        wide = DTYPES[double_width(operation.type)]
+        return f"{a}.astype({dtype_name(wide)}) * {b}.astype({dtype_name(wide)})", wide
+    if not operation.has("lo"):
+        raise writer.refuse("one of .lo, .hi and .wide is needed")
+    return f"{a} * {b}", dtype
+
+
+@emits("mul", 3, _FLOAT_MODIFIERS + " lo hi wide", _TYPES)
+def _multiply(writer: Writer, operation: Operation) -> None:
+    if is_float(operation):
+        return emit_float(writer, operation)
+    return writer.set_result(*_product(writer, operation))
+
+
+@emits("mad", 4, _FLOAT_MODIFIERS + " lo hi wide cc", _TYPES)
+def _multiply_add(writer: Writer, operation: Operation) -> None:
+    if is_float(operation):
+        return emit_float(writer, operation)
+    if operation.has("cc"):
+        return _carry_multiply(writer, operation)
+    product, dtype = _product(writer, operation)
+    c = writer.input(3, dtype)
+    # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), contrary to the ISA.
+    if operation.has("sat") and (dtype != S32 or not operation.has("hi")):
+        raise writer.refuse("modifier .sat")
+    return writer.set_result(f"{product} + {c}", dtype)
+
+
+@emits("madc", 4, "lo hi cc", ("u32", "s32", "u64", "s64"))
+def _multiply_add_carry(writer: Writer, operation: Operation) -> None:
+    _carry_multiply(writer, operation)
+
+
+def _carry_multiply(writer: Writer, operation: Operation) -> None:
+    if operation.has("wide"):
+        raise writer.refuse()
+    product, dtype = _product(writer, operation)
+    name = writer.keep(product)
+    plain = unsigned_of(dtype)
+    if plain != dtype:
+        name = writer.keep(f"{name}.view({dtype_name(plain)})")
+    _carry_chain(writer, operation, writer.input(3, plain), name, subtract=False)
+
+
+@emits("mul24 mad24", (3, 4), "lo hi sat", ("u32", "s32"))
+def _multiply_24(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    a, b = writer.values(operation.operands[1:3], dtype)
+    product = f"multiply_24({a}, {b}, {operation.has('hi')})"
+    if len(operation.operands) != (4 if operation.name == "mad24" else 3):
+        raise writer.refuse_count()
+    if operation.name == "mul24":
+        return writer.set_result(product, dtype)
+    c = writer.input(3, dtype)
+    total = f"add_saturating({product}, {c})" if operation.has("sat") else f"{product} + {c}"
+    return writer.set_result(total, dtype)
+
+
+@emits("div rem", 3, "rn rz rm rp ftz approx full", (*INTEGERS, "f32", "f64"))
+def _divide(writer: Writer, operation: Operation) -> None:
+    if is_float(operation):
+        return emit_float(writer, operation)
+    dtype = dtype_of(writer, operation)
+    a, b = writer.values(operation.inputs, dtype)
+    return writer.set_result(f"{'divide' if operation.name == 'div' else 'remainder'}({a}, {b})", dtype)
+
+
+@emits("min max", (3, 4), "ftz NaN xorsign abs relu", _TYPES)
+def _extreme(writer: Writer, operation: Operation) -> None:
+    if is_float(operation):
+        return emit_float(writer, operation)
+    relu = operation.modifiers == ("relu",) and operation.type in ("s32", "s16x2")
+    if (operation.modifiers and not relu) or len(operation.operands) != 3:
+        raise writer.refuse()
+    if operation.type in _PAIRS:
+        return _pairs(writer, operation)
+    dtype = dtype_of(writer, operation)
+    a, b = writer.values(operation.inputs, dtype)
+    result = f"np.{operation.name}imum({a}, {b})"
+    return writer.set_result(f"np.maximum({result}, {writer.scalar(0, dtype)})" if relu else result, dtype)
+
+
+@emits("abs neg", 2, "ftz", (*INTEGERS, "f16", "f32", "f64", "bf16", "f16x2", "bf16x2"))
+def _sign(writer: Writer, operation: Operation) -> None:
+    if is_float(operation):
+        return emit_float(writer, operation)
+    dtype = dtype_of(writer, operation)
+    function = "np.absolute" if operation.name == "abs" else "np.negative"
+    return writer.set_result(f"{function}({writer.input(1, dtype)})", dtype)
+
+
+@emits("sad", 4, "", INTEGERS)
+def _sum_of_differences(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    a, b, c = writer.values(operation.inputs, dtype)
+    writer.set_result(f"{c} + absolute_difference({a}, {b})", dtype)
+
+
+@emits("dp4a dp2a", 4, "lo hi", ("u32", "s32"))
+def _dot(writer: Writer, operation: Operation) -> None:
+    a, b, c = writer.values(operation.inputs, U32)
+    signs = ", ".join(str(t == "s32") for t in operation.types)
+    if len(operation.types) != 2 or (operation.name == "dp2a") != bool(operation.modifiers):
+        raise writer.refuse()
+    if operation.name == "dp4a":
+        return writer.set_result(f"dot({a}, {b}, {c}, {signs})", U32)
+    return writer.set_result(f"dot_pairs({a}, {b}, {c}, {signs}, {operation.has('hi')})", U32)

@@ -1,0 +1,259 @@
+"""mbarrier objects, and asynchronous copies, stores and reductions (PTX ISA: cp.async, mbarrier, bulk copies).
+
+No thread may read the destination of an asynchronous copy before it has waited for it, so a copy is made immediately
+when it is issued: commits and waits of groups then have nothing left to do. What remains observable are mbarriers, on
+which threads really wait. A copy that completes bytes at an mbarrier changes it after the bytes are there.
+"""
+
+from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_name
+from pympsd_server.ptx.lowering.ir import Argument, Operation, Register, Sink, items_of
+from pympsd_server.ptx.numpy_tier.instruction_table import emits
+from pympsd_server.ptx.numpy_tier.writer import Writer
+from pympsd_server.ptx.syntax.tree import Immediate
+
+_BULK_SHARED = ("shared::cta", "shared::cluster")
+_SHARED = ("shared", *_BULK_SHARED)
+_ORDER = "release acquire relaxed cta cluster"
+_BARRIER = (
+    "init inval arrive arrive_drop expect_tx complete_tx test_wait try_wait pending_count noComplete parity "
+    f"{' '.join(_SHARED)} {_ORDER}"
+)
+
+
+def _space(operation: Operation) -> str:
+    return "shared" if operation.one_of(*_SHARED) else "generic"
+
+
+@emits("mbarrier", (1, 4), _BARRIER, ("b64",))
+def _barrier(writer: Writer, operation: Operation) -> None:
+    action = operation.modifiers[0] if operation.modifiers else ""
+    if action == "pending_count" and len(operation.operands) == 2:
+        return writer.set_result(f"pending_count({writer.input(1, U64)})", U32)
+    if action in ("test_wait", "try_wait"):
+        return _test_wait(writer, operation)
+    if action == "init" and len(operation.operands) == 2:
+        value = writer.keep(f"initial_barrier({writer.input(1, U32)})")
+        return writer.store(_space(operation), writer.address_of(operation.operands[0]), U64, 8, [value])
+    if action == "inval" and len(operation.operands) == 1:
+        writer.load(_space(operation), writer.address_of(operation.operands[0]), U64, 8)
+        return None
+    if action in ("expect_tx", "complete_tx") and len(operation.operands) == 2:
+        count = writer.input(1, U32)
+        sign = "-" if action == "complete_tx" else ""
+        change = f"arrival({writer.scalar(0, U32)}, {sign}{count}.astype(d_i8))"
+        return change_barrier(writer, Sink(), _space(operation), writer.address_of(operation.operands[0]), change)
+    if action in ("arrive", "arrive_drop") and 1 <= len(operation.operands) <= 3:
+        return _arrive(writer, operation, drop=action == "arrive_drop")
+    raise writer.refuse()
+
+
+def _arrive(writer: Writer, operation: Operation, drop: bool) -> None:
+    """A state or _, the object, and a count, or with .expect_tx a number of bytes."""
+    if len(operation.operands) < 2:
+        raise writer.refuse_count()
+    target, where, *optional = operation.operands
+    count = writer.value(optional[0], U32) if optional else writer.scalar(1, U32)
+    if operation.has("expect_tx"):
+        if not optional:
+            raise writer.refuse("no number of bytes")
+        change = f"arrival({writer.scalar(1, U32)}, {count}.astype(d_i8), {drop})"
+    else:
+        change = f"arrival({count}, {writer.scalar(0, U64)}, {drop})"
+    change_barrier(writer, target, _space(operation), writer.address_of(where), change)
+
+
+def change_barrier(writer: Writer, target: Argument, space: str, address: str, change: str) -> None:
+    """Write the change of an mbarrier object; `target` gets its state before."""
+    used = not isinstance(target, Sink)
+    name = writer.atomic(space, "mbarrier", address, U64, 8, [writer.keep(change)], used)
+    if used:
+        writer.assign(target, name, U64)
+
+
+def _test_wait(writer: Writer, operation: Operation) -> None:
+    """A predicate, the object, a state or a parity; try_wait may have a time limit, which is not used."""
+    if not 3 <= len(operation.operands) <= (4 if operation.has("try_wait") else 3):
+        raise writer.refuse_count()
+    barrier = writer.load(_space(operation), writer.address_of(operation.operands[1]), U64, 8)
+    if operation.has("parity"):
+        result = f"parity_has_ended({barrier}, {writer.input(2, U32)})"
+    else:
+        result = f"phase_has_ended({barrier}, {writer.input(2, U64)})"
+    writer.set_result(result, BOOL)
+
+
+_COPY = f"async ca cg commit_group wait_group wait_all mbarrier arrive noinc global {' '.join(_SHARED)}"
+_COPY += " L2::cache_hint L2::64B L2::128B L2::256B"
+
+
+@emits("cp", (0, 5), _COPY, ("b64",))
+def _copy(writer: Writer, operation: Operation) -> None:
+    if not operation.has("async"):
+        raise writer.refuse()
+    if operation.one_of("commit_group", "wait_group", "wait_all"):
+        # The copies before are done already.
+        if len(operation.operands) != operation.has("wait_group"):
+            raise writer.refuse_count()
+    elif operation.has("arrive"):
+        # Without .noinc the arrival that the copies cause was added to what the phase waits for: it changes nothing.
+        if len(operation.operands) != 1 or operation.types != ("b64",):
+            raise writer.refuse()
+        count = writer.scalar(1 if operation.has("noinc") else 0, U32)
+        change_barrier(
+            writer,
+            Sink(),
+            _space(operation),
+            writer.address_of(operation.operands[0]),
+            f"arrival({count}, {writer.scalar(0, U64)})",
+        )
+    else:
+        _copy_small(writer, operation)
+
+
+def _copy_small(writer: Writer, operation: Operation) -> None:
+    operands = operation.operands[: len(operation.operands) - operation.has("L2::cache_hint")]
+    size = operands[2] if len(operands) in (3, 4) else None
+    if not isinstance(size, Immediate) or size.value not in ((16,) if operation.has("cg") else (4, 8, 16)):
+        raise writer.refuse("the size is not 4, 8 or 16 (.cg: 16)")
+    available = "None"
+    if len(operands) == 4:
+        last = operands[3]
+        if isinstance(last, Register) and writer.register_dtype(last.number) == BOOL:
+            # The source is ignored if the predicate is true.
+            ignored = writer.value(last, BOOL)
+            available = writer.keep(f"select({ignored}, {writer.scalar(0, U32)}, {writer.scalar(size.value, U32)})")
+        else:
+            available = writer.value(last, U32)
+    target, source = (writer.address_of(operand) for operand in operands[:2])
+    writer.run(f"copy_small(B, T, {target}, {source}, {size.value}, {available}, {writer.guard})")
+
+
+BYTES_COMPLETE = "mbarrier::complete_tx::bytes"
+MULTICAST = "multicast::cluster"
+HINT = "L2::cache_hint"
+_SPACES = f"global {' '.join(_BULK_SHARED)}"
+
+
+def _kinds(writer: Writer, operation: Operation) -> tuple[str, str]:
+    """Return the state spaces of a copy's target and source: "global" or "shared"."""
+    spaces = ["global" if m == "global" else "shared" for m in operation.modifiers if m in ("global", *_BULK_SHARED)]
+    if (
+        len(spaces) != 2
+        or operation.has(BYTES_COMPLETE) == operation.has("bulk_group")
+        or spaces == ["global", "global"]
+    ):
+        raise writer.refuse()
+    if (spaces[0] == "global") != operation.has("bulk_group"):
+        raise writer.refuse()
+    return spaces[0], spaces[1]
+
+
+@emits("cp.async.bulk", (0, 6), f"{_SPACES} {BYTES_COMPLETE} bulk_group {MULTICAST} {HINT}", ())
+def _copy_bulk(writer: Writer, operation: Operation) -> None:
+    """Global to shared memory or shared to shared with an mbarrier, shared to global memory in a bulk group."""
+    kinds = _kinds(writer, operation)
+    extra = operation.has(MULTICAST) + operation.has(HINT)
+    if len(operation.operands) != 3 + operation.has(BYTES_COMPLETE) + extra or (
+        operation.has(MULTICAST) and kinds != ("shared", "global")
+    ):
+        raise writer.refuse_count()
+    target, source = (writer.address_of(operand) for operand in operation.operands[:2])
+    count = writer.input(2, U32)
+    barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
+    mask = writer.input(4, U16) if operation.has(MULTICAST) else "None"
+    writer.run(f"copy_bulk(B, T, {kinds!r}, {target}, {source}, {count}, {barrier}, {mask}, {writer.guard})")
+
+
+@emits("cp.async.bulk.commit_group", 0, "", ())
+@emits("cp.async.bulk.wait_group", 1, "read", ())
+@emits("cp.async.bulk.prefetch", (2, 3), f"L2 global {HINT}", ())
+def _nothing(writer: Writer, operation: Operation) -> None:
+    """The copies before are done already."""
+
+
+_REDUCED = {
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
+    "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+    "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "and": ("b32", "b64"),
+    "or": ("b32", "b64"),
+    "xor": ("b32", "b64"),
+}
+"""The types of bulk reductions in global memory."""
+_REDUCED_SHARED = {
+    "add": ("u32", "s32", "u64"),
+    "min": ("u32", "s32"),
+    "max": ("u32", "s32"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+    "and": ("b32",),
+    "or": ("b32",),
+    "xor": ("b32",),
+}
+"""The types of each reduction in shared memory, and of red.async."""
+REDUCTIONS = " ".join(_REDUCED)
+_REDUCED_TYPES = tuple({name for types in _REDUCED.values() for name in types})
+
+
+@emits(
+    "cp.reduce.async.bulk", (3, 4), f"{_SPACES} {BYTES_COMPLETE} bulk_group {REDUCTIONS} noftz {HINT}", _REDUCED_TYPES
+)
+def _reduce_bulk(writer: Writer, operation: Operation) -> None:
+    """Shared memory to global memory in a bulk group, or to shared memory with an mbarrier."""
+    to, source_kind = _kinds(writer, operation)
+    function = operation.one_of(*REDUCTIONS.split())
+    allowed = _REDUCED if to == "global" else _REDUCED_SHARED
+    is_half_sum = function == "add" and operation.type in ("f16", "bf16")
+    if (
+        source_kind != "shared"
+        or operation.type not in allowed.get(function, ())
+        or operation.has("noftz") != is_half_sum
+    ):
+        raise writer.refuse()
+    if len(operation.operands) != 3 + operation.has(BYTES_COMPLETE) + operation.has(HINT):
+        raise writer.refuse_count()
+    target, source = (writer.address_of(operand) for operand in operation.operands[:2])
+    count = writer.input(2, U32)
+    barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
+    name = f"{function}_bf16" if operation.type == "bf16" else function
+    dtype = f"{dtype_name(DTYPES[operation.type])}_t"
+    writer.run(
+        f"reduce_bulk(B, T, {to!r}, {name!r}, {dtype}, {target}, {source}, {count}, {barrier}, {writer.guard})"
+    )
+
+
+def _complete(writer: Writer, barrier: Argument, count: int) -> None:
+    change = f"arrival({writer.scalar(0, U32)}, {writer.scalar(-count % (1 << 64), U64)})"
+    change_barrier(writer, Sink(), "shared", writer.address_of(barrier), change)
+
+
+@emits(
+    "st.async",
+    3,
+    f"weak shared::cluster {BYTES_COMPLETE} v2 v4",
+    ("b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"),
+)
+def _store_async(writer: Writer, operation: Operation) -> None:
+    """A store to shared memory of the cluster, which completes its bytes at an mbarrier."""
+    value = operation.operands[1]
+    items = items_of(value)
+    dtype = DTYPES[operation.type]
+    size = len(items) * dtype.itemsize
+    if not operation.has(BYTES_COMPLETE) or len(items) != int(operation.one_of("v2", "v4")[1:] or 1) or size > 16:
+        raise writer.refuse()
+    address = writer.address_of(operation.operands[0])
+    writer.store("shared", address, dtype, size, writer.values(items, dtype))
+    _complete(writer, operation.operands[2], size)
+
+
+@emits("red.async", 3, f"relaxed cluster shared::cluster {BYTES_COMPLETE} {REDUCTIONS}", ("u32", "s32", "u64", "b32"))
+def _reduce_one(writer: Writer, operation: Operation) -> None:
+    """A reduction in shared memory of the cluster, which completes its bytes at an mbarrier."""
+    function, dtype = operation.one_of(*REDUCTIONS.split()), DTYPES[operation.type]
+    if not operation.has(BYTES_COMPLETE) or operation.type not in _REDUCED_SHARED.get(function, ()):
+        raise writer.refuse()
+    address, value = writer.address_of(operation.operands[0]), writer.input(1, dtype)
+    writer.atomic("shared", function, address, dtype, dtype.itemsize, [value], used=False)
+    _complete(writer, operation.operands[2], dtype.itemsize)

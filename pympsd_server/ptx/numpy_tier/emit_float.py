@@ -1,0 +1,205 @@
+"""Arithmetic of floats: all widths, roundings, .ftz, .sat and .relu.
+
+The common case, round to nearest, is NumPy's own operator. `fma` needs one rounding (ptx/math/floats.py), directed
+roundings correct the nearest result by its error, bf16 is computed in single precision and rounded once, and pairs
+are computed as their halves. Functions that PTX calls approximate are those of ptx/math/functions.py, which are
+closer to the exact value than a GPU.
+"""
+
+from pympsd_server.ptx.isa.datatypes import DTYPES, F16, F32, F64, NEEDS_BLACKWELL, U16, U32, DType
+from pympsd_server.ptx.lowering.ir import Argument, Operation
+from pympsd_server.ptx.numpy_tier.instruction_table import dtype_of, emits
+from pympsd_server.ptx.numpy_tier.writer import Writer
+
+_FLOAT_TYPES = frozenset({"f16", "f32", "f64", "bf16", "f16x2", "bf16x2"})
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+
+
+def is_float(operation: Operation) -> bool:
+    """Return whether an operation is one of floats, by its type."""
+    return operation.type in _FLOAT_TYPES
+
+
+def emit_float(writer: Writer, operation: Operation) -> None:
+    """Write any arithmetic instruction whose type is a float."""
+    if operation.has("lo") or operation.has("hi") or operation.has("wide") or operation.has("cc"):
+        raise writer.refuse()
+    if len(operation.types) != 1:
+        raise writer.refuse(f"operands of two types: {NEEDS_BLACKWELL}")
+    inputs = operation.inputs
+    if operation.type.endswith("x2"):
+        return _pair(writer, operation, inputs)
+    if operation.type == "bf16":
+        names = [writer.keep(f"float_from_bfloat({writer.value(x, U16)})") for x in inputs]
+        return writer.set_result(_bfloat(writer, operation, names), U16)
+    dtype = dtype_of(writer, operation)
+    names = [writer.value(x, dtype) for x in inputs]
+    return writer.set_result(expression(writer, operation, names, dtype), dtype)
+
+
+def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
+    """Return a bfloat16 operation, computed in float32 (fma in double), rounded once."""
+    if operation.name in ("fma", "mad"):
+        a, b, c = (writer.keep(f"{n}.astype(d_f8)") for n in names)
+        result = f"add_to_odd({a} * {b}, {c})"
+        return f"bfloat_from_float({_finish(writer, operation, result)})"
+    if operation.name in ("add", "sub"):
+        a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
+        result = f"add_to_odd({a}, {'-' if operation.name == 'sub' else ''}{b})"
+        return f"bfloat_from_float({_finish(writer, operation, result)})"
+    if operation.name in ("abs", "neg"):
+        function = "np.absolute" if operation.name == "abs" else "np.negative"
+        return f"({function}({names[0]}).view(d_u4) >> d_u4(16)).astype(d_u2)"
+    if operation.name == "mul":
+        a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
+        return f"bfloat_from_float({_finish(writer, operation, f'({a} * {b})')})"
+    return f"bfloat_from_float({expression(writer, operation, names, F32)})"
+
+
+def _pair(writer: Writer, operation: Operation, inputs: tuple[Argument, ...]) -> None:
+    """Both halves of packed operands, one after the other."""
+    packed = [writer.value(x, U32) for x in inputs]
+    halves = []
+    for part in ("low_half", "high_half"):
+        names = [writer.keep(f"{part}({p})") for p in packed]
+        if operation.type == "bf16x2":
+            halves.append(
+                writer.keep(_bfloat(writer, operation, [writer.keep(f"float_from_bfloat({n})") for n in names]))
+            )
+        else:
+            names = [writer.keep(f"{n}.view(d_f2)") for n in names]
+            halves.append(writer.keep(expression(writer, operation, names, F16)))
+    writer.set_result(f"pack_halves({halves[1]}, {halves[0]})", U32)
+
+
+def expression(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
+    """Return the operation on `names` (of `dtype`), with .ftz, rounding and .sat."""
+    if operation.has("ftz"):
+        names = [writer.keep(f"flush({n})") for n in names]
+    result = _round(writer, operation, names, dtype)
+    if operation.has("ftz") and operation.name not in ("abs", "neg", "min", "max"):
+        result = f"flush({result})"
+    return _finish(writer, operation, result)
+
+
+def _finish(writer: Writer, operation: Operation, result: str) -> str:
+    if operation.has("sat"):
+        return f"saturate({result})"
+    return f"rectify({result})" if operation.has("relu") else result
+
+
+def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
+    rounding = operation.one_of("rz", "rm", "rp")
+    if rounding and dtype == F64:
+        name = "fma" if operation.name == "mad" else operation.name
+        return f"round_directed_double({name!r}, {rounding!r}, {', '.join(names)})"
+    if rounding and dtype != F32:
+        raise writer.refuse(f"modifier .{rounding}")
+    name = "fma" if operation.name == "mad" else operation.name
+    if rounding:
+        return f"round_directed({name!r}, {rounding!r}, {operation.has('ftz')}, {', '.join(names)})"
+    return _nearest(writer, operation, names, dtype)
+
+
+def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
+    if operation.name in _INFIX:
+        return f"{names[0]} {_INFIX[operation.name]} {names[1]}"
+    if operation.name in ("fma", "mad"):
+        if len(names) != 3:
+            raise writer.refuse(f"{len(names)} operands")
+        return f"fma{8 * dtype.itemsize}({', '.join(names)})"
+    if operation.name in ("min", "max"):
+        if operation.has("xorsign") != operation.has("abs") or len(names) != 2:
+            raise writer.refuse()
+        function = f"float_{operation.name}{'_nan' if operation.has('NaN') else ''}"
+        if operation.has("xorsign"):
+            return f"with_xor_of_signs({function}, {names[0]}, {names[1]})"
+        return f"{function}({names[0]}, {names[1]})"
+    if operation.name in ("abs", "neg"):
+        return f"np.{'absolute' if operation.name == 'abs' else 'negative'}({names[0]})"
+    raise writer.refuse()
+
+
+@emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
+def _multiply_add(writer: Writer, operation: Operation) -> None:
+    emit_float(writer, operation)
+
+
+_UNARY = {
+    "rcp": "d_{t}(1) / {x}",
+    "sqrt": "np.sqrt({x})",
+    "rsqrt": "(d_{t}(1) / np.sqrt({x}))",
+    "ex2": "ex2({x})",
+    "lg2": "lg2({x})",
+    "sin": "sin({x})",
+    "cos": "cos({x})",
+    "tanh": "tanh({x})",
+}
+
+
+_HALF_FUNCTIONS = ("ex2", "tanh")
+
+
+def _half_unary(writer: Writer, operation: Operation) -> None:
+    """ex2 and tanh of f16 and bf16, and of pairs, computed in float32 and rounded once."""
+    pair, kind = operation.type.endswith("x2"), operation.type.removesuffix("x2")
+    packed = writer.input(1, U32 if pair else U16)
+    results = []
+    for part in ("low_half", "high_half") if pair else ("",):
+        bits = writer.keep(f"{part}({packed})" if part else packed)
+        x = writer.keep(f"float_from_bfloat({bits})" if kind == "bf16" else f"{bits}.view(d_f2).astype(d_f4)")
+        result = _UNARY[operation.name].format(x=f"flush({x})" if operation.has("ftz") else x)
+        results.append(
+            writer.keep(f"bfloat_from_float({result})" if kind == "bf16" else f"({result}).astype(d_f2).view(d_u2)")
+        )
+    if pair:
+        return writer.set_result(f"pack_halves({results[1]}, {results[0]})", U32)
+    return writer.set_result(results[0], U16)
+
+
+@emits(
+    "rcp sqrt rsqrt ex2 lg2 sin cos tanh",
+    2,
+    "approx rn rz rm rp ftz",
+    ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2"),
+)
+def _unary(writer: Writer, operation: Operation) -> None:
+    if operation.type in ("f16", "bf16", "f16x2", "bf16x2") and operation.name not in _HALF_FUNCTIONS:
+        raise writer.refuse(f"type .{operation.type}")
+    if operation.type in ("f16", "bf16", "f16x2", "bf16x2"):
+        return _half_unary(writer, operation)
+    dtype = dtype_of(writer, operation)
+    if operation.type == "f64" and operation.name not in ("rcp", "sqrt", "rsqrt"):
+        raise writer.refuse("type .f64")
+    x = writer.input(1, dtype)
+    if operation.has("ftz"):
+        x = writer.keep(f"flush({x})")
+    rounding = operation.one_of("rz", "rm", "rp")
+    if rounding and operation.type == "f64" and operation.name in ("rcp", "sqrt"):
+        result = f"round_directed_double({operation.name!r}, {rounding!r}, {x})"
+    elif rounding:
+        if dtype != F32 or operation.name not in ("rcp", "sqrt"):
+            raise writer.refuse(f"modifier .{rounding}")
+        wide = writer.keep(f"{x}.astype(d_f8)")
+        result = f"narrow({_UNARY[operation.name].format(t='f8', x=wide)}, d_f4_t, {rounding!r})"
+    else:
+        result = _UNARY[operation.name].format(t=f"f{dtype.itemsize}", x=x)
+    return writer.set_result(f"flush({result})" if operation.has("ftz") else result, dtype)
+
+
+@emits("copysign", 3, "", ("f32", "f64"))
+def _copysign(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    sign, size = writer.values(operation.inputs, dtype)
+    writer.set_result(f"np.copysign({size}, {sign})", dtype)
+
+
+_TESTS = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
+
+
+@emits("testp", 2, " ".join(_TESTS), ("f32", "f64"))
+def _test(writer: Writer, operation: Operation) -> None:
+    if len(operation.modifiers) != 1:
+        raise writer.refuse()
+    x = writer.input(1, dtype_of(writer, operation))
+    writer.set_result(f"test_{operation.modifiers[0]}({x})", DTYPES["pred"])

@@ -1,0 +1,340 @@
+"""Products of matrices: mma, wmma and wgmma, and the loads and stores of their fragments.
+
+A matrix is spread over the registers of a warp's lanes as a *fragment* (ptx/matrices/fragments.py). All lanes of the
+warp, for wgmma of the four warps of a group, have met when the block begins, so the emitters write one call that
+gathers the fragments of all warps into matrices, multiplies them, and scatters the result:
+
+- mma: fragments as the PTX ISA draws them. ldmatrix, stmatrix and movmatrix load, store and transpose them.
+- wmma: the layout of its fragments is not specified; here they are those of mma.
+- wgmma: A in registers or shared memory, B in shared memory, both by matrix descriptors. The product is complete when
+  it is issued, so fences and waits write nothing.
+"""
+
+import re
+from typing import Final
+
+from pympsd_server.ptx.isa.datatypes import BOOL, F32, F64, S32, U32, U64, DType
+from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of
+from pympsd_server.ptx.matrices.fragments import Shape, fragment_of
+from pympsd_server.ptx.numpy_tier.instruction_table import emits
+from pympsd_server.ptx.numpy_tier.writer import Writer
+from pympsd_server.ptx.syntax.tree import Immediate
+
+SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+MULTIPLIED = {
+    ("f16", "f16"): ("m16n8k8", "m16n8k16"),
+    ("bf16", "f32"): ("m16n8k8", "m16n8k16"),
+    ("f16", "f32"): ("m16n8k8", "m16n8k16"),
+    ("tf32", "f32"): ("m16n8k4", "m16n8k8"),
+    ("e4m3", "f32"): ("m16n8k16", "m16n8k32"),
+    ("e5m2", "f32"): ("m16n8k16", "m16n8k32"),
+    ("e4m3", "f16"): ("m16n8k16", "m16n8k32"),
+    ("e5m2", "f16"): ("m16n8k16", "m16n8k32"),
+    ("s8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
+    ("u8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
+    ("f64", "f64"): ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
+    ("b1", "s32"): ("m8n8k128", "m16n8k128", "m16n8k256"),
+}
+"""Shapes by the types of A and of C."""
+ACCUMULATED: dict[str, DType] = {"f16": U32, "f32": F32, "s32": S32, "f64": F64}
+MIXED = ({"s8", "u8"}, {"e4m3", "e5m2"})
+_MMA_SHAPES = sorted({shape for shapes in MULTIPLIED.values() for shape in shapes})
+_MMA_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64", "f32", "s32", "b1")
+BITWISE = "and xor popc"
+"""The modifiers of products of bits: .and.popc or .xor.popc."""
+
+
+def size_of(shape: str) -> Shape:
+    """Return the M, N and K of a shape that is one."""
+    match = SHAPE.fullmatch(shape)
+    assert match is not None
+    m, n, k = (int(number) for number in match.groups())
+    return m, n, k
+
+
+def fragment(writer: Writer, argument: Argument, count: int) -> tuple[Argument, ...]:
+    """Return the `count` registers of an operand that is a fragment of a matrix."""
+    why = f"a fragment of {count} registers is needed, not of {len(items_of(argument))}"
+    return writer.items(argument, count, why)
+
+
+def registers(writer: Writer, argument: Argument, matrix: str, size: Shape, kind: str) -> str:
+    """Return a tuple of the values of the fragment of a, b, c or d that an operand has."""
+    dtype = F64 if kind == "f64" else ACCUMULATED[kind] if matrix in ("c", "d") else U32
+    return writer.tuple_of(fragment(writer, argument, fragment_of(matrix, size, kind).registers), dtype)
+
+
+def differ_of(writer: Writer, operation: Operation, kind: str) -> bool:
+    """Return whether a product counts differing bits. Raises InvalidPtx for .and, .xor or .popc out of place."""
+    counted = [m for m in operation.modifiers if m in BITWISE.split()]
+    if counted not in ([["and", "popc"], ["xor", "popc"]] if kind == "b1" else [[]]):
+        raise writer.refuse("products of bits, and no others, have .and.popc or .xor.popc")
+    if kind == "b1" and operation.has("satfinite"):
+        raise writer.refuse("modifier .satfinite")
+    return counted[:1] == ["xor"]
+
+
+@emits("mma", 4, f"sync aligned row col satfinite {BITWISE} {' '.join(_MMA_SHAPES)}", _MMA_TYPES)
+def _multiply_mma(writer: Writer, operation: Operation) -> None:
+    """D = A * B + C: the modifiers are the shape and .row.col, the types those of D, A, B and C."""
+    shape = operation.one_of(*_MMA_SHAPES)
+    layout = [m for m in operation.modifiers if m in ("row", "col")]
+    if (
+        len(operation.types) != 4
+        or layout != ["row", "col"]
+        or not (operation.has("sync") and operation.has("aligned"))
+    ):
+        raise writer.refuse()
+    d, a, b, c = operation.types
+    alike = a == b or any({a, b} == mixed for mixed in MIXED)
+    if d != c or not alike or shape not in MULTIPLIED.get((a, c), ()) or (operation.has("satfinite") and c != "s32"):
+        raise writer.refuse("this shape of these types")
+    size, kinds = size_of(shape), (d, a, b, c)
+    operands = zip(operation.inputs, "abc", kinds[1:], strict=True)
+    _write_product(writer, operation, size, [registers(writer, x, m, size, kind) for x, m, kind in operands], kinds)
+
+
+def _write_product(
+    writer: Writer, operation: Operation, size: Shape, fragments: list[str], kinds: tuple[str, str, str, str]
+) -> None:
+    """Write D = A * B + C of fragments of A, B and C; `kinds` are the types of D, A, B and C."""
+    d, a, b, c = kinds
+    differ = differ_of(writer, operation, a)
+    options = f"{size}, {(a, b, c, d)}, {operation.has('satfinite')}, {', '.join(fragments)}, {differ}"
+    name = writer.keep(f"multiply_matrices(B, T, {options})")
+    targets = fragment(writer, operation.operands[0], fragment_of("d", size, d).registers)
+    assign_all(writer, targets, name, ACCUMULATED[d])
+
+
+def assign_all(writer: Writer, targets: tuple[Argument, ...], name: str, dtype: DType) -> None:
+    """Write the assignment of the list `name`, one result to each of the targets."""
+    results = [writer.keep(f"{name}[{index}]") for index in range(len(targets))]
+    for target, result in zip(targets, results, strict=True):
+        writer.assign(target, result, dtype)
+
+
+_TRANSFER = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta"
+
+
+def _count_matrices(writer: Writer, operation: Operation) -> int:
+    number = operation.one_of("x1", "x2", "x4")
+    if not (number and operation.has("m8n8") and operation.has("sync") and operation.has("aligned")):
+        raise writer.refuse()
+    return int(number[1:])
+
+
+def place_of(writer: Writer, operation: Operation, memory: Argument) -> tuple[str, str]:
+    """Return the state space and the address of a memory operand."""
+    return operation.one_of("global", "shared", "shared::cta").split("::")[0] or "generic", writer.address_of(memory)
+
+
+@emits("ldmatrix", 2, _TRANSFER, ("b16",))
+def _load(writer: Writer, operation: Operation) -> None:
+    count = _count_matrices(writer, operation)
+    targets = fragment(writer, operation.operands[0], count)
+    space, address = place_of(writer, operation, operation.operands[1])
+    name = writer.keep(f"load_matrices(B, T, {space!r}, {address}, {count}, {operation.has('trans')})")
+    assign_all(writer, targets, name, U32)
+
+
+@emits("stmatrix", 2, _TRANSFER, ("b16",))
+def _store(writer: Writer, operation: Operation) -> None:
+    values = writer.tuple_of(fragment(writer, operation.operands[1], _count_matrices(writer, operation)), U32)
+    space, address = place_of(writer, operation, operation.operands[0])
+    writer.run(f"store_matrices(B, T, {space!r}, {address}, {values}, {operation.has('trans')})")
+
+
+@emits("movmatrix", 2, "sync aligned m8n8 trans", ("b16",))
+def _transpose(writer: Writer, operation: Operation) -> None:
+    if set(operation.modifiers) != {"sync", "aligned", "m8n8", "trans"}:
+        raise writer.refuse()
+    writer.set_result(writer.keep(f"transpose_matrix(B, T, {writer.input(1, U32)})"), U32)
+
+
+_WMMA_SHAPES: Final = ("m16n16k16", "m32n8k16", "m8n32k16")
+WARP_PRODUCTS: Final = {
+    ("f16", "f16"): _WMMA_SHAPES,
+    ("f16", "f32"): _WMMA_SHAPES,
+    ("bf16", "f32"): _WMMA_SHAPES,
+    ("tf32", "f32"): ("m16n16k8",),
+    ("s8", "s32"): _WMMA_SHAPES,
+    ("u8", "s32"): _WMMA_SHAPES,
+    ("f64", "f64"): ("m8n8k4",),
+    ("b1", "s32"): ("m8n8k128",),
+}
+"""Shapes by the types of A and B, and of C or D."""
+_WMMA_SHAPE_NAMES: Final = sorted({shape for shapes in WARP_PRODUCTS.values() for shape in shapes})
+_WMMA_TYPES: Final = sorted({kind for types in WARP_PRODUCTS for kind in types})
+_HALF_REGISTERS: Final = 8
+"""The registers of a fragment of A or B of f16, whatever its shape: the first are repeated."""
+_WMMA_MODIFIERS: Final = (
+    "load store mma a b c d sync aligned row col rn satfinite global shared shared::cta "
+    f"{BITWISE} {' '.join(_WMMA_SHAPE_NAMES)}"
+)
+
+
+@emits("wmma", (2, 4), _WMMA_MODIFIERS, _WMMA_TYPES)
+def _warp_instruction(writer: Writer, operation: Operation) -> None:
+    shape = operation.one_of(*_WMMA_SHAPE_NAMES)
+    if not (shape and operation.has("sync") and operation.has("aligned")):
+        raise writer.refuse()
+    if operation.has("mma"):
+        _multiply_wmma(writer, operation, shape)
+    else:
+        _transfer_wmma(writer, operation, shape)
+
+
+def _count_wmma_registers(matrix: str, size: Shape, kind: str) -> int:
+    """Return the number of registers that the instructions have for a fragment."""
+    if kind == "f16" and matrix in ("a", "b"):
+        return _HALF_REGISTERS
+    return fragment_of(matrix, size, kind).registers
+
+
+def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
+    """wmma.load, wmma.store: a fragment, an address, and how many elements a row or column is from the next."""
+    matrix, layout = operation.one_of("a", "b", "c", "d"), operation.one_of("row", "col")
+    stored = operation.has("store")
+    if (
+        not (layout and matrix)
+        or (matrix == "d") != stored
+        or operation.has("load") == stored
+        or len(operation.operands) > 3
+    ):
+        raise writer.refuse()
+    kinds = {types[matrix in ("c", "d")] for types, shapes in WARP_PRODUCTS.items() if shape in shapes}
+    if len(operation.types) != 1 or operation.type not in kinds:
+        raise writer.refuse("this shape of this type")
+    if operation.type == "b1" and (matrix, layout) not in (("a", "row"), ("b", "col")):
+        raise writer.refuse("of bits, A is loaded by rows and B by columns")
+    size, by_columns = size_of(shape), layout == "col"
+    matrix_operand, memory = operation.operands[:2][::-1] if stored else operation.operands[:2]
+    space, address = place_of(writer, operation, memory)
+    stride = (
+        writer.input(2, U32)
+        if len(operation.operands) == 3
+        else writer.scalar(line_length(matrix, size, by_columns), U32)
+    )
+    where, what = f"B, T, {space!r}, {address}, {stride}", f"{size}, {operation.type!r}, {by_columns}"
+    if stored:
+        values = registers(writer, matrix_operand, "d", size, operation.type)
+        writer.run(f"store_fragment({where}, {what}, {values}, {writer.guard})")
+        return
+    name = writer.keep(f"load_fragment({where}, {matrix!r}, {what}, {writer.guard})")
+    dtype = F64 if operation.type == "f64" else ACCUMULATED[operation.type] if matrix == "c" else U32
+    targets = fragment(writer, matrix_operand, _count_wmma_registers(matrix, size, operation.type))
+    distinct = fragment_of(matrix, size, operation.type).registers
+    for first in range(0, len(targets), distinct):
+        assign_all(writer, targets[first : first + distinct], name, dtype)
+
+
+def line_length(matrix: str, size: Shape, by_columns: bool) -> int:
+    """Return the elements of a row, or of a column."""
+    m, n, k = size
+    rows, columns = {"a": (m, k), "b": (k, n)}.get(matrix, (m, n))
+    return rows if by_columns else columns
+
+
+def _multiply_wmma(writer: Writer, operation: Operation, shape: str) -> None:
+    """wmma.mma: the types are those of D, A, B and C; of D and C alone if A and B are of f16."""
+    if len(operation.types) not in (2, 4) or len(operation.operands) != 4:
+        raise writer.refuse()
+    d, a, b, c = (
+        operation.types if len(operation.types) == 4 else (operation.types[0], "f16", "f16", operation.types[1])
+    )
+    is_product = all(shape in WARP_PRODUCTS.get((a, sums), ()) for sums in (c, d))
+    layouts = [m for m in operation.modifiers if m in ("row", "col")]
+    if a != b or not is_product or len(layouts) != 2 or (a == "b1" and layouts != ["row", "col"]):
+        raise writer.refuse("this shape of these types")
+    if (len(operation.types) == 2) != (a == "f16") or (operation.has("satfinite") and d != "s32"):
+        raise writer.refuse()
+    size = size_of(shape)
+    left, right = (_distinct(writer, x, m, size, a) for x, m in zip(operation.operands[1:3], "ab", strict=True))
+    operands = ((left, "a", a), (right, "b", b), (operation.operands[3], "c", c))
+    _write_product(
+        writer, operation, size, [registers(writer, x, m, size, kind) for x, m, kind in operands], (d, a, b, c)
+    )
+
+
+def _distinct(writer: Writer, argument: Argument, matrix: str, size: Shape, kind: str) -> Argument:
+    """Return a fragment of A or B without the registers that repeat others."""
+    every = fragment(writer, argument, _count_wmma_registers(matrix, size, kind))
+    return Group(every[: fragment_of(matrix, size, kind).registers])
+
+
+ALL_N: Final = tuple(range(8, 257, 8))
+INTEGER_N: Final = (8, 16, 24, *range(32, 257, 16))
+GROUP_PRODUCTS: Final = {
+    ("f16", "f16"): (16, ALL_N),
+    ("f16", "f32"): (16, ALL_N),
+    ("bf16", "f32"): (16, ALL_N),
+    ("tf32", "f32"): (8, ALL_N),
+    ("e4m3", "f16"): (32, ALL_N),
+    ("e4m3", "f32"): (32, ALL_N),
+    ("e5m2", "f16"): (32, ALL_N),
+    ("e5m2", "f32"): (32, ALL_N),
+    ("s8", "s32"): (32, INTEGER_N),
+    ("u8", "s32"): (32, INTEGER_N),
+}
+"""K, and each N of the shapes m64nNkK, by the types of A and of D."""
+_WGMMA_SHAPES: Final = {f"m64n{n}k{k}" for k, every in GROUP_PRODUCTS.values() for n in every}
+_WGMMA_TYPES: Final = sorted({kind for types in GROUP_PRODUCTS for kind in types})
+_WGMMA_OPERANDS: Final = {"mma_async": (4, 9), "fence": (0, 0), "commit_group": (0, 0), "wait_group": (1, 1)}
+
+
+@emits(
+    "wgmma",
+    (0, 9),
+    f"mma_async fence commit_group wait_group sync aligned satfinite {' '.join(_WGMMA_SHAPES)}",
+    _WGMMA_TYPES,
+)
+def _group_instruction(writer: Writer, operation: Operation) -> None:
+    action = operation.one_of(*_WGMMA_OPERANDS)
+    if not (action and operation.has("sync") and operation.has("aligned")):
+        raise writer.refuse()
+    low, high = _WGMMA_OPERANDS[action]
+    if not low <= len(operation.operands) <= high:
+        raise writer.refuse_count()
+    if action == "mma_async":
+        _multiply_wgmma(writer, operation)
+
+
+def _multiply_wgmma(writer: Writer, operation: Operation) -> None:
+    """D = A * B + D: the types are those of D, A and B; A is a fragment or a descriptor, B a descriptor."""
+    shape = operation.one_of(*_WGMMA_SHAPES)
+    if len(operation.types) != 3 or not shape:
+        raise writer.refuse()
+    d, a, b = operation.types
+    size, alike = size_of(shape), a == b or {a, b} in MIXED
+    k, every = GROUP_PRODUCTS.get((a, d), (0, ()))
+    if not alike or size[2] != k or size[1] not in every or (operation.has("satfinite") and d != "s32"):
+        raise writer.refuse("this shape of these types")
+    in_registers = isinstance(operation.operands[1], Group)
+    signs, transposed = _choices(writer, operation.operands[4:], a, in_registers)
+    rows = (16, size[1], k)
+    left = registers(writer, operation.operands[1], "a", rows, a) if in_registers else f"({writer.input(1, U64)},)"
+    right, sums = writer.input(2, U64), registers(writer, operation.operands[0], "d", rows, d)
+    accumulate = writer.input(3, BOOL)
+    name = writer.keep(
+        f"multiply_in_groups(B, T, {size}, {(a, b, d)}, {operation.has('satfinite')}, {signs}, {transposed}, "
+        f"{left}, {right}, {sums}, {accumulate}, {writer.guard})"
+    )
+    assign_all(
+        writer, fragment(writer, operation.operands[0], fragment_of("d", rows, d).registers), name, ACCUMULATED[d]
+    )
+
+
+def _choices(
+    writer: Writer, operands: tuple[Argument, ...], kind: str, in_registers: bool
+) -> tuple[tuple[int, int], tuple[bool, bool]]:
+    """Return the signs of A and B, and whether each is MN-major; operands that `kind` does not have are refused."""
+    halves = kind in ("f16", "bf16")
+    count = 0 if kind in ("s8", "u8") else 2 + (2 - in_registers if halves else 0)
+    values = [item.value for item in operands if isinstance(item, Immediate)]
+    if len(values) != len(operands) or len(values) != count:
+        raise writer.refuse(f"{count} immediate operands are needed after the predicate")
+    signs, transposed = values[:2] or [1, 1], values[2:]
+    if not {*signs} <= {1, -1} or not {*transposed} <= {0, 1}:
+        raise writer.refuse("a scale that is not 1 or -1, or a transposition that is not 0 or 1")
+    transposed = [0] * (2 - len(transposed)) + transposed
+    return (signs[0], signs[1]), (bool(transposed[0]), bool(transposed[1]))

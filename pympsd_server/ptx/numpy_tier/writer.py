@@ -1,0 +1,302 @@
+"""One basic block to the source of one Python function: registers, constants and results.
+
+The function takes the batch state `B`, the threads `T` that run and the block's live-in registers, and returns the
+live-out registers of each successor. For example
+
+    @%p add.f32 %f3, %f1, %f2;     becomes     v1 = r1 + r2
+                                               v2 = select(r4, v1, r3)
+
+- A register is the name of the expression that was last assigned to it, with the dtype it has at the moment. Values
+  are never changed in place, so two registers can share an array. A use with another dtype of the same width is a
+  view.
+- A value is a NumPy scalar as long as all threads share it, and an array of one element per thread otherwise. The
+  generated code is the same for both; loop counters and kernel parameters stay scalars.
+- A guard selects between the new and the old value. Loads, stores and atomics get the guard as a mask instead.
+- Constants are names, bound when the kernel's functions are created; addresses of variables when a module is linked.
+- `text` drops lines whose result nobody uses, if they only compute: a call might fault, so it stays.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from attrs import define, field
+
+from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U32, U64, DType, dtype_name
+from pympsd_server.ptx.isa.faults import InvalidPtx
+from pympsd_server.ptx.lowering.ir import (
+    Argument,
+    Both,
+    Code,
+    Memory,
+    Not,
+    Operation,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    items_of,
+)
+from pympsd_server.ptx.numpy_tier.literals import immediate_value
+from pympsd_server.ptx.syntax.tree import Immediate
+
+CONSTANTS = "$constants"
+"""Stands for a variable's name: the beginning of the linked module's constants."""
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_CALL = re.compile(r"\w\(")
+
+
+def _is_pure(expression: str) -> bool:
+    """Return whether an expression has operators, views and casts only, and can be left out."""
+    return _CALL.search(expression.replace(".view(", " (").replace(".astype(", " (")) is None
+
+
+@define
+class Constants:
+    """Scalars and addresses that generated code refers to by name; one set per kernel."""
+
+    names: dict[tuple[str, str], str] = field(factory=dict)
+    values: dict[str, object] = field(factory=dict)
+    addresses: dict[tuple[str, int], str] = field(factory=dict)
+    """The names of constants that are known when the module is linked, by (variable, offset)."""
+
+    def scalar(self, value: np.generic) -> str:
+        """Return the name of a scalar."""
+        key = (value.dtype.str, value.tobytes().hex())
+        if key not in self.names:
+            self.names[key] = f"K{len(self.names)}"
+            self.values[self.names[key]] = value
+        return self.names[key]
+
+    def address(self, variable: str, offset: int) -> str:
+        """Return the name of the address of a variable plus an offset."""
+        return self.addresses.setdefault((variable, offset), f"A{len(self.addresses)}")
+
+
+@define
+class Writer:
+    """Collects the lines of one block's function."""
+
+    code: Code
+    constants: Constants
+    offset_of: Callable[[Symbol], int]
+    live_in: tuple[int, ...]
+    lines: list[str] = field(factory=list)
+    current: dict[int, tuple[str, DType]] = field(factory=dict)
+    views: dict[tuple[str, DType], str] = field(factory=dict)
+    operation: Operation | None = None
+    guard: str | None = None
+    temporaries: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        for number in self.live_in:
+            self.current[number] = (f"r{number}", self.register_dtype(number))
+
+    def register_dtype(self, number: int) -> DType:
+        """Return the dtype of a register's declaration."""
+        return DTYPES[self.code.register_types[number]]
+
+    def refuse(self, why: str = "") -> InvalidPtx:
+        """Return the exception that refuses the operation, with its opcode and line."""
+        assert self.operation is not None
+        text = f"unsupported instruction {self.operation.opcode}"
+        return InvalidPtx(f"{text}: {why}" if why else text, self.operation.line)
+
+    def refuse_count(self) -> InvalidPtx:
+        """Return the exception that refuses the operation for the number of its operands."""
+        assert self.operation is not None
+        return self.refuse(f"{len(self.operation.operands)} operands")
+
+    def name(self, letter: str = "v") -> str:
+        """Return a new name."""
+        self.temporaries += 1
+        return f"{letter}{self.temporaries}"
+
+    def keep(self, expression: str) -> str:
+        """Write a line that computes `expression`; return its name."""
+        if expression.isidentifier():
+            return expression
+        name = self.name()
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def items(self, argument: Argument, count: int, why: str = "vector of the wrong length") -> tuple[Argument, ...]:
+        """Return the `count` items of an operand, which is one without braces. Raises InvalidPtx for other counts."""
+        items = items_of(argument)
+        if len(items) != count:
+            raise self.refuse(why)
+        return items
+
+    def run(self, statement: str) -> None:
+        """Write a line for what it does."""
+        self.lines.append(statement)
+
+    def load(self, space: str, address: str, dtype: DType, align: int) -> str:
+        """Write a checked load of one element for each thread; return its name."""
+        return self.keep(f"load(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {self.guard})")
+
+    def store(self, space: str, address: str, dtype: DType, align: int, values: Iterable[str]) -> None:
+        """Write a checked store of consecutive elements of each thread; "None" leaves one out."""
+        elements = f"({', '.join(values)},)"
+        self.run(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {elements}, {self.guard})")
+
+    def atomic(
+        self, space: str, function: str, address: str, dtype: DType, align: int, values: Iterable[str], used: bool
+    ) -> str:
+        """Write an atomic operation of each thread; return the name of the old values, if they are `used`."""
+        place, operands = f"{space!r}, {function!r}, {address}", f"({', '.join(values)},)"
+        call = f"atomic(B, T, {place}, {dtype_name(dtype)}_t, {align}, {operands}, {used}, {self.guard})"
+        if used:
+            return self.keep(call)
+        self.run(call)
+        return ""
+
+    def begin(self, operation: Operation) -> None:
+        """Start an operation: later lines are for it, under its guard."""
+        self.operation = operation
+        self.guard = None
+        if operation.guard is not None:
+            value = self.value(operation.guard.register, BOOL)
+            self.guard = self.keep(f"~{value}") if operation.guard.negated else value
+
+    def scalar(self, value: int | float | bool, dtype: DType) -> str:
+        """Return the name of a constant."""
+        return self.constants.scalar(dtype.type(value))
+
+    def value(self, operand: Argument, dtype: DType) -> str:
+        """Return a name or simple expression for the operand's bits as `dtype` (cut off if the register is wider)."""
+        match operand:
+            case Register(number):
+                return self._register(number, dtype)
+            case Not(register):
+                return self.keep(f"~{self._register(register.number, BOOL)}")
+            case Immediate():
+                return self.constants.scalar(immediate_value(operand, dtype))
+            case Special(name):
+                return self.keep(f"special(B, T, {name!r}, {dtype_name(dtype)}_t)")
+            case Symbol():
+                return self._symbol(operand, dtype)
+        raise self.refuse("operand")
+
+    def input(self, index: int, dtype: DType) -> str:
+        """Return `value` of an operand of the operation, by its index."""
+        assert self.operation is not None
+        return self.value(self.operation.operands[index], dtype)
+
+    def values(self, operands: Iterable[Argument], dtype: DType) -> list[str]:
+        """Return `value` of several operands."""
+        return [self.value(operand, dtype) for operand in operands]
+
+    def tuple_of(self, operands: Iterable[Argument], dtype: DType) -> str:
+        """Return the text of a tuple of the values of operands."""
+        return f"({', '.join(self.values(operands, dtype))},)"
+
+    def _register(self, number: int, dtype: DType) -> str:
+        if number not in self.current:
+            own = self.register_dtype(number)
+            self.current[number] = (self.scalar(0, own), own)
+        name, current = self.current[number]
+        if current == dtype:
+            return name
+        if "b" in (current.kind, dtype.kind):
+            raise self.refuse("predicate instead of a value, or the other way round")
+        if current.itemsize == dtype.itemsize:
+            return self._view(name, dtype)
+        if current.kind == "f":
+            name = self._view(name, np.dtype(f"u{current.itemsize}"))
+        if dtype.kind == "f":
+            cut = self.keep(f"{name}.astype(d_u{dtype.itemsize})")
+            return self._view(cut, dtype)
+        return self.keep(f"{name}.astype({dtype_name(dtype)})")
+
+    def _view(self, name: str, dtype: DType) -> str:
+        key = (name, dtype)
+        if key not in self.views:
+            self.views[key] = self.keep(f"{name}.view({dtype_name(dtype)})")
+        return self.views[key]
+
+    def _symbol(self, symbol: Symbol, dtype: DType) -> str:
+        if symbol.space in ("global", "const"):
+            if dtype.itemsize != 8 and not (symbol.space == "const" and dtype.itemsize == 4):
+                raise self.refuse("address of a global in less than 64 bits")
+            whole = self.constants.address(symbol.name, symbol.offset)
+            return self._view(whole if dtype.itemsize == 8 else self.keep(f"{whole}.astype(d_u4)"), dtype)
+        if symbol.space == "shared" and self.offset_of(symbol) < 0:
+            base = f"d_u8(B.dynamic_offset + {symbol.offset} & {2**64 - 1}).astype(d_u{dtype.itemsize})"
+            return self._view(self.keep(base), dtype)
+        return self.constants.scalar(immediate_value(Immediate(self.offset_of(symbol) + symbol.offset), dtype))
+
+    def assign(self, target: Argument, expression: str, dtype: DType) -> None:
+        """Set a register to an expression of `dtype`, if the guard holds; extend it to the register's width."""
+        if isinstance(target, Sink):
+            self.keep(expression)
+            return
+        if not isinstance(target, Register):
+            raise self.refuse("the result is not a register")
+        own = self.register_dtype(target.number)
+        if (own.kind == "b") != (dtype.kind == "b"):
+            raise self.refuse("predicate instead of a value, or the other way round")
+        if dtype.itemsize > own.itemsize:
+            raise self.refuse("the result is wider than its register")
+        if dtype.itemsize < own.itemsize:
+            name = self.keep(expression)
+            if dtype.kind == "f":
+                name = self._view(name, np.dtype(f"u{dtype.itemsize}"))
+            wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{own.itemsize}")
+            dtype, expression = wide, f"{name}.astype({dtype_name(wide)})"
+        if self.guard is not None:
+            # The old value is read after `expression` was written, which may itself need it.
+            new = self.keep(expression)
+            expression = f"select({self.guard}, {new}, {self._register(target.number, dtype)})"
+        self.current[target.number] = (self.keep(expression), dtype)
+
+    def set_result(self, expression: str, dtype: DType) -> None:
+        """Set the first operand of the operation to an expression of `dtype`, as `assign` does."""
+        assert self.operation is not None
+        self.assign(self.operation.operands[0], expression, dtype)
+
+    def assign_both(self, target: Argument, first: str, first_type: DType, second: str) -> None:
+        """`d|p`, or d alone."""
+        if isinstance(target, Both):
+            self.assign(target.first, first, first_type)
+            self.assign(target.second, second, BOOL)
+        else:
+            self.assign(target, first, first_type)
+
+    def address_of(self, memory: Argument) -> str:
+        """Return the name of a memory operand's address, the sum of its base and its offset."""
+        return self.displace(*self.split_address(memory))
+
+    def displace(self, base: str, offset: int) -> str:
+        """Return the name of an address plus a constant."""
+        return self.keep(f"displace({base}, {offset})") if offset else base
+
+    def split_address(self, memory: Argument) -> tuple[str, int]:
+        """Return (base value, constant offset) of a memory operand. Bases are uint64, or uint32 for 32-bit ones."""
+        if not isinstance(memory, Memory):
+            raise self.refuse("expected an address")
+        base = memory.base
+        if isinstance(base, Immediate):
+            return self.scalar((base.value + memory.offset) & (2**64 - 1), U64), 0
+        if isinstance(base, Symbol):
+            return self.value(base, U64), memory.offset
+        width = self.register_dtype(base.number).itemsize
+        if width < 4:
+            raise self.refuse("an address of less than 32 bits")
+        return self.value(base, U64 if width == 8 else U32), memory.offset
+
+    def register_value(self, number: int) -> str:
+        """Return the register at the end of the block, in the dtype of its declaration."""
+        return self._register(number, self.register_dtype(number))
+
+    def text(self, returned: str) -> list[str]:
+        """Return the lines of the function, without unused results, and its return statement."""
+        names_read = set(_IDENTIFIER.findall(returned))
+        text_lines = [f"return {returned}"]
+        for line in reversed(self.lines):
+            name, equals, expression = line.partition(" = ")
+            if equals and name not in names_read and _is_pure(expression):
+                continue
+            names_read.update(_IDENTIFIER.findall(line))
+            text_lines.append(line)
+        return text_lines[::-1]

@@ -1,0 +1,216 @@
+"""Atomic read-modify-write operations of many threads, some of them to the same address.
+
+Threads act one after another, in thread order, and each sees the result of the one before: that is what the old
+values have to show. For 32 and 64 bits a loop in C does that (native/src/atomics.c), with the processor's atomic
+operations: a program may change managed and mapped memory while a kernel runs. Other types, and all where the C part
+was not built, are read, computed and written by NumPy, and atomic for kernels only: if nobody reads the old values by
+NumPy's ``ufunc.at``, else the first operation of every address together, then the second of those that have one, and
+so on.
+"""
+
+from collections.abc import Callable
+from ctypes import c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pympsd_server.native.library import NoLibrary, load
+from pympsd_server.ptx.isa.datatypes import BITS_OF_TYPES, U64, Array, DType, Value
+from pympsd_server.ptx.isa.faults import DeviceFault
+from pympsd_server.ptx.math.conversion import bfloat_from_float, float_from_bfloat
+from pympsd_server.ptx.math.floats import flush
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.mbarrier import advance
+from pympsd_server.ptx.runtime.spaces import among, elements
+from pympsd_server.ptx.runtime.threads import Threads, spread
+
+_OF_WORDS = ("add", "and", "or", "xor", "min", "max", "exch", "cas")
+_OF_TYPES = {"u4": (*_OF_WORDS, "inc", "dec"), "u8": _OF_WORDS, "f4": ("add",), "f8": ("add",)}
+_OF_TYPES |= {"i4": ("min", "max"), "i8": ("min", "max")}
+_NATIVE = {(name, np.dtype(kind)): f"atomic_{name}_{kind}" for kind, names in _OF_TYPES.items() for name in names}
+"""The functions of native/src/atomics.c. A sum of signed integers has the bits of the unsigned sum."""
+_PAIR = BITS_OF_TYPES["b128"]
+
+
+def atomic(
+    state: BatchState,
+    threads: Threads,
+    space: str,
+    function: str,
+    address: Value,
+    dtype: DType,
+    align: int,
+    operands: tuple[Value, ...],
+    used: bool,
+    guard: Value | None,
+) -> Value:
+    """Run one atom or red. Returns the old values (0 where `guard` is false), or an undefined value if not `used`.
+
+    `operands` is (value,), for cas (compare, value). Threads act one after another in thread order.
+    """
+    count = threads.count
+    if guard is not None and not guard.any():
+        return dtype.type(0)
+    selected = np.flatnonzero(guard) if guard is not None and guard.ndim else None
+    inner = threads if selected is None else Threads(threads.indices().take(selected), len(selected))
+    arguments = [spread(v, count) if selected is None else spread(v, count).take(selected) for v in operands]
+    address = spread(address, count)
+    if selected is not None:
+        address = address.take(selected)
+    old = np.zeros(inner.count, dtype)
+    width = dtype.itemsize
+    try:
+        resolved = elements(state, inner, space, address, width, align)
+    except DeviceFault as fault:
+        raise fault if selected is None else among(selected, fault) from None
+    for kind, index, part in resolved:
+        values = arguments if part is None else [v.take(part) for v in arguments]
+        result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), function, values, used)
+        if used:
+            old[part if part is not None else slice(None)] = result
+    if selected is None or not used:
+        return old
+    full = np.zeros(count, dtype)
+    full[selected] = old
+    return full
+
+
+def atomic_pairs(
+    state: BatchState,
+    threads: Threads,
+    space: str,
+    function: str,
+    address: Value,
+    operands: tuple[tuple[Value, Value], ...],
+    guard: Value | None,
+) -> Array:
+    """Run atom.exch.b128 or atom.cas.b128, whose operands are lower and upper halves. Returns the old values."""
+    values = []
+    for low, high in operands:
+        values.append(np.empty(threads.count, _PAIR))
+        values[-1]["low"], values[-1]["high"] = low, high
+    if guard is not None and not guard.any():
+        return np.zeros(threads.count, _PAIR)
+    return atomic(state, threads, space, function, address, _PAIR, 16, tuple(values), True, guard)  # type: ignore[no-any-return]
+
+
+def _memory(state: BatchState, space: str, dtype: DType) -> Array:
+    return state.view(space, U64).view(_PAIR) if dtype == _PAIR else state.view(space, dtype)
+
+
+def _apply(memory: Array, index: Array, function: str, values: list[Array], used: bool) -> Array:
+    run = _native_functions().get((function, memory.dtype))
+    if run is not None:
+        return _run_native(run, memory, index, values)
+    step, old = _STEPS[function], np.empty(len(index), memory.dtype)
+    if isinstance(step, np.ufunc) and not used:
+        step.at(memory, index, values[0])
+        return old
+    by_address, positions = np.argsort(index, kind="stable"), np.arange(len(index))
+    is_first = np.diff(index[by_address], prepend=-1) != 0
+    rank = positions - np.maximum.accumulate(np.where(is_first, positions, 0))  # the n-th operation of its address
+    by_rank = by_address[np.argsort(rank, kind="stable")]
+    begin = 0
+    for end in np.cumsum(np.bincount(rank)).tolist():
+        now, begin = by_rank[begin:end], end
+        old[now] = memory[index[now]]
+        memory[index[now]] = step(old[now], *(v[now] for v in values))
+    return old
+
+
+@cache
+def _native_functions() -> dict[tuple[str, DType], Any]:
+    """Return the functions in C by name and type; none without the C part."""
+    signature = (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p))
+    try:
+        library = load("_kernels", dict.fromkeys(_NATIVE.values(), signature))
+    except NoLibrary:
+        return {}
+    functions = {key: getattr(library, name) for key, name in _NATIVE.items()}
+    for bits in ("4", "8"):
+        functions["add", np.dtype(f"i{bits}")] = functions["add", np.dtype(f"u{bits}")]
+    return functions
+
+
+def _run_native(run: Any, memory: Array, index: Array, values: list[Array]) -> Array:
+    old = np.empty(len(index), memory.dtype)
+    places = np.ascontiguousarray(index, np.int64)
+    operands = [np.ascontiguousarray(v, memory.dtype).ctypes for v in values]
+    run(memory.ctypes.data, places.ctypes.data, len(index), operands[0].data, operands[-1].data, old.ctypes.data)
+    return old
+
+
+def _increment(old: Value, limit: Value) -> Value:
+    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+
+
+def _decrement(old: Value, limit: Value) -> Value:
+    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+
+
+def _compare_and_swap(old: Value, compare: Value, value: Value) -> Value:
+    return np.where(old == compare, value, old)
+
+
+def _minimum(old: Value, value: Value) -> Value:
+    return np.fmin(old, value) if old.dtype.kind == "f" else np.minimum(old, value)
+
+
+def _maximum(old: Value, value: Value) -> Value:
+    return np.fmax(old, value) if old.dtype.kind == "f" else np.maximum(old, value)
+
+
+def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
+
+
+def _add_flushing(old: Value, value: Value) -> Value:
+    """Add with .ftz. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
+    return flush(flush(old) + flush(value))
+
+
+def _of_one_nan(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """Return a step of float16 or float32 that makes one NaN of all, with every bit but the sign.
+
+    Reductions by tensor maps make it, as recorded of sums on an H100; for a minimum or maximum of two NaN the PTX ISA
+    asks for it. Reductions of bfloat16 make it anyway.
+    """
+
+    def one(old: Value, value: Value) -> Value:
+        result = step(old, value)
+        bits = np.dtype(f"i{old.dtype.itemsize}")
+        nan = bits.type(np.iinfo(bits).max).view(old.dtype)
+        return np.where(np.isnan(result), nan, result)
+
+    return one
+
+
+def _of_pairs(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:
+    """Return a step for both halves of packed 32-bit values."""
+
+    def both(old: Value, value: Value) -> Value:
+        return np.ascontiguousarray(step(old.view(dtype), value.view(dtype))).view(np.uint32)
+
+    return both
+
+
+_STEPS: dict[str, Callable[..., Value]] = {
+    "mbarrier": advance,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "min": _minimum,
+    "max": _maximum,
+    "exch": lambda old, value: value,
+    "inc": _increment,
+    "dec": _decrement,
+    "cas": _compare_and_swap,
+}
+for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
+    _STEPS[f"{_name}_f16x2"] = _of_pairs(_step, np.float16)
+    _STEPS[f"{_name}_bf16"] = _of_bfloats(_step)
+    _STEPS[f"{_name}_bf16x2"] = _of_pairs(_of_bfloats(_step), np.uint16)
+    _STEPS[f"{_name}_one_nan"] = _of_one_nan(_step)
+_STEPS["add_ftz_one_nan"] = _of_one_nan(_add_flushing)

@@ -1,0 +1,176 @@
+"""Ranges of memory that single threads copy: their addresses, and the barriers that wait for their bytes."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import S64, U32, U64, Array, DType, Value
+from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.ptx.isa.machine import RANK_SHIFT
+from pympsd_server.ptx.runtime.atomics import atomic
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.mbarrier import arrival
+from pympsd_server.ptx.runtime.spaces import displace, elements, load, store
+from pympsd_server.ptx.runtime.threads import Threads
+
+Work = Callable[[Threads, tuple[int, ...]], None]
+"""The work of one thread, with its element of every value."""
+
+
+def by_thread(
+    state: BatchState, threads: Threads, values: tuple[Value, ...], guard: Value | None, work: Work
+) -> None:
+    """Do a work for each thread in turn, but for those whose `guard` is false. A fault names the thread.
+
+    Raises Cancelled between two threads: each may copy as much as shared memory holds.
+    """
+    columns = [np.broadcast_to(value, threads.count) for value in values]
+    positions = (
+        range(threads.count) if guard is None else np.flatnonzero(np.broadcast_to(guard, threads.count)).tolist()
+    )
+    for position in positions:
+        if state.cancel.is_set():
+            raise Cancelled
+        thread = Threads(threads.indices()[position : position + 1], 1)
+        try:
+            work(thread, tuple(int(column[position]) for column in columns))
+        except DeviceFault as fault:
+            fault.position = position
+            raise
+
+
+def repeat(thread: Threads, count: int) -> Threads:
+    """Return a thread ``count`` times, to access as many elements together."""
+    return Threads(np.repeat(thread.indices(), count), count)
+
+
+def consecutive(start: int, count: int, step: int) -> Array:
+    """Return the addresses of ``count`` elements of ``step`` bytes."""
+    return np.arange(count, dtype=U64) * U64.type(step) + U64.type(start)
+
+
+def check_multiple(name: str, value: int, unit: int) -> None:
+    """Raise MisalignedAddress unless an address or a size is a multiple of ``unit``."""
+    if value % unit:
+        raise MisalignedAddress(f"{name} {value:#x}: no multiple of {unit}")
+
+
+def destinations(address: int, mask: int | None) -> list[int]:
+    """Return a shared address, or with the mask of .multicast::cluster the same one of each chosen block."""
+    if mask is None:
+        return [address]
+    own = address & ((1 << RANK_SHIFT) - 1)
+    return [own | (rank + 1) << RANK_SHIFT for rank in range(16) if mask >> rank & 1]
+
+
+def complete_bytes(state: BatchState, thread: Threads, barrier: int, count: int) -> None:
+    """Do what a copy of ``count`` bytes does at its end: .mbarrier::complete_tx::bytes."""
+    change = arrival(np.zeros(1, U32), np.full(1, -count, S64))
+    atomic(state, thread, "shared", "mbarrier", np.full(1, barrier, U64), U64, 8, (change,), False, None)
+
+
+_WORD: Final = np.dtype("u4")
+_BYTE: Final = np.dtype("u1")
+_BULK: Final = 16
+"""Addresses and sizes of bulk copies are multiples of this."""
+_ALL_BITS: Final = (1 << 64) - 1
+
+
+def copy_small(
+    state: BatchState,
+    threads: Threads,
+    target: Value,
+    source: Value,
+    count: int,
+    available: Value | None,
+    guard: Value | None,
+) -> None:
+    """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory; those past `available` are zero."""
+    words = []
+    for at in range(0, count, 4):
+        align = 4 if at else count
+        if available is None:
+            words.append(load(state, threads, "global", displace(source, at), _WORD, align, guard))
+            continue
+        there = np.clip(available.astype(np.int64) - at, 0, 4)
+        is_loaded = (there > 0) if guard is None else (there > 0) & guard
+        word = load(state, threads, "global", displace(source, at), _WORD, align, is_loaded)
+        words.append((word & ((np.int64(1) << (8 * there)) - 1).astype(np.uint32)).astype(np.uint32))
+    store(state, threads, "shared", target, _WORD, count, tuple(words), guard)
+
+
+def copy_bulk(
+    state: BatchState,
+    threads: Threads,
+    spaces: tuple[str, str],
+    target: Value,
+    source: Value,
+    count: Value,
+    barrier: Value | None,
+    mask: Value | None,
+    guard: Value | None,
+) -> None:
+    """cp.async.bulk: copy `count` bytes of each thread; `spaces` are the target's and the source's.
+
+    The mbarrier is signalled; `mask` chooses the blocks of the cluster that get them.
+    """
+
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        place, origin, size, waiting, blocks = arguments
+        _check_bulk(place, origin, size)
+        selected = None if mask is None else blocks
+        for to in destinations(place, selected) if size else ():
+            _bytes(state, thread, spaces[0], to, size)[:] = _bytes(state, thread, spaces[1], origin, size)
+        for waiting_address in () if barrier is None else destinations(waiting, selected):
+            complete_bytes(state, thread, waiting_address, size)
+
+    nothing = np.uint32(0)
+    values = (target, source, count, nothing if barrier is None else barrier, nothing if mask is None else mask)
+    by_thread(state, threads, values, guard, work)
+
+
+def reduce_bulk(
+    state: BatchState,
+    threads: Threads,
+    space: str,
+    function: str,
+    dtype: DType,
+    target: Value,
+    source: Value,
+    count: Value,
+    barrier: Value | None,
+    guard: Value | None,
+) -> None:
+    """cp.reduce.async.bulk: do an atomic operation with each element of `count` bytes of shared memory."""
+
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        place, origin, size, waiting = arguments
+        _check_bulk(place, origin, size)
+        if size:
+            values = _bytes(state, thread, "shared", origin, size).view(dtype).copy()
+            elements, step = len(values), dtype.itemsize
+            places = consecutive(place, elements, step)
+            atomic(state, repeat(thread, elements), space, function, places, dtype, step, (values,), False, None)
+        if barrier is not None:
+            complete_bytes(state, thread, waiting, size)
+
+    by_thread(state, threads, (target, source, count, np.uint32(0) if barrier is None else barrier), guard, work)
+
+
+def _check_bulk(target: int, source: int, size: int) -> None:
+    for name, value in (("target", target), ("source", source), ("size", size)):
+        check_multiple(f"bulk copy with {name}", value, _BULK)
+
+
+def _bytes(state: BatchState, thread: Threads, space: str, address: int, size: int) -> Array:
+    """Return the bytes of one thread's range. Raises IllegalAddress unless all of them are there."""
+    first, last = (
+        int(np.atleast_1d(elements(state, thread, space, np.full(1, end, np.uint64), 1, 1)[0][1])[0])
+        for end in (address, (address + size - 1) & _ALL_BITS)
+    )
+    # Both ends may be there and not what is between them: two allocations, or the memory of two blocks.
+    is_whole = last - first == size - 1 and (space != "global" or state.space.contains_places(first, last + 1))
+    if not is_whole:
+        raise IllegalAddress(f"{space} address {address:#x}, {size} bytes: outside of the memory there is")
+    return state.view(space, _BYTE)[first : last + 1]

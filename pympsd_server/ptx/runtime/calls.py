@@ -1,0 +1,86 @@
+"""Calls through addresses, the stack, malloc, free, conditions, and addresses in other blocks."""
+
+from typing import Final
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import Value
+from pympsd_server.ptx.isa.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
+from pympsd_server.ptx.isa.machine import RANK_SHIFT
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.threads import Threads, spread
+
+_HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
+"""Half of the shared addresses that belong to one block of a cluster."""
+
+
+def function_index(address: Value, functions: tuple[int, ...]) -> Value:
+    """Return the position of each address among those known. Raises InvalidProgramCounter for another one."""
+    table = np.array(functions, np.uint64)
+    addresses = np.atleast_1d(address)
+    is_function = addresses[:, None] == table[None, :]
+    missing = ~is_function.any(axis=1)
+    if missing.any():
+        at = int(np.argmax(missing))
+        raise InvalidProgramCounter(
+            f"call of {int(addresses[at]):#x}, which is not a function of this shape", position=at
+        )
+    index = is_function.argmax(axis=1).astype(np.uint32)
+    return index if address.ndim else index[0]
+
+
+def align_up(value: Value, alignment: int) -> Value:
+    """Return addresses, rounded up to a power of two."""
+    mask = value.dtype.type(alignment - 1)
+    return (value + mask) & ~mask
+
+
+def device_malloc(state: BatchState, threads: Threads, count: Value) -> Value:
+    """malloc of each thread, in thread order: return addresses, 0 if the heap is full."""
+    counts = spread(count, threads.count)
+    addresses = np.zeros(threads.count, np.uint64)
+    heap = state.facilities.heap
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
+        addresses[position] = heap.allocate(int(counts[position]))
+    return addresses
+
+
+def device_free(state: BatchState, threads: Threads, address: Value) -> None:
+    """free of each thread, in thread order."""
+    addresses = spread(address, threads.count)
+    heap = state.facilities.heap
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
+        if not heap.free(int(addresses[position])):
+            why = f"free of {int(addresses[position]):#x}, which no malloc of a kernel returned"
+            raise IllegalAddress(why, position=position)
+
+
+def set_conditional(state: BatchState, threads: Threads, handle: Value, value: Value) -> None:
+    """cudaGraphSetConditional of each thread, in thread order: the last one's value stays."""
+    handles, values = spread(handle, threads.count), spread(value, threads.count)
+    conditions = state.facilities.conditions
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
+        condition = conditions.find(int(handles[position]))
+        if condition is None:
+            why = f"cudaGraphSetConditional of {int(handles[position]):#x}, which no executable graph here has"
+            raise LaunchFailed(why, position=position)
+        condition.value = int(values[position])
+
+
+def address_in_block(address: Value, rank: Value) -> Value:
+    """mapa: a shared address of the own block as that of another one of the cluster.
+
+    Compilers write addresses below a variable, too, so that half of a block's range lies below its memory.
+    """
+    kind = address.dtype.type
+    above = address + kind(_HALF_RANGE)
+    window = above & kind(0xFFFFFFFF << 32 & ((1 << 8 * address.dtype.itemsize) - 1))
+    offset = (above & kind((1 << RANK_SHIFT) - 1)) - kind(_HALF_RANGE)
+    return window + ((rank + np.uint32(1)).astype(kind) << kind(RANK_SHIFT)) + offset
+
+
+def rank_of_address(address: Value, own: Value) -> Value:
+    """getctarank: the rank of the block that a shared address is in."""
+    kind = address.dtype.type
+    rank = ((address + kind(_HALF_RANGE)) >> kind(RANK_SHIFT) & kind(255)).astype(np.uint32)
+    return np.where(rank > 0, rank - np.uint32(1), own).astype(np.uint32)

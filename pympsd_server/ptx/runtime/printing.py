@@ -1,0 +1,100 @@
+"""vprintf and failed assertions of threads: their texts, in the order of the threads."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import Array, Value
+from pympsd_server.ptx.isa.faults import DeviceAssertion, IllegalAddress
+from pympsd_server.ptx.isa.machine import SPACE_OF_WINDOW, WINDOW_BITS
+from pympsd_server.ptx.math.c_format import Conversion, parse_format
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.spaces import load
+from pympsd_server.ptx.runtime.threads import Threads, spread
+
+_BYTE = np.dtype("u1")
+_POINTER = np.dtype("u8")
+_parse = lru_cache(maxsize=256)(parse_format)
+
+
+def read_string(state: BatchState, thread: int, address: int) -> bytes:
+    """Return the bytes before the NUL at a generic address, as one thread of the batch sees them."""
+    space = SPACE_OF_WINDOW.get(address >> WINDOW_BITS)
+    if space is None:
+        start, size = state.space.find(address)
+        content = state.space.read(address, start + size - address)
+    else:
+        offset = address & ((1 << WINDOW_BITS) - 1)
+        reader = Threads(np.array([thread]), 1)
+        base = 0 if space == "param" else int(state.frame_bases(reader, space, 0)[0])
+        content = state.view(space, _BYTE)[base + offset : base + state.frame_size(space)].tobytes()
+    text, end, _ = content.partition(b"\0")
+    if not end:
+        raise IllegalAddress(f"the string at {address:#x} has no end")
+    return text
+
+
+def device_print(state: BatchState, threads: Threads, form: Value, arguments: Value) -> Value:
+    """vprintf: print the text of each thread. Returns the number of arguments, -1 for a null format."""
+    forms = spread(form, threads.count)
+    texts: list[bytes] = [b""] * threads.count
+    counts = np.full(threads.count, -1, np.int32)
+    for address in np.unique(forms).tolist():
+        if not address:
+            continue
+        selected = np.flatnonzero(forms == address)
+        inner = Threads(threads.indices().take(selected), len(selected))
+        parts = _parse(read_string(state, int(inner.indices()[0]), address))
+        pointers = arguments if arguments.ndim == 0 else arguments.take(selected)
+        rows = _format(state, inner, parts, pointers)
+        counts[selected] = sum(len(part.arguments) for part in parts if isinstance(part, Conversion))
+        for position, text in zip(selected.tolist(), rows, strict=True):
+            texts[position] = text
+    order = np.argsort(threads.indices(), kind="stable")
+    for position in order.tolist():
+        if texts[position]:
+            state.facilities.output.print(texts[position])
+    return counts
+
+
+def _format(state: BatchState, threads: Threads, parts: list[bytes | Conversion], arguments: Value) -> list[bytes]:
+    columns: list[list[bytes]] = []
+    offset = 0
+    ids = threads.indices().tolist()
+    for part in parts:
+        if isinstance(part, bytes):
+            columns.append([part] * threads.count)
+            continue
+        values: list[list[int | float | bytes]] = []
+        for kind in part.arguments:
+            dtype = _POINTER if kind == "s" else np.dtype(kind)
+            # An argument lies at the next multiple of its size.
+            offset = -(-offset // dtype.itemsize) * dtype.itemsize
+            loaded = load(state, threads, "generic", arguments + np.uint64(offset), dtype, dtype.itemsize, None)
+            offset += dtype.itemsize
+            column = spread(loaded, threads.count).tolist()
+            if kind == "s":
+                column = [_string(state, *pair) for pair in zip(ids, column, strict=True)]
+            values.append(column)
+        rows = zip(*values, strict=True) if values else [()] * threads.count
+        columns.append([part.text(tuple(row)) for row in rows])
+    return [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * threads.count
+
+
+def _string(state: BatchState, thread: int, address: int) -> bytes:
+    return read_string(state, thread, address) if address else b"(null)"
+
+
+def report_assertion(state: BatchState, threads: Threads, what: tuple[Value, Value, Value, Value]) -> DeviceAssertion:
+    """Report __assertfail(message, file, line, function) of each thread, in CUDA's words; return the fault."""
+    columns: list[Array] = [spread(value, threads.count) for value in what]
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
+        thread = int(threads.indices()[position])
+        message, file, line, function = (int(column[position]) for column in columns)
+        text, path, name = (_string(state, thread, pointer) for pointer in (message, file, function))
+        block, place = state.place_of(thread)
+        where = b"block: [%d,%d,%d], thread: [%d,%d,%d]" % (*block, *place)
+        state.facilities.output.report(b"%s:%d: %s: %s Assertion `%s` failed.\n" % (path, line, name, where, text))
+    fault = DeviceAssertion("a device-side assert failed")
+    fault.position = int(np.argmin(threads.indices()))
+    return fault

@@ -1,0 +1,224 @@
+"""Loads and stores: from addresses to elements of the memory views, with every access checked.
+
+Every address that a kernel computes passes through here. The steps for all threads of a group together:
+
+1. A generic address determines its state space by its upper bits (isa/machine.py).
+2. The lowest and highest address are compared with the client's allocations, or with the size of a frame of shared or
+   local memory. Only if that is not enough is each address looked up.
+3. The address becomes an index in the view of the space as elements of the access's width.
+
+A fault names the first thread, by its position among those that run together; `among` translates the position when
+only some of the threads took part. A store writes nothing if any of its threads faults.
+"""
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import S64, Array, DType, Value
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.ptx.isa.machine import RANK_SHIFT, SPACE_OF_WINDOW, WINDOW_BITS
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.threads import Threads
+
+
+def _bounds(value: Value) -> tuple[int, int, int]:
+    """Return the lowest, the highest and the union of the bits of integers."""
+    if value.ndim == 0:
+        number = int(value)
+        return number, number, number
+    return int(value.min()), int(value.max()), int(np.bitwise_or.reduce(value))
+
+
+def global_elements(state: BatchState, address: Value, size: int, nbytes: int, align: int) -> Value:
+    """Return the indices of elements of ``size`` bytes at global addresses, from which ``nbytes`` are accessed.
+
+    Faults if one of them is not a multiple of ``align``, or outside the client's allocations.
+    """
+    offset = address.view(S64) - np.int64(state.space.base)
+    low, high, bits = _bounds(offset)
+    if bits & (align - 1) or not state.space.contains(low, high + nbytes):
+        offset = state.space.locate(offset, nbytes, align)
+    shift = size.bit_length() - 1
+    return np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
+
+
+def frame_elements(state: BatchState, threads: Threads, space: str, address: Value, size: int, nbytes: int) -> Value:
+    """Return the same for shared, local and parameter memory, whose addresses begin at 0 in each frame.
+
+    Addresses of these spaces have 32 bits: wider ones are cut off. Alignment is that of ``nbytes``.
+    """
+    if address.dtype.kind == "u" and address.dtype.itemsize == 8:
+        address = address.view(S64)
+    low, high, bits = _bounds(address)
+    frame, shift = state.frame_size(space), size.bit_length() - 1
+    if bits & (nbytes - 1) or low < 0 or high + nbytes > frame:
+        address = address.astype(np.int32)
+        low, high, bits = _bounds(address)
+        if space == "shared" and high >= 1 << RANK_SHIFT:
+            return _cluster_elements(state, threads, address, shift, nbytes)
+        if bits & (nbytes - 1) or low < 0 or high + nbytes > frame:
+            _check_frame(space, frame, address.astype(S64), nbytes)
+    index = address.astype(S64) >> np.int64(shift)
+    return index if space == "param" else index + state.frame_bases(threads, space, shift)
+
+
+def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, nbytes: int) -> Value:
+    """Return the elements of shared memory, some of it other blocks' of the thread's cluster."""
+    addresses = np.broadcast_to(address, threads.count).astype(S64)
+    own = threads.pick(state.cta)
+    rank, offset = addresses >> RANK_SHIFT, addresses & ((1 << RANK_SHIFT) - 1)
+    wrong = (rank < 0) | (rank > state.cluster_blocks)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        why = f"shared address {int(addresses[place]) % (1 << 32):#x}: a cluster has {state.cluster_blocks} blocks"
+        raise IllegalAddress(why, position=place)
+    _check_frame("shared", state.frame_size("shared"), offset, nbytes)
+    block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
+    return (offset >> shift) + block * (state.shared_frame >> shift)
+
+
+def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
+    addresses = np.atleast_1d(address)
+    outside = (addresses < 0) | (addresses > size - nbytes)  # the sum may overflow
+    if outside.any():
+        at = int(np.argmax(outside))
+        where = f"{space} address {int(addresses[at]) % (1 << 32):#x}, {nbytes} bytes"
+        why = f"{where}: outside of the {size} bytes there are"
+        raise IllegalAddress(why, position=at)
+    misaligned = (addresses & (nbytes - 1)) != 0
+    if misaligned.any():
+        at = int(np.argmax(misaligned))
+        raise MisalignedAddress(f"{space} address {int(addresses[at]):#x}, {nbytes} bytes: misaligned", position=at)
+
+
+def among(selected: Array, fault: DeviceFault) -> DeviceFault:
+    """Return a fault of some threads with its position among all of them."""
+    fault.position = int(selected[fault.position])
+    return fault
+
+
+def _subset(threads: Threads, selected: Array) -> Threads:
+    return Threads(threads.indices().take(selected), len(selected))
+
+
+def _pick(value: Value, selected: Array) -> Value:
+    return value if value.ndim == 0 else value.take(selected)
+
+
+def elements(
+    state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int
+) -> list[tuple[str, Value, Array | None]]:
+    """Resolve addresses of any space: (space, element indices, which of the threads or None for all).
+
+    Generic addresses of one group may lie in several spaces; the list has one entry for each.
+    """
+    if space != "generic":
+        return [(space, _one_space(state, threads, space, address, nbytes, align), None)]
+    # Device windows begin at 0x6000_0000_0000: everything outside windows 1 to 3 is global.
+    if address.dtype.itemsize < 8:
+        address = address.astype(np.uint64)
+    windows = address.view(S64) >> np.int64(WINDOW_BITS)
+    low, high, _ = _bounds(windows)
+    if low == high or low > 3:
+        kind = SPACE_OF_WINDOW.get(low, "global")
+        return [(kind, _in_window(state, threads, kind, address, nbytes, align), None)]
+    parts: list[tuple[str, Value, Array | None]] = []
+    kinds = np.where((windows >= 1) & (windows <= 3), windows, 0)
+    for window in np.unique(kinds).tolist():
+        selected = np.flatnonzero(kinds == window)
+        kind = SPACE_OF_WINDOW.get(window, "global")
+        try:
+            part = _in_window(state, _subset(threads, selected), kind, address.take(selected), nbytes, align)
+        except DeviceFault as fault:
+            raise among(selected, fault) from None
+        parts.append((kind, part, selected))
+    return parts
+
+
+def _in_window(state: BatchState, threads: Threads, kind: str, address: Value, nbytes: int, align: int) -> Value:
+    if kind != "global":
+        address = address.view(S64) & np.int64((1 << WINDOW_BITS) - 1)
+    return _one_space(state, threads, kind, address, nbytes, align)
+
+
+def _one_space(state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int) -> Value:
+    if space == "global":
+        if address.dtype.itemsize < 8:
+            address = address.astype(np.uint64)
+        return global_elements(state, address, nbytes, align, align)
+    return frame_elements(state, threads, space, address, nbytes, align)
+
+
+def load(
+    state: BatchState, threads: Threads, space: str, address: Value, dtype: DType, align: int, guard: Value | None
+) -> Value:
+    """Load one element per thread; where `guard` is false the result is 0 and nothing is touched."""
+    if guard is not None and guard.ndim:
+        selected: Array = np.flatnonzero(guard)
+        result = np.zeros(threads.count, dtype)
+        if len(selected):
+            inner = _subset(threads, selected)
+            try:
+                result[selected] = load(state, inner, space, _pick(address, selected), dtype, align, None)
+            except DeviceFault as fault:
+                raise among(selected, fault) from None
+        return result
+    if guard is not None and not guard:
+        return dtype.type(0)
+    parts = elements(state, threads, space, address, dtype.itemsize, align)
+    if parts[0][2] is None:
+        return state.view(parts[0][0], dtype)[parts[0][1]]
+    result = np.empty(threads.count, dtype)
+    for kind, index, some in parts:
+        result[some] = state.view(kind, dtype)[index]
+    return result
+
+
+def store(
+    state: BatchState,
+    threads: Threads,
+    space: str,
+    address: Value,
+    dtype: DType,
+    align: int,
+    values: tuple[Value | None, ...],
+    guard: Value | None,
+) -> None:
+    """Store one or more consecutive elements per thread, less those that are None.
+
+    Nothing is written when any thread faults.
+    """
+    if guard is not None and guard.ndim:
+        storing: Array = np.flatnonzero(guard)
+        if len(storing):
+            inner = _subset(threads, storing)
+            picked = tuple(None if v is None else _pick(v, storing) for v in values)
+            try:
+                store(state, inner, space, _pick(address, storing), dtype, align, picked, None)
+            except DeviceFault as fault:
+                raise among(storing, fault) from None
+        return
+    if guard is not None and not guard:
+        return
+    for kind, index, selected in elements(state, threads, space, address, dtype.itemsize, align):
+        view = state.view(kind, dtype)
+        for position, value in enumerate(values):
+            if value is not None:
+                store_elements(view[position:], index, value if selected is None else _pick(value, selected))
+
+
+def store_elements(view: Array, index: Value, value: Value) -> None:
+    """Do view[index] = value; of several threads that store to one address the last wins."""
+    if index.ndim == 0 and value.ndim:
+        value = value[-1]
+    view[index] = value
+
+
+def displace(address: Value, offset: int) -> Value:
+    """Return the address plus a constant, wrapping in its own width."""
+    bits = 8 * address.dtype.itemsize
+    return address + address.dtype.type(offset & ((1 << bits) - 1))
+
+
+def constant_address(address: Value, constants: np.uint64) -> Value:
+    """Return the generic address of 32-bit addresses of constants, which lie behind `constants`."""
+    return (address - constants.astype(np.uint32)).astype(np.uint64) + constants

@@ -1,0 +1,145 @@
+"""Operations between the lanes of a warp: shuffles, votes, matches, reductions."""
+
+import numpy as np
+
+from pympsd_server.ptx.isa.datatypes import Array, Value
+from pympsd_server.ptx.isa.machine import GROUP_WARPS, WARP
+from pympsd_server.ptx.runtime.batch_state import BatchState
+from pympsd_server.ptx.runtime.threads import Threads, spread
+
+
+def ballot(state: BatchState, threads: Threads, predicate: Value) -> Array:
+    """Return per warp of the batch (uint32) which of these threads have a true predicate."""
+    if threads.ids is None and state.whole_warps and predicate.ndim:
+        flags = predicate
+    else:
+        flags = np.zeros(state.warps * WARP, np.bool_)
+        flags[threads.pick(state.slot)] = predicate
+    return np.packbits(flags, bitorder="little").view(np.uint32)
+
+
+def active(state: BatchState, threads: Threads) -> Array:
+    """Return per warp (uint32) the lanes in this group."""
+    return threads.remember("active", lambda: ballot(state, threads, np.bool_(True)))  # type: ignore[no-any-return]
+
+
+def _per_thread(state: BatchState, threads: Threads, per_warp: Array) -> Array:
+    return per_warp.take(threads.pick(state.warp))  # type: ignore[no-any-return]
+
+
+def active_mask(state: BatchState, threads: Threads) -> Array:
+    """activemask: return for each thread the lanes of its warp that are in this group."""
+    return _per_thread(state, threads, active(state, threads))
+
+
+def vote(state: BatchState, threads: Threads, mode: str, predicate: Value, mask: Value) -> Value:
+    """vote.sync: ballot (uint32) or any/all/uni (bool) over the lanes of `mask`."""
+    # Each thread sees the votes of the lanes its own mask names.
+    votes = _per_thread(state, threads, ballot(state, threads, predicate)) & mask
+    if mode == "ballot":
+        return votes
+    if mode == "any":
+        return votes != 0
+    voters = _per_thread(state, threads, active(state, threads)) & mask
+    return votes == voters if mode == "all" else (votes == voters) | (votes == 0)
+
+
+def elect(state: BatchState, threads: Threads, mask: Value) -> tuple[Value, Value]:
+    """elect.sync: (leader's lane, whether this thread is it); the leader is the lowest lane present."""
+    voters = active_mask(state, threads) & mask
+    lowest = voters & (~voters + np.uint32(1))
+    leader = np.bitwise_count(lowest - np.uint32(1)).astype(np.uint32)
+    return leader, leader == threads.pick(state.lane)
+
+
+def shuffle(
+    state: BatchState, threads: Threads, mode: str, value: Value, where: Value, clamp: Value
+) -> tuple[Value, Value]:
+    """shfl: (the other lane's value, whether the source lane was in range)."""
+    source, valid = _sources(state, threads, mode, where, clamp)
+    if value.ndim == 0:
+        return value, valid
+    if threads.ids is None:
+        return value.take(source), valid
+    everyone = np.zeros(state.count, value.dtype)
+    everyone[threads.ids] = value
+    return everyone.take(source), valid
+
+
+def _sources(state: BatchState, threads: Threads, mode: str, where: Value, clamp: Value) -> tuple[Array, Array]:
+    lane = threads.pick(state.lane)
+    distance = where.astype(np.int64) & 31
+    clamp = clamp.astype(np.int64)
+    segment, limit = (clamp >> 8) & 31, clamp & 31
+    highest = (lane & segment) | (limit & ~segment)
+    if mode == "up":
+        source = lane - distance
+    elif mode == "down":
+        source = lane + distance
+    elif mode == "bfly":
+        source = lane ^ distance
+    else:
+        source = (lane & segment) | (distance & ~segment)
+    valid = source >= highest if mode == "up" else source <= highest
+    source = np.where(valid, source, lane)
+    ids = threads.indices()
+    if not state.whole_warps:
+        # A lane past the end of the CTA does not exist: its value is undefined, so the own value is kept.
+        thread = threads.pick(state.thread)
+        source = np.where(thread - lane + source < state.threads_per_block, source, lane)
+    return ids - lane + source, valid
+
+
+def match(state: BatchState, threads: Threads, mode: str, value: Value, mask: Value) -> tuple[Value, Value]:
+    """match.sync: (lanes of `mask` with the same value, whether all have it); mode any or all."""
+    table: Array = np.zeros(state.warps * WARP, value.dtype)  # 0 for lanes that are not in the group
+    table[threads.pick(state.slot)] = value
+    table = table.reshape(-1, WARP)
+    equal = table[:, :, None] == table[:, None, :]
+    bits = np.packbits(equal, axis=2, bitorder="little").view(np.uint32).reshape(-1)
+    voters = active_mask(state, threads) & mask
+    same = bits.take(threads.pick(state.slot)) & voters
+    if mode == "any":
+        return same, np.bool_(True)
+    agreed = same == voters
+    return np.where(agreed, same, np.uint32(0)), agreed
+
+
+_REDUCTIONS = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def reduce(state: BatchState, threads: Threads, mode: str, value: Value, mask: Value) -> Value:
+    """redux.sync over the lanes that share a membermask."""
+    function = _REDUCTIONS[mode]
+    value, mask = spread(value, threads.count), spread(mask, threads.count)
+    # Lanes of one warp may be in different masks: one key per (warp, mask).
+    key = threads.pick(state.warp).astype(np.uint64) << np.uint64(32) | mask
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    totals = function.reduceat(value[order], starts, dtype=value.dtype)
+    result = np.empty(threads.count, value.dtype)
+    result[order] = np.repeat(totals, np.diff(np.r_[starts, threads.count]))
+    return result
+
+
+def all_arrived(state: BatchState, threads: Threads, mask: Value, warps: int = 1) -> Value:
+    """Return per thread whether every living lane that its membermask names is in this group.
+
+    `warps`: 1, or GROUP_WARPS, when the other warps of the thread's warp group have to be here, too.
+    """
+    living = state.living_lanes()
+    if warps == 1:
+        required = _per_thread(state, threads, living) & mask
+        return (required & ~active_mask(state, threads)) == 0
+    late = (living & ~active(state, threads)) != 0
+    warp = np.arange(state.warps)
+    group = warp - warp % state.warps_per_block % GROUP_WARPS
+    return _per_thread(state, threads, np.bincount(group, late, state.warps)[group] == 0)

@@ -1,0 +1,161 @@
+"""PTX text to tokens."""
+
+import re
+from typing import NamedTuple
+
+from pympsd_server.ptx.isa.faults import InvalidPtx
+
+MAX_REGISTERS = 1 << 20
+"""The registers of a function, and of a kernel with the functions that are inlined."""
+_SPACES = " \t\r\f\v"
+_PATTERN = re.compile(
+    r"""
+    [ \t\r\f\v]*+ (?:
+    (?P<newline>\n[ \t\r\f\v\n]*+)
+  | (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)\w+)*)
+  | (?P<mark>&&|\|\||<<|>>|[<>=!]=|[\[\]{}()<>,;:=+\-*%&^?!|~]|/(?![/*])|@(?!@DWARF))
+  | (?P<directive>\.[A-Za-z_][\w$]*)
+  | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b
+      |(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
+  | (?P<integer>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
+  | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/) | (?P<unclosed>/\*)
+  | (?P<string>"(?:[^"\\\n]|\\.)*")
+  | (?P<body>\0\d+\0\n*)
+  )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Token(NamedTuple):
+    """A word, number, string or symbol, with its line; `kind` "end" after the last one.
+
+    A `kind` of "body" stands for text in braces that `outline.set_aside` has taken out, and has its number.
+    """
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokenize(text: str, line: int = 1) -> list[Token]:
+    """Return all tokens but space and comments, and an "end" token. Raises InvalidPtx at a strange character.
+
+    ``line`` is the line of the image on which the text begins.
+    """
+    tokens: list[Token] = []
+    position, end = 0, len(text.rstrip(_SPACES))
+    match_at = _PATTERN.match
+    while position < end:
+        match = match_at(text, position)
+        if match is None or match.lastindex is None or match.lastgroup == "unclosed":
+            position = end - len(text[position:end].lstrip(_SPACES))
+            raise InvalidPtx(f"syntax error at {text[position : position + 20]!r}", line)
+        kind, token, position = match.lastgroup or "", match[match.lastindex], match.end()
+        if kind in ("newline", "block"):
+            line += token.count("\n")
+        elif kind == "body":
+            tokens.append(Token(kind, token.strip("\0\n"), line))
+            line += token.count("\n")
+        elif kind != "comment":
+            tokens.append(Token(kind, token, line))
+    tokens.append(Token("end", "end of file", line))
+    return tokens
+
+
+class TokenStream:
+    """Looks at and consumes tokens; every refusal carries the current line."""
+
+    def __init__(self, text: str, line: int = 1) -> None:
+        self._tokens = tokenize(text, line)
+        self._at = 0
+        self._registers = 0
+
+    @property
+    def current(self) -> Token:
+        """The token that is next."""
+        return self._tokens[self._at]
+
+    @property
+    def line(self) -> int:
+        """The line of the next token."""
+        return self.current.line
+
+    @property
+    def following(self) -> Token:
+        """The token after the next one."""
+        return self._tokens[min(self._at + 1, len(self._tokens) - 1)]
+
+    def error(self, expected: str) -> InvalidPtx:
+        """Return the refusal of the next token, where something else is `expected`."""
+        actual = "{" if self.current.kind == "body" else self.current.text
+        return InvalidPtx(f"expected {expected}, found {actual!r}", self.line)
+
+    def take(self) -> Token:
+        """Return the next token and step over it. Raises InvalidPtx at the end."""
+        token = self._tokens[self._at]
+        if token.kind == "end":
+            raise self.error("more text")
+        self._at += 1
+        return token
+
+    def is_at(self, *texts: str) -> bool:
+        """Return whether the next token is one of some texts."""
+        token = self._tokens[self._at]
+        return token.text in texts and token.kind not in ("string", "body")
+
+    def accept(self, text: str) -> bool:
+        """Step over a text if it is next; return whether it was."""
+        token = self._tokens[self._at]
+        is_next = token.text == text and token.kind not in ("string", "body")
+        self._at += is_next
+        return is_next
+
+    def expect(self, text: str) -> None:
+        """Step over a text. Raises InvalidPtx if it is not next."""
+        if not self.accept(text):
+            raise self.error(repr(text))
+
+    def word(self, what: str) -> str:
+        """Return the next token, a word. Raises InvalidPtx, naming `what`, for another one."""
+        if self.current.kind != "word":
+            raise self.error(what)
+        return self.take().text
+
+    def integer(self) -> int:
+        """Return the next token, an integer with or without a sign. Raises InvalidPtx for another one."""
+        negative = self.accept("-")
+        if self.current.kind != "integer":
+            raise self.error("an integer")
+        value = parse_integer(self.take().text)
+        return -value if negative else value
+
+    def count_registers(self, count: int) -> None:
+        """Count registers that the text declares by a range. Raises InvalidPtx above MAX_REGISTERS."""
+        self._registers += count
+        if self._registers > MAX_REGISTERS:
+            raise InvalidPtx(f"a function declares more than {MAX_REGISTERS} registers", self.line)
+
+    def skip_line(self) -> None:
+        """Skip the rest of the line, as .loc and .file end there."""
+        line = self.line
+        while self.current.kind != "end" and self.line == line:
+            self._at += 1
+
+    def skip_past(self, text: str) -> None:
+        """Step over everything up to a text and the text."""
+        while not self.accept(text):
+            self.take()
+
+    def skip_past_body(self) -> None:
+        """Step over everything up to the next text in braces and that text."""
+        while self.take().kind != "body":
+            pass
+
+
+def parse_integer(text: str) -> int:
+    """Return the value of a literal: decimal, octal, hexadecimal or binary, with or without U."""
+    digits = text.rstrip("U")
+    if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
+        return int(digits, 8)
+    return int(digits, 0)
