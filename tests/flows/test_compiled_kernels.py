@@ -13,7 +13,7 @@ import pytest
 from daemon_disk import Disk
 from processes import PYMPSD, ClientProcess, DaemonProcess, alive, children_of, wait_until
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compiler_process import MAX_PROCESSES
+from pympsd_server.ptx.compiled_tier.compilation.compiler_process import MAX_PROCESSES
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
 
