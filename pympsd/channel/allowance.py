@@ -13,7 +13,7 @@ limit for each connection bounds nothing. Therefore
 
 How much a user may have is not decided here: a budget asks its ``problem``, in the daemon that of all shares
 (pympsd.state_machine.shares). Whatever else a session keeps, such as the hello of a client that waits, is counted by
-``keeping``. An example, with a share of 4 MiB::
+``keep``. An example, with a share of 4 MiB::
 
     connection   received   queued   kept     in the user's budget
     1            1 MiB      -        -        1 MiB
@@ -122,7 +122,7 @@ class Allowance:
         self._report_change(is_limited=grows)
 
     @contextmanager
-    def keeping(self, count: int) -> Iterator[None]:
+    def keep(self, count: int) -> Iterator[None]:
         """Count further bytes as long as the block runs.
 
         Raises:

@@ -67,14 +67,14 @@ def _problem(status: os.stat_result, path: str) -> str:
     return ""
 
 
-def with_full_path(words: Sequence[str]) -> list[str]:
+def expand_path(words: Sequence[str]) -> list[str]:
     """Return words that name a file by its full path, which the daemon shows later, if that has no blanks."""
     path = _find_path(words)
     full = os.path.abspath(path)
     return [full if word == path and len(full.split()) == 1 else word for word in words]
 
 
-def with_hash_of_file(words: Sequence[str]) -> list[str]:
+def hash_expected_file(words: Sequence[str]) -> list[str]:
     """Return words whose option --expect has the SHA-256 of a file in place of its path, which has a slash.
 
     ``["--expect", "./mps.toml", "--json"]`` becomes ``["--expect=94ffb5...", "--json"]``.

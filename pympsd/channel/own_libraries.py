@@ -5,7 +5,7 @@ of the driver's: LD_LIBRARY_PATH names their folder, and PYMPSD_ROUTING=1 routes
 (`pympsd.cli.routed_run`). A process that works for pympsd itself must not be routed: one that asks the driver for its
 devices would ask pympsd, and take the answer for a GPU. So whoever starts such a process removes both::
 
-    subprocess.run([sys.executable, "-I", probe], env=without_routing(os.environ))
+    subprocess.run([sys.executable, "-I", probe], env=remove_routing(os.environ))
 
 A daemon that such a program starts removes them from its own environment, from which its keeper and its servers have
 theirs. The dynamic loader reads the variable when a program starts, so no process can remove it for itself.
@@ -37,13 +37,13 @@ def is_own(folder: str) -> bool:
     return str(Path(folder).resolve()).endswith(f"/{_FOLDER}")
 
 
-def without_routing(environment: Mapping[str, str]) -> dict[str, str]:
+def remove_routing(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which CUDA's libraries are the machine's own, also for Python programs.
 
     Other folders of LD_LIBRARY_PATH stay, in their order. An empty one, which stands for the working directory, is
     removed, and the variable with it if nothing is left. An example::
 
-        without_routing({"LD_LIBRARY_PATH": f"{OWN_LIBRARIES}:/opt/cuda/lib64", "PYMPSD_ROUTING": "1"})
+        remove_routing({"LD_LIBRARY_PATH": f"{OWN_LIBRARIES}:/opt/cuda/lib64", "PYMPSD_ROUTING": "1"})
         {"LD_LIBRARY_PATH": "/opt/cuda/lib64"}
     """
     result = dict(environment)  # the caller's stays as it is

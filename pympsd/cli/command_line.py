@@ -207,10 +207,10 @@ def _driver(options: Options) -> int:
     _find_dependencies()
     try:
         from pympsd.devices.discovery import expected_driver
-        from pympsd.devices.state_folder import with_machine_file
+        from pympsd.devices.state_folder import add_machine_file
         from pympsd.vocabulary.settings import Settings
 
-        return expected_driver(Settings.from_environment(with_machine_file(environment)))
+        return expected_driver(Settings.from_environment(add_machine_file(environment)))
     except ImportError:
         return DRIVER
     except InputError as error:

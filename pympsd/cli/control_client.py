@@ -135,7 +135,7 @@ def _converse(
     if protocol != if_protocol:
         words = ()
     if words[:1] == ["config"]:
-        words = _with_file(daemon, words, sendable == FILES or not daemon.is_foreign)
+        words = _attach_file(daemon, words, sendable == FILES or not daemon.is_foreign)
     groups = _source(words, protocol)
     withheld: list[bytes] = []
     if daemon.is_foreign:
@@ -144,15 +144,15 @@ def _converse(
     return REFUSED if withheld or ((words or strict) and refused) else 0
 
 
-def _with_file(daemon: "DaemonConnection", words: "Sequence[str]", may_send: bool) -> "Sequence[str]":
+def _attach_file(daemon: "DaemonConnection", words: "Sequence[str]", may_send: bool) -> "Sequence[str]":
     """Return the words of `config apply`, whose file is sent ahead, or of `config status` with the file's hash."""
     from pympsd.channel import attached_file
 
     if words[1:2] == ["apply"] and may_send:
         daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
-        return [*words[:2], *attached_file.with_full_path(words[2:])]
+        return [*words[:2], *attached_file.expand_path(words[2:])]
     if words[1:2] == ["status"] and "/" in "".join(words):
-        return attached_file.with_hash_of_file(words)
+        return attached_file.hash_expected_file(words)
     return words
 
 
@@ -273,12 +273,12 @@ def _answer(daemon: "DaemonConnection", line: bytes, timeout: float) -> "bool | 
             watched = _watch(daemon)
             daemon.wait_at_most(0)
         elif kind == frames.OPERATOR_STDOUT:
-            _write(1, _as_displayed(daemon, 1, body))
+            _write(1, _sanitise_for_display(daemon, 1, body))
         elif kind == frames.OPERATOR_STDERR:
-            _write(2, _as_displayed(daemon, 2, body))
+            _write(2, _sanitise_for_display(daemon, 2, body))
 
 
-def _as_displayed(daemon: "DaemonConnection", fd: int, body: bytes) -> bytes:
+def _sanitise_for_display(daemon: "DaemonConnection", fd: int, body: bytes) -> bytes:
     """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
     if not daemon.is_foreign and not posix.isatty(fd):
         return body

@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from pympsd.channel.attached_file import text_of
-from pympsd.channel.own_libraries import without_routing
+from pympsd.channel.own_libraries import remove_routing
 from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, BadOption, Options
 from pympsd.configuration.plan import FileContext, Plan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_driver_server
-from pympsd.devices.state_folder import unusable_directory, with_machine_file
+from pympsd.devices.state_folder import add_machine_file, unusable_directory
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.errors import InputError, PympsdError, StartError
 from pympsd.journal.files import LogFile
@@ -54,9 +54,9 @@ from pympsd.vocabulary.settings import (
     TURN_POLICIES,
     TURN_POLICY,
     Settings,
+    add_shares,
     check_executor_settings,
     load_policy,
-    with_shares,
 )
 from pympsd.vocabulary.variables import BadSetting
 
@@ -78,7 +78,7 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
         # A caller that waits for the end of a pipe of its own must not wait for the daemon.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     # Servers and the keeper have parts of this environment, and pympsd-run's programs may start daemons.
-    unrouted = without_routing(os.environ)
+    unrouted = remove_routing(os.environ)
     os.environ.clear()
     os.environ.update(unrouted)
     try:
@@ -145,7 +145,7 @@ def _read_settings(options: Options, protocol: int) -> Settings:
     """Return the settings of the environment and the command line, which wins."""
     if options.multiuser and os.geteuid() != 0:
         raise StartError("-multiuser-server: only root can serve other users; start without it for your own")
-    settings = Settings.from_environment(with_machine_file(os.environ))
+    settings = Settings.from_environment(add_machine_file(os.environ))
     if protocol == 3 and os.geteuid() == 0 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
         settings = evolve(settings, pipe_directory=files.SYSTEM_PIPE_DIRECTORY)
     if options.driver:
@@ -159,7 +159,7 @@ def _read_settings(options: Options, protocol: int) -> Settings:
             "-multiuser-server: it has one server for all users, and --users together (or PYMPSD_USERS) one for "
             "each; choose one of them"
         )
-    settings = with_shares(settings, options.user_shares, protocol)
+    settings = add_shares(settings, options.user_shares, protocol)
     if options.overtaking_seconds is not None:
         settings = evolve(settings, overtaking_seconds=options.overtaking_seconds)
     return settings

@@ -66,7 +66,7 @@ def look_for_daemon() -> tuple[str, str]:
     listens, with their types, and a daemon of protocol 3 marks its directory.
     """
     path = os.fsdecode(control_client.control_socket())
-    types = _listening_sockets()
+    types = _read_socket_types()
     kind = types.get(os.path.realpath(path), "")
     protocol = ""
     if not os.path.exists(path):
@@ -85,7 +85,7 @@ def look_for_daemon() -> tuple[str, str]:
     )
 
 
-def _listening_sockets() -> dict[str, str]:
+def _read_socket_types() -> dict[str, str]:
     """Return the types of the sockets at which processes listen, by path (proc(5), /proc/net/unix)."""
     types = {}
     try:

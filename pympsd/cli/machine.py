@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pympsd.cli.control_client import print_text
-from pympsd.devices.machine import BadMachine, describe, with_driver
+from pympsd.devices.machine import BadMachine, describe, set_driver
 from pympsd.devices.nvml_mock import export_profile, read_profile
 from pympsd.vocabulary.mistyped import Parser
 
@@ -50,7 +50,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _export(machine: str) -> str:
-    return f"{json.dumps(export_profile(with_driver(describe(machine), os.environ)), indent=2)}\n"
+    return f"{json.dumps(export_profile(set_driver(describe(machine), os.environ)), indent=2)}\n"
 
 
 def _load(path: str) -> object:

@@ -30,7 +30,7 @@ def gpu_share(function: T) -> T:
     The task or actor raises `BadShare` if its worker cannot have the share.
     """
     if isinstance(function, type):
-        started: T = _with_share_at_start(function)
+        started: T = _take_share_at_start(function)
         return started
 
     @wraps(function)
@@ -59,7 +59,7 @@ def take_share() -> None:
     take(share_of([devices[name] for name in names], requested))
 
 
-def _with_share_at_start(actor: Any) -> Any:
+def _take_share_at_start(actor: Any) -> Any:
     class WithShare(actor):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             take_share()

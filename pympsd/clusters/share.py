@@ -104,7 +104,7 @@ def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any]
             f"this process has {had} already, and cannot get {requested}: a share is for the life of a process, so "
             "give each its own (Ray: max_calls=1)"
         )
-    if library := _that_runs(modules):
+    if library := _find_gpu_library(modules):
         raise BadShare(f"{library} has begun to use a GPU before this process got its share; start it later")
     for name in (PERCENTAGE, MEMORY):
         environment.pop(name, None)
@@ -125,7 +125,7 @@ def _render(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
-def _that_runs(modules: Mapping[str, Any]) -> str:
+def _find_gpu_library(modules: Mapping[str, Any]) -> str:
     """Return the name of a library of this process that uses a GPU, as far as that is known."""
     client = modules.get("pympsd_client._objects.process")
     if client is not None and client.process.connection is not None:

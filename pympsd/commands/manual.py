@@ -63,7 +63,7 @@ def list_commands(protocol: int) -> str:
     return "".join(f"{usage}\n" for usage in sorted(usages))
 
 
-def all_help(protocol: int) -> str:
+def render_all_help(protocol: int) -> str:
     """Return the help of all commands of a protocol, sorted by their names."""
     commands = sorted((command.name, command) for command in COMMANDS.values() if protocol in command.protocols)
     return "".join(f"{command_help(command)}\n" for _, command in commands)
@@ -249,7 +249,7 @@ usage: {name} [-d | -f] [OPTION ...]      start the control daemon
 {_table(OPTIONS)}
 commands:
 
-{indent(all_help(protocol), "  ")}
+{indent(render_all_help(protocol), "  ")}
 environment:
 
 {_table(FILES)}

@@ -16,7 +16,7 @@ from attrs import evolve
 from pympsd.commands import manual
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision, first_words, verbs_of
-from pympsd.commands.grammar.strict import did_you_mean
+from pympsd.commands.grammar.strict import suggest_word
 from pympsd.commands.v3.output import data
 from pympsd.configuration.in_force import count_change, defaults_of
 from pympsd.state_machine.events import OperatorLine
@@ -38,7 +38,7 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     caller = Caller(event.session, event.uid, event.at, event.server, event.namespace, event.process)
     decision = decide_line(daemon, caller, event.line, event.file)
     if decision.answer is not None:
-        yield from reply(event.session, _with_note(decision.answer, event.silent))
+        yield from reply(event.session, _add_note(decision.answer, event.silent))
     yield from decision.instructions
 
 
@@ -46,7 +46,7 @@ def servers_to_ask(daemon: Daemon, line: ParsedLine) -> list[Server]:
     """Return the servers on whose knowledge the answer to a line depends: the one that it names, or all."""
     if not line.asks_servers:
         return []
-    return [server for server in daemon.running_servers() if line.server_pid in (None, server.pid)]
+    return [server for server in daemon.list_running_servers() if line.server_pid in (None, server.pid)]
 
 
 def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None = None) -> Decision:
@@ -56,7 +56,7 @@ def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | 
     if line.is_whole and protocol == 3 and name in ("", *HELP):
         return data(manual.overview())
     if line.is_whole and verbs_of(name, protocol):
-        return _of_module(daemon, caller, line, file)
+        return _run_module_command(daemon, caller, line, file)
     command = COMMANDS.get(name) if line.is_whole else None
     if command is not None and command.is_in(protocol, daemon.options.driver):
         before = defaults_of(daemon)
@@ -66,14 +66,14 @@ def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | 
     return Decision(_refuse_unknown(line, protocol, daemon.options.driver))
 
 
-def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None) -> Decision:
+def _run_module_command(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None) -> Decision:
     module, *remaining = line.words
     verbs = verbs_of(module, daemon.options.protocol)
     if remaining and remaining[0] in HELP:
         return data(manual.module_help(module))
     if not line.command:
         allowed = f"Verbs: {', '.join(sorted(verbs))}."
-        hint = did_you_mean(remaining[0], verbs) if remaining else ""
+        hint = suggest_word(remaining[0], verbs) if remaining else ""
         problem = f"Unknown verb '{remaining[0]}' of module '{module}'." if remaining else f"'{module}' needs a verb."
         return Decision(refusal(diagnostic=f"{problem} {hint}{allowed}"))
     command = COMMANDS[line.command]
@@ -91,7 +91,7 @@ def _refuse_unknown(line: ParsedLine, protocol: int, driver: int) -> Answer:
         if command is not None:
             return command.translate(line.words[1:])
         modules = [word for word in names if verbs_of(word, protocol)]
-        problem = f"Unknown module '{name}'. {did_you_mean(name, names)}Modules: {', '.join(modules)}."
+        problem = f"Unknown module '{name}'. {suggest_word(name, names)}Modules: {', '.join(modules)}."
         return refusal(diagnostic=problem)
     if command is not None and command.verb:
         hint = f"{command.name} is a command of protocol 3; start the daemon with -p 3"
@@ -101,7 +101,7 @@ def _refuse_unknown(line: ParsedLine, protocol: int, driver: int) -> Answer:
     return refusal(f'Unknown command "{name}"', diagnostic=f"{suggestion}the commands are {', '.join(names)}")
 
 
-def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
+def _add_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
     """Return an answer with a note on the servers that did not respond."""
     if not silent:
         return answer

@@ -45,7 +45,7 @@ def _path(tables: Tables, place: Path, raw: Any) -> str:
 def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, CgroupLimit]:
     problem_count = len(tables.problems)
     hard, soft = (
-        tables.by_index(
+        tables.key_by_index(
             (*place, key), PINNED_MEMORY, tables.value(place, table, key, PINNED_MEMORY.read, (str,)) or {}
         )
         for key in _LIMITS

@@ -55,6 +55,7 @@ class CreateServer:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"created server '{self.server.name}'"
 
 
@@ -69,6 +70,7 @@ class CreateNamespace:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"created namespace '{self.server}/{self.name}'"
 
 
@@ -84,6 +86,7 @@ class SetNamespace:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"set namespace '{self.server}/{self.name}': {', '.join(self.differences)}"
 
 
@@ -99,6 +102,7 @@ class SetServer:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"set server '{self.server}': {', '.join(self.differences)}"
 
 
@@ -110,6 +114,7 @@ class DeleteServer:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"deleted server '{self.name}'"
 
 
@@ -122,6 +127,7 @@ class DeleteNamespace:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"deleted namespace '{self.server}/{self.name}'"
 
 
@@ -136,6 +142,7 @@ class CreatePartition:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"created SM partition '{self.server}/{self.partition.name}' on device {self.index}"
 
 
@@ -150,6 +157,7 @@ class DeletePartition:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.index}"
 
 
@@ -162,6 +170,7 @@ class SetRules:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints: the numbers of rules, and at most MAX_NAMED that differ."""
         before, after = self.before or (), self.rules
         differing = (
             [*(rule for rule in after if rule not in before), *before[len(after) :]] if before and after else []
@@ -178,6 +187,7 @@ class SetCgroupLimits:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints: the numbers of limits, and at most MAX_NAMED cgroups that differ."""
         before, after = self.before, self.limits
         paths = sorted({*before, *after}) if before and after else []
         suffix = _list_changed([path for path in paths if before.get(path) != after.get(path)])
@@ -193,6 +203,7 @@ class SetShares:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints: each share that changes, before and after."""
         after = evolve(self.before, configured=self.shares)
         differing = [
             f"{resource.name} {self.before.share(resource)} -> {after.share(resource)}"
@@ -211,6 +222,7 @@ class SetFeature:
 
     @property
     def text(self) -> str:
+        """The line that `config apply` prints for the change."""
         title, off, on = _FEATURES[self.name]
         return f"set {title}: {off} -> {on}" if self.on else f"set {title}: {on} -> {off}"
 
@@ -302,7 +314,7 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         elif present.deleted:
             result.append(Impossible(f"server '{name}' is being deleted: apply the file again when it is gone"))
         else:
-            result += _of_server(server, present, state)
+            result += _compare_server(server, present, state)
             if prune and _may_be_changed(server, state):
                 for namespace in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
                     clients = 0 if force else state.count_clients(name, namespace)
@@ -323,7 +335,7 @@ def _may_be_changed(server: ServerPlan, state: State) -> bool:
     return present is None or present.uid == (state.context.uid if server.uid is None else server.uid)
 
 
-def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
+def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
     name = server.name
     if server.uid not in (None, present.uid):
         yield Impossible(
@@ -350,7 +362,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if differences := _differences(namespace.limits, limits, ordinals):
             yield SetNamespace(name, namespace_name, limits, differences)
     for partition in (candidate for candidate in server.partitions if candidate.device in ordinals):
-        yield from _of_partition(partition, present, state)
+        yield from _compare_partition(partition, present, state)
 
 
 def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
@@ -362,7 +374,7 @@ def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> 
     )
 
 
-def _of_partition(plan: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
+def _compare_partition(plan: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
     existing = {(partition.name, partition.device): partition for partition in present.partitions}.get(
         (plan.name, plan.device)
     )

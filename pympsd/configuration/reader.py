@@ -34,7 +34,12 @@ from pympsd.vocabulary.identities import (
     user_of_server,
 )
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
-from pympsd.vocabulary.partitions import chunk_count, has_remainder, no_partition_note, partition_name_problem
+from pympsd.vocabulary.partitions import (
+    chunk_count,
+    describe_missing_partition,
+    has_remainder,
+    partition_name_problem,
+)
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.shares import BY_NAME, TABLE, BadResourceShare, read_share
 from pympsd.vocabulary.texts import MAX_COUNT, BadText, read_containment
@@ -352,7 +357,9 @@ class _Reading(Tables):
         for name, limits in namespaces.items():
             if limits.sm_partition and limits.sm_partition not in there:
                 place = (*path, "namespaces", name, "pympsd", "sm_partition")
-                self.warnings.append((place, no_partition_note(server, name, limits.sm_partition).rstrip(".")))
+                self.warnings.append(
+                    (place, describe_missing_partition(server, name, limits.sm_partition).rstrip("."))
+                )
 
     def _uid(self, path: Path, raw: Mapping[str, Any]) -> int | None:
         uid = raw.get("uid", user_of_server(str(path[-1])))

@@ -50,7 +50,7 @@ def render_file(
         warnings = [*_namespaces(server, context), *_partitions(server, context)]
         if server.source is Source.AUTO and not warnings:
             continue
-        tables = [f"[servers.{name}]", *_of_server(server, context), *warnings]
+        tables = [f"[servers.{name}]", *_render_server(server, context), *warnings]
         if server.allowed_devices == ():
             # A file with a server that has no device is refused, and without allowed_devices it would have all.
             tables = [f"# None of the devices of server '{name}' is there:", *(f"# {line}" for line in tables)]
@@ -79,7 +79,7 @@ def _ordinals(server: NamedServer, context: FileContext) -> Sequence[int]:
     return server.ordinals(len(every)) or every
 
 
-def _of_server(server: NamedServer, context: FileContext) -> Iterator[str]:
+def _render_server(server: NamedServer, context: FileContext) -> Iterator[str]:
     if server.uid != context.uid:
         yield f"uid = {server.uid}"
     if server.allowed_devices is not None:

@@ -110,15 +110,15 @@ class Tables:
                 continue
             if not self.context.has_own_servers and (lack := row.driver_lacks(value)):
                 self.wrong(place, f"{join_path(place)} is not possible with the driver's own server{lack}")
-            values[row.field] = self.by_index(place, row, value, allowed) if row.is_by_device else value
+            values[row.field] = self.key_by_index(place, row, value, allowed) if row.is_by_device else value
         return Limits(**values)
 
-    def by_index(
+    def key_by_index(
         self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
     ) -> dict[int, Any]:
         """Return the entries of a limit by device index, of devices named as in `device`."""
         entries = {self.device(path, word, allowed) if word else ALL_DEVICES: entry for word, entry in value.items()}
-        return row.with_change(None, entries, range(len(self.context.devices)))
+        return row.apply_change(None, entries, range(len(self.context.devices)))
 
 
 def number_text(value: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pympsd.channel.attached_file import text_of, with_full_path
+from pympsd.channel.attached_file import expand_path, text_of
 from pympsd.cli import control_client
 from pympsd.errors import DaemonError
 from pympsd.vocabulary.untrusted import ESCAPED, is_query
@@ -146,7 +146,7 @@ class Control:
             except LookupError as error:
                 raise CannotAsk(f"{line}: {error.args[0]}") from None
             self._daemon.send(frames.encode(frames.OPERATOR_FILE, text))
-            line = " ".join((*words[:2], *with_full_path(words[2:])))
+            line = " ".join((*words[:2], *expand_path(words[2:])))
         return self._ask([line])[0]
 
     def report(self, line: str) -> list[dict[str, Any]]:

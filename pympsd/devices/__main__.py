@@ -19,14 +19,14 @@ from attrs import evolve
 from pympsd.devices.discovery import visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_driver_server
 from pympsd.devices.nvml_text import nvml_text
-from pympsd.devices.state_folder import unusable_directory, with_current_modes, with_machine_file
+from pympsd.devices.state_folder import add_machine_file, apply_current_modes, unusable_directory
 from pympsd.vocabulary.settings import Settings
 
 
 def main() -> int:
     """Print the devices that the environment describes."""
     try:
-        settings = Settings.from_environment(with_machine_file(os.environ))
+        settings = Settings.from_environment(add_machine_file(os.environ))
         is_daemons = sys.argv[1:] == ["--daemon"]
         if settings.backend == "vendor" and not is_daemons:
             # The driver's server is the daemon's: for a program without a daemon it makes no difference.
@@ -35,16 +35,18 @@ def main() -> int:
         machine = visible_machine(settings, ask_driver, lambda: server)
         devices = machine.devices
         if machine.backend == "emulated":
-            devices = with_current_modes(devices, settings.emulated_devices)
+            devices = apply_current_modes(devices, settings.emulated_devices)
         complaint = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
         answer: dict[str, Any] = {"devices": devices, "backend": machine.backend, "complaint": complaint}
     except ValueError as error:
         answer = {"error": str(error)}
-    sys.stdout.buffer.write(_as_nvml(answer) if sys.argv[1:] == ["--nvml"] else msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.write(
+        _render_nvml(answer) if sys.argv[1:] == ["--nvml"] else msgspec.json.encode(answer) + b"\n"
+    )
     return 1 if "error" in answer else 0
 
 
-def _as_nvml(answer: dict[str, Any]) -> bytes:
+def _render_nvml(answer: dict[str, Any]) -> bytes:
     if "error" in answer:
         return f"{answer['error']}\n".encode()
     if answer["backend"] != "emulated":

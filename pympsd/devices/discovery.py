@@ -69,11 +69,11 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     ``probe`` asks the driver and is called only if its answer matters; ``find_server`` returns the path of the
     driver's server, or nothing. Raise NoDriver, BadMachine, NoVisibleDevice or DuplicateDevice.
     """
-    machine = _with_driver(_machine(settings, probe, find_server), settings.driver)
+    machine = _set_driver(_machine(settings, probe, find_server), settings.driver)
     if not machine.devices:
         return machine
     indices = keep_one_generation(machine.devices, select(machine.devices, settings.visible_devices))
-    return _with_devices(machine, indices)
+    return _select_devices(machine, indices)
 
 
 def expected_driver(settings: Settings) -> int:
@@ -86,17 +86,17 @@ def expected_driver(settings: Settings) -> int:
     return VENDOR_DRIVER if settings.backend == "vendor" else describe(settings.emulated_devices)[0].driver
 
 
-def _with_driver(machine: Machine, requested: int) -> Machine:
+def _set_driver(machine: Machine, requested: int) -> Machine:
     """Return a machine with the requested branch of the driver; 0: the one that it has."""
     described = machine.devices[0].driver if machine.devices else DRIVER
     driver = requested or (VENDOR_DRIVER if machine.backend == "vendor" else described)
     devices = tuple(evolve(device, driver=driver) for device in machine.devices)
-    instead = machine.instead and _with_driver(machine.instead, requested)
+    instead = machine.instead and _set_driver(machine.instead, requested)
     return evolve(machine, driver=driver, devices=devices, instead=instead)
 
 
-def _with_devices(machine: Machine, indices: Sequence[int]) -> Machine:
-    instead = machine.instead and _with_devices(machine.instead, indices)
+def _select_devices(machine: Machine, indices: Sequence[int]) -> Machine:
+    instead = machine.instead and _select_devices(machine.instead, indices)
     return evolve(machine, devices=tuple(machine.devices[index] for index in indices), instead=instead)
 
 
@@ -119,7 +119,7 @@ _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
 The names of texture attributes begin so."""
 
 
-def _as_served(device: DeviceProperties) -> DeviceProperties:
+def _clear_unserved(device: DeviceProperties) -> DeviceProperties:
     refused = {name: 0 for name in device.attributes if name in _NOT_SERVED or name.startswith(_OF_TEXTURES)}
     return evolve(device, attributes={**device.attributes, **refused})
 
@@ -133,7 +133,7 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
     if probed.devices:
         server = "" if settings.backend == "cuda" else find_server()
         finding = f"the driver finds {len(probed.devices)} device{'s' if len(probed.devices) > 1 else ''}"
-        own = tuple(map(_as_served, probed.devices))
+        own = tuple(map(_clear_unserved, probed.devices))
         if server:
             instead = Machine("cuda", f"{finding}, and its MPS server does not use a known protocol", own)
             reason = f"{finding}, and its MPS server is {server}"

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from pympsd.channel.own_libraries import without_routing
+from pympsd.channel.own_libraries import remove_routing
 from pympsd.devices.discovery import Probed
 
 SECONDS: Final = 60.0
@@ -49,7 +49,7 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
         What it printed, or a `Probed` whose ``unusable`` states why there is no answer. Nothing is raised.
     """
     try:
-        environment = without_routing(os.environ)  # pympsd's own programs, too, may be children of pympsd-run's
+        environment = remove_routing(os.environ)  # pympsd's own programs, too, may be children of pympsd-run's
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
         )

@@ -85,7 +85,7 @@ def describe(text: str) -> tuple[DeviceProperties, ...]:
     """
     if is_file(text):
         try:
-            return from_toml(_read(text))
+            return parse_toml(_read(text))
         except BadMachine as error:
             raise BadMachine(f"the machine file {text}: {error}; fix it, or name another in {VARIABLE}") from None
     return _check_devices([properties for part in text.split(",") for properties in _short(part.strip(), text)])
@@ -100,7 +100,7 @@ def is_file(text: str) -> bool:
     return "/" in text or text.endswith(".toml")
 
 
-def from_toml(text: str) -> tuple[DeviceProperties, ...]:
+def parse_toml(text: str) -> tuple[DeviceProperties, ...]:
     """Return the devices that a TOML text describes.
 
     Args:
@@ -109,7 +109,7 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     Raises:
         BadMachine: The text is not TOML, or a key or value is invalid.
 
-    >>> from_toml('[[device]]\\nprofile = "H200"\\nmemory_mib = 1024')[0].memory_bytes
+    >>> parse_toml('[[device]]\\nprofile = "H200"\\nmemory_mib = 1024')[0].memory_bytes
     1073741824
     """
     try:
@@ -130,7 +130,7 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     if type(driver) is not int or driver not in CUDA_VERSIONS:
         raise BadMachine(f"driver is one of {', '.join(map(str, CUDA_VERSIONS))}, not {driver!r}")
     stops, isolates = (_flag(machine, ability) for ability in ABILITIES)
-    devices = _check_devices([properties for table in tables for properties in _from_table(table)])
+    devices = _check_devices([properties for table in tables for properties in _parse_table(table)])
     return tuple(
         evolve(
             device,
@@ -143,9 +143,7 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     )
 
 
-def with_driver(
-    devices: tuple[DeviceProperties, ...], environment: Mapping[str, str]
-) -> tuple[DeviceProperties, ...]:
+def set_driver(devices: tuple[DeviceProperties, ...], environment: Mapping[str, str]) -> tuple[DeviceProperties, ...]:
     """Return the devices with the branch of the driver that PYMPSD_DRIVER asks for; raise BadMachine."""
     try:
         requested = int(read(environment, DRIVER_VARIABLE) or 0)
@@ -173,7 +171,7 @@ def _short(part: str, whole: str) -> list[tuple[Profile, dict[str, Any]]]:
     return [(PROFILES[name], {})] * int(count or "1")
 
 
-def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
+def _parse_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
     unknown = table.keys() - _KEYS
     if unknown:
         raise BadMachine(f"a device has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(_KEYS))}")
@@ -319,7 +317,7 @@ def _positive(table: dict[str, Any], key: str, default: int) -> int:
     return value
 
 
-def with_attributes(device: DeviceProperties, **attributes: int) -> DeviceProperties:
+def set_attributes(device: DeviceProperties, **attributes: int) -> DeviceProperties:
     """Return a device with some of its attributes changed; the argument itself stays as it is.
 
     Args:

@@ -110,7 +110,7 @@ def _read_by_device(
             continue
         index = find_device(devices, word)
         if index is None:
-            bad.append(BadEntry(entry[:SHOWN], no_such_device(devices, word[:SHOWN], owner)))
+            bad.append(BadEntry(entry[:SHOWN], describe_unknown_device(devices, word[:SHOWN], owner)))
             continue
         try:
             limit = parse(value[:SHOWN])
@@ -123,7 +123,7 @@ def _read_by_device(
     return limits, bad
 
 
-def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
+def describe_unknown_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
     """Return the message for a word that names no device, with the devices that could have been named.
 
     Args:

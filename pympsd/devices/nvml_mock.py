@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from pympsd.devices.machine import COMPUTE_MODES, BadMachine, from_toml
+from pympsd.devices.machine import COMPUTE_MODES, BadMachine, parse_toml
 from pympsd.devices.profiles import PROFILES, Profile
 from pympsd.process.version import CUDA_VERSIONS, driver_version
 from pympsd.vocabulary.device_properties import DeviceProperties
@@ -167,7 +167,7 @@ def read_profile(profile: object) -> ReadProfile:
         omitted |= _check_device({**defaults, **own}, index)
         lines.append("".join(f"{line}\n" for line in _read_device(defaults, own, index)))
     text = "\n".join(lines)
-    from_toml(text)  # refuses what no machine has
+    parse_toml(text)  # refuses what no machine has
     return ReadProfile(text, tuple(sorted(omitted)))
 
 

@@ -101,7 +101,7 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
         OSError: The folder cannot be used.
     """
     with folder.lock(timeout) as opened:
-        registrants = _living(opened, uuid)
+        registrants = _find_living(opened, uuid)
         if alone and registrants:
             raise InUse(next(iter(registrants.values())).pid)
         stem = f"{uuid}.{os.urandom(8).hex()}"
@@ -126,9 +126,9 @@ def list_registered(folder: StateFolder, uuid: str) -> list[Registered]:
     """
     try:
         with folder.lock() as opened:
-            living = _living(opened, uuid)
+            living = _find_living(opened, uuid)
             return sorted(
-                (_with_use(opened, stem, server) for stem, server in living.items()), key=lambda server: server.pid
+                (_add_use(opened, stem, server) for stem, server in living.items()), key=lambda server: server.pid
             )
     except FileNotFoundError:
         return []
@@ -136,7 +136,7 @@ def list_registered(folder: StateFolder, uuid: str) -> list[Registered]:
         raise BadMachine(f"cannot determine which processes use the devices: {folder.explain(error)}") from None
 
 
-def _living(folder: int, uuid: str) -> dict[str, Registered]:
+def _find_living(folder: int, uuid: str) -> dict[str, Registered]:
     """Return the living servers by the stem of their files' names, and remove the files of dead ones."""
     names = [name for name in os.listdir(folder) if name.startswith(f"{uuid}.") and name.endswith(_SERVER)]
     servers = {name.removesuffix(_SERVER): _server(folder, name) for name in names}
@@ -185,7 +185,7 @@ def _belongs_to(pid: int, uid: int) -> bool:
         return True
 
 
-def _with_use(folder: int, stem: str, server: Registered) -> Registered:
+def _add_use(folder: int, stem: str, server: Registered) -> Registered:
     try:
         text, _ = read(folder, stem + _USE)
         pairs = [line.split() for line in text.decode().splitlines()]

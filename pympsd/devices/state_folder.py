@@ -19,7 +19,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.devices.machine import COMPUTE_MODES, VARIABLE, BadMachine, is_file, with_attributes
+from pympsd.devices.machine import COMPUTE_MODES, VARIABLE, BadMachine, is_file, set_attributes
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.files import machine_places
 
@@ -220,7 +220,7 @@ def directory() -> str:
     return SYSTEM_DIRECTORY if is_roots else TEMPORARY_DIRECTORY
 
 
-def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
+def add_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which PYMPSD_EMULATED_DEVICES, if it is not set, names the machine file that is there.
 
     Its places are those of `pympsd.vocabulary.files.machine_places`.
@@ -254,7 +254,7 @@ def unusable_directory(machine: str) -> str:
     return f"{DIRECTORY}={folder} is not a directory: {effect}. Make it (mkdir -p {folder})"
 
 
-def with_current_modes(devices: Sequence[DeviceProperties], machine: str) -> tuple[DeviceProperties, ...]:
+def apply_current_modes(devices: Sequence[DeviceProperties], machine: str) -> tuple[DeviceProperties, ...]:
     """Return a machine's devices with the compute modes that pympsd-smi has set.
 
     Args:
@@ -266,7 +266,7 @@ def with_current_modes(devices: Sequence[DeviceProperties], machine: str) -> tup
     """
     modes = state_folder_of(machine).modes()
     return tuple(
-        with_attributes(device, COMPUTE_MODE=COMPUTE_MODES[modes[device.uuid]]) if device.uuid in modes else device
+        set_attributes(device, COMPUTE_MODE=COMPUTE_MODES[modes[device.uuid]]) if device.uuid in modes else device
         for device in devices
     )
 

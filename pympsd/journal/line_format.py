@@ -42,7 +42,7 @@ class Line:
         """Return the sentence in a text dialect."""
         return self.r580 if dialect is Dialect.R580 else self.documented
 
-    def who(self, dialect: Dialect) -> str | None:
+    def select_author(self, dialect: Dialect) -> str | None:
         """Return the author that the line names in a text dialect; None: the one that wrote it.
 
         Of a server that starts, which calls itself Other, the documents have no line, so that driver 580's is taken.
@@ -87,7 +87,7 @@ def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:
     text = catalogued.sentence(dialect)
     if text is None:
         return None
-    who, pid = catalogued.who(dialect) or entry.who, entry.pid
+    who, pid = catalogued.select_author(dialect) or entry.who, entry.pid
     if dialect is Dialect.R580 and catalogued.r580_pid:
         pid = entry.fields[catalogued.r580_pid]
     place = f" ({entry.fields['place']})" if "place" in entry.fields else ""

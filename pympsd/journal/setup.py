@@ -67,7 +67,7 @@ class Journal:
         event = recognised.documented if self.dialect is Dialect.DOCUMENTED else recognised.event
         self.write_server(who, pid, event, recognised.fields, when)
 
-    def of_server(self, name: str, uid: int, pid: int = 0) -> Journal:
+    def open_for_server(self, name: str, uid: int, pid: int = 0) -> Journal:
         """Return a journal whose server.log is that of a user's named server; lines of process ``pid`` go there from
         now on.
         """

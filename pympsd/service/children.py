@@ -110,7 +110,7 @@ async def attend(
     """
     dispatcher.servers[instruction.server] = session
     if instruction.name:
-        dispatcher.journal.of_server(instruction.name, instruction.uid, process.pid)
+        dispatcher.journal.open_for_server(instruction.name, instruction.uid, process.pid)
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []
@@ -152,11 +152,11 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) ->
         env={name: os.environ[name] for name in names if name in os.environ},
         cwd="/",
         start_new_session=True,
-        **as_user(instruction, dict.fromkeys((sys.executable, main), INSTALL_FOR_ALL)),
+        **make_identity_options(instruction, dict.fromkeys((sys.executable, main), INSTALL_FOR_ALL)),
     )
 
 
-def as_user(instruction: SpawnServer, readable_paths: Mapping[str, str]) -> dict[str, Any]:
+def make_identity_options(instruction: SpawnServer, readable_paths: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that start a process as a server's user.
 
     Raise CannotSpawn if the kernel denies that, or the user cannot reach a file.

@@ -75,20 +75,46 @@ class RunningServer(Protocol):
     kill: Callable[[], None]
 
     @property
-    def queued_descriptors(self) -> int: ...
+    def queued_descriptors(self) -> int:
+        """The number of descriptors that were sent to the server and that it has not taken yet."""
+
     @property
-    def watched_clients(self) -> int: ...
+    def watched_clients(self) -> int:
+        """The number of clients whose processes the daemon watches by a pidfd."""
+
     @property
-    def has_room(self) -> bool: ...
-    def shut_down(self, forced: bool, is_deletion: bool) -> None: ...
-    def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None: ...
-    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None: ...
-    def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
-    def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None: ...
-    def note_waiting(self) -> None: ...
-    def start_trace(self, trace: TraceFile) -> None: ...
-    async def stop_trace(self) -> None: ...
-    async def refresh(self) -> bool: ...
+    def has_room(self) -> bool:
+        """Whether the hello of another client may be queued for the server."""
+
+    def shut_down(self, forced: bool, is_deletion: bool) -> None:
+        """Ask the server to end: with its last client, or immediately if ``forced``.
+
+        ``is_deletion``: the reason that clients get is that the server was deleted.
+        """
+
+    def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
+        """Set the limits of the server's new clients: percent of SMs, and bytes by device index."""
+
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
+        """End the contexts of a client process; those in ``evicted`` get no new ones. ``token`` is for the answer."""
+
+    def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
+        """Feed an event when the process of an admitted client ends; take over its pidfd."""
+
+    def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
+        """Watch the process of a client that an earlier daemon admitted."""
+
+    def note_waiting(self) -> None:
+        """Begin to check whether clients of the server have gone, because a client or command waits for that."""
+
+    def start_trace(self, trace: TraceFile) -> None:
+        """Let the server write the work of its devices to a trace."""
+
+    async def stop_trace(self) -> None:
+        """Return when the server no longer writes to the trace."""
+
+    async def refresh(self) -> bool:
+        """Ask the server for its tables; return whether it answered in time."""
 
 
 class WaitingClient(Protocol):
@@ -99,12 +125,21 @@ class WaitingClient(Protocol):
     """
 
     @property
-    def peer(self) -> Peer: ...
+    def peer(self) -> Peer:
+        """The process at the other end of the connection, as the kernel reports it."""
+
     @property
-    def run_id(self) -> str: ...
-    def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None: ...
-    def refuse(self, code: int, reason: str) -> None: ...
-    def go_without_mps(self, reason: str) -> None: ...
+    def run_id(self) -> str:
+        """The id of the run that the client belongs to; empty if it has none."""
+
+    def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
+        """Connect the client to a server. Raise OSError if no connection can be made."""
+
+    def refuse(self, code: int, reason: str) -> None:
+        """Refuse the client with a CUresult and a reason, which the program sees."""
+
+    def go_without_mps(self, reason: str) -> None:
+        """Let the client use the device without MPS, for a reason that it may print."""
 
 
 class ConnectedOperator(Protocol):
@@ -113,10 +148,17 @@ class ConnectedOperator(Protocol):
     ``answer`` is called once for each line; ``note`` and ``working`` only before it.
     """
 
-    def working(self) -> None: ...
-    def note(self, text: str, is_output: bool) -> None: ...
-    def answer(self, answer: Answer) -> None: ...
-    async def drain(self) -> None: ...
+    def working(self) -> None:
+        """Report to the operator that the command takes longer."""
+
+    def note(self, text: str, is_output: bool) -> None:
+        """Send a line before the answer; ``is_output``: for standard output, not standard error."""
+
+    def answer(self, answer: Answer) -> None:
+        """Send the answer to the current line."""
+
+    async def drain(self) -> None:
+        """Return when everything has been sent, or the operator has gone."""
 
 
 class Sockets(Protocol):
@@ -125,9 +167,14 @@ class Sockets(Protocol):
     ``open`` returns why a socket cannot be made, or an empty text.
     """
 
-    def open(self, server: str, namespace: str, uid: int) -> str: ...
-    def close(self, server: str, namespace: str) -> None: ...
-    def look(self) -> None: ...
+    def open(self, server: str, namespace: str, uid: int) -> str:
+        """Open the socket of a namespace for a user; return why it cannot be made, or an empty text."""
+
+    def close(self, server: str, namespace: str) -> None:
+        """Close a namespace's socket and remove it."""
+
+    def look(self) -> None:
+        """Recreate sockets that were removed or could not be created."""
 
 
 @define
@@ -406,13 +453,13 @@ class Dispatcher:
                 raise OSError(errno.EBUSY, stuck)
             client.grant(server, instruction.priority, instruction.limits)
         except OSError as error:
-            self.not_admitted(instruction.client, instruction.server, error)
+            self.refuse_after_admission(instruction.client, instruction.server, error)
 
     def may_watch(self, server: RunningServer) -> bool:
         """Return whether the process of another client of a server may be watched."""
         return may_watch(server, self.servers.values(), exempt_users(self.state))
 
-    def not_admitted(self, client: int, server: int, error: OSError) -> None:
+    def refuse_after_admission(self, client: int, server: int, error: OSError) -> None:
         """Refuse a client that can have no session with the server it was admitted to.
 
         ``error`` is the OSError of the socket pair or of its transfer; the client leaves the server's table again.

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from pympsd.process.spawn import open_process
-from pympsd.service.children import START_ERRORS, as_user, attend, spawn_failed, wait_for_end
+from pympsd.service.children import START_ERRORS, attend, make_identity_options, spawn_failed, wait_for_end
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_child
 from pympsd.service.sessions.driver.server import DriverServerSession
@@ -53,7 +53,7 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Proce
         start_new_session=True,
         # SIGPIPE stays ignored: what it writes to standard error after this daemon's end must not kill it.
         restore_signals=False,
-        **as_user(instruction, {path: remedy}),
+        **make_identity_options(instruction, {path: remedy}),
     )
 
 

@@ -74,7 +74,7 @@ def _listen_at(path: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise FileExistsError(errno.EEXIST, "it is not a socket: remove it, or choose another path")
-            if _was_abandoned(path):
+            if _is_abandoned(path):
                 os.unlink(path)
         sock.bind(path)
         sock.listen()
@@ -92,11 +92,11 @@ def end(listening: socket.socket, handed_over: bool) -> None:
     listening.close()
     if isinstance(path, str) and not handed_over:
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.lstat(path).st_mode) and _was_abandoned(path):
+            if stat.S_ISSOCK(os.lstat(path).st_mode) and _is_abandoned(path):
                 os.unlink(path)
 
 
-def _was_abandoned(path: str) -> bool:
+def _is_abandoned(path: str) -> bool:
     """Return whether no process listens at a socket's path: its daemon was killed."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
@@ -166,7 +166,7 @@ class MetricsServer:
                 if not waiting.cancelled_caught:
                     scraper.is_requested = True
                     answer = await self._answer(request)
-                    with self.dispatcher.buffers.allowance(user).keeping(len(answer)):
+                    with self.dispatcher.buffers.allowance(user).keep(len(answer)):
                         await peer.send_all(answer)
                     await peer.send_eof()
         except LimitExceeded as error:

@@ -112,7 +112,7 @@ def _devices(daemon: Daemon) -> Iterator[str]:
         yield from _family(f"pympsd_device_{name}", "gauge", help, list(zip(labels, values, strict=True)))
 
 
-def _by_device(counts: Mapping[int, float]) -> list[Sample]:
+def _label_by_device(counts: Mapping[int, float]) -> list[Sample]:
     return [({"device": device}, count) for device, count in sorted(counts.items())]
 
 
@@ -129,11 +129,11 @@ def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
     )
     differing = differing_percentages(limits, ordinals)
     if differing:
-        return _by_device({device: percentage / 100 for device, percentage in differing.items()})
+        return _label_by_device({device: percentage / 100 for device, percentage in differing.items()})
     return [({}, percentage_on(limits, *ordinals[:1]).value / 100)]
 
 
-def _of_clients(read: Callable[[LimitsInForce], list[Sample]]) -> Callable[[Daemon, Server], list[Sample]]:
+def _read_from_clients(read: Callable[[LimitsInForce], list[Sample]]) -> Callable[[Daemon, Server], list[Sample]]:
     """Return a reader of samples of each client whose limits are known."""
 
     def read_server(_: Daemon, server: Server) -> list[Sample]:
@@ -149,7 +149,7 @@ def _of_clients(read: Callable[[LimitsInForce], list[Sample]]) -> Callable[[Daem
 
 def _ratios_of_client(limits: LimitsInForce) -> list[Sample]:
     by_device = {device: percentage / 100 for device, percentage in limits.device_percentages.items()}
-    return _by_device(by_device) or [({}, limits.thread_percentage / 100)]
+    return _label_by_device(by_device) or [({}, limits.thread_percentage / 100)]
 
 
 OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sample]]], ...]] = (
@@ -170,7 +170,7 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
         "server_free_clients",
         "gauge",
         "How many more clients with one context fit on the server's device.",
-        lambda daemon, server: _by_device(
+        lambda daemon, server: _label_by_device(
             {ordinal: daemon.count_free(server, ordinal) for ordinal in daemon.ordinals_of(server)}
         ),
     ),
@@ -178,7 +178,7 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
         "server_contexts",
         "gauge",
         "Client contexts of the server on the device.",
-        lambda _, server: _by_device(
+        lambda _, server: _label_by_device(
             Counter(context.device for client in server.clients.values() for context in client.contexts.values())
         ),
     ),
@@ -186,13 +186,13 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
         "server_launches",
         "counter",
         "Kernels that the server has started on the device; the driver's own server does not report it.",
-        lambda _, server: _by_device(server.launches),
+        lambda _, server: _label_by_device(server.launches),
     ),
     (
         "server_utilization_ratio",
         "gauge",
         "The share of the last second in which kernels of the server ran on the device; emulated devices only.",
-        lambda _, server: [(device, percentage / 100) for device, percentage in _by_device(server.utilization)],
+        lambda _, server: [(device, percentage / 100) for device, percentage in _label_by_device(server.utilization)],
     ),
     (
         "client_memory_bytes",
@@ -201,32 +201,32 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
         lambda _, server: [
             ({"pid": client.pid, "client": client.id, **device}, count)
             for client in server.clients.values()
-            for device, count in _by_device(client.memory)
+            for device, count in _label_by_device(client.memory)
         ],
     ),
     (
         "client_active_thread_ratio",
         "gauge",
         "The share of the multiprocessors that the client gets at most, by device if they differ.",
-        _of_clients(_ratios_of_client),
+        _read_from_clients(_ratios_of_client),
     ),
     (
         "client_multiprocessors",
         "gauge",
         "Multiprocessors of the device that the client may use.",
-        _of_clients(lambda limits: _by_device(limits.multiprocessors)),
+        _read_from_clients(lambda limits: _label_by_device(limits.multiprocessors)),
     ),
     (
         "client_memory_limit_bytes",
         "gauge",
         "Memory that the client may hold on the device; no sample without a limit.",
-        _of_clients(lambda limits: _by_device(limits.memory)),
+        _read_from_clients(lambda limits: _label_by_device(limits.memory)),
     ),
     (
         "client_priority",
         "gauge",
         "The priority of the client: 0 is normal, 1 below normal.",
-        _of_clients(lambda limits: [({}, limits.priority)]),
+        _read_from_clients(lambda limits: [({}, limits.priority)]),
     ),
 )
 """The families of servers and their clients: name, kind, help, and the samples of a server without its labels."""
@@ -235,7 +235,7 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
 def _servers(daemon: Daemon) -> Iterator[str]:
     servers = [
         ({"server": server.name, "server_pid": server.pid, "uid": server.uid}, server)
-        for server in daemon.running_servers()
+        for server in daemon.list_running_servers()
     ]
     for name, kind, help, read in OF_SERVERS:
         samples = [({**of, **labels}, value) for of, server in servers for labels, value in read(daemon, server)]

@@ -122,7 +122,7 @@ class NamespaceSockets:
             with namespace_directory.open_directory(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
                 if not namespace:
                     self._read_log(server, uid, namespace_directory.open_fifo(folder))
-                listening = self._listening(folder, server, namespace)
+                listening = self._open_listener(folder, server, namespace)
         except OSError as error:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
         file = self._file(server, namespace)
@@ -175,13 +175,13 @@ class NamespaceSockets:
             contextlib.suppress(OSError),
             namespace_directory.existing(self.dispatcher.pipe_directory, parent) as folder,
         ):
-            with namespace_directory.inside(folder, name) as own:
+            with namespace_directory.open_subdirectory(folder, name) as own:
                 namespace_directory.remove(own, files.CONTROL)
                 if not namespace:
                     namespace_directory.remove(own, files.LOG_FIFO)
             os.rmdir(name, dir_fd=folder)
 
-    def _listening(self, folder: int, server: str, namespace: str) -> socket.socket:
+    def _open_listener(self, folder: int, server: str, namespace: str) -> socket.socket:
         """Return a listening socket: an earlier daemon's, whose backlog holds clients, or a new one."""
         kind = socket.SOCK_SEQPACKET if self._is_vendor else socket.SOCK_STREAM
         file, path = self._file(server, namespace), self._path(server, namespace)
@@ -191,7 +191,7 @@ class NamespaceSockets:
         if server in self._fifos:
             self._fifos[server].cancel()
         scope = self._fifos[server] = trio.CancelScope()
-        journal = self.dispatcher.journal.of_server(server, uid)
+        journal = self.dispatcher.journal.open_for_server(server, uid)
         self.dispatcher.nursery.start_soon(self._read, journal, fifo, scope)
 
     async def _read(self, journal: Journal, fifo: int, scope: trio.CancelScope) -> None:

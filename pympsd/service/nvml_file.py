@@ -100,14 +100,14 @@ def get_utilization(daemon: Daemon, ordinal: int) -> int | None:
 
     None: a server of an earlier version does not count it.
     """
-    uses = [server.use[ordinal] for server in daemon.running_servers() if ordinal in server.use]
+    uses = [server.use[ordinal] for server in daemon.list_running_servers() if ordinal in server.use]
     percentages = [use.utilization for use in uses if use.utilization is not None]
     return combine_utilization(percentages) if len(percentages) == len(uses) else None
 
 
 def list_processes(daemon: Daemon, ordinal: int) -> list[DeviceProcess]:
     """Return the processes on a device: each server by PID, followed by its clients by PID."""
-    servers = [server for server in daemon.running_servers() if ordinal in daemon.ordinals_of(server)]
+    servers = [server for server in daemon.list_running_servers() if ordinal in daemon.ordinals_of(server)]
     is_volta = daemon.devices[ordinal].is_volta_or_newer
     return [
         process

@@ -138,7 +138,7 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     try:
         dispatcher = trio.run(_main, setup, ready, early)
         if dispatcher.changes_backend:
-            dispatcher = trio.run(_main, _with_other_backend(setup), lambda: None, early)
+            dispatcher = trio.run(_main, _replace_backend(setup), lambda: None, early)
         handed_over = dispatcher.handed_over
         return dispatcher.status
     finally:
@@ -162,7 +162,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _with_other_backend(setup: DaemonSetup) -> DaemonSetup:
+def _replace_backend(setup: DaemonSetup) -> DaemonSetup:
     """Return the setup with the backend that replaces an unknown driver's server."""
     machine = setup.machine.instead
     assert machine is not None
@@ -184,7 +184,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     previous = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
     keeper, entries = previous or (KeeperLink(directory, log), {})
     kept_entries = KeptEntries.of(keeper, entries)
-    listening = _listening(setup, kept_entries)
+    listening = _open_listeners(setup, kept_entries)
     fifo = _fifo(directory, kept_entries, keeper)
     # Under the vendor's names callers may expect the vendor's modes.
     directory.write_pid(os.getpid(), DRIVERS_PID_MODE if setup.show_server_as == NAME else PID_MODE)
@@ -243,7 +243,7 @@ async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.Task
     ended.set()
 
 
-def _listening(setup: DaemonSetup, kept_entries: KeptEntries) -> dict[str, trio.socket.SocketType]:
+def _open_listeners(setup: DaemonSetup, kept_entries: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
     # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
     kinds = {
@@ -306,8 +306,8 @@ def _save_and_take_over(
     dispatcher.connections = Ids(kept_entries.next_connection())
     pending = take_over(dispatcher, directory.path, kept_entries)
     if dispatcher.state.options.protocol == 3:
-        for server in dispatcher.state.running_servers():
-            dispatcher.journal.of_server(server.name, server.uid, server.pid)
+        for server in dispatcher.state.list_running_servers():
+            dispatcher.journal.open_for_server(server.name, server.uid, server.pid)
     dispatcher.save()
     return pending
 

@@ -138,13 +138,13 @@ class Tracing:
 def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int], _State]]:
     """Yield the spans that are open now, by kind and id; name the tracks."""
     own = os.getpid()
-    for server in daemon.running_servers():
+    for server in daemon.list_running_servers():
         trace.name(server.pid, f"server {server.name}")
         trace.name(server.pid, "status", 0)
         yield ("status", server.id), _State(server.pid, 0, server.phase.name)
         # Users that take turns share a track: one comes after the other.
-        track = server.id if daemon.options.together else 0
-        trace.name(own, f"server {server.name}" if daemon.options.together else "turns", track)
+        track = server.id if daemon.options.serves_users_together else 0
+        trace.name(own, f"server {server.name}" if daemon.options.serves_users_together else "turns", track)
         yield ("server", server.id), _State(own, track, f"{server.name}, PID {server.pid}")
         for client_id, client in server.clients.items():
             trace.name(client.pid, f"client {client.pid}: {client.process.command}")

@@ -101,11 +101,11 @@ def reset(devices: Sequence[MonitoredDevice]) -> tuple[str, int]:
         return text, NO_PERMISSION
     busy = [device for device in devices if device.processes]
     if busy:
-        return _in_use(busy), OTHER_ERROR
+        return _describe_busy(busy), OTHER_ERROR
     return "".join(f"GPU {device.bus_id} was successfully reset.\n" for device in devices) + ALL_DONE, 0
 
 
-def _in_use(devices: Sequence[MonitoredDevice]) -> str:
+def _describe_busy(devices: Sequence[MonitoredDevice]) -> str:
     device_lines = "".join(f"  GPU {device.bus_id}: In use by another client\n" for device in devices)
     count = "1 device is" if len(devices) == 1 else f"{len(devices)} devices are"
     advice = "End them first: quit stops an MPS daemon and its servers."

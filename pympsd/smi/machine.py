@@ -9,9 +9,9 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.devices.machine import COMPUTE_MODES, describe, with_driver
+from pympsd.devices.machine import COMPUTE_MODES, describe, set_driver
 from pympsd.devices.registrations import GONE, Registered, list_registered
-from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
+from pympsd.devices.state_folder import StateFolder, apply_current_modes, state_folder_of
 from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties, combine_utilization
 from pympsd.vocabulary.untrusted import printable
@@ -143,7 +143,7 @@ class MonitoredMachine:
             BadMachine: The description is invalid, or its folder cannot be read.
         """
         folder = state_folder_of(text)
-        properties = with_current_modes(with_driver(describe(text), os.environ), text)
+        properties = apply_current_modes(set_driver(describe(text), os.environ), text)
         devices = []
         for index, device in enumerate(properties):
             servers = list_registered(folder, device.uuid) if with_processes else []

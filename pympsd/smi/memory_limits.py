@@ -16,7 +16,7 @@ from pympsd.smi.options import UnsupportedRequest
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import MAX_MEMORY
 from pympsd.vocabulary.mistyped import Parser
-from pympsd.vocabulary.rules import at_or_above
+from pympsd.vocabulary.rules import expand_cgroups
 from pympsd.vocabulary.untrusted import printable
 
 INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
@@ -113,11 +113,11 @@ def _options(soft: int | str | None, hard: int | str | None) -> str:
 
 def _hard_limit(daemon: Control, cgroup: str, device: str) -> int | None:
     """Return the MiB of a cgroup's own hard limit, None if it has none; raise CannotAsk."""
-    rows = _own(daemon, cgroup, device)
+    rows = _find_own_limits(daemon, cgroup, device)
     return rows[0].hard_limit // _MIB if rows and rows[0].hard_limit else None
 
 
-def _own(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
+def _find_own_limits(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
     """Return the row of a cgroup's own limits on a device, if it has some; raise CannotAsk."""
     try:
         return convert(list[_Limits], daemon.listing(f"memacct list {cgroup} --device={device}"))
@@ -129,9 +129,9 @@ def _own(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
 
 def _render(daemon: Control, cgroup: str, device: str) -> str:
     """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
-    rows = _own(daemon, cgroup, device)
+    rows = _find_own_limits(daemon, cgroup, device)
     if not rows:
-        above = at_or_above([cgroup.removeprefix(_MOUNT)])
+        above = expand_cgroups([cgroup.removeprefix(_MOUNT)])
         limits = convert(list[_Limits], daemon.listing(f"memacct list --device={device}"))
         rows = [row for row in limits if row.cgroup in above]
     if not rows:

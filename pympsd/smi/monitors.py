@@ -12,7 +12,7 @@ from attrs import frozen
 
 from pympsd.smi.machine import MIB, MonitoredDevice
 from pympsd.smi.options import BAD_OPTION, BAD_VALUE, NOT_SUPPORTED, UnsupportedRequest, interval
-from pympsd.smi.summary import in_order
+from pympsd.smi.summary import sort_processes
 
 COMMANDS: Final = ("dmon", "pmon")
 OPTIONS: Final = {"-i": "ID", "-d": "SECONDS", "-c": "COUNT", "-s": "METRICS", "-o": "DT", "-f": "FILE"}
@@ -152,7 +152,7 @@ def _header(monitor: Monitor) -> list[str]:
 
 def _process_rows(monitor: Monitor, devices: Sequence[MonitoredDevice]) -> Iterator[str]:
     for device in devices:
-        for process in in_order(device.processes):
+        for process in sort_processes(device.processes):
             name = process.name.rpartition("/")[2][:15]
             busy = {"sm": process.utilization, "mem": 0} if process.utilization else {}
             cells = _cells(monitor, {"fb": process.used // MIB, **busy})

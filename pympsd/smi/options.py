@@ -207,11 +207,11 @@ def parse(arguments: Sequence[str]) -> SmiRequest:
         if early.value in requested:
             return SmiRequest(early)
     if len(requested) > 1:
-        _not_valid(by_option[requested[1]][0])
+        _refuse_option(by_option[requested[1]][0])
     action = _ACTIONS[requested[0]] if requested else Action.SUMMARY
     for option, actions in _ALLOWED.items():
         if option in by_option and action not in actions:
-            _not_valid(by_option[option][0])
+            _refuse_option(by_option[option][0])
     values = {option: value for option, (_, value) in by_option.items()}
     value = values[requested[0]] if requested else ""
     return SmiRequest(
@@ -286,7 +286,7 @@ def interval(option: str, text: str) -> int:
     return number
 
 
-def _not_valid(written: str) -> NoReturn:
+def _refuse_option(written: str) -> NoReturn:
     _refuse(f"Option {written} is not valid for this command. Please run '{{program}} -h' for help.", BAD_VALUE)
 
 

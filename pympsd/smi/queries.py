@@ -104,7 +104,7 @@ PROCESS_ALIASES: Final = {"used_memory": "used_gpu_memory", "name": "process_nam
 NOT_AVAILABLE: Final = "[N/A]"
 
 _OF_DEVICES: Final[dict[str, Callable[[MonitoredDevice], object]]] = {
-    "timestamp": lambda _: _now(),
+    "timestamp": lambda _: _format_now(),
     "index": lambda device: device.index,
     "uuid": lambda device: device.properties.uuid,
     "name": lambda device: device.properties.name,
@@ -124,7 +124,7 @@ _OF_DEVICES: Final[dict[str, Callable[[MonitoredDevice], object]]] = {
 }
 """The fields that an emulated device has."""
 _OF_PROCESSES: Final[dict[str, Callable[[MonitoredDevice, MonitoredProcess], object]]] = {
-    "timestamp": lambda _, process: _now(),
+    "timestamp": lambda _, process: _format_now(),
     "pid": lambda _, process: process.pid,
     "process_name": lambda _, process: process.name,
     "used_gpu_memory": lambda _, process: process.used // MIB,
@@ -185,7 +185,7 @@ def fields_help(fields: Mapping[str, str], aliases: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _now() -> str:
+def _format_now() -> str:
     seconds = time.time()
     return f"{time.strftime('%Y/%m/%d %H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1000):03d}"
 

@@ -7,7 +7,7 @@ from typing import Final
 from pympsd.process.version import cuda_version, driver_version
 from pympsd.smi.machine import MIB, MonitoredDevice, MonitoredMachine
 from pympsd.smi.options import BAD_VALUE, UnsupportedRequest
-from pympsd.smi.summary import in_order
+from pympsd.smi.summary import sort_processes
 
 _COLUMN: Final = 55
 
@@ -84,7 +84,7 @@ def _pids(device: MonitoredDevice) -> Iterator[str]:
         yield _line(1, "Processes", "None")
         return
     yield "    Processes"
-    for process in in_order(device.processes):
+    for process in sort_processes(device.processes):
         yield _line(2, "GPU instance ID", "N/A")
         yield _line(2, "Compute instance ID", "N/A")
         yield _line(2, "Process ID", process.pid)

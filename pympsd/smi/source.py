@@ -12,7 +12,7 @@ from typing import Final
 
 from pympsd.cli import control_client
 from pympsd.devices.machine import VARIABLE, BadMachine
-from pympsd.devices.state_folder import DIRECTORY, resolve, with_machine_file
+from pympsd.devices.state_folder import DIRECTORY, add_machine_file, resolve
 from pympsd.vocabulary.variables import DRIVER_VARIABLE
 from pympsd.wire import frames
 
@@ -26,7 +26,7 @@ def machine(warn: Callable[[str], None]) -> str:
 
     If it is a daemon's, PYMPSD_STATE_DIRECTORY and PYMPSD_DRIVER are set in this process to those of the daemon.
     """
-    text = with_machine_file(os.environ).get(VARIABLE) or DEFAULT_MACHINE
+    text = add_machine_file(os.environ).get(VARIABLE) or DEFAULT_MACHINE
     answer = _ask(warn)
     if not answer:
         return text

@@ -68,12 +68,12 @@ def _process_lines(devices: Sequence[MonitoredDevice]) -> Iterator[str]:
     yield edge
     yield from (f"|{heading}|" for heading in _PROCESS_HEADINGS)
     yield "|" + "=" * _WIDTH + "|"
-    rows = [_process_line(device, process) for device in devices for process in in_order(device.processes)]
+    rows = [_process_line(device, process) for device in devices for process in sort_processes(device.processes)]
     yield from rows or [f"|{'  No running processes found':<{_WIDTH}}|"]
     yield edge
 
 
-def in_order(processes: Sequence[MonitoredProcess]) -> list[MonitoredProcess]:
+def sort_processes(processes: Sequence[MonitoredProcess]) -> list[MonitoredProcess]:
     """Return processes in the order in which tables and reports list them: by PID."""
     return sorted(processes, key=lambda process: process.pid)
 

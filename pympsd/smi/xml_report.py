@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from pympsd.process.version import cuda_version, driver_version
 from pympsd.smi.machine import MIB, MonitoredDevice, MonitoredMachine
-from pympsd.smi.summary import in_order
+from pympsd.smi.summary import sort_processes
 
 _HEAD: Final = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
 _LACKING: Final = "N/A"
@@ -128,5 +128,5 @@ def _processes(device: MonitoredDevice) -> Elements:
                 ("used_memory", f"{process.used // MIB} MiB"),
             ),
         )
-        for process in in_order(device.processes)
+        for process in sort_processes(device.processes)
     )

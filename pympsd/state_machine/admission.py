@@ -43,7 +43,13 @@ from pympsd.state_machine.instructions import (
     Timer,
     TimerKind,
 )
-from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, grant, in_force, limits_by_rule
+from pympsd.state_machine.limit_resolution import (
+    check_cgroups,
+    client_limits,
+    grant,
+    limits_by_rule,
+    resolve_in_force,
+)
 from pympsd.state_machine.shutdown import QUITTING, SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
@@ -162,7 +168,7 @@ def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruc
     Used by ``start_server``, and when the sockets of a server that was created are open. A server that is leaving, or
     expected back from an earlier daemon, does not count as running.
     """
-    uid = daemon.options.serving_uid(uid)
+    uid = daemon.options.find_serving_uid(uid)
     name = name or server_of_user(uid)
     server = daemon.server_named(name)
     # A server that is expected back may not come back.
@@ -204,7 +210,7 @@ def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
     starting = Counter(
         server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
     )
-    for entry in _without_server(daemon):
+    for entry in _find_unserved(daemon):
         # In protocol 2 no user waits for another's start below the maximum of servers: start_server begins one.
         is_next = starting[entry.uid] < daemon.options.policy.max_starts or entry.server in waited_for
         if (
@@ -225,7 +231,7 @@ def _open_servers(daemon: Daemon) -> list[Server]:
     return [server for server in daemon.servers.values() if server.phase in OPEN]
 
 
-def _without_server(daemon: Daemon) -> list[QueueEntry]:
+def _find_unserved(daemon: Daemon) -> list[QueueEntry]:
     """Return the first entry for each server without a process; if users take turns, only that of the next user."""
     if not daemon.queue:
         return []
@@ -236,12 +242,14 @@ def _without_server(daemon: Daemon) -> list[QueueEntry]:
         if entry.server not in excluded:
             first.setdefault(entry.server, entry)
     waiting = list(first.values())
-    return waiting if daemon.options.together or not waiting else [queueing.next_in_turn(daemon, waiting)]
+    return (
+        waiting if daemon.options.serves_users_together or not waiting else [queueing.next_in_turn(daemon, waiting)]
+    )
 
 
 def _make_room(daemon: Daemon) -> Iterator[Instruction]:
     """End as many servers without clients as users wait for, the oldest first."""
-    waiting_users = len(_without_server(daemon))
+    waiting_users = len(_find_unserved(daemon))
     ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
     for server in _open_servers(daemon):
         if not server.clients and ending < waiting_users:
@@ -251,7 +259,7 @@ def _make_room(daemon: Daemon) -> Iterator[Instruction]:
 
 def _is_waited_for(daemon: Daemon, server: Server) -> bool:
     """Return whether a client or command waits for a server or its clients to end."""
-    return server.phase is Phase.LEAVING or (daemon.is_full and bool(_without_server(daemon)))
+    return server.phase is Phase.LEAVING or (daemon.is_full and bool(_find_unserved(daemon)))
 
 
 def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
@@ -420,5 +428,5 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                 client.partitions = {device: partition.name for device, partition in limits.partitions.items()}
                 client.groups = limits.groups
             if not daemon.options.has_own_servers:
-                client.limits = in_force(daemon, server, granted)
+                client.limits = resolve_in_force(daemon, server, granted)
         yield granted

@@ -37,7 +37,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limits import MAX_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
-from pympsd.vocabulary.rules import Origin, at_or_above
+from pympsd.vocabulary.rules import Origin, expand_cgroups
 
 MAX_CGROUPS: Final = 4096
 NO_CGROUPS: Final = (
@@ -126,7 +126,7 @@ def note_client(daemon: Daemon, event: ClientConnected) -> None:
     stay, so that an administrator can set them in advance.
     """
     if daemon.process_limits.transient_cgroups:
-        above = at_or_above(event.process.cgroups)
+        above = expand_cgroups(event.process.cgroups)
         daemon.process_limits.transient_cgroups |= {
             path: True for path in above if path in daemon.process_limits.transient_cgroups
         }
@@ -174,7 +174,7 @@ def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
     Hard and soft limit are chosen independently, each the lowest of all cgroups that the client is in or below;
     bytes. None stands for no limit.
     """
-    limits = [group for group in _in_force(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
+    limits = [group for group in _find_groups(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
     hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MAX_MEMORY)
     soft = (PinnedMemory(limit.soft) for limit in limits if limit.soft)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
@@ -182,11 +182,11 @@ def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
 
 def total_of(server: Server, client: Client, ordinal: int) -> int | None:
     """Return the bytes that a client's namespace may hold on a device, all its clients together; None: no limit."""
-    own = (group for group in _in_force(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
+    own = (group for group in _find_groups(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
     return min((group.limit for group in own if group.limit < MAX_MEMORY), default=None)
 
 
-def _in_force(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]:
+def _find_groups(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]:
     """Return the limits of a client's groups on a device, as they came with the latest client of each."""
     return [server.groups.get((ordinal, group.name), (0, group))[1] for group in client.groups.get(ordinal, ())]
 
@@ -222,6 +222,6 @@ def clients_by_cgroup(daemon: Daemon) -> dict[str, list[Client]]:
     by_path: dict[str, list[Client]] = {}
     for server in daemon.servers.values():
         for client in server.clients.values():
-            for path in at_or_above(client.process.cgroups):
+            for path in expand_cgroups(client.process.cgroups):
                 by_path.setdefault(path, []).append(client)
     return by_path

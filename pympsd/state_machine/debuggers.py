@@ -20,7 +20,7 @@ REASON: Final = "this process is being debugged, and the other MPS clients have 
 def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Make a client under a debugger wait for the clients that are admitted or queued now, not for later ones."""
     peer = event.process.peer
-    running_clients = _list_clients(daemon, peer.uid if daemon.options.together else None)
+    running_clients = _list_clients(daemon, peer.uid if daemon.options.serves_users_together else None)
     daemon.queue.debugged[event.client] = Debugged(event.client, peer.pid, peer.uid, running_clients)
     if running_clients:
         yield Log("debugged_pending", {"pid": peer.pid, "uid": peer.uid, "count": len(running_clients)})

@@ -177,7 +177,7 @@ def _change_status(daemon: Daemon, server: Server, status: str) -> Iterator[Inst
     if server.phase is Phase.INITIALIZING:
         yield Log("server_ready", {"server": server.pid})
         yield from failed_starts.begin_trial(server)
-        yield from registration.became_ready(daemon, server.name)
+        yield from registration.note_ready(daemon, server.name)
     server.become(target)
     daemon.lifetime.counts[Count.FAULTS] += target is Phase.FAULT
     yield from admission.serve_queue(daemon)

@@ -34,7 +34,7 @@ class Destination:
 
 def find(daemon: Daemon, event: ClientConnected) -> Destination:
     """Return the server, the namespace and the user that a client connects to."""
-    uid = daemon.options.serving_uid(event.process.peer.uid)
+    uid = daemon.options.find_serving_uid(event.process.peer.uid)
     name = event.server or server_of_user(uid)
     named_server = daemon.named_servers.get(name)
     return Destination(name, event.process.namespace or DEFAULT, uid if named_server is None else named_server.uid)

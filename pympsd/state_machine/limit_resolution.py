@@ -16,7 +16,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.limit_table import ClientLimits, Limits, in_bytes, percentage_on
+from pympsd.vocabulary.limit_table import ClientLimits, Limits, count_bytes, percentage_on
 from pympsd.vocabulary.limits import (
     MAX_MEMORY,
     CgroupLimit,
@@ -25,9 +25,9 @@ from pympsd.vocabulary.limits import (
     MemoryGroup,
     PinnedMemory,
     cgroup_group,
-    least,
+    combine_cgroup_limits,
 )
-from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
+from pympsd.vocabulary.rules import Unknown, expand_cgroups, first_fitting
 from pympsd.vocabulary.sm_rounding import multiprocessors as sms_of
 from pympsd.vocabulary.variables import MEMORY_LIMITS
 
@@ -51,7 +51,7 @@ def limits_update(server: Server) -> UpdateServerLimits:
 
     Protocol 2 only: the percentage, and the bytes by the daemon's device ordinal, of clients that come later.
     """
-    return UpdateServerLimits(server.id, server.thread_percentage.value, in_bytes(server.memory_limits))
+    return UpdateServerLimits(server.id, server.thread_percentage.value, count_bytes(server.memory_limits))
 
 
 def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict[int, PinnedMemory], list[str]]:
@@ -72,7 +72,7 @@ def device_named(devices: Sequence[DeviceProperties], word: str) -> int:
     ordinal = find_device(devices, word)
     if ordinal is not None:
         return ordinal
-    reason = memory_limits.no_such_device(devices, word, "this daemon")
+    reason = memory_limits.describe_unknown_device(devices, word, "this daemon")
     raise UnknownDevice(word, word.isdecimal() or word.startswith("GPU-"), reason)
 
 
@@ -130,7 +130,7 @@ def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | No
     return AdmitClient(client, server.id, server.pid, (priority or ClientPriority()).level, limits)
 
 
-def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:
+def resolve_in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:
     """Return what the daemon has set for a client of the driver's server, which does not report its limits.
 
     The client's own environment may lower them further; the daemon does not see that.
@@ -142,7 +142,7 @@ def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForc
         for index, device in enumerate(daemon.devices)
         if device.multiprocessors  # the driver's server does not report their number
     }
-    return LimitsInForce(percentage.value, grant.priority, in_bytes(combined.pinned_memory), multiprocessors)
+    return LimitsInForce(percentage.value, grant.priority, count_bytes(combined.pinned_memory), multiprocessors)
 
 
 def _memory_groups(
@@ -154,14 +154,14 @@ def _memory_groups(
     kernel's.
     """
     name = f"namespace {named_server.name}/{namespace.name}"
-    totals = in_bytes(namespace.limits.total_memory)
+    totals = count_bytes(namespace.limits.total_memory)
     groups: dict[int, tuple[MemoryGroup, ...]] = {
         ordinal: (MemoryGroup(name, total),) for ordinal, total in totals.items()
     }
-    for path in at_or_above(process.cgroups):
+    for path in expand_cgroups(process.cgroups):
         own, kernels = daemon.process_limits.cgroups.get(path, {}), process.kernel_limits.get(path, {})
         for ordinal in {**own, **kernels}:
-            limit = least(own.get(ordinal, CgroupLimit()), kernels.get(ordinal, CgroupLimit()))
+            limit = combine_cgroup_limits(own.get(ordinal, CgroupLimit()), kernels.get(ordinal, CgroupLimit()))
             # Memory is counted also while the limits do not hold, because they may hold again.
             holds = limit if daemon.process_limits.accounts_cgroups else CgroupLimit()
             most, soft = holds.hard or _UNLIMITED, holds.soft

@@ -7,7 +7,7 @@ from attrs import field, frozen
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limits import cgroup_group
-from pympsd.vocabulary.rules import at_or_above
+from pympsd.vocabulary.rules import expand_cgroups
 
 
 @frozen
@@ -49,7 +49,7 @@ def _count_by_group(daemon: Daemon, server: Server, limited: set[str]) -> list[C
     """
     counts = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():
-        names = ("", *limited.intersection(map(cgroup_group, at_or_above(client.process.cgroups))))
+        names = ("", *limited.intersection(map(cgroup_group, expand_cgroups(client.process.cgroups))))
         for ordinal, of_device in enumerate(counts):
             count = client.memory.get(ordinal, 0)
             for name in names:

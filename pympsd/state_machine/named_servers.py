@@ -340,12 +340,12 @@ _WORDED: Final = (PERCENTAGE, PINNED_MEMORY, TOTAL_MEMORY, PRIORITY, SM_PARTITIO
 
 
 def _render(limits: Limits, ordinals: tuple[int, ...]) -> str:
-    memory = _by_device(limits.pinned_memory, ordinals) or "unlimited"
+    memory = _render_by_device(limits.pinned_memory, ordinals) or "unlimited"
     return f"{PERCENTAGE.text(limits, ordinals)} %, memory {memory}"
 
 
 def _render_all(limits: Limits, ordinals: tuple[int, ...]) -> str:
-    total = _by_device(limits.total_memory, ordinals)
+    total = _render_by_device(limits.total_memory, ordinals)
     together = f" each, {total} together" if total else ""
     partition = f", SM partition {limits.sm_partition}" if limits.sm_partition else ""
     words = f"{_render(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
@@ -358,7 +358,7 @@ def _render_others(limits: Limits, ordinals: tuple[int, ...]) -> str:
     return "".join(f", {row.name} {row.text(limits, ordinals)}" for row in rows)
 
 
-def _by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:
+def _render_by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:
     """Return limits by the ordinals that the clients of a server see, whose devices have these in the daemon."""
     limits = memory or {}
     return ", ".join(f"{index}={limits[ordinal]}" for index, ordinal in enumerate(ordinals) if ordinal in limits)

@@ -106,7 +106,7 @@ def add_partition(daemon: Daemon, device: int, chunks: int) -> tuple[SmPartition
     _check_capability(daemon, device, device)
     selected = _choose_chunks(daemon, device, device, chunks, _OF_DAEMON)
     _check_clients_reported(daemon.servers.values())
-    _check_nobody_outside(device, device, _all_clients(daemon))
+    _check_nobody_outside(device, device, _list_clients(daemon))
     partition = SmPartition(daemon_partition_id(daemon.devices[device], selected), device, selected)
     daemon.partitions.append(partition)
     return partition, Log("partition_added", {"name": partition.name, "device": daemon.devices[device].uuid})
@@ -191,16 +191,16 @@ def clients_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list
 
     In protocol 2 those that terminate_client has ended are not in it any more, though their processes live.
     """
-    present = _all_in(daemon, server_name, partition)
+    present = _find_clients_in(daemon, server_name, partition)
     return present if server_name else [client for client in present if not client.terminated]
 
 
-def _all_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list[Client]:
-    owned = clients(daemon, server_name) if server_name else _all_clients(daemon)
+def _find_clients_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list[Client]:
+    owned = clients(daemon, server_name) if server_name else _list_clients(daemon)
     return [client for client in owned if client.partitions.get(partition.device) == partition.name]
 
 
-def _all_clients(daemon: Daemon) -> list[Client]:
+def _list_clients(daemon: Daemon) -> list[Client]:
     return [client for process in daemon.servers.values() for client in process.clients.values()]
 
 
@@ -208,7 +208,7 @@ def _evict(
     daemon: Daemon, server_name: str, partition: SmPartition, session: int, answer: Answer
 ) -> Iterator[Instruction]:
     """Let the clients of a deleted partition have no context any more, and its chunks be occupied until then."""
-    present = _all_in(daemon, server_name, partition)
+    present = _find_clients_in(daemon, server_name, partition)
     for client in present:
         client.partitions[partition.device] = ""
         daemon.named_servers.occupied[client.id] = partition

@@ -25,7 +25,7 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
         yield from holding.hold(daemon, drain, entry)
         return
     uids = {server.uid for server in daemon.servers.values()} | {other.uid for other in daemon.queue}
-    before = _before(daemon, entry)
+    before = _describe_before(daemon, entry)
     daemon.queue.insert(entry)
     if before and entry.process is None:
         yield Log("turn_requested", {"uid": entry.uid, "before": before})
@@ -74,12 +74,16 @@ def restore(
 
 
 def _start_request(daemon: Daemon, uid: int) -> QueueEntry:
-    return QueueEntry(daemon.queue.tickets.take(), daemon.options.serving_uid(uid))
+    return QueueEntry(daemon.queue.tickets.take(), daemon.options.find_serving_uid(uid))
 
 
 def _limit_overtaking(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     """Begin the time for which new clients may overtake an entry, if it has not begun yet."""
-    if daemon.options.together or entry.last_to_overtake is not None or entry.ticket in daemon.queue.timed:
+    if (
+        daemon.options.serves_users_together
+        or entry.last_to_overtake is not None
+        or entry.ticket in daemon.queue.timed
+    ):
         return
     if daemon.turns.overtaking_seconds <= 0:
         entry.last_to_overtake = entry.ticket
@@ -138,10 +142,10 @@ def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     server.closed = first is not None
 
 
-def _before(daemon: Daemon, entry: QueueEntry) -> str:
+def _describe_before(daemon: Daemon, entry: QueueEntry) -> str:
     """Return what an entry that joins the queue waits for: the other users before it, in order."""
     uid = entry.uid
-    if daemon.options.together:
+    if daemon.options.serves_users_together:
         waits = daemon.is_full and daemon.server_named(server_of_user(uid)) is None
         return f"one of {len(daemon.servers)} users" if waits else ""
     users = [server.uid for server in daemon.servers.values()]

@@ -95,7 +95,7 @@ def close_sockets(named_server: NamedServer) -> Iterator[Instruction]:
     yield CloseNamespace(named_server.name, "")
 
 
-def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
+def note_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
     """Note that a server is ready, and answer the command that made it.
 
     A reason why its last process could not start is void then. Names that are not registered are ignored.

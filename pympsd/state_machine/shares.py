@@ -138,10 +138,10 @@ def problem_of_own_server(daemon: Daemon, uid: int) -> str:
     own = NamedServer(server_of_user(uid), uid)
     for resource in (SERVERS, DESCRIPTORS):
         more, exempt = _base_cost(daemon, own, resource), is_exempt(daemon, uid)
-        most = daemon.usage.shares.total(resource) if exempt else daemon.usage.shares.for_users(resource)
+        most = daemon.usage.shares.total(resource) if exempt else daemon.usage.shares.count_for_users(resource)
         text = _total_problem(daemon, resource, more)
         if count_used_together(daemon, resource, exempt=exempt) + more > most:
-            text = f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
+            text = f"{_describe_total(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
         if text:
             daemon.usage.refusals[uid, resource.name] += 1
             return text
@@ -154,7 +154,7 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
         return ""
     every = _chunks_of(daemon, device)
     own, together = _count_chunks(daemon, device, {asker}), _count_chunks(daemon, device, _sharing_users(daemon))
-    share, most = daemon.usage.shares.share(SM_CHUNKS), daemon.usage.shares.for_users(SM_CHUNKS)
+    share, most = daemon.usage.shares.share(SM_CHUNKS), daemon.usage.shares.count_for_users(SM_CHUNKS)
     what = f"SM chunks of device {daemon.devices[device].uuid}"
     text = ""
     if own + more > every * share // 100:
@@ -198,18 +198,18 @@ def _problem(daemon: Daemon, resource: SharedResource, asker: int, more: int) ->
     if not is_exempt(daemon, asker):
         has, share = count_used(daemon, resource, asker), daemon.usage.shares.share(resource)
         if has + more > share:
-            return _over_share(daemon, resource, asker, has, share, more)
-        most = daemon.usage.shares.for_users(resource, own=False)
+            return _explain_over_share(daemon, resource, asker, has, share, more)
+        most = daemon.usage.shares.count_for_users(resource, own=False)
         together = count_used_together(daemon, resource, own=False) + more
         if most and not resource.is_named and has + more > most - together:
             # However many users take all that they can, as much is left for the next one.
             return f"user {asker} has {has} {resource.unit}, and {more} more would leave others less than that"
         if most and together > most:
-            return f"{_together(daemon, resource, most, False, own=False)}; {_remedy_of_all(daemon, resource)}"
+            return f"{_describe_total(daemon, resource, most, False, own=False)}; {_remedy_of_all(daemon, resource)}"
     return _total_problem(daemon, resource, more)
 
 
-def _over_share(daemon: Daemon, resource: SharedResource, uid: int, has: int, share: int, more: int) -> str:
+def _explain_over_share(daemon: Daemon, resource: SharedResource, uid: int, has: int, share: int, more: int) -> str:
     names = _servers_of(daemon, uid) if resource is SERVERS else ""
     needs = f", and {more} more are needed" if more > 1 else ""
     remedy = f"{_REMEDIES[resource]}, or " if resource in _REMEDIES else ""
@@ -229,7 +229,7 @@ def _servers_of(daemon: Daemon, uid: int) -> str:
     return f" ({', '.join(names[:_MAX_SHOWN])}{more})" if names else ""
 
 
-def _together(daemon: Daemon, resource: SharedResource, most: int, exempt: bool, *, own: bool = True) -> str:
+def _describe_total(daemon: Daemon, resource: SharedResource, most: int, exempt: bool, *, own: bool = True) -> str:
     has = count_used_together(daemon, resource, own=own, exempt=exempt)
     subject = "everybody together has" if exempt else "all users together have"
     exception = "" if exempt else " that are not reserved"
@@ -240,7 +240,7 @@ def _total_problem(daemon: Daemon, resource: SharedResource, more: int) -> str:
     most = daemon.usage.shares.total(resource)
     if not most or count_used_together(daemon, resource, exempt=True) + more <= most:
         return ""
-    return f"{_together(daemon, resource, most, True)}; {_remedy_of_all(daemon, resource)}"
+    return f"{_describe_total(daemon, resource, most, True)}; {_remedy_of_all(daemon, resource)}"
 
 
 def _remedy_of_all(daemon: Daemon, resource: SharedResource) -> str:

@@ -17,7 +17,7 @@ from pympsd.vocabulary.results import Result
 
 def handle_opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
     """Continue what waited for a socket, which is open now or could not be opened."""
-    named_server, owner = _of(daemon, event)
+    named_server, owner = _find_owner(daemon, event)
     if named_server is None or owner is None:
         return
     if event.problem and event.problem != owner.unopened:
@@ -35,7 +35,7 @@ def handle_opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instructio
 
 def handle_lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
     """Recreate a socket that was removed; it is tried again and again, and logged once."""
-    named_server, owner = _of(daemon, event)
+    named_server, owner = _find_owner(daemon, event)
     if named_server is None or owner is None or daemon.quitting is not None:
         return
     if not owner.unopened:
@@ -43,7 +43,7 @@ def handle_lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
     yield OpenNamespace(event.server, event.namespace, named_server.uid)
 
 
-def _of(
+def _find_owner(
     daemon: Daemon, event: NamespaceOpened | NamespaceLost
 ) -> tuple[NamedServer | None, NamedServer | Namespace | None]:
     """Return the server of a socket, and the server or namespace that owns it; None if they are gone."""

@@ -25,8 +25,8 @@ from pympsd.takeover.state.records import (
     PersistentServer,
     PersistentState,
     drains_of,
-    in_memory,
     limits_of_cgroups,
+    parse_memory,
 )
 from pympsd.vocabulary.identities import DEFAULT, Ids, server_of_user
 from pympsd.vocabulary.limit_table import Limits, percentages
@@ -140,14 +140,14 @@ def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
     if daemon.options.static:
         daemon.partitions += saved.partitions
     if saved.memory_limits is not None:
-        daemon.defaults.memory_limits = in_memory(saved.memory_limits)
+        daemon.defaults.memory_limits = parse_memory(saved.memory_limits)
 
 
 def _pending_server(daemon: Daemon, process: PersistentServer, saved: PersistentState) -> Server:
     percentage, memory = process.thread_percentage, process.memory_limits
     if not daemon.options.policy.has_named_servers:
         percentage, memory = limits_of(process, saved)
-    limits = ThreadPercentage(percentage), in_memory(memory)
+    limits = ThreadPercentage(percentage), parse_memory(memory)
     server = Server(process.serial, process.uid, *limits, pid=process.pid, phase=Phase.RETURNING)
     server.name = process.name or server.name
     server.pending = server.verified = True
@@ -162,7 +162,7 @@ def _restore_named_servers(daemon: Daemon, saved: PersistentState) -> Iterator[I
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
             # A server of protocol 2, whose clients had the daemon's default priority, becomes one of protocol 3.
-            memory, priority = in_memory(process.memory_limits), daemon.defaults.client_priority
+            memory, priority = parse_memory(process.memory_limits), daemon.defaults.client_priority
             limits = Limits(percentages(process.thread_percentage), memory, priority)
             namespaces = {DEFAULT: Namespace(DEFAULT, limits)}
             named_server = NamedServer(name, process.uid, namespaces, source=Source.AUTO)

@@ -134,20 +134,20 @@ def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
     code = Result.ERROR_LAUNCH_TIMEOUT
     why = f"the server did not answer within {termination.timeout:g} s; shutdown_server -f ends it with its clients"
     in_digits = refusal(f"{code}", diagnostic=f"terminate_client: {why}")
-    yield from _end(daemon, token, _in_words(termination, code) if termination.in_words else in_digits, code)
+    yield from _end(daemon, token, _answer_in_words(termination, code) if termination.in_words else in_digits, code)
 
 
 def _answer(termination: Termination, code: int) -> Answer:
     """Return the answer for a CUresult number, 0 when the contexts are gone."""
     if termination.in_words:
-        return _in_words(termination, code)
+        return _answer_in_words(termination, code)
     if code == 0:
         return lines("0")
     why = CAUSES.get(code, "the server could not end it")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
-def _in_words(termination: Termination, code: int) -> Answer:
+def _answer_in_words(termination: Termination, code: int) -> Answer:
     """Return the same in words, as protocol 3 has it."""
     if code == 0:
         return Answer()

@@ -45,7 +45,7 @@ def claim(requested_path: str) -> PipeDirectory:
         try:
             return PipeDirectory.claim(requested_path)
         except AlreadyRunning:
-            if time.monotonic() > give_up or not _was_killed(os.path.abspath(requested_path)):
+            if time.monotonic() > give_up or not _is_left_behind(os.path.abspath(requested_path)):
                 raise
         time.sleep(PAUSE_SECONDS)
 
@@ -94,7 +94,7 @@ def _claim(requested_path: str) -> PipeDirectory | None:
         return None
 
 
-def _was_killed(folder: str) -> bool:
+def _is_left_behind(folder: str) -> bool:
     """Return whether the process named in the pid file has ended without removing the file."""
     try:
         fields = stat(_pid_in(folder))

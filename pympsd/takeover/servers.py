@@ -194,7 +194,7 @@ class PendingServer:
 
     async def _serve_own(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> None:
         try:
-            if await self._with_sender(dispatcher, session, channel):
+            if await self._take_over_while_sending(dispatcher, session, channel):
                 await session.run(dispatcher)
         except RemoteError as error:
             dispatcher.log.error("server_misbehaved", server=session.pid, reason=str(error))
@@ -204,7 +204,9 @@ class PendingServer:
         finally:
             channel.close()
 
-    async def _with_sender(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
+    async def _take_over_while_sending(
+        self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel
+    ) -> bool:
         """Run ``_take_over`` and a sender at the same time: the link may be full of earlier messages."""
         is_taken_over, failure = False, None
         async with trio.open_nursery() as nursery:
@@ -274,7 +276,7 @@ def take_over(dispatcher: Dispatcher, folder: str, kept_entries: KeptEntries) ->
         if (server := _find_server(dispatcher, saved, remembered, kept_entries, _obstacle(dispatcher, saved)))
     ]
     connections = frozenset(id_of(connection.name) for connection in kept_entries.connections)
-    other_devices = _other_devices(dispatcher, saved)
+    other_devices = _compare_devices(dispatcher, saved)
     running = {server.session.id for server in pending}
     servers = tuple(server for server in saved.remembered.servers if server.serial in running)
     dispatcher.feed(events.PredecessorDied(evolve(saved.remembered, servers=servers), other_devices, connections))
@@ -296,7 +298,7 @@ async def wait_for_reports(pending: Iterable[PendingServer]) -> None:
             await server.resolved.wait()
 
 
-def _other_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | None:
+def _compare_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | None:
     present = device_keys(dispatcher.state.devices)
     is_known = bool(present and saved.devices)
     return OtherDevices(saved.devices, present) if is_known and saved.devices != present else None
@@ -306,7 +308,7 @@ def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
     """Return why this daemon cannot take over the servers of the previous one; empty: it can."""
     if saved.backend != dispatcher.settings.backend:
         return f"the backend of this daemon is {dispatcher.settings.backend}, not {saved.backend}"
-    is_other = _other_devices(dispatcher, saved) is not None and saved.backend != "vendor"
+    is_other = _compare_devices(dispatcher, saved) is not None and saved.backend != "vendor"
     return "this daemon has other devices" if is_other else ""
 
 

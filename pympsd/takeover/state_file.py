@@ -75,11 +75,11 @@ def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
 
 def read(folder: str) -> SavedState | None:
     """Return what a daemon left in a pipe directory; None if there is no file. Raise StateRefused."""
-    data = _own_bytes(folder)
+    data = _read_own(folder)
     return None if data is None else _check(data)
 
 
-def _own_bytes(folder: str) -> bytes | None:
+def _read_own(folder: str) -> bytes | None:
     """Return the contents of the file, which is this user's own; None if there is no file. Raise StateRefused."""
     path = os.path.join(folder, files.STATE)
     try:
@@ -140,7 +140,7 @@ def log_folders_left(folder: str) -> tuple[MadeFolder, ...]:
 def _read_left(folder: str) -> SavedState | None:
     """Return what this user's daemon left there since the machine started; None if that cannot be read."""
     try:
-        saved = _decode(_own_bytes(folder) or b"")
+        saved = _decode(_read_own(folder) or b"")
     except (StateRefused, ValueError, RecursionError):
         return None
     return saved if saved.boot == _boot() else None

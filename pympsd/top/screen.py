@@ -58,7 +58,7 @@ class _Screen:
             curses.curs_set(0)
         while True:
             answers = Answers.of(self._daemon.query(*QUERIES))
-            rates = self._rates.of(answers.servers, time.monotonic())
+            rates = self._rates.measure(answers.servers, time.monotonic())
             visible_rows = rows(answers, self._sort, self._filter, rates)
             self._selected = min(self._selected, max(0, len(visible_rows) - 1))
             self._draw(summary(answers), visible_rows)

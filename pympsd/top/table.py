@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from attrs import define, field, frozen
 
 from pympsd.control.records import Device, Machine, Server, Waiting, convert
-from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text
+from pympsd.vocabulary.texts import format_memory_in_use, limit_of_memory_text
 from pympsd.vocabulary.untrusted import printable
 
 REPORT_SECONDS: Final = 1.5
@@ -84,7 +84,7 @@ COLUMNS: Final = (
     TableColumn(
         "MEMORY",
         9,
-        lambda row: in_use_text(row.memory),
+        lambda row: format_memory_in_use(row.memory),
         "device memory in use, in MiB",
     ),
     TableColumn(
@@ -184,7 +184,7 @@ class Rates:
     """By PID: when its number changed last, as far as was seen, and the number."""
     _rates: dict[int, float] = field(factory=dict, init=False)
 
-    def of(self, servers: Iterable[Server], now: float) -> dict[int, float]:
+    def measure(self, servers: Iterable[Server], now: float) -> dict[int, float]:
         """Return launches per second by PID, of the servers that were there before and report it."""
         totals = {server.pid: sum(server.launches.values()) for server in servers if server.launches}
         for pid, total in totals.items():

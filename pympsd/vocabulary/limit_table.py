@@ -139,14 +139,14 @@ def percentages(value: float) -> dict[int, ThreadPercentage]:
     return {ALL_DEVICES: ThreadPercentage(value)}
 
 
-def on_device(values: Mapping[int, V] | None, index: int) -> V | None:
+def find_on_device(values: Mapping[int, V] | None, index: int) -> V | None:
     """Return the entry of a limit by device that holds for a device; None: it has no limit there."""
     return None if values is None else values.get(index, values.get(ALL_DEVICES))
 
 
 def percentage_on(limits: Limits, index: int = ALL_DEVICES) -> ThreadPercentage:
     """Return the percentage of a device, or of every device without an entry of its own."""
-    return on_device(limits.thread_percentage, index) or ThreadPercentage()
+    return find_on_device(limits.thread_percentage, index) or ThreadPercentage()
 
 
 def differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[int, float]:
@@ -155,7 +155,7 @@ def differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[int, f
     return by_device if len(set(by_device.values())) > 1 else {}
 
 
-def in_bytes(memory: Mapping[int, PinnedMemory] | None) -> dict[int, int]:
+def count_bytes(memory: Mapping[int, PinnedMemory] | None) -> dict[int, int]:
     """Return limits of memory in bytes, by device index."""
     return {index: limit.value for index, limit in (memory or {}).items()}
 
@@ -167,7 +167,7 @@ def lowest(limits: Iterable[Mapping[int, V] | None]) -> dict[int, V] | None:
         return None
     least: dict[int, V] = {}
     for index in dict.fromkeys(index for limit in present for index in limit):
-        entries: Any = (on_device(limit, index) for limit in present)
+        entries: Any = (find_on_device(limit, index) for limit in present)
         least[index] = min(entry for entry in entries if entry is not None)
     return least
 
@@ -228,7 +228,7 @@ class LimitRow:
         value = self.of(limits)
         if not self.is_by_device:
             return [self.default if value is None else value]
-        entries = (on_device(value, index) for index in indices or (ALL_DEVICES,))
+        entries = (find_on_device(value, index) for index in indices or (ALL_DEVICES,))
         return [self.default if entry is None else entry for entry in entries]
 
     def text(self, limits: Limits, indices: Sequence[int]) -> str:
@@ -260,7 +260,7 @@ class LimitRow:
             else []
         )
 
-    def with_change(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
+    def apply_change(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
         """Return its entries by device after a change, by device index or ALL_DEVICES; an entry of None removes one.
 
         ``indices``: those of all devices.

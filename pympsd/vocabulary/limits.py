@@ -167,7 +167,7 @@ class CgroupLimit:
     """They are guaranteed this: clients of others that hold more than theirs are ended."""
 
 
-def least(first: CgroupLimit, second: CgroupLimit) -> CgroupLimit:
+def combine_cgroup_limits(first: CgroupLimit, second: CgroupLimit) -> CgroupLimit:
     """Return the lower of two limits of a cgroup, separately for the hard and the soft one; None means no limit."""
     hard = (limit for limit in (first.hard, second.hard) if limit is not None)
     soft = (limit for limit in (first.soft, second.soft) if limit is not None)

@@ -108,7 +108,7 @@ def partition_name_problem(name: str) -> str:
     return name_problem(name)
 
 
-def no_partition_note(server: str, namespace: str, partition: str) -> str:
+def describe_missing_partition(server: str, namespace: str, partition: str) -> str:
     """Return a note on a namespace that is bound to an SM partition that does not exist."""
     return (
         f"Server '{server}' has no SM partition '{partition}' yet; until it is created, clients of namespace "

@@ -174,7 +174,7 @@ def is_below(path: str, value: str) -> bool:
     return pattern == [""] or (len(parts) >= len(pattern) and all(map(fnmatchcase, parts, pattern)))
 
 
-def at_or_above(cgroups: Sequence[str]) -> list[str]:
+def expand_cgroups(cgroups: Sequence[str]) -> list[str]:
     """Return the paths of cgroups and of all that they are in, each once, outer ones first."""
     paths = {"/": None} if cgroups else {}
     for path in cgroups:

@@ -88,7 +88,7 @@ class Settings:
         )
 
 
-def with_shares(settings: Settings, texts: Sequence[str], protocol: int) -> Settings:
+def add_shares(settings: Settings, texts: Sequence[str], protocol: int) -> Settings:
     """Return settings with the shares that the option gives, which beats the variable.
 
     Shares of what the protocol does not have are among the complaints.

@@ -88,7 +88,7 @@ class SharedResource:
         """
         return descriptors * self.of_descriptors // RESERVE_PARTS if self.of_descriptors else self.total
 
-    def for_users(self, descriptors: int, *, own: bool) -> int:
+    def count_for_users(self, descriptors: int, *, own: bool) -> int:
         """Return how much users other than root may have together.
 
         Args:
@@ -201,14 +201,14 @@ class Shares:
         """Return how much of a resource all users together may have; 0: there is no bound."""
         return resource.total_of(self.descriptors)
 
-    def for_users(self, resource: SharedResource, *, own: bool = True) -> int:
+    def count_for_users(self, resource: SharedResource, *, own: bool = True) -> int:
         """Return how much of a resource users other than root may have together.
 
         Args:
             resource: The resource.
-            own: As in `Resource.for_users`.
+            own: As in `SharedResource.count_for_users`.
         """
-        return resource.for_users(self.descriptors, own=own)
+        return resource.count_for_users(self.descriptors, own=own)
 
 
 def read_shares(texts: Iterable[str]) -> dict[str, int]:

@@ -36,14 +36,14 @@ class SmRounding:
     source: str
     """The source of ``step`` and ``minimum``."""
 
-    def down(self, count: int, available: int) -> int:
+    def round_down(self, count: int, available: int) -> int:
         """Return a number of SMs rounded down to the step: at least the minimum, at most ``available``.
 
         ``count`` and ``available`` are SMs; a percentage is rounded this way.
         """
         return min(available, max(self.minimum, count - count % self.step))
 
-    def up(self, count: int, available: int) -> int:
+    def round_up(self, count: int, available: int) -> int:
         """Return a number of SMs rounded up to the step: at least the minimum, at most ``available``.
 
         ``count`` and ``available`` are SMs; an execution affinity is rounded this way.
@@ -75,7 +75,7 @@ def multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> i
         return device.multiprocessors
     # As written, 33.3 being 333/1000: nothing is lost to binary fractions.
     exact = int(Fraction(repr(float(percentage.value))) * device.multiprocessors // 100)
-    return rounding(device).down(exact, device.multiprocessors)
+    return rounding(device).round_down(exact, device.multiprocessors)
 
 
 def rounding(device: DeviceProperties) -> SmRounding:

@@ -165,10 +165,10 @@ def memory_text(limit: PinnedMemory | None) -> str:
     return str(limit.value)
 
 
-def in_use_text(count: int | None) -> str:
+def format_memory_in_use(count: int | None) -> str:
     """Return the memory in use, in bytes, as lists show it, in MiB: ``512.0M``; ``-`` if it is unknown.
 
-    >>> in_use_text(512 << 20), in_use_text(None)
+    >>> format_memory_in_use(512 << 20), format_memory_in_use(None)
     ('512.0M', '-')
     """
     return "-" if count is None else f"{count / (1 << 20):.1f}M"

@@ -115,7 +115,7 @@ class Setting:
         return f"{self.name} is {allowed}, not {text[:_SHOWN]!r}" if allowed else ""
 
 
-def _one_of(*values: str) -> Check:
+def _check_choice(*values: str) -> Check:
     return lambda text: "" if text in values else f"one of {', '.join(values)}"
 
 
@@ -143,7 +143,7 @@ def _seconds(text: str) -> str:
 
 def _percentage(text: str) -> str:
     if "=" in text:
-        return _by_device(text, ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100")
+        return _check_by_device(text, ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100")
     try:
         percentage = ThreadPercentage.parse(text)
     except BadLimit:
@@ -161,12 +161,12 @@ def _priority(text: str) -> str:
 
 
 def _memory_limits(text: str) -> str:
-    return _by_device(
+    return _check_by_device(
         text, PinnedMemory.parse, MEMORY_LIMIT_FORM, "a limit is a whole number and G or M, or 0 for none"
     )
 
 
-def _by_device(text: str, parse: Callable[[str], object], form: str, allowed: str) -> str:
+def _check_by_device(text: str, parse: Callable[[str], object], form: str, allowed: str) -> str:
     """Return what a text of entries by device has to be; nothing if it is valid."""
     for entry in filter(None, (part.strip() for part in text.split(","))):
         device, equals, value = (part.strip() for part in entry.partition("="))
@@ -209,9 +209,9 @@ VARIABLES: Final = (
     Setting(
         "CUDA_MPS_PROTOCOL_VERSION",
         Reader.DAEMON,
-        "`2` (default) or `3`: the protocol of a daemon that is started; wins over `--protocol`",
+        "`2` (default) or `3`: the protocol of a daemon that is started; takes precedence over `--protocol`",
         _DOES_NOT_START,
-        _one_of("2", "3"),
+        _check_choice("2", "3"),
         "v3.md",
     ),
     Setting(
@@ -294,7 +294,7 @@ VARIABLES: Final = (
         "`vendor` (the driver's own MPS server), `cuda` (pympsd's server on a GPU), `emulated`, or `auto` (default): "
         "the first of them that the machine has, or `emulated` if an emulated machine is asked for",
         _DOES_NOT_START,
-        _one_of(*BACKENDS),
+        _check_choice(*BACKENDS),
         default=BACKENDS[0],
     ),
     Setting(
@@ -308,7 +308,7 @@ VARIABLES: Final = (
         Reader.DAEMON,
         "what executes records on a GPU: `auto` (default), `native` (or start no executor) or `python`",
         _DOES_NOT_START,
-        _one_of(*WORKERS),
+        _check_choice(*WORKERS),
         default=WORKERS[0],
     ),
     Setting(
@@ -316,7 +316,7 @@ VARIABLES: Final = (
         Reader.CLIENT,
         "whether repeated launches skip the interpreter: `auto` (default), `native` (or fail) or `python`",
         _CUINIT_FAILS,
-        _one_of(*WORKERS),
+        _check_choice(*WORKERS),
         default="auto",
     ),
     Setting(
@@ -356,7 +356,7 @@ VARIABLES: Final = (
         Reader.DAEMON,
         "`in-turn` (default) or `together`, as `--users`",
         _DOES_NOT_START,
-        _one_of(*USERS),
+        _check_choice(*USERS),
         default=USERS[0],
     ),
     Setting(
@@ -389,7 +389,7 @@ VARIABLES: Final = (
         "`refuse` (default) or `nobody`: clients of users whose user ID is not mapped in the daemon's user namespace "
         "are refused, or served as one user, 65534",
         _DOES_NOT_START,
-        _one_of(*UNMAPPED_USERS),
+        _check_choice(*UNMAPPED_USERS),
         default=UNMAPPED_USERS[0],
     ),
     Setting(
@@ -407,7 +407,7 @@ VARIABLES: Final = (
         "`refuse` (default) or `trust`: what programs and the command line do in a user namespace in which the "
         "daemon's user has no number, if the daemon cannot prove that it is root's or theirs",
         _CUINIT_FAILS,
-        _one_of("refuse", "trust"),
+        _check_choice("refuse", "trust"),
         "security.md",
     ),
     Setting(
@@ -415,7 +415,7 @@ VARIABLES: Final = (
         Reader.DAEMON,
         "`documented` (default), `r580` or `json`: the dialect of the logs",
         _DOES_NOT_START,
-        _one_of(*DIALECTS),
+        _check_choice(*DIALECTS),
         default=DIALECTS[0],
     ),
     Setting(
@@ -424,7 +424,7 @@ VARIABLES: Final = (
         f"the branch of the driver whose versions, number of client contexts and commands pympsd has: {_DRIVERS}, as "
         "`--driver`; also `driver = 580` in the file of an emulated machine",
         _DOES_NOT_START,
-        _one_of(*map(str, CUDA_VERSIONS)),
+        _check_choice(*map(str, CUDA_VERSIONS)),
     ),
     Setting(
         STRICT_BOUNDS,
@@ -442,7 +442,7 @@ VARIABLES: Final = (
         "first launch on; `numpy`. LLVM is in `pip install 'pympsd[compiled]'`; kernels that cannot be compiled run "
         "in NumPy",
         "backend `emulated`: the daemon does not start; others: reported",
-        _one_of(*TIERS),
+        _check_choice(*TIERS),
         default="auto",
     ),
     Setting(

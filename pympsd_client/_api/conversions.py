@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.bindings import bindings, from_bytes
+from pympsd_client._arguments.bindings import bindings, make_struct
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import to_python
 from pympsd_client.signatures import SIGNATURES
@@ -141,18 +141,18 @@ def output_wrapper(type: str) -> Callable[[Any], Any] | None:
     Numbers become handles and enums, bytes structures, and arrays lists of these.
     """
     if type in _MADE_FROM_BYTES:
-        return partial(from_bytes, type)
+        return partial(make_struct, type)
     if type in _MAKERS:
         return find_core(f"_arguments.{_MAKERS[type]}")
     if type in ("void", "void *"):
         return to_python
     element = type.rstrip(" *")
     if element == "CUgraphEdgeData":
-        return lambda numbers: [from_bytes(element, number.to_bytes(8, "little")) for number in numbers]
+        return lambda numbers: [make_struct(element, number.to_bytes(8, "little")) for number in numbers]
     if type in ("CUfunction *", "CUkernel *", "CUgraphNode *", "CUgraphNode **"):
         return lambda handles: [getattr(bindings, element)(handle) for handle in handles]
     if type == "CUdevResource *":
-        return lambda parts: [from_bytes(element, part) for part in parts]
+        return lambda parts: [make_struct(element, part) for part in parts]
     wrapper: Callable[[Any], Any] | None = getattr(bindings, type, None) if type in _OUTPUTS else None
     return wrapper
 

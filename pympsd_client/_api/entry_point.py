@@ -45,7 +45,7 @@ from pympsd_client._arguments.bindings import DONE, SUCCESS, name_of
 from pympsd_client._arguments.errors import CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number, read_unsigned, text
-from pympsd_client._command_stream.launch_cache import with_cache
+from pympsd_client._command_stream.launch_cache import add_cache
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.signatures import Calling, Parameter, Signature
@@ -97,7 +97,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
             [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in signature.input_names]
         )
     if signature.name == "cuLaunchKernel":
-        function = with_cache(function, DONE, this_thread)
+        function = add_cache(function, DONE, this_thread)
     entry_point: EntryPoint = trace(signature.name, function)
     return entry_point
 

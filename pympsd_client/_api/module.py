@@ -64,12 +64,12 @@ def function(module: int, name: str) -> int:
 
 def function_count(module: int) -> int:
     """Return the number of kernels of a module."""
-    return len(modules.find(module).all_functions())
+    return len(modules.find(module).list_functions())
 
 
 def enumerate_functions(count: int, module: int) -> list[int]:
     """Return at most ``numFunctions`` kernels of a module; raise INVALID_VALUE for 0."""
-    functions = modules.find(module).all_functions()
+    functions = modules.find(module).list_functions()
     if not count:
         raise invalid_value("numFunctions is 0; pass space for at least one function")
     return [function.handle for function in functions[:count]]

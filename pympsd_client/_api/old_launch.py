@@ -40,7 +40,7 @@ class _Settings:
 _settings: Final[WeakKeyDictionary[Function, _Settings]] = WeakKeyDictionary()
 
 
-def _of(function: int) -> tuple[Function, _Settings]:
+def _find_with_settings(function: int) -> tuple[Function, _Settings]:
     entry = function_of(function)
     entry.context.usable()
     if entry not in _settings:
@@ -50,21 +50,21 @@ def _of(function: int) -> tuple[Function, _Settings]:
 
 def set_block(function: int, x: int, y: int, z: int) -> None:
     """Set the shape of a kernel's blocks, in threads; raise INVALID_VALUE beyond the limits of device and kernel."""
-    entry, settings = _of(function)
+    entry, settings = _find_with_settings(function)
     check_shape(entry, (1, 1, 1, x, y, z, settings.shared_bytes))
     settings.block = x, y, z
 
 
 def set_shared(function: int, count: int) -> None:
     """Set the bytes of a kernel's dynamic shared memory; raise INVALID_VALUE for more than it may use."""
-    entry, settings = _of(function)
+    entry, settings = _find_with_settings(function)
     check_shape(entry, (1, 1, 1, *settings.block, count))
     settings.shared_bytes = count
 
 
 def set_size(function: int, count: int) -> None:
     """Check the number of bytes that the parameters fill; raise INVALID_VALUE for more than the kernel has."""
-    _check_place(_of(function)[0], 0, count)
+    _check_place(_find_with_settings(function)[0], 0, count)
 
 
 def set_integer(function: int, offset: int, value: int) -> None:
@@ -80,12 +80,12 @@ def set_float(function: int, offset: int, value: float) -> None:
 def set_bytes(function: int, offset: int, source: HostMemory, count: int) -> None:
     """Set ``count`` bytes of the parameters at an offset; raise INVALID_VALUE beyond them, and for NULL."""
     source.check(count, to_be_written=False)
-    _check_place(_of(function)[0], offset, count)
+    _check_place(_find_with_settings(function)[0], offset, count)
     _set(function, offset, ctypes.string_at(source.address, count))
 
 
 def _set(function: int, offset: int, data: bytes) -> None:
-    entry, settings = _of(function)
+    entry, settings = _find_with_settings(function)
     _check_place(entry, offset, len(data))
     settings.parameters[offset : offset + len(data)] = data
 
@@ -98,7 +98,7 @@ def _check_place(function: Function, offset: int, count: int) -> None:
 
 def launch(function: int, width: int, height: int, stream: int) -> None:
     """Start a kernel with its settings in a grid of ``width`` by ``height`` blocks; as cuLaunchKernel."""
-    _, settings = _of(function)
+    _, settings = _find_with_settings(function)
     parameters, size = (
         ctypes.create_string_buffer(bytes(settings.parameters)),
         ctypes.c_size_t(len(settings.parameters)),

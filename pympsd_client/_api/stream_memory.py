@@ -103,11 +103,11 @@ def wait_value64(stream: int, address: int, value: int, flags: int) -> None:
 
 
 def _wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
-    kernel, values = waiting(address, value, size, flags)
+    kernel, values = prepare_wait(address, value, size, flags)
     launch(kernel.handle, ONE_THREAD, stream, values, 0)
 
 
-def waiting(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tuple[Any, Any]]:
+def prepare_wait(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tuple[Any, Any]]:
     """Return the kernel that waits for a word, and its parameters; raise CudaError."""
     if flags & _FLUSH:
         raise not_supported("CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here")

@@ -49,7 +49,7 @@ def members(enum: str, prefix: str) -> dict[str, int]:
     return {name.removeprefix(prefix): int(names[name]) for name in names if name.startswith(prefix)}
 
 
-def from_bytes(name: str, data: bytes) -> Any:
+def make_struct(name: str, data: bytes) -> Any:
     """Return a structure of cuda.bindings, by its name, that begins with these bytes."""
     structure = getattr(bindings, name)()
     ctypes.memmove(structure.getPtr(), data, len(data))

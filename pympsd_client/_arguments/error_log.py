@@ -39,7 +39,7 @@ class Message(NamedTuple):
     def line(self) -> bytes:
         """The message as a dump has it, of at most MAX_LINE_BYTES."""
         clock = f"{time.strftime('%H:%M:%S', time.localtime(self.time))}.{int(self.time % 1 * 1000):03}"
-        return _one_line(f"[{clock}][{self.thread}][CUDA][E] {self.text}")
+        return _join_lines(f"[{clock}][{self.thread}][CUDA][E] {self.text}")
 
 
 Listener = Callable[[bytes], None]
@@ -79,7 +79,7 @@ def record(function: str, code: int, result: str, reason: str) -> None:
     try:
         for text in texts:
             for listener in tuple(listeners.values()):
-                listener(_one_line(text))
+                listener(_join_lines(text))
     finally:
         _this_thread.is_listening = False
 
@@ -97,5 +97,5 @@ def read(start: int = 0) -> tuple[list[bytes], int, int]:
     return [message.line for number, message in messages if number >= start], max(0, lost), last
 
 
-def _one_line(text: str) -> bytes:
+def _join_lines(text: str) -> bytes:
     return " ".join(text.splitlines()).encode()[:MAX_LINE_BYTES]

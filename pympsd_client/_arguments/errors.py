@@ -155,7 +155,7 @@ class CudaError(CallError):
         self.reason = reason
         self.outputs = outputs
 
-    def again(self) -> CudaError:
+    def copy(self) -> CudaError:
         """Return a copy of the error: one exception raised in several threads would mix their tracebacks."""
         return CudaError(self.code, self.reason)
 

@@ -89,6 +89,6 @@ class HostMemory:
             raise invalid_value("the host buffer is read-only; copy into a writable one")
 
 
-def at(address: int) -> HostMemory:
+def host_memory_at(address: int) -> HostMemory:
     """Return the host memory at an address, of unknown size."""
     return HostMemory(address)

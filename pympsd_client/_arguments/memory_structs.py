@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd_client._arguments.bindings import from_bytes
+from pympsd_client._arguments.bindings import make_struct
 from pympsd_client._arguments.values import address_of, addresses_of
 
 
@@ -86,22 +86,22 @@ def allocation_properties(argument: Any) -> AllocationProperties | None:
 def make_allocation_properties(values: AllocationProperties) -> Any:
     """Return a CUmemAllocationProp with these values."""
     at, flags = values.location, (values.compression, values.is_rdma_capable, values.usage)
-    return from_bytes(
+    return make_struct(
         "CUmemAllocationProp", _ALLOCATION.pack(values.type, values.handle_types, at.type, at.id, *flags)
     )
 
 
-def _each(argument: Any, count: int, name: str, layout: struct.Struct) -> list[tuple[Any, ...]]:
+def _unpack_each(argument: Any, count: int, name: str, layout: struct.Struct) -> list[tuple[Any, ...]]:
     addresses = addresses_of(argument, count, name, layout.size)
     return [layout.unpack(ctypes.string_at(address, layout.size)) for address in addresses]
 
 
 def accesses(argument: Any, count: int) -> list[Access]:
     """Return the values of ``count`` CUmemAccessDesc, a list or a C array; raise INVALID_VALUE if there are fewer."""
-    fields = _each(argument, count, "CUmemAccessDesc", _ACCESS)
+    fields = _unpack_each(argument, count, "CUmemAccessDesc", _ACCESS)
     return [Access(Location(where, number), flags) for where, number, flags in fields]
 
 
 def locations(argument: Any, count: int) -> list[Location]:
     """Return the values of ``count`` CUmemLocation, a list or a C array; raise INVALID_VALUE if there are fewer."""
-    return [Location(*fields) for fields in _each(argument, count, "CUmemLocation", _LOCATION)]
+    return [Location(*fields) for fields in _unpack_each(argument, count, "CUmemLocation", _LOCATION)]

@@ -72,7 +72,7 @@ def packer_for_types(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer |
         end = offset + size
     parts.append(f"{record_bytes(layout) - LAUNCH_BYTES - end}x")
     pack = struct.Struct("".join(parts)).pack
-    return _converting(pack, types) if None in types else pack
+    return _convert_handles(pack, types) if None in types else pack
 
 
 def code_of(ctype: Any) -> str:
@@ -80,7 +80,7 @@ def code_of(ctype: Any) -> str:
     return "o" if ctype is None else _CODES[ctype]
 
 
-def _converting(pack: Packer, types: tuple[Any, ...]) -> Packer:
+def _convert_handles(pack: Packer, types: tuple[Any, ...]) -> Packer:
     """Return a packer that converts handles to int: they lack the __index__ that struct needs."""
     plain = len(struct.unpack(LAUNCH_FORMAT, bytes(LAUNCH_BYTES)))
     handles = tuple(plain + place for place, ctype in enumerate(types) if ctype is None)
@@ -102,16 +102,16 @@ def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
     if number(extra):
         if parameters is not None and not (isinstance(parameters, int) and parameters == 0):
             raise invalid_value("kernelParams and extra exclude each other; pass one")
-        return _from_extra(layout, number(extra))
+        return _pack_from_extra(layout, number(extra))
     if isinstance(parameters, tuple):
-        return _from_values(layout, parameters)
-    return _from_pointers(layout, parameters)
+        return _pack_values(layout, parameters)
+    return _pack_from_pointers(layout, parameters)
 
 
 # --- (values, types)
 
 
-def _from_values(layout: FunctionLayout, parameters: tuple[Any, ...]) -> bytes:
+def _pack_values(layout: FunctionLayout, parameters: tuple[Any, ...]) -> bytes:
     if len(parameters) != 2 or not all(isinstance(part, tuple) for part in parameters):
         raise TypeError("kernelParams is (values, ctypes types), both tuples, an address or a buffer of pointers")
     values, types = parameters
@@ -171,7 +171,7 @@ def _pointer_value(value: Any) -> int:
 # --- pointers
 
 
-def _from_pointers(layout: FunctionLayout, parameters: Any) -> bytes:
+def _pack_from_pointers(layout: FunctionLayout, parameters: Any) -> bytes:
     count = len(layout.parameters)
     if count == 0:
         return b""
@@ -188,7 +188,7 @@ def _from_pointers(layout: FunctionLayout, parameters: Any) -> bytes:
     return bytes(buffer)
 
 
-def _from_extra(layout: FunctionLayout, address: int) -> bytes:
+def _pack_from_extra(layout: FunctionLayout, address: int) -> bytes:
     pointer = count = 0
     while True:
         key, value = struct.unpack("=2Q", ctypes.string_at(address, 8) + _second(address))

@@ -74,7 +74,7 @@ _launcher: Launcher | None = None
 def check_choice() -> None:
     """Raise INVALID_VALUE for an unknown choice, NOT_SUPPORTED for one that cannot be had here."""
     if _error is not None:
-        raise _error.again()
+        raise _error.copy()
 
 
 def is_native() -> bool:
@@ -87,7 +87,7 @@ def writer(keeper: object, address: int, *places: int) -> Writer | None:
     return None if _library is None else _library.Writer(keeper, address, *places)
 
 
-def with_cache(slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object) -> Any:
+def add_cache(slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object) -> Any:
     """Return a cuLaunchKernel that calls ``slow`` only when no plan fits; ``slow`` itself without the extension."""
     global _launcher
     if _library is None:

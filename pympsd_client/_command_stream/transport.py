@@ -177,7 +177,7 @@ class Transport:
         if ring is not None:
             with self._sending:  # its release is the fence between the record and reading ``asleep``
                 if self._error is not None:
-                    raise self._error.again()
+                    raise self._error.copy()
                 while not ring.put(record):
                     self._await_room(ring)
             if ring.asleep:
@@ -185,7 +185,7 @@ class Transport:
             return
         with self._sending:
             if self._error is not None:
-                raise self._error.again()
+                raise self._error.copy()
             if not self._unsent:
                 try:
                     # A record is far below the size that the kernel would split.
@@ -194,21 +194,21 @@ class Transport:
                 except BlockingIOError:
                     pass
                 except OSError as error:
-                    raise self._end(f"the executor is gone ({error.strerror})").again() from None
+                    raise self._end(f"the executor is gone ({error.strerror})").copy() from None
             self._unsent.extend(record)
             self._send_rest()
 
     def _send_rest(self) -> None:
         while self._unsent:
             if self._error is not None:
-                raise self._error.again()
+                raise self._error.copy()
             try:
                 sent_counts = map(self._transmit, (bytes(self._unsent),), (_NOW,))
                 any(map(self._unsent.__delitem__, map(slice, sent_counts)))
             except BlockingIOError:
                 self._read_until(select.POLLOUT, _FULL_RECHECK_MS)
             except OSError as error:
-                raise self._end(f"the executor is gone ({error.strerror})").again() from None
+                raise self._end(f"the executor is gone ({error.strerror})").copy() from None
 
     @property
     def writer(self) -> Writer | None:
@@ -222,14 +222,14 @@ class Transport:
         except BlockingIOError:  # unread bells fill the socket: it will wake
             pass
         except OSError as error:
-            raise self._end(f"the executor is gone ({error.strerror})").again() from None
+            raise self._end(f"the executor is gone ({error.strerror})").copy() from None
 
     def _await_room(self, ring: Ring) -> None:
         if ring.asleep:  # Ctrl-C came between a record and its bell
             self.ring_bell()
         self._read_until(0, _ROOM_RECHECK_MS)
         if self._error is not None:
-            raise self._error.again()
+            raise self._error.copy()
 
     def _read_until(self, events_mask: int, limit_ms: int) -> None:
         leads = self._leading.acquire(blocking=False)
@@ -344,7 +344,7 @@ class Transport:
         try:
             while not ready():
                 if self._error is not None:
-                    raise self._error.again()
+                    raise self._error.copy()
                 if self._leading.acquire(blocking=False):
                     try:
                         self._lead(ready, recheck_ms)

@@ -58,7 +58,7 @@ def check_switches(environment: Mapping[str, str]) -> None:
             raise invalid_value(str(error)) from None
 
 
-def without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:
+def choose_without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:
     """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises."""
     if why.drivers:
         return Way.NATIVE if native_driver() else Way.REFUSE
@@ -110,11 +110,11 @@ def misspelt(directory: str) -> str:
     parent, name = os.path.split(os.path.abspath(directory))
     if _has_socket(parent):
         if _has_lock(parent):
-            return _no_server(name, _inside(parent)) if _has_named_servers(parent) else ""
-        return f"no namespace '{name}' on server '{os.path.basename(parent)}'; there are: {_inside(parent)}"
+            return _explain_missing_server(name, _list_inside(parent)) if _has_named_servers(parent) else ""
+        return f"no namespace '{name}' on server '{os.path.basename(parent)}'; there are: {_list_inside(parent)}"
     top, server = os.path.split(parent)
     if _has_socket(top) and _has_named_servers(top):
-        return _no_server(server, _inside(top))
+        return _explain_missing_server(server, _list_inside(top))
     return ""
 
 
@@ -135,10 +135,10 @@ def _has_named_servers(directory: str) -> bool:
     if os.path.lexists(os.path.join(directory, files.NAMED_SERVERS)):
         return True
     # Daemons of before leave no such file.
-    return _has_lock(directory) and _inside(directory) != _NONE
+    return _has_lock(directory) and _list_inside(directory) != _NONE
 
 
-def _no_server(name: str, there: str) -> str:
+def _explain_missing_server(name: str, there: str) -> str:
     # A server that could not be made has no socket either, and is still listed by the daemon.
     return f"no server '{name}', or it has failed (see server list); there are: {there}"
 
@@ -147,7 +147,7 @@ def _has_lock(directory: str) -> bool:
     return os.path.exists(os.path.join(directory, files.LOCK))
 
 
-def _inside(directory: str) -> str:
+def _list_inside(directory: str) -> str:
     """Return the names of the directories with a socket in a directory."""
     try:
         names = sorted(name for name in os.listdir(directory) if _has_socket(os.path.join(directory, name)))

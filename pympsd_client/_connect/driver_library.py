@@ -24,7 +24,7 @@ def load_driver() -> ctypes.CDLL:
     library = ctypes.CDLL(NAME)
     if not hasattr(library, "pympsd_attach"):
         return library
-    for path in _other_paths(os.environ):
+    for path in _list_other_paths(os.environ):
         try:
             library = ctypes.CDLL(path)
         except OSError:
@@ -34,7 +34,7 @@ def load_driver() -> ctypes.CDLL:
     raise OSError(f"there is no {NAME} other than pympsd's")
 
 
-def _other_paths(environment: Mapping[str, str]) -> list[str]:
+def _list_other_paths(environment: Mapping[str, str]) -> list[str]:
     folders = environment.get(SEARCH_PATH, "").split(":")
     return [f"{folder}/{NAME}" for folder in folders if folder and not is_own(folder)] + cached_paths(NAME)
 

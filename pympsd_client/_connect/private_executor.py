@@ -18,7 +18,7 @@ import msgspec
 
 import pympsd.process.version
 from pympsd.channel.descriptors import close_all
-from pympsd.channel.own_libraries import without_routing
+from pympsd.channel.own_libraries import remove_routing
 from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import Quota
@@ -77,7 +77,7 @@ def list_devices(environment: Mapping[str, str]) -> tuple[VisibleDevice, ...]:
     try:
         child = subprocess.run(
             [_interpreter(), "-I", str(script)],
-            env=without_routing(environment),
+            env=remove_routing(environment),
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT_S,
         )  # fmt: skip
         answer = msgspec.json.decode(child.stdout, type=dict[str, msgspec.Raw])
@@ -252,7 +252,7 @@ def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]
         return subprocess.Popen(
             [_interpreter(), "-I", str(script), _LINK_FD, str(link)],
             # An executor's own libcuda must not connect to a daemon.
-            env={**without_routing(environment), "CUDA_MPS_PIPE_DIRECTORY": os.devnull},
+            env={**remove_routing(environment), "CUDA_MPS_PIPE_DIRECTORY": os.devnull},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(link,), start_new_session=True,
         )  # fmt: skip

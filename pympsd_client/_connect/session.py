@@ -111,7 +111,7 @@ class Conversation:
             raise ConversationEnded(f"it sent {error}") from None
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the other side has closed; neither waits nor reads."""
         return self.ends_within(0)
 
@@ -219,7 +219,7 @@ class Session:
                 raise self._end_session("it opened a context and gave no command stream")
             if transport.error is not None:
                 # The executor has ended since, but the server has not.
-                raise transport.error.again()
+                raise transport.error.copy()
         return Opened(
             context_id=answer.context,
             generation=answer.generation,
@@ -239,7 +239,7 @@ class Session:
 
     def _ask(self, request: object, number: int) -> Any:
         if self._lost is not None:
-            raise self._lost.again()
+            raise self._lost.copy()
         try:
             self._conversation.send(request)
             while True:
@@ -247,7 +247,7 @@ class Session:
                 self._adopt(answer, fds)
                 if isinstance(answer, RequestRefused) and not answer.request:
                     self._lost = CudaError(answer.code, answer.reason)
-                    raise self._lost.again()
+                    raise self._lost.copy()
                 if getattr(answer, "request", None) == number:
                     break
                 self._decline(answer)
@@ -285,11 +285,11 @@ class Session:
         if self._lost is None:
             message = self._last_message()
             self._lost = message or connection_lost(f"the MPS server: {reason}; end this process and start it again")
-            if self._conversation.over:
+            if self._conversation.is_over:
                 # Its contexts are gone with it, though executors may live on for a moment.
                 for transport in tuple(self._transports.values()):
                     transport.fail(self._lost)
-        return self._lost.again()
+        return self._lost.copy()
 
     def _last_message(self) -> CudaError | None:
         """Return the error that the server sent before it ended, or None; a requesting thread reads it itself."""
@@ -308,10 +308,10 @@ class Session:
 
     def check(self) -> None:
         """Raise MPS_RPC_FAILURE if the server has gone; it stays gone for this process."""
-        if self._lost is None and self._conversation.over:
+        if self._lost is None and self._conversation.is_over:
             self._end_session("it has ended")
         if self._lost is not None:
-            raise self._lost.again()
+            raise self._lost.copy()
 
     def close(self) -> None:
         """End the session; the server frees what this process held."""

@@ -72,9 +72,9 @@ class Executable:
         self.context: Final = context
         self.flags: Final = flags
         self.graph: Final = works.clone(graph)
-        self._copies: Final = works.all_copies(self.graph)
+        self._copies: Final = works.collect_copies(self.graph)
         self._disabled: Final[set[Node]] = set()
-        inner = [node.work for node in works.all_nodes(self.graph).values()]
+        inner = [node.work for node in works.collect_nodes(self.graph).values()]
         frees = {work.address for work in inner if isinstance(work, works.FreeWork)}
         allocated = {
             work.allocation.handle: work.allocation for work in inner if isinstance(work, works.AllocateWork)
@@ -180,7 +180,7 @@ class Executable:
         context, stream_id = resolve(stream) if known_stream is None else (known_stream.context, stream)
         if context is not self.context:
             raise invalid_value("the stream belongs to a context other than that of the graph's nodes")
-        if intercepted.by is not None and captures.add((context, stream_id), self._as_child):
+        if intercepted.by is not None and captures.add((context, stream_id), self._convert_to_child):
             return
         with self._launching:
             if self._graph_handle == _NOT_INSTANTIATED:
@@ -226,7 +226,7 @@ class Executable:
         for allocation in self._leaves:
             allocation.begin()
 
-    def _as_child(self) -> works.ChildWork:
+    def _convert_to_child(self) -> works.ChildWork:
         return works.ChildWork(works.clone(self.graph))
 
     def _post_host_function(self, stream: int, number: int, run: Callable[[int], None]) -> None:
@@ -280,7 +280,7 @@ def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> No
 
 def _give_back(context: Context) -> None:
     """Release the objects that executable graphs of a closing context retain."""
-    for executable in executables.all():
+    for executable in executables.list_all():
         if executable.context is context:
             works.destroy(executable.graph)
 

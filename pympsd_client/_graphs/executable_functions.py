@@ -152,7 +152,7 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
         raise _NotInstantiated(_FAILED, CudaError(Result.ERROR_ILLEGAL_STATE, reason))
     try:
         context = context_of_graph(graph, current)
-        graph.in_order()
+        graph.sort()
     except NotOneContext:
         reason = "the graph has nodes of several contexts; make a graph for each"
         raise _NotInstantiated(_SEVERAL_CONTEXTS, not_supported(reason)) from None

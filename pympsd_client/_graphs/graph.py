@@ -8,7 +8,7 @@ belong to (``of``).
     graph -> nodes by handle -> node.dependents[other] is other.dependencies[node]: one Edge
 
 Edges are checked before any is added or removed, so a refused call changes nothing. A cycle is found when an order
-is needed (`Graph.in_order`), as the API documents for instantiation.
+is needed (`Graph.sort`), as the API documents for instantiation.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Graph:
         """Add edges, all or none.
 
         INVALID_VALUE for an edge that exists or comes twice, from a node to itself, or to a node of another graph. A
-        cycle is only noticed by `in_order`.
+        cycle is only noticed by `sort`.
         """
         added = set()
         for start, end, _ in edges:
@@ -138,7 +138,7 @@ class Graph:
         """Yield the nodes that depend on no other."""
         return (node for node in self.nodes.values() if not node.dependencies)
 
-    def in_order(self) -> list[Node]:
+    def sort(self) -> list[Node]:
         """Return the nodes, each after all that it depends on, else in the order in which they were added.
 
         INVALID_VALUE if the graph has a cycle.

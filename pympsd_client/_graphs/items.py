@@ -102,7 +102,7 @@ class Items:
     def _add_graph(self, graph: Graph, after: tuple[int, ...]) -> tuple[int, ...]:
         """Return the items that come last, those before it if it has no nodes."""
         ends: dict[Node, tuple[int, ...]] = {}
-        for node in graph.in_order():
+        for node in graph.sort():
             before = tuple({item: None for earlier in node.dependencies for item in ends[earlier]}) or after
             try:
                 ends[node] = self._add_node(node, before)
@@ -261,7 +261,7 @@ def work_of_record(name: str, record: bytes, context: Context) -> Any:
         _, module, index, *shape, count = operands
         parameters = record[layout.size : layout.size + count]
         work = KernelWork(_function(module, index), tuple(shape), parameters, bool(flags & FLAG_COOPERATIVE))
-        return work.in_clusters(cluster_of(flags))
+        return work.set_clusters(cluster_of(flags))
     if name == "FILL":
         _, destination, value, width, count, pitch, height = operands
         return FillWork(destination, pitch, value, width, count, height, context)
@@ -286,7 +286,7 @@ def _rows(*operands: int) -> Copy3D:
 
 
 def _function(module: int, index: int) -> Function:
-    for function in functions.all():
+    for function in functions.list_all():
         if function.module == module and function.index == index:
             return function
     raise CudaError(Result.ERROR_INVALID_HANDLE, "the kernel's module was unloaded")

@@ -178,7 +178,7 @@ def set_kernel_attribute(handle: int, attribute: int, value: Any) -> None:
     work = work_of(handle, KernelWork)
     address = structs.address_of(value, "CUkernelNodeAttrValue")
     data = ctypes.string_at(address, VALUE_BYTES)
-    _set(handle, parameters.with_attribute(work, attribute, data))
+    _set(handle, parameters.set_attribute(work, attribute, data))
 
 
 def copy_kernel_attributes(destination: int, source: int) -> None:
@@ -191,7 +191,7 @@ def address_to_free(handle: int) -> int:
     return work_of(handle, FreeWork).address
 
 
-def any_parameters(handle: int) -> bytes:
+def read_any_parameters(handle: int) -> bytes:
     """Return a node's parameters, whatever its type."""
     return parameters.any_bytes(graphs.find_node(handle).work)
 

@@ -106,7 +106,7 @@ def free_work(graph: Graph, address: int) -> FreeWork:
 
     Raise INVALID_VALUE for any other, or if the graph frees it already.
     """
-    nodes = works.all_nodes(graph).values()
+    nodes = works.collect_nodes(graph).values()
     if any(isinstance(node.work, FreeWork) and node.work.address == address for node in nodes):
         raise invalid_value(f"the graph frees {address:#x} already")
     owned = any(isinstance(node.work, AllocateWork) and node.work.allocation.handle == address for node in nodes)
@@ -151,7 +151,7 @@ def kernel_bytes(work: KernelWork) -> bytes:
     return bytes(structs.KernelParameters(handle, *work.shape, work.pointers, 0, work.kernel, work.context.handle))
 
 
-def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
+def set_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
     """Return the work with a launch attribute set; raise NOT_SUPPORTED for one whose effect pympsd does not have."""
     if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
@@ -229,7 +229,7 @@ def _parts(of: stream_memory.MemoryOperation, context: Context) -> list[KernelWo
     fields = (of.address, of.value, of.size, of.flags)
     if not of.waits:
         return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]
-    kernel, values = stream_memory.waiting(*fields)
+    kernel, values = stream_memory.prepare_wait(*fields)
     function = kernel.function_in(context)
     return [KernelWork(function, stream_memory.ONE_THREAD, flat(function.layout, values, 0))]
 

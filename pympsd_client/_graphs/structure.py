@@ -161,7 +161,7 @@ def tools_id(handle: int) -> int:
     return node.graph.id << 32 | node.local_id
 
 
-def containing_graph(handle: int) -> int:
+def find_containing_graph(handle: int) -> int:
     """Return the graph that a node is in."""
     return graphs.find_node(handle).graph.handle
 

@@ -69,7 +69,7 @@ class KernelWork:
         x, y, z = _DIMENSIONS.unpack_from(value)
         return x, y, z
 
-    def in_clusters(self, cluster: tuple[int, int, int]) -> KernelWork:
+    def set_clusters(self, cluster: tuple[int, int, int]) -> KernelWork:
         """Return the work in clusters that the launch asks for."""
         if cluster == NO_CLUSTER:
             return self
@@ -277,19 +277,19 @@ def destroy_work(work: Any) -> None:
         release_quietly(work.allocation)
 
 
-def all_nodes(graph: Graph) -> dict[int, Node]:
+def collect_nodes(graph: Graph) -> dict[int, Node]:
     """Return the nodes of a graph and of all graphs in it, by handle."""
     nodes = dict(graph.nodes)
     for node in graph.nodes.values():
         for inner in inner_graphs(node.work):
-            nodes.update(all_nodes(inner))
+            nodes.update(collect_nodes(inner))
     return nodes
 
 
-def all_copies(clone: Graph) -> dict[int, Node]:
+def collect_copies(clone: Graph) -> dict[int, Node]:
     """Return the nodes of a clone and of all graphs in it, by the handles of the nodes that they were cloned from."""
     copies = dict(clone.copies)
     for node in clone.nodes.values():
         for inner in inner_graphs(node.work):
-            copies.update(all_copies(inner))
+            copies.update(collect_copies(inner))
     return copies

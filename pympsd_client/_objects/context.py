@@ -23,8 +23,8 @@ as the MPS documents have it: the process has to end. A device that contains fau
 - `Context.close` may be called again by what it drops (a finalizer), so its lock is reentrant.
 
 **Waiting.** Memory pools reuse memory once a stream is known to have reached a point. So a call that waits for a
-stream encloses the wait in `waiting`, which calls the functions in `before_waiting` and, after the wait, what they
-returned.
+stream encloses the wait in `enclose_wait`, which calls the functions in `before_waiting` and, after the wait, what
+they returned.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ The returned function is called after the wait, with whether the wait was succes
 
 
 @contextmanager
-def waiting(context: Context, stream: int | None) -> Iterator[None]:
+def enclose_wait(context: Context, stream: int | None) -> Iterator[None]:
     """Enclose a call that waits for a stream of a context (None: for all of its streams).
 
     Memory pools learn by this which of their memory is free for all streams. If the block raises, nothing is
@@ -175,7 +175,7 @@ class Context:
         with self._changing:
             if self.opened is None:
                 if self.device.ordinal in lost_devices:
-                    raise lost_devices[self.device.ordinal].again()
+                    raise lost_devices[self.device.ordinal].copy()
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
                 self.id = self.opened.context_id
                 self._sticky_error = None
@@ -224,7 +224,7 @@ class Context:
         """
         opened, error = self.opened, self._sticky_error
         if error is not None or opened is None:
-            raise (error or _not_open()).again()
+            raise (error or _not_open()).copy()
         return opened
 
     def fault(self, context_id: int, code: int, reason: str) -> None:
@@ -316,7 +316,7 @@ class Context:
 
     def synchronize(self) -> None:
         """Wait for all work of all its streams."""
-        with waiting(self, None):
+        with enclose_wait(self, None):
             self.call(operations.SYNCHRONIZE_CONTEXT)
 
 

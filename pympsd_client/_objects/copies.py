@@ -42,15 +42,15 @@ def _linear(operation: OperationLayout, size: int, *operands: int) -> Recorder:
     return record
 
 
-def _from_host(source: int, size: int, record: Recorder) -> Piece:
+def _make_piece_from_host(source: int, size: int, record: Recorder) -> Piece:
     return Piece(size, lambda slot: ctypes.memmove(slot, source, size), record)
 
 
-def _to_host(target: int, size: int, record: Recorder) -> Piece:
+def _make_piece_to_host(target: int, size: int, record: Recorder) -> Piece:
     return Piece(size, lambda slot: ctypes.memmove(target, slot, size), record)
 
 
-def to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
+def copy_to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
     """Copy ``count`` host bytes at address ``source`` to device memory, in stream order.
 
     The source may change as soon as this returns. With ``wait`` it returns when the bytes have been copied, else when
@@ -66,7 +66,9 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
 
     def send(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
-            _from_host(source + at, length, _linear(operations.COPY_TO_DEVICE, length, stream, destination + at))
+            _make_piece_from_host(
+                source + at, length, _linear(operations.COPY_TO_DEVICE, length, stream, destination + at)
+            )
             for at, length in _chunks(start, size, limit, stop)
         )
         send_pieces(context, opened, pieces, wait)
@@ -121,7 +123,7 @@ class _PendingPiece:
     piece: Piece
 
 
-def from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
+def copy_from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
     """Copy ``count`` bytes of device memory to the host address ``target``, in stream order; return when there.
 
     Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
@@ -136,7 +138,9 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
 
     def fetch(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
-            _to_host(target + at, length, _linear(operations.COPY_FROM_DEVICE, length, stream, source + at))
+            _make_piece_to_host(
+                target + at, length, _linear(operations.COPY_FROM_DEVICE, length, stream, source + at)
+            )
             for at, length in _chunks(start, size, limit, stop)
         )
         fetch_pieces(context, opened, pieces, 4 if threads == 1 else 2)
@@ -191,7 +195,7 @@ def _release(transport: Transport, sequence: int) -> None:
     transport.discard(sequence)
 
 
-def by_the_device(context: Context, operation: OperationLayout, stream: int, *operands: int, wait: bool) -> None:
+def copy_by_device(context: Context, operation: OperationLayout, stream: int, *operands: int, wait: bool) -> None:
     """Let the device itself copy, in stream order, between device memory and page-locked memory of the executor.
 
     Without ``wait`` return immediately; page-locked memory is then read or written later.
@@ -212,13 +216,13 @@ def upload(context: Context, operation: OperationLayout, handle: int, data: byte
     buffer = ctypes.create_string_buffer(data, len(data))
     for start, size in _chunks(0, len(data), transport.staging.max_slot_bytes):
         sequence = transport.sequence()
-        piece = _from_host(ctypes.addressof(buffer) + start, size, _linear(operation, size, handle))
+        piece = _make_piece_from_host(ctypes.addressof(buffer) + start, size, _linear(operation, size, handle))
         offset = _fill_slot(transport, context, sequence, piece)
         record = piece.record(opened.context_id, sequence, offset, 0)
         context.judge(opened, transport.call(sequence, record))
 
 
-def between_devices(
+def copy_between_devices(
     destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
 ) -> None:
     """Copy device memory to another device, staged here; returns when the bytes have been copied."""
@@ -226,13 +230,13 @@ def between_devices(
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)
     for offset, size in _chunks(0, count, limit):
-        from_device(*source, address, start + offset, size)
-        to_device(*destination, to + offset, address, size, wait=True)
+        copy_from_device(*source, address, start + offset, size)
+        copy_to_device(*destination, to + offset, address, size, wait=True)
 
 
-def on_device(context: Context, stream: int, destination: int, source: int, count: int) -> None:
+def copy_on_device(context: Context, stream: int, destination: int, source: int, count: int) -> None:
     """Copy within one device, in stream order; return immediately."""
-    by_the_device(context, operations.COPY_ON_DEVICE, stream, destination, source, count, wait=False)
+    copy_by_device(context, operations.COPY_ON_DEVICE, stream, destination, source, count, wait=False)
 
 
 def _chunks(first: int, count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:

@@ -92,7 +92,7 @@ when_closed.append(_drop)
 
 
 def _streams_of(context: Context) -> list[int]:
-    return [0, *(stream.handle for stream in streams.all() if stream.context is context)]
+    return [0, *(stream.handle for stream in streams.list_all() if stream.context is context)]
 
 
 def record(context: Context, event: int) -> None:

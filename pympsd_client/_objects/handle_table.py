@@ -84,7 +84,7 @@ class HandleTable(Generic[T]):
         self._objects.setdefault(owned.handle, owned)
 
     @contextmanager
-    def removing(self, owned: T) -> Iterator[None]:
+    def take_out(self, owned: T) -> Iterator[None]:
         """Take an object out for a block that frees it, and enter it again if the block fails.
 
         It is taken out first: once it is free another thread may be given the same handle. INVALID_HANDLE if another
@@ -109,7 +109,7 @@ class HandleTable(Generic[T]):
         (owned.context.call if self._destroy.answered else owned.context.post)(self._destroy, owned.handle)
         self.remove(owned.handle)
 
-    def all(self) -> tuple[T, ...]:
+    def list_all(self) -> tuple[T, ...]:
         """Return the objects of all contexts."""
         return tuple(self._objects.values())
 
@@ -118,6 +118,6 @@ class HandleTable(Generic[T]):
         self._objects.clear()
 
     def _drop(self, context: Context) -> None:
-        for owned in self.all():
+        for owned in self.list_all():
             if owned.context is context:
                 self.remove(owned.handle)

@@ -26,7 +26,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_context, invalid_
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.launch_cache import check_choice, invalidate
 from pympsd_client._connect.connection import Connection, VisibleDevice
-from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, refusal, without_daemon
+from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, choose_without_daemon, refusal
 from pympsd_client._connect.handshake import (
     GRANT_PAUSE_S,
     MAX_GRANTS,
@@ -99,7 +99,7 @@ class Process:
         # Imported here, because with a daemon no program needs it.
         from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
 
-        way = without_daemon(environment, answer, native_driver)
+        way = choose_without_daemon(environment, answer, native_driver)
         if way is Way.REFUSE:
             raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, refusal(answer))
         if way is Way.NATIVE:

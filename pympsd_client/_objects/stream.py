@@ -10,7 +10,7 @@ from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._objects.context import Context, current, require_context, this_thread, waiting
+from pympsd_client._objects.context import Context, current, enclose_wait, require_context, this_thread
 from pympsd_client._objects.handle_table import HandleTable
 
 NON_BLOCKING: Final = 1
@@ -97,7 +97,7 @@ def query(handle: int) -> None:
 def synchronize(handle: int) -> None:
     """Wait for all earlier work; raise the error of earlier asynchronous work, if any."""
     context, stream = resolve(handle)
-    with waiting(context, stream):
+    with enclose_wait(context, stream):
         context.call(operations.SYNCHRONIZE_STREAM, stream)
 
 

@@ -84,10 +84,10 @@ def code(type: str) -> str:
     return "i" if isinstance(type_, builtins.type) and issubclass(type_, int) else "Q"  # an enum, or a handle
 
 
-def with_threads_stream(format: str, types: tuple[str, ...]) -> str:
+def select_threads_stream(format: str, types: tuple[str, ...]) -> str:
     """Return a format in which the stream NULL is the calling thread's own, for a function of these types.
 
-    >>> with_threads_stream("Q>QQ", ("CUdeviceptr", "CUevent *", "CUstream"))
+    >>> select_threads_stream("Q>QQ", ("CUdeviceptr", "CUevent *", "CUstream"))
     'Q>Qt'
     """
     codes = zip(_IN_FORMAT.findall(format), types, strict=True)

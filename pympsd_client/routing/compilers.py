@@ -73,7 +73,7 @@ _SPLIT: Final = (b"-arch", b"--gpu-architecture")
 _LINK_LATER: Final = (b"-dlto", b"--dlink-time-opt", b"-dlink-time-opt")
 
 
-def _for_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
+def _request_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
     """Return the options with a virtual architecture for a real one, and whether there was a real one."""
     result = [_ARCHITECTURE.sub(rb"\1compute_\2", option) for option in options]
     for index, option in enumerate(options[:-1]):
@@ -157,12 +157,12 @@ class Compilers:
             "nvJitLinkComplete": self._complete,
             "nvJitLinkCreate": self._create_link,
             "nvJitLinkDestroy": self._destroy_link,
-            "nvJitLinkGetLinkedCubin": self._in_place_of("nvJitLinkGetLinkedCubin", self._link_code),
-            "nvJitLinkGetLinkedCubinSize": self._in_place_of("nvJitLinkGetLinkedCubinSize", self._link_code),
+            "nvJitLinkGetLinkedCubin": self._replace_function("nvJitLinkGetLinkedCubin", self._link_code),
+            "nvJitLinkGetLinkedCubinSize": self._replace_function("nvJitLinkGetLinkedCubinSize", self._link_code),
             "nvrtcCompileProgram": self._compile,
             "nvrtcDestroyProgram": self._destroy_program,
-            "nvrtcGetCUBIN": self._in_place_of("nvrtcGetCUBIN", self._program_code),
-            "nvrtcGetCUBINSize": self._in_place_of("nvrtcGetCUBINSize", self._program_code),
+            "nvrtcGetCUBIN": self._replace_function("nvrtcGetCUBIN", self._program_code),
+            "nvrtcGetCUBINSize": self._replace_function("nvrtcGetCUBINSize", self._program_code),
         }
 
     def resolve(self, name: str) -> tuple[Callable[..., int], str]:
@@ -182,7 +182,7 @@ class Compilers:
         text = create_string_buffer(size.value)
         return self._call(name, handle, text) or text.raw.rstrip(b"\0")
 
-    def _in_place_of(self, name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
+    def _replace_function(self, name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
         """Return a function that returns the code of a handle, from the library's own function if there is none here.
 
         ``code_of`` returns the code, or the result of the call that failed. If ``name`` ends in Size, the function
@@ -207,7 +207,7 @@ class Compilers:
         texts = _options_at(options, count)
         self._programs.pop(program, None)
         if process.native is None and not any(text in _LINK_LATER for text in texts):
-            texts, is_code = _for_ptx(texts)
+            texts, is_code = _request_ptx(texts)
             if is_code:
                 self._programs[program] = _max_registers(texts)
         return self._call("nvrtcCompileProgram", program, len(texts), _array_of(texts))

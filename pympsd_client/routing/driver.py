@@ -33,14 +33,14 @@ from typing import Any, Final
 from pympsd_client._api.conversions import is_as_given, not_permitted, output_wrapper, structure_reader
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.host_pointer import at
+from pympsd_client._arguments.host_pointer import host_memory_at
 from pympsd_client._arguments.values import AttributeValue, InMemory
 from pympsd_client._command_stream.launch_cache import when_invalidated
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.native import _entry_points
 from pympsd_client.routing import c_types, special
-from pympsd_client.routing.explain import refusing, result_of
+from pympsd_client.routing.explain import make_refusal, result_of
 from pympsd_client.routing.pointers import read_signatures, signatures
 from pympsd_client.routing.versions import adapt, arrange, newest, row_of
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
@@ -137,7 +137,7 @@ def resolve(name: str, signature: str) -> Resolved:
     types = c_types.parameters(signature)
     row = row_of(name, types, SIGNATURES)
     if row is None:
-        return special.resolve(name) or (refusing(name), "")
+        return special.resolve(name) or (make_refusal(name), "")
     return resolve_row(row, types)
 
 
@@ -199,7 +199,7 @@ def _format(row: Signature, parameter: Parameter, type: str) -> str:
 
 def _names(row: Signature) -> dict[str, Any]:
     return {
-        "_at": at,
+        "_at": host_memory_at,
         "_skip_checks": _skip_checks,
         "_core": row.find_core(),
         "_intern": intern,

@@ -9,7 +9,7 @@ from pympsd_client._api.conversions import as_cuda_error
 from pympsd_client._arguments.error_log import record
 from pympsd_client._arguments.errors import CudaError, fail, result_name
 from pympsd_client._arguments.explanations import explain, is_on
-from pympsd_client.routing.pointers import without_version
+from pympsd_client.routing.pointers import strip_version
 
 _BY_PYMPSD: Final = frozenset({Result.ERROR_NOT_SUPPORTED, Result.ERROR_UNKNOWN})
 """Results of programs that run on a GPU."""
@@ -22,7 +22,7 @@ class Missing(CudaError):
         super().__init__(Result.ERROR_NOT_SUPPORTED, f"pympsd does not have {name} yet")
 
 
-def refusing(name: str) -> Callable[[], None]:
+def make_refusal(name: str) -> Callable[[], None]:
     """Return what stands in place of a function that pympsd does not have."""
 
     def refuse() -> None:
@@ -37,7 +37,7 @@ def result_of(name: str, error: BaseException | None) -> int:
     fail(cuda_error, 0)
     code, result = cuda_error.code, result_name(cuda_error.code)
     record(name, code, result, cuda_error.reason)
-    explain(without_version(name), result, cuda_error.reason, is_lacking=code in _BY_PYMPSD)
+    explain(strip_version(name), result, cuda_error.reason, is_lacking=code in _BY_PYMPSD)
     if is_on() and error is not None and cuda_error.code == Result.ERROR_UNKNOWN:
         traceback.print_exception(error)
     return cuda_error.code

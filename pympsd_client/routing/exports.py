@@ -26,7 +26,7 @@ from pympsd_client._objects.stream import PER_THREAD
 from pympsd_client.native import _entry_points
 from pympsd_client.routing import c_types, driver, libraries, special
 from pympsd_client.routing.driver import api
-from pympsd_client.routing.explain import refusing
+from pympsd_client.routing.explain import make_refusal
 from pympsd_client.routing.versions import arrange
 from pympsd_client.signatures import SIGNATURES, Calling, Signature
 from pympsd_client.signatures.rows import find_core
@@ -57,16 +57,16 @@ def resolve(name: str, signature: str) -> Resolved:
     for candidate in (versioned, _VERSION.sub("", versioned), versioned.removesuffix("WithFlags")):
         row = SIGNATURES.get(candidate)
         if resolved is None and row is not None and _fits(row, types):
-            resolved = _of_row(row, types, thread)
+            resolved = _resolve_row(row, types, thread)
     if resolved is None and versioned not in SIGNATURES:
         resolved = special.resolve(versioned)
     if resolved is None:
-        return refusing(name), ""
+        return make_refusal(name), ""
     function, format, *core = resolved
-    return (function, c_types.with_threads_stream(format, types) if thread == "_ptsz" else format, *core)
+    return (function, c_types.select_threads_stream(format, types) if thread == "_ptsz" else format, *core)
 
 
-def _of_row(row: Signature, types: tuple[str, ...], thread: str) -> Resolved:
+def _resolve_row(row: Signature, types: tuple[str, ...], thread: str) -> Resolved:
     if thread == "_ptds":  # the stream is the first 0 that the core gets
         row = evolve(row, arguments=re.sub(r"\b0\b", str(PER_THREAD), row.arguments, count=1))
     if thread and row.name == "cuLaunchKernelEx":

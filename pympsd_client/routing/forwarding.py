@@ -31,7 +31,7 @@ from pympsd.errors import FileError
 from pympsd_client._connect.driver_library import cached_paths
 from pympsd_client.native import _entry_points
 from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
-from pympsd_client.routing.explain import refusing
+from pympsd_client.routing.explain import make_refusal
 
 _VERSION: Final = re.compile(r"^__|_\d+_\d+$")
 _FAILS: Final = 0
@@ -120,7 +120,7 @@ def address(library: str, name: str) -> int:
     original = installed.address_of(name)
 
     def resolve(name: str, signature: str) -> tuple[Any, str]:
-        return installed.compilers.resolve(plain) if original else (refusing(plain), "")
+        return installed.compilers.resolve(plain) if original else (make_refusal(plain), "")
 
     def fail(name: str, error: BaseException) -> int:
         return result_of_error(plain, error)

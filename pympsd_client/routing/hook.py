@@ -96,6 +96,7 @@ class Finder:
     """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return the specification of a module of function pointers; None for any other module."""
         if name not in MODULES:
             return None
         for finder in sys.meta_path:

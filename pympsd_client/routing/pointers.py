@@ -153,7 +153,7 @@ def entry_point(
     an interpreter of its own.
     """
 
-    plain = without_version(name)
+    plain = strip_version(name)
 
     def resolve(name: str, signature: str) -> Any:
         function, format, *core = import_module(functions).resolve(name, signature)
@@ -170,10 +170,10 @@ def entry_point(
     return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
 
 
-def without_version(name: str) -> str:
+def strip_version(name: str) -> str:
     """Return the name of a function without its version and the suffix for per-thread streams.
 
-    >>> without_version("cuMemcpyHtoD_v2_ptds")
+    >>> strip_version("cuMemcpyHtoD_v2_ptds")
     'cuMemcpyHtoD'
     """
     return _VERSION.sub("", name)

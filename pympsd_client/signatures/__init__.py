@@ -10,14 +10,14 @@ One row makes three functions: the Python function of `pympsd_client.driver` (`_
 programs under pympsd-run (`routing.driver`), and the core's place in the documentation. An example::
 
     cuMemcpyHtoD(CUdeviceptr dstDevice, void *srcHost, size_t ByteCount)
-        = _api.memory.copies.host_to_device(dstDevice, srcHost, ByteCount, 0, True)
+        = _api.memory.copies.copy_host_to_device(dstDevice, srcHost, ByteCount, 0, True)
 
 has three inputs and no output. ``void *`` is host memory: an address, or an object with a buffer that stays open for
 the call. The core is named with its module, and gets the default stream and ``wait=True`` in addition to its inputs.
 
 >>> row = SIGNATURES["cuMemcpyHtoD"]
 >>> row.core, row.input_names, row.outputs
-('host_to_device', ('dstDevice', 'srcHost', 'ByteCount'), ())
+('copy_host_to_device', ('dstDevice', 'srcHost', 'ByteCount'), ())
 >>> [parameter.type for parameter in SIGNATURES["cuMemAlloc"].outputs]
 ['CUdeviceptr']
 

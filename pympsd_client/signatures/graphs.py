@@ -26,7 +26,7 @@ cuGraphNodeGetType(CUgraphNode hNode, out CUgraphNodeType type) = node_type
 cuGraphGetId(CUgraph hGraph, out unsigned int graphId) = graph_id
 cuGraphNodeGetLocalId(CUgraphNode hNode, out unsigned int nodeId) = local_id
 cuGraphNodeGetToolsId(CUgraphNode hNode, out unsigned long long toolsNodeId) = tools_id
-cuGraphNodeGetContainingGraph(CUgraphNode hNode, out CUgraph phGraph) = containing_graph
+cuGraphNodeGetContainingGraph(CUgraphNode hNode, out CUgraph phGraph) = find_containing_graph
 cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, out CUgraph phGraph) = child_graph
 cuGraphDebugDotPrint(CUgraph hGraph, char *path, unsigned int flags) = _graphs.dot.print_to
 cuUserObjectCreate(out CUuserObject object_out, void *ptr, CUhostFn destroy, unsigned int initialRefcount,
@@ -90,7 +90,7 @@ cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = get_p
 cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_parameters('EVENT_RECORD', hNode, event)
 cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = get_parameters('WAIT_EVENT', hNode)
 cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_parameters('WAIT_EVENT', hNode, event)
-cuGraphNodeGetParams(CUgraphNode hNode, out CUgraphNodeParams nodeParams) = any_parameters
+cuGraphNodeGetParams(CUgraphNode hNode, out CUgraphNodeParams nodeParams) = read_any_parameters
 cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 """
 

@@ -14,24 +14,25 @@ cuMemAllocPitch(out CUdeviceptr dptr, out size_t pPitch, size_t WidthInBytes, si
 cuMemFree(CUdeviceptr dptr) = free
 cuMemGetInfo(out size_t free, out size_t total) = info
 cuMemcpyHtoD(CUdeviceptr dstDevice, void *srcHost, size_t ByteCount)
-    = _api.memory.copies.host_to_device(dstDevice, srcHost, ByteCount, 0, True)
+    = _api.memory.copies.copy_host_to_device(dstDevice, srcHost, ByteCount, 0, True)
 cuMemcpyHtoDAsync(CUdeviceptr dstDevice, void *srcHost, size_t ByteCount, CUstream hStream)
-    = _api.memory.copies.host_to_device
+    = _api.memory.copies.copy_host_to_device
 cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)
-    = _api.memory.copies.device_to_host(dstHost, srcDevice, ByteCount, 0, True)
+    = _api.memory.copies.copy_device_to_host(dstHost, srcDevice, ByteCount, 0, True)
 cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
-    = _api.memory.copies.device_to_host
+    = _api.memory.copies.copy_device_to_host
 cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)
-    = _api.memory.copies.device_to_device(dstDevice, srcDevice, ByteCount, 0, True)
+    = _api.memory.copies.copy_device_to_device(dstDevice, srcDevice, ByteCount, 0, True)
 cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)
-    = _api.memory.copies.device_to_device
+    = _api.memory.copies.copy_device_to_device
 cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)
-    = _api.memory.copies.between_any(dst, src, ByteCount, 0, True)
-cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) = _api.memory.copies.between_any
+    = _api.memory.copies.copy_any(dst, src, ByteCount, 0, True)
+cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) = _api.memory.copies.copy_any
 cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
-    size_t ByteCount) = _api.memory.copies.peer_to_peer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, 0)
+    size_t ByteCount)
+    = _api.memory.copies.copy_peer_to_peer(dstDevice, dstContext, srcDevice, srcContext, ByteCount, 0)
 cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
-    size_t ByteCount, CUstream hStream) = _api.memory.copies.peer_to_peer
+    size_t ByteCount, CUstream hStream) = _api.memory.copies.copy_peer_to_peer
 cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
     size_t *attrsIdxs, size_t numAttrs, CUstream hStream) = _api.memory.batch.copy(dsts, srcs, sizes, count, hStream)
 cuMemsetD8(CUdeviceptr dstDevice, unsigned char uc, size_t N)
@@ -193,14 +194,17 @@ cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray) = destroy_mipmapped
 
 _COPIES: Final = """
 cuMemcpyHtoA(CUarray dstArray, size_t dstOffset, void *srcHost, size_t ByteCount)
-    = from_host(dstArray, dstOffset, srcHost, ByteCount, 0, True)
-cuMemcpyHtoAAsync(CUarray dstArray, size_t dstOffset, void *srcHost, size_t ByteCount, CUstream hStream) = from_host
+    = copy_from_host(dstArray, dstOffset, srcHost, ByteCount, 0, True)
+cuMemcpyHtoAAsync(CUarray dstArray, size_t dstOffset, void *srcHost, size_t ByteCount, CUstream hStream)
+    = copy_from_host
 cuMemcpyAtoH(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount)
-    = to_host(dstHost, srcArray, srcOffset, ByteCount, 0, True)
-cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream) = to_host
-cuMemcpyDtoA(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount) = from_device
-cuMemcpyAtoD(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount) = to_device
-cuMemcpyAtoA(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount) = between
+    = copy_to_host(dstHost, srcArray, srcOffset, ByteCount, 0, True)
+cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream)
+    = copy_to_host
+cuMemcpyDtoA(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount) = copy_from_device
+cuMemcpyAtoD(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount) = copy_to_device
+cuMemcpyAtoA(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount)
+    = copy_between
 """
 
 _OBJECTS: Final = """

@@ -160,7 +160,7 @@ class DeviceBudget:
         """
         with self._lock:
             for group in groups:
-                if count > group.left:
+                if count > group.remaining:
                     return group
             for group in groups:
                 group.used += count
@@ -195,7 +195,7 @@ class GroupBudget:
     """The client that the limits came with."""
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """The bytes that the group can still take; negative if the limit was lowered below what its clients hold."""
         return self.limit - self.used - self.in_other_executors
 
@@ -228,7 +228,7 @@ class ClientBudget:
     @property
     def free(self) -> int:
         """The bytes that the client can still take, which cuMemGetInfo reports as free."""
-        remaining = (self.device.total - self.device.used, *(group.left for group in self.groups))
+        remaining = (self.device.total - self.device.used, *(group.remaining for group in self.groups))
         return max(0, min(self.total - self.used, *remaining))
 
     def take(self, count: int, what: str = "an allocation") -> None:
@@ -242,8 +242,8 @@ class ClientBudget:
         if (full := self.device.take_all(count, self.groups)) is not None:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
-                f"{what} takes {count} bytes; the clients of {full.name} have {max(0, full.left)} of {full.limit} "
-                "left",
+                f"{what} takes {count} bytes; the clients of {full.name} have {max(0, full.remaining)} of "
+                f"{full.limit} left",
             )
         if not self.device.take(count):
             self.device.give_all(count, self.groups)

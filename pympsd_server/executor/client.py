@@ -22,7 +22,7 @@ from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedPieces
 from pympsd_server.executor.operations.table import ROWS, ExecutedOperation
-from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
+from pympsd_server.executor.record_source import Incoming, read_socket, read_worker
 from pympsd_server.executor.requests.answers import AnswerWriter
 from pympsd_server.executor.requests.backpressure import Backpressure
 from pympsd_server.executor.requests.client_context import ClientContext
@@ -108,7 +108,7 @@ class CommandClient:
 
     def _work(self) -> None:
         try:
-            for incoming in from_socket(self._stream) if self._native is None else from_worker(self._native):
+            for incoming in read_socket(self._stream) if self._native is None else read_worker(self._native):
                 self._execute(incoming)
         except RemoteError:
             pass  # the length field is invalid: no later record can be found, so end the stream

@@ -1,12 +1,12 @@
 """Reading the command stream: a client's records from its socket, or from a ring by way of a native worker.
 
-**Two ways.** Without a native worker a client writes its records to its socket, and `from_socket` splits the bytes
+**Two ways.** Without a native worker a client writes its records to its socket, and `read_socket` splits the bytes
 into records. With one (a device that offers `NativeAccess`, see `native.states`) the client writes records into a
 *ring* in the memory that it shares with the executor, and the socket carries only wake-ups and answers:
 
     shared memory:   | SHARED_BYTES of bulk data (staging) | ring: tail, head, flags, 512 KiB of records |
 
-`from_worker` then runs the C worker (`native/src/worker.c`), which takes the records, executes launches and waits
+`read_worker` then runs the C worker (`native/src/worker.c`), which takes the records, executes launches and waits
 itself (`fast_path.c`), and returns every other record to Python, in order. Only one of both ways is used in the life
 of a client.
 
@@ -70,7 +70,7 @@ class Incoming:
     refused: int = 0
 
 
-def from_socket(stream: socket.socket) -> Iterator[Incoming]:
+def read_socket(stream: socket.socket) -> Iterator[Incoming]:
     """Yield records until the stream ends; RemoteError if no later record can be found."""
     reader = records.RecordReader()
     while data := _receive(stream):
@@ -95,7 +95,7 @@ def native_worker(stream: socket.socket, memory: memoryview, access: NativeAcces
     return NativeWorker(stream.fileno(), address, access, _SPIN_NS if spins else 0)
 
 
-def from_worker(worker: NativeWorker) -> Iterator[Incoming]:
+def read_worker(worker: NativeWorker) -> Iterator[Incoming]:
     """Yield the records that a native worker leaves to Python, until the stream ends."""
     while (item := worker.take()) is not None:
         opcode, flags, _, context, sequence = records.HEADER.unpack_from(item.record)

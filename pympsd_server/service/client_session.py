@@ -48,21 +48,21 @@ from pympsd.wire import messages
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
-from pympsd_server.service.eviction import with_room
+from pympsd_server.service.eviction import attach_with_room
 from pympsd_server.service.executor import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.client_limits import (
     AffinityRefused,
     PartitionRefused,
-    as_seen,
     combine_with_environment,
-    in_force,
     is_lenient,
+    limit_properties,
     limits_of,
     multiprocessors,
     partition_on,
     problem_of_entries,
     quota_on,
+    resolve_in_force,
 )
 from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord, NoSuchContext
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
@@ -183,9 +183,11 @@ class ClientSession:
         if refused:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
-        visible_properties = tuple(as_seen(self.limits, ordinal, devices[ordinal]) for ordinal in self.ordinals)
+        visible_properties = tuple(
+            limit_properties(self.limits, ordinal, devices[ordinal]) for ordinal in self.ordinals
+        )
         self.server.client_joined(
-            self.client, *in_force(self.limits, self.ordinals, visible_properties, self.client.environment)
+            self.client, *resolve_in_force(self.limits, self.ordinals, visible_properties, self.client.environment)
         )
         self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, visible_properties, self.ordinals))
         return True
@@ -227,7 +229,7 @@ class ClientSession:
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
         executors, slot = self.containment.executors, self.server.slot_of(self.client, device)
-        await executors.until_ended(slot)  # then it is known whether that is a fault
+        await executors.wait_until_ended(slot)  # then it is known whether that is a fault
         if self.containment.refusal(self.client, device) is not None:
             await self.containment.hold(self.client)
         self._check_faults(device)
@@ -291,7 +293,7 @@ class ClientSession:
     async def _attach(self, executor: Executor, context: ContextRecord, multiprocessors: int) -> Answer:
         attach = partial(self._try_to_attach, executor, context, multiprocessors)
         try:
-            return await with_room(self.containment, context.device, self.client, attach)
+            return await attach_with_room(self.containment, context.device, self.client, attach)
         except ExecutorError as error:
             self.server.context_refused(self.client, context, error.code, error.reason)
             raise
@@ -359,7 +361,7 @@ class ClientSession:
             await self.containment.executors.end_if_abandoned(executor)
 
     def _find(self, slot: ExecutorSlot, generation: int) -> Executor | None:
-        executor = self.containment.executors.running(slot)
+        executor = self.containment.executors.find(slot)
         return executor if executor is not None and executor.generation == generation else None
 
     async def _drop_from(self, executor: Executor) -> None:

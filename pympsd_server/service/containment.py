@@ -190,7 +190,7 @@ class Containment:
         blast = blast_of(domains, self.server.client_table.clients.values())
         if not self.server.is_volta_or_newer:
             # Before Volta all clients share the server's own context.
-            blast = _everything(self.server)
+            blast = _include_everything(self.server)
         fresh = [client for client in blast.clients if client.id not in self.clients]
         if blast.slots:
             self.slots |= set(blast.slots)
@@ -283,7 +283,7 @@ class Containment:
             await self.executors.vacate(slot)
             self.server.log.info("server_context_destroyed", device=slot.device)
         for slot in slots:
-            if self.server.leaving:
+            if self.server.is_leaving:
                 break  # the remaining clients start the executors that they need
             self.server.log.info("server_context_recreating", device=slot.device)
             try:
@@ -304,7 +304,7 @@ class Containment:
         return any(context.id not in self.server.opening for context in self.server.client_table.contexts_in(slot))
 
 
-def _everything(server: Server) -> Blast:
+def _include_everything(server: Server) -> Blast:
     clients = tuple(server.client_table.clients.values())
     contexts = frozenset(context_id for client in clients for context_id in client.contexts)
     slots = {server.slot_of(client, ordinal) for client in clients for ordinal in range(len(server.devices))}

@@ -116,7 +116,7 @@ async def answer_shortage(containment: Containment, executor: Executor, message:
     executor.channel.send(RoomMade(message.request, has_freed))
 
 
-async def with_room(
+async def attach_with_room(
     containment: Containment, device: int, client: ClientRecord, attach: Callable[[], Awaitable[Answer]]
 ) -> Answer:
     """Call ``attach``, which creates a context, and return its answer.

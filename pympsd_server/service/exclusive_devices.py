@@ -15,7 +15,7 @@ from attrs import define, field
 
 from pympsd.devices.machine import BadMachine
 from pympsd.devices.registrations import InUse, Registration, register
-from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
+from pympsd.devices.state_folder import StateFolder, apply_current_modes, state_folder_of
 from pympsd.errors import StartError
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.wire.link_messages import ServerSetup
@@ -85,7 +85,7 @@ class RegisteredDevices:
 def register_devices(setup: ServerSetup) -> RegisteredDevices:
     """Check and register the devices of a setup; raise CannotStart, with nothing registered."""
     try:
-        properties = with_current_modes(setup.devices, setup.machine)
+        properties = apply_current_modes(setup.devices, setup.machine)
     except BadMachine as error:
         raise ServerCannotStart(str(error)) from None
     devices = RegisteredDevices(properties, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
@@ -115,7 +115,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         timeout = 0.0 if devices.unregistered else None
         devices.add(ordinal, register(folder, device.uuid, alone, timeout))
     except InUse as error:
-        raise ServerCannotStart(start_checks.in_use(ordinal, device, _holder(error.pid))) from None
+        raise ServerCannotStart(start_checks.describe_use(ordinal, device, _holder(error.pid))) from None
     except OSError as error:
         if alone:
             raise ServerCannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None

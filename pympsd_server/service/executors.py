@@ -110,7 +110,7 @@ class Executors:
         """Return a new request number."""
         return next(self._requests)
 
-    def running(self, slot: ExecutorSlot) -> Executor | None:
+    def find(self, slot: ExecutorSlot) -> Executor | None:
         """Return a slot's executor, or None."""
         return self._running.get(slot)
 
@@ -132,7 +132,7 @@ class Executors:
     async def get_or_start(self, slot: ExecutorSlot) -> Executor:
         """Return a slot's executor, starting it if necessary; raise ExecutorError."""
         async with self._starting.setdefault(slot, trio.Lock()):
-            await self.until_ended(slot)
+            await self.wait_until_ended(slot)
             if slot not in self._running:
                 await self._make_room(slot)
                 generation = self._generations[slot.device] = self._generations.get(slot.device, 0) + 1
@@ -141,7 +141,7 @@ class Executors:
                 raise ended_error(slot.device)
             return self._running[slot]
 
-    async def until_ended(self, slot: ExecutorSlot) -> None:
+    async def wait_until_ended(self, slot: ExecutorSlot) -> None:
         """Wait while a slot's executor ends: until its process is reaped, and its loss is handled if it was one.
 
         A context of the next executor would otherwise count among the contexts that are lost with this one. One that
@@ -177,7 +177,7 @@ class Executors:
             return
         if self.is_used(executor.slot):
             # The same memory is held as before, but no longer by the same clients.
-            self._report_memory(executor.slot, self.accounts.in_slot(executor.slot))
+            self._report_memory(executor.slot, self.accounts.count_in_slot(executor.slot))
             return
         self.log.info("executor_abandoned", device=executor.device, pid=executor.process.pid)
         await self.end(executor)

@@ -44,7 +44,7 @@ class MemoryAccounts:
         of_device = (usage for slot, usage in self._held.items() if slot.device == device)
         return {client: count for usage in of_device for client, count in usage.items()}
 
-    def in_slot(self, slot: ExecutorSlot) -> dict[int, int]:
+    def count_in_slot(self, slot: ExecutorSlot) -> dict[int, int]:
         """Return what the clients in a slot hold."""
         return self._held.get(slot, {})
 

@@ -258,7 +258,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                     nursery.start_soon(_stop_trace, tracing, server.link)
                 case link.ReportRequest(_, token), _:
                     server.ends_if_alone = False  # there is a daemon again
-                    server.link.report(token, server.leaving)
+                    server.link.report(token, server.is_leaving)
                 case link.ServerAdopted(), _:
                     nursery.start_soon(tracing.stop)  # it was the trace of the daemon before
                     server.link.report_all_use()

@@ -30,7 +30,7 @@ from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import RequestRefused
 from pympsd_server.service.daemon_link import DaemonLink
-from pympsd_server.state_machine.client_limits import limits_of, own_priority
+from pympsd_server.state_machine.client_limits import limits_of, read_own_priority
 from pympsd_server.state_machine.client_table import ClientRecord, ClientTable, ContextRecord
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
 from pympsd_server.state_machine.server_phase import MOVES, ServerPhase
@@ -103,7 +103,7 @@ class Server:
         return self.phase is ServerPhase.ENDED
 
     @property
-    def leaving(self) -> bool:
+    def is_leaving(self) -> bool:
         """Whether it ends with its last client, or has ended."""
         return self.phase in (ServerPhase.LEAVING, ServerPhase.ENDED)
 
@@ -144,7 +144,7 @@ class Server:
         if admitted.priority != self.client_priority and not admitted.mps_namespace:
             self.client_priority = admitted.priority
             self.log.info("client_priority", priority=admitted.priority)
-        requested = Limits(client_priority=own_priority(admitted.environment))
+        requested = Limits(client_priority=read_own_priority(admitted.environment))
         priority = (limits_of(admitted, self.limits).combine(requested).client_priority or ClientPriority()).level
         client = self.client_table.add_client(
             admitted.client, admitted.pid, priority, admitted.environment, admitted.uid

@@ -15,17 +15,17 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, fields
 
 from pympsd.devices import memory_limits
-from pympsd.devices.machine import with_attributes
+from pympsd.devices.machine import set_attributes
 from pympsd.devices.memory_limits import BadEntry
 from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import (
     ClientLimits,
     Limits,
+    count_bytes,
     differing_percentages,
-    in_bytes,
+    find_on_device,
     lowest,
-    on_device,
     percentage_on,
 )
 from pympsd.vocabulary.limits import (
@@ -71,7 +71,7 @@ def affine_multiprocessors(requested: int, available: int, device: DevicePropert
         raise AffinityRefused(
             f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {requested}"
         )
-    return rounding(device).up(requested, available)
+    return rounding(device).round_up(requested, available)
 
 
 def context_multiprocessors(
@@ -178,12 +178,12 @@ def read_environment(
                 dict.fromkeys(ordinals, PinnedMemory(of_all)) if of_all else None,
             )
         ),
-        own_priority(environment),
+        read_own_priority(environment),
     )
     return limits, bad + bad_of_all + bad_percentages
 
 
-def own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
+def read_own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
     """Return the priority that a client's variable asks for; None: none, or an invalid one.
 
     The variable is CUDA_MPS_CLIENT_PRIORITY: 0 is normal, 1 below normal.
@@ -207,7 +207,7 @@ def memory_on(limits: ClientLimits, ordinal: int) -> int:
 
     ``ordinal`` is the server's index of the device. The limit holds for all contexts of the client on it together.
     """
-    return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
+    return count_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
 
 def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: ClientRecord) -> Quota:
@@ -231,15 +231,17 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
     )
 
 
-def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:
+def limit_properties(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
-    count = process_multiprocessors(_percentage(limits, ordinal), device, _most(limits, ordinal, device))
-    return with_attributes(device, MULTIPROCESSOR_COUNT=count)
+    count = process_multiprocessors(
+        _percentage(limits, ordinal), device, _max_multiprocessors(limits, ordinal, device)
+    )
+    return set_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
-def in_force(
+def resolve_in_force(
     limits: ClientLimits, ordinals: Sequence[int], devices: Sequence[DeviceProperties], environment: Mapping[str, str]
 ) -> tuple[LimitsInForce, dict[int, str]]:
     """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees.
@@ -247,7 +249,7 @@ def in_force(
     ``environment``: the client's, which decides how many connections each of its contexts takes.
     """
     counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in devices)
-    memory = in_bytes(limits.own.pinned_memory)
+    memory = count_bytes(limits.own.pinned_memory)
     partitions = {ordinal: partition.name for ordinal, partition in limits.partitions.items() if partition.name}
     result = LimitsInForce(
         max(_percentage(limits, ordinal) for ordinal in ordinals).value,
@@ -278,7 +280,7 @@ def multiprocessors(
         environment = {}  # which enables percentages of contexts
     elif request.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
         percentage = _percentage_by_device(request, visible, is_lenient=is_lenient(environment))
-    requested = percentage, request.affinity, request.partition, _most(limits, ordinal, device)
+    requested = percentage, request.affinity, request.partition, _max_multiprocessors(limits, ordinal, device)
     return context_multiprocessors(_percentage(limits, ordinal), environment, device, *requested)
 
 
@@ -298,7 +300,7 @@ def _percentage_by_device(
     entries, bad = memory_limits.read_percentages({PERCENTAGE: request.percentages}, visible)
     if bad and not is_lenient:
         raise BadLimit(problem_of_entries(bad))
-    entry = on_device(entries, request.device)
+    entry = find_on_device(entries, request.device)
     return None if entry is None else entry.value
 
 
@@ -316,6 +318,6 @@ def problem_of_entries(bad: Sequence[BadEntry]) -> str:
     )
 
 
-def _most(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
+def _max_multiprocessors(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
     chunks = limits.partitions.get(ordinal, ChosenPartition()).chunks
     return len(sms_of(device, chunks)) if chunks else None

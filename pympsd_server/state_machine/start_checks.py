@@ -77,7 +77,7 @@ class DeviceHolder:
         return f" ({self.name} of user {self.uid}{directory}{end})"
 
 
-def in_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -> str:
+def describe_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -> str:
     """Return the sentence for an exclusive device that another process uses.
 
     One of the reasons of a server that does not start; it is logged, and clients are refused with it.

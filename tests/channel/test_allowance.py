@@ -217,9 +217,9 @@ async def test_a_link_to_a_server_is_counted_but_not_limited(peers: Peers, autoj
 @with_limit
 async def test_an_allowance_that_is_closed_holds_nothing(peers: Peers) -> None:
     raw, channel = peers.connect(USER)
-    with channel.allowance.keeping(5 * RECEIVE_BYTES):
+    with channel.allowance.keep(5 * RECEIVE_BYTES):
         assert peers.budget.held[USER] == 5 * RECEIVE_BYTES
-        with pytest.raises(LimitExceeded), channel.allowance.keeping(4 * MIB):
+        with pytest.raises(LimitExceeded), channel.allowance.keep(4 * MIB):
             pass
         channel.close()
         assert peers.budget.held[USER] == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.channel.attached_file import text_of, with_hash_of_file
+from pympsd.channel.attached_file import hash_expected_file, text_of
 from pympsd.wire import frames
 
 ROOT = os.geteuid() == 0
@@ -71,15 +71,15 @@ def test_an_expected_file_is_replaced_by_its_hash(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_bytes(b"x")
     option = f"--expect={sha256(b'x').hexdigest()}"
-    assert with_hash_of_file(["config", "status", f"--expect={file}", "--json"]) == [
+    assert hash_expected_file(["config", "status", f"--expect={file}", "--json"]) == [
         "config",
         "status",
         option,
         "--json",
     ]
-    assert with_hash_of_file(["config", "status", "--expect", str(file)]) == ["config", "status", option]
+    assert hash_expected_file(["config", "status", "--expect", str(file)]) == ["config", "status", option]
     for words in (["--expect"], ["--expect=3"], ["--expect", "abcdef012345"], ["/a"]):
-        assert with_hash_of_file(words) == (words if len(words) == 1 else [f"--expect={words[1]}"])
+        assert hash_expected_file(words) == (words if len(words) == 1 else [f"--expect={words[1]}"])
     file.unlink()
     with pytest.raises(LookupError, match="No such file or directory"):
-        with_hash_of_file([f"--expect={file}"])
+        hash_expected_file([f"--expect={file}"])

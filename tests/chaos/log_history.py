@@ -22,7 +22,7 @@ _MET: Final = re.compile(r"New client (\d+) connected|Client \{PID: (\d+), Conte
 _LEFT: Final = re.compile(r"Client (?:process )?(\d+) disconnected")
 _ACTIVE: Final = re.compile(rf"(?:Volta MPS: s|S)tatus of client {_CONTEXT} is ACTIVE")
 _EXIT: Final = re.compile(rf"Client {_CONTEXT} exit(?:ing\. .*)?")
-_RUN_BY: Final = re.compile(r"Device (\d+) runs in process (\d+)")
+_RUN_BY: Final = re.compile(r"Started process (\d+) for device (\d+)")
 _ENDED: Final = re.compile(r"Process (\d+) of device (\d+) ended with status (-?\d+)")
 _ENDED_BY_FAULT: Final = "A fatal GPU error on a pre-Volta device ends the server"
 _FAULT_STATUS: Final = 1
@@ -126,7 +126,7 @@ class LogHistory:
         elif matched := _EXIT.fullmatch(text):
             _count(server.contexts, (int(matched[1]), int(matched[2])), -1)
         elif matched := _RUN_BY.fullmatch(text):
-            server.executors[self.identify(int(matched[2]))] = int(matched[1])
+            server.executors[self.identify(int(matched[1]))] = int(matched[2])
         elif matched := _ENDED.fullmatch(text):
             for one in [executor for executor in server.executors if executor.pid == int(matched[1])]:
                 del server.executors[one]

@@ -9,11 +9,11 @@ from pympsd_client._connect.discovery import (
     NoDaemon,
     Way,
     check_switches,
+    choose_without_daemon,
     command_line,
     control_socket,
     hello_environment,
     refusal,
-    without_daemon,
 )
 
 
@@ -41,21 +41,21 @@ def test_the_control_socket_is_in_the_pipe_directory(environment: dict[str, str]
     ],
 )
 def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way: Way) -> None:
-    assert without_daemon(environment, NoDaemon("no daemon"), lambda: native_driver) is way
+    assert choose_without_daemon(environment, NoDaemon("no daemon"), lambda: native_driver) is way
 
 
 @pytest.mark.parametrize("native_driver", [True, False])
 def test_a_program_at_a_namespace_goes_on_without_a_daemon_only_if_it_says_so(native_driver: bool) -> None:
     why = NoDaemon("no daemon", limited=True)
     ways = [
-        without_daemon(environment, why, lambda: native_driver)
+        choose_without_daemon(environment, why, lambda: native_driver)
         for environment in ({}, {"PYMPSD_REQUIRE_MPS": ""}, {"PYMPSD_REQUIRE_MPS": "0"})
     ]
     assert ways == [Way.REFUSE, Way.REFUSE, Way.NATIVE if native_driver else Way.PRIVATE]
 
 
 def test_a_program_that_requires_mps_asks_no_driver() -> None:
-    without_daemon({"PYMPSD_REQUIRE_MPS": "1"}, NoDaemon("no daemon"), lambda: pytest.fail("asked the driver"))
+    choose_without_daemon({"PYMPSD_REQUIRE_MPS": "1"}, NoDaemon("no daemon"), lambda: pytest.fail("asked the driver"))
 
 
 @pytest.mark.parametrize("required", ["1", "0", ""])
@@ -64,7 +64,7 @@ def test_a_daemon_of_the_drivers_server_is_for_the_native_driver(
     required: str, native_driver: bool, way: Way
 ) -> None:
     why = NoDaemon("it manages the driver's own server", drivers=True)
-    assert without_daemon({"PYMPSD_REQUIRE_MPS": required}, why, lambda: native_driver) is way
+    assert choose_without_daemon({"PYMPSD_REQUIRE_MPS": required}, why, lambda: native_driver) is way
 
 
 def test_a_refusal_says_what_is_lacking() -> None:

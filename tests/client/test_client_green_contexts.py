@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._api.green_context import split_by_count
-from pympsd_client._arguments.bindings import from_bytes
+from pympsd_client._arguments.bindings import make_struct
 from pympsd_client._arguments.resources import SmResource, sm_resource
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
@@ -210,11 +210,11 @@ def test_mistakes(context: Any) -> None:
 
 @given(st.integers(1, 160), st.integers(0, 20), st.integers(0, 200), st.sampled_from([0, 1]))
 def test_parts_are_no_more_than_the_whole(count: int, wanted: int, least: int, flags: int) -> None:
-    resource = from_bytes("CUdevResource", SmResource(0, count, min(8, count), min(8, count)).packed)
+    resource = make_struct("CUdevResource", SmResource(0, count, min(8, count), min(8, count)).packed)
     step = min(2 if flags else 8, count)
     least = min(least, count // step * step)  # a part is of whole alignments
     parts, number, rest = split_by_count(wanted, resource, flags, least)
-    taken = [sm_resource(from_bytes("CUdevResource", item)).count for item in parts]
+    taken = [sm_resource(make_struct("CUdevResource", item)).count for item in parts]
     assert len(taken) == (number if wanted else 0)
     assert all(item >= least and item > 0 for item in taken)
-    assert sum(taken) + from_bytes("CUdevResource", rest).sm.smCount == count
+    assert sum(taken) + make_struct("CUdevResource", rest).sm.smCount == count

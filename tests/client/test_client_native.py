@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pympsd.channel.own_libraries import without_routing
+from pympsd.channel.own_libraries import remove_routing
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.bindings import bindings
@@ -130,7 +130,7 @@ def test_pympsds_own_library_is_not_the_machines_driver(monkeypatch: pytest.Monk
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{folder}:{tmp_path}")
     monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: libraries[name])
     assert driver_library.load_driver() is other
-    assert without_routing({"LD_LIBRARY_PATH": f"{folder}:{tmp_path}", "PYMPSD_ROUTING": "1", "A": "b"}) == {
+    assert remove_routing({"LD_LIBRARY_PATH": f"{folder}:{tmp_path}", "PYMPSD_ROUTING": "1", "A": "b"}) == {
         "LD_LIBRARY_PATH": str(tmp_path),
         "A": "b",
     }

@@ -239,7 +239,7 @@ def test_a_parallel_copy_leaves_no_slot_in_use(executor: FakeExecutor, threads: 
         return executor.answer(record)
 
     executor.reply = reply
-    copies.to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
-    copies.from_device(context, 0, back.ctypes.data, 1 << 30, size)
+    copies.copy_to_device(context, 0, 1 << 30, host.ctypes.data, size, wait=True)
+    copies.copy_from_device(context, 0, back.ctypes.data, 1 << 30, size)
     assert (back == host).all()
     assert transport.staging.in_use == 0

@@ -166,5 +166,5 @@ def test_the_allocation_that_contains_an_address(steps: list[tuple[bool, int]]) 
         elif not adds and place in model:
             table.remove(model.pop(place).handle)
         for item in range(16):
-            assert table.containing(item * 100 + 59) is model.get(item)
-            assert table.containing(item * 100 + 60) is None
+            assert table.find_containing(item * 100 + 59) is model.get(item)
+            assert table.find_containing(item * 100 + 60) is None

@@ -135,7 +135,7 @@ def test_a_quiet_answer_poisons_its_context_too(make_executor: MakeExecutor) -> 
 
 def _copy(context: Context, data: bytes, wait: bool) -> None:
     with HostMemory(data) as memory:
-        copies.to_device(context, 0, BASE, memory.address, len(data), wait)
+        copies.copy_to_device(context, 0, BASE, memory.address, len(data), wait)
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -147,7 +147,7 @@ def test_a_copy_larger_than_the_staging_memory_goes_through_its_slots(executor: 
     assert bytes(executor.memory[BASE + place] for place in range(len(data))) == data
     target = bytearray(len(data))
     with HostMemory(target) as memory:
-        copies.from_device(context, 0, memory.address, BASE, len(data))
+        copies.copy_from_device(context, 0, memory.address, BASE, len(data))
     assert bytes(target) == data
     assert executor.transport.staging.in_use == 0
 

@@ -49,7 +49,7 @@ def test_nodes_come_after_what_they_depend_on(shape: tuple[int, Edges], random: 
     order = list(range(size))
     random.shuffle(order)
     graph, nodes = build(size, edges, order)
-    place = {node: at for at, node in enumerate(graph.in_order())}
+    place = {node: at for at, node in enumerate(graph.sort())}
     assert len(place) == size
     assert all(place[nodes[start]] < place[nodes[end]] for start, end in edges)
     assert {node.handle for node in graph.roots()} == {
@@ -68,7 +68,7 @@ def test_a_cycle_has_no_order(shape: tuple[int, Edges], data: st.DataObject) -> 
     first = data.draw(st.integers(0, last - 1))
     graph.connect([(nodes[last], nodes[first], Edge())])
     with pytest.raises(CudaError, match="cycle") as caught:
-        graph.in_order()
+        graph.sort()
     assert caught.value.code == Result.ERROR_INVALID_VALUE
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.devices.machine import from_toml
+from pympsd.devices.machine import parse_toml
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 
@@ -14,4 +14,4 @@ RECORDED = (Path(__file__).parent.parent / "conformance" / "one-h200.toml").read
 @pytest.fixture
 def recorded_daemon() -> Daemon:
     """A fresh root daemon with one H200 and no server."""
-    return Daemon(DaemonOptions(0, driver=580), from_toml(RECORDED))
+    return Daemon(DaemonOptions(0, driver=580), parse_toml(RECORDED))

@@ -17,7 +17,7 @@ from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision, command
 from pympsd.commands.grammar.syntax import Syntax
 from pympsd.commands.operator_line import decide_line
-from pympsd.devices.machine import describe, from_toml
+from pympsd.devices.machine import describe, parse_toml
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
@@ -65,7 +65,7 @@ def _answers() -> list[Answer | None]:
 
 
 def _fresh() -> Daemon:
-    return Daemon(DaemonOptions(0, driver=580), from_toml(RECORDED))
+    return Daemon(DaemonOptions(0, driver=580), parse_toml(RECORDED))
 
 
 def _id(index: int) -> str:

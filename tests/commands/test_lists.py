@@ -11,7 +11,7 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision
 from pympsd.commands.operator_line import decide_line
-from pympsd.devices.machine import from_toml
+from pympsd.devices.machine import parse_toml
 from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
@@ -31,7 +31,7 @@ def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
 def daemon() -> Daemon:
     """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
     daemon = Daemon(
-        DaemonOptions(0, static=True), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS))
+        DaemonOptions(0, static=True), parse_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS))
     )
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
@@ -248,7 +248,7 @@ def test_ps_shows_what_is_not_known_as_a_dash(daemon: Daemon) -> None:
 
 
 def test_json_of_devices_has_how_many_more_clients_fit(daemon: Daemon) -> None:
-    daemon.devices = from_toml("[[device]]\n[[device]]\n[[device]]\ncompute_capability = '6.0'\n")
+    daemon.devices = parse_toml("[[device]]\n[[device]]\n[[device]]\ncompute_capability = '6.0'\n")
     clients = daemon.servers[1].clients
     clients[2].limits = LimitsInForce(100.0, 0, {}, {}, connections=16)
     document = json.loads(_get_printed(daemon, b"get_device_client_list --json"))
@@ -287,7 +287,7 @@ def test_another_user_may_not_start_or_quit(daemon: Daemon) -> None:
 
 
 def test_a_users_own_daemon_starts_servers_for_that_user_only() -> None:
-    own = Daemon(DaemonOptions(1000), from_toml("[[device]]"))
+    own = Daemon(DaemonOptions(1000), parse_toml("[[device]]"))
     refused = _decide(own, Caller(1, 1000), b"start_server -uid 1001")
     assert refused.answer is not None
     assert refused.answer.refused

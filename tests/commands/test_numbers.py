@@ -8,7 +8,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pympsd.commands.grammar.recorded import INT_MAX, INT_MIN, leading_float, leading_integer
+from pympsd.commands.grammar.recorded import INT_MAX, INT_MIN, read_leading_float, read_leading_integer
 
 LIBC = ctypes.CDLL(None)
 LIBC.strtol.restype = ctypes.c_long
@@ -31,26 +31,26 @@ def _strtol(word: str) -> int | None:
 @given(WORDS)
 def test_a_word_is_read_as_by_strtol_and_clamped_to_an_int(word: str) -> None:
     expected = _strtol(word)
-    assert leading_integer(word) == (None if expected is None else max(INT_MIN, min(INT_MAX, expected)))
+    assert read_leading_integer(word) == (None if expected is None else max(INT_MIN, min(INT_MAX, expected)))
 
 
 @given(st.integers(INT_MIN, INT_MAX), st.integers(0, 40), st.text("abc.+-", max_size=5))
 def test_leading_zeros_and_what_follows_change_nothing(value: int, zeros: int, after: str) -> None:
     word = f"{'-' if value < 0 else ''}{'0' * zeros}{abs(value)}{after}"
-    assert leading_integer(word) == value == _strtol(word)
+    assert read_leading_integer(word) == value == _strtol(word)
 
 
 @given(WORDS)
 def test_atoi_is_the_c_librarys_within_an_int(word: str) -> None:
     value = _strtol(word)
     if value is None or INT_MIN <= value <= INT_MAX:
-        assert (leading_integer(word) or 0) == int(LIBC.atoi(word.encode()))
+        assert (read_leading_integer(word) or 0) == int(LIBC.atoi(word.encode()))
 
 
 def test_numbers_beyond_an_int_are_clamped() -> None:
-    assert leading_integer("9" * 5000) == INT_MAX
-    assert leading_integer("-" + "9" * 5000) == INT_MIN
-    assert leading_integer("0" * 5000 + "7") == 7
+    assert read_leading_integer("9" * 5000) == INT_MAX
+    assert read_leading_integer("-" + "9" * 5000) == INT_MIN
+    assert read_leading_integer("0" * 5000 + "7") == 7
 
 
 LIBC.strtod.restype = ctypes.c_double
@@ -81,9 +81,9 @@ def _strtod(word: str) -> float | None:
 @example("infinity")
 @example("nan(7)")
 def test_a_word_is_read_as_by_strtod_if_that_is_finite(word: str) -> None:
-    assert leading_float(word) == _strtod(word)
+    assert read_leading_float(word) == _strtod(word)
 
 
 def test_without_a_word_there_is_no_number() -> None:
-    assert leading_float("") is None
-    assert leading_float("1" * 5000) is None
+    assert read_leading_float("") is None
+    assert read_leading_float("1" * 5000) is None

@@ -8,7 +8,7 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision
 from pympsd.commands.operator_line import decide_line
-from pympsd.devices.machine import from_toml
+from pympsd.devices.machine import parse_toml
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
@@ -34,7 +34,7 @@ def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
 
 def machine(toml: str) -> Daemon:
     """A daemon with a server 847 on one device."""
-    daemon = Daemon(DaemonOptions(0), from_toml(toml))
+    daemon = Daemon(DaemonOptions(0), parse_toml(toml))
     daemon.servers = {1: Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)}
     return daemon
 

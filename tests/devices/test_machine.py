@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.devices.machine import ABILITIES, BadMachine, describe, from_toml, with_attributes
+from pympsd.devices.machine import ABILITIES, BadMachine, describe, parse_toml, set_attributes
 from pympsd.devices.profiles import PROFILES
 
 UUID = "GPU-53147097-3520-1ce0-a94e-3d46a05aacf3"
@@ -142,13 +142,13 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
 )
 def test_an_invalid_toml_text_is_refused_with_the_reason(lines: str, says: str) -> None:
     with pytest.raises(BadMachine, match=says):
-        from_toml(lines)
+        parse_toml(lines)
 
 
 @pytest.mark.parametrize(("line", "contained"), [("", False), ("'device'", False), ("'client'", True)])
 def test_a_machine_describes_fault_containment(line: str, contained: bool) -> None:
     output = f"fault_containment = {line}\n" if line else ""
-    devices = from_toml(f"{output}[[device]]\ncount = 2\n")
+    devices = parse_toml(f"{output}[[device]]\ncount = 2\n")
     assert [device.contains_faults for device in devices] == [contained] * 2
 
 
@@ -156,27 +156,27 @@ def test_a_machine_describes_fault_containment(line: str, contained: bool) -> No
 @pytest.mark.parametrize(("line", "able"), [("", True), ("true", True), ("false", False)])
 def test_a_machine_may_take_abilities_away(ability: str, line: str, able: bool) -> None:
     output = f"{ability} = {line}\n" if line else ""
-    devices = from_toml(f"{output}[[device]]\ncount = 2\n")
+    devices = parse_toml(f"{output}[[device]]\ncount = 2\n")
     assert [getattr(device, ability) for device in devices] == [able] * 2
     other = next(each for each in ABILITIES if each != ability)
     assert all(getattr(device, other) for device in devices)
     with pytest.raises(BadMachine, match=f"{ability} is true or false, not 'no'"):
-        from_toml(f"{ability} = 'no'\n[[device]]\n")
+        parse_toml(f"{ability} = 'no'\n[[device]]\n")
 
 
 def test_address_spaces_are_always_shared_before_volta() -> None:
-    (device,) = from_toml('isolates_address_spaces = true\n[[device]]\nprofile = "P100"\n')
+    (device,) = parse_toml('isolates_address_spaces = true\n[[device]]\nprofile = "P100"\n')
     assert (device.isolates_address_spaces, device.stops_kernels) == (False, True)
 
 
 def test_a_machine_has_no_other_properties() -> None:
     with pytest.raises(BadMachine, match="a machine has no colour; it has device, fault_containment, driver, stops"):
-        from_toml("colour = 1\n[[device]]\n")
+        parse_toml("colour = 1\n[[device]]\n")
 
 
 def test_an_unknown_fault_containment_is_refused() -> None:
     with pytest.raises(BadMachine, match="fault_containment is one of device, client, not 'server'"):
-        from_toml("fault_containment = 'server'\n[[device]]\n")
+        parse_toml("fault_containment = 'server'\n[[device]]\n")
 
 
 def test_a_missing_or_binary_file_is_named(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def _literal(value: object) -> str:
 
 @given(st.text())
 def test_any_text_is_a_machine_or_a_bad_one(text: str) -> None:
-    for read in (describe, from_toml):
+    for read in (describe, parse_toml):
         try:
             assert read(text)
         except BadMachine as error:
@@ -250,7 +250,7 @@ def test_any_text_is_a_machine_or_a_bad_one(text: str) -> None:
 def test_any_table_is_a_device_or_a_bad_machine(table: dict[str, object]) -> None:
     text = "[[device]]\n" + "\n".join(f"{key} = {_literal(value)}" for key, value in table.items())
     try:
-        devices = from_toml(text)
+        devices = parse_toml(text)
     except BadMachine as error:
         assert str(error)  # noqa: PT017 - raising and not raising are both right here
     else:
@@ -259,7 +259,7 @@ def test_any_table_is_a_device_or_a_bad_machine(table: dict[str, object]) -> Non
 
 def test_attributes_can_be_changed_without_touching_the_device() -> None:
     (device,) = describe("H200")
-    changed = with_attributes(device, COMPUTE_MODE=2)
+    changed = set_attributes(device, COMPUTE_MODE=2)
     assert (changed.attributes["COMPUTE_MODE"], device.attributes["COMPUTE_MODE"]) == (2, 0)
 
 

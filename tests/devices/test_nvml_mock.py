@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pympsd.cli.machine import main
-from pympsd.devices.machine import describe, from_toml, with_attributes
+from pympsd.devices.machine import describe, parse_toml, set_attributes
 from pympsd.devices.nvml_mock import BadProfile, export_profile, read_profile
 from pympsd.devices.nvml_text import nvml_text
 
@@ -63,7 +63,7 @@ def test_a_profile_becomes_a_machine(tmp_path: Path, capfd: pytest.CaptureFixtur
     path.write_text(PROFILE)
     assert main(["import", str(path)]) == 0
     printed = capfd.readouterr()
-    devices = from_toml(printed.out)
+    devices = parse_toml(printed.out)
     assert [(device.name, device.uuid, device.memory_bytes >> 30) for device in devices] == [
         ("NVIDIA H100 80GB HBM3", "GPU-01000100-0000-0000-0000-000000000000", 80),
         ("NVIDIA H100 NVL", "GPU-01000100-0000-0000-0000-000000000001", 40),
@@ -85,7 +85,7 @@ def test_an_exported_machine_is_the_same_when_it_is_read(
     assert main(["import", str(path)]) == 0
     printed = capfd.readouterr()
     assert printed.err == ""
-    assert nvml_text("emulated", from_toml(printed.out)) == nvml_text("emulated", describe(machine))
+    assert nvml_text("emulated", parse_toml(printed.out)) == nvml_text("emulated", describe(machine))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_a_profile_cannot_say_is_refused(tmp_path: Path, capfd: pytest.Capt
     assert "No such file or directory" in capfd.readouterr().err
     first, second = describe("2xH200")
     with pytest.raises(BadProfile, match="one compute mode"):
-        export_profile([first, with_attributes(second, COMPUTE_MODE=3)])
+        export_profile([first, set_attributes(second, COMPUTE_MODE=3)])
     (tmp_path / "bad.yaml").write_text("a: [")
     assert main(["import", str(tmp_path / "bad.yaml")]) == 1
     assert "it is not YAML" in capfd.readouterr().err
@@ -140,4 +140,4 @@ def test_a_driver_that_pympsd_has_is_taken() -> None:
     profile = {**_profile(), "system": {"driver_version": "580.65.06", "cuda_version": "13.0"}}
     read = read_profile(profile)
     assert read.omitted == ()
-    assert from_toml(read.toml)[0].driver == 580
+    assert parse_toml(read.toml)[0].driver == 580

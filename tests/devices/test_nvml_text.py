@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from pympsd.devices.machine import describe, with_attributes
+from pympsd.devices.machine import describe, set_attributes
 from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
 
 
@@ -36,7 +36,7 @@ def test_it_has_a_line_for_each_fact() -> None:
 
 
 def test_nothing_in_it_begins_a_line_of_its_own() -> None:
-    device = evolve(with_attributes(describe("H200")[0], COMPUTE_MODE=3), name="A\nmemory 1 1\x1b  " + "é" * 100)
+    device = evolve(set_attributes(describe("H200")[0], COMPUTE_MODE=3), name="A\nmemory 1 1\x1b  " + "é" * 100)
     text = nvml_text("cuda", [device], modes=ModesFile("/run\n/modes"))
     lines = text.splitlines()
     name = next(line for line in lines if line.startswith("name "))

@@ -19,11 +19,11 @@ from pympsd.devices.registrations import list_registered
 from pympsd.devices.state_folder import (
     MODES,
     StateFolder,
+    apply_current_modes,
     read,
     replace,
     resolve,
     state_folder_of,
-    with_current_modes,
 )
 
 TOML = '[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n[[device]]\n'
@@ -44,7 +44,7 @@ def folder(machine: Path) -> StateFolder:
 
 
 def modes(machine: Path) -> list[int]:
-    devices = with_current_modes(describe(str(machine)), str(machine))
+    devices = apply_current_modes(describe(str(machine)), str(machine))
     return [device.attributes["COMPUTE_MODE"] for device in devices]
 
 
@@ -205,9 +205,9 @@ def test_machines_in_short_form_share_a_folder(tmp_path: Path, monkeypatch: pyte
     assert state_folder_of("2xH200").path == str(tmp_path / "pympsd-devices.state")
     assert resolve("2xH200") == "2xH200"
     devices = describe("2xH200")
-    assert with_current_modes(devices, "2xH200") == devices
+    assert apply_current_modes(devices, "2xH200") == devices
     state_folder_of("2xH200").change_modes({devices[1].uuid: "PROHIBITED"})
-    assert [mode.attributes["COMPUTE_MODE"] for mode in with_current_modes(devices, "2xH200")] == [0, 2]
+    assert [mode.attributes["COMPUTE_MODE"] for mode in apply_current_modes(devices, "2xH200")] == [0, 2]
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def current_modes(machine: str) -> list[int]:
-    return [mode.attributes["COMPUTE_MODE"] for mode in with_current_modes(describe(machine), machine)]
+    return [mode.attributes["COMPUTE_MODE"] for mode in apply_current_modes(describe(machine), machine)]
 
 
 def test_a_name_that_another_user_takes_in_tmp_stops_no_server_and_not_root(system: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pympsd.devices
 from pympsd.devices.discovery import Probed, visible_machine
-from pympsd.devices.machine import describe, from_toml
+from pympsd.devices.machine import describe, parse_toml
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, keep_one_generation, select
 from pympsd.vocabulary.settings import Settings
 
@@ -23,7 +23,7 @@ UUIDS = (
     "GPU-1fa198a8-8dc2-f4f0-6580-04426b8f9987",
     "GPU-322a5082-f813-4312-b977-d11a60647341",
 )
-FOUR = from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS))
+FOUR = parse_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS))
 
 
 @pytest.mark.parametrize(

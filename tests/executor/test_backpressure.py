@@ -59,11 +59,11 @@ def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
 
 def test_waiters_are_notified_when_half_is_free() -> None:
     limit, entry, notified = Backpressure(), Entry(), []
-    limit.when_half_is_free(lambda: notified.append("at once"))
+    limit.call_when_half_is_free(lambda: notified.append("at once"))
     for _ in range(HALF_OF_MAX):
         limit.enter(entry)  # type: ignore[arg-type]  # a fake
-    limit.when_half_is_free(lambda: notified.append("later"))
-    limit.when_half_is_free(lambda: notified.append("later too"))
+    limit.call_when_half_is_free(lambda: notified.append("later"))
+    limit.call_when_half_is_free(lambda: notified.append("later too"))
     assert notified == ["at once"]
     entry.backend.finish()
     assert notified == ["at once", "later", "later too"]
@@ -76,7 +76,7 @@ def test_a_request_for_room_counts_work_that_is_not_counted_yet() -> None:
     limit, entries, notified = Backpressure(), [Entry() for _ in range(HALF_OF_MAX)], []
     for entry in entries:
         limit.enter(entry)  # type: ignore[arg-type]  # a fake
-    limit.when_half_is_free(lambda: notified.append(True))
+    limit.call_when_half_is_free(lambda: notified.append(True))
     assert not notified
     entries[0].backend.finish()
     assert notified

@@ -34,9 +34,9 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
     daemon.hear_out()
     result = {}
     for text in daemon.log("server.log"):
-        if text.startswith("Device ") and " runs in process " in text:
+        if text.startswith("Started process "):
             words = text.split()
-            result[int(words[1])] = int(words[-1])
+            result[int(words[-1])] = int(words[2])
     assert set(result.values()) >= set(children_of(server))
     return result
 
@@ -118,7 +118,7 @@ def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Mak
     wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
     log = daemon.log("server.log")
     story = log[log.index("Volta MPS: Server is handling a fatal GPU error.") :]
-    lines = [text for text in story if not text.startswith(("Process ", "Device "))]
+    lines = [text for text in story if not text.startswith(("Process ", "Started process ", "Device "))]
     assert lines == [
         "Volta MPS: Server is handling a fatal GPU error.",
         f"Volta MPS: status of client {{{a.pid}, 1}} is INACTIVE",

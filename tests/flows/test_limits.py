@@ -345,7 +345,7 @@ def test_an_impossible_limit_is_refused_with_its_entry(three_devices: DaemonProc
         assert "PYMPSD_LENIENT_LIMITS=1" in why
         assert client.do("count") == "None"
         client.end()
-        one_line(three_devices, f"{MEMORY}: {entry} is refused: ")
+        one_line(three_devices, f"Refusing {entry} in {MEMORY}: ")
 
 
 @pytest.mark.long
@@ -355,16 +355,16 @@ def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start:
         limits = [limit_of(client, device) for device in range(3)]
         assert limits == [1 << 10, 2 << 10, 143155], f"the others hold next to {entry}"
         client.end()
-        one_line(three_devices, f"{MEMORY}: {entry} is ignored: ")
+        one_line(three_devices, f"Ignoring {entry} in {MEMORY}: ")
 
 
 def test_the_log_says_it_in_the_clients_voice(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
     daemon = running(make_daemon, PYMPSD_LOG_DIALECT="r580")
     client = wait_for_begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: "7=1G"}))
-    one_line(daemon, f"{MEMORY}: 7=1G is ignored: ")
+    one_line(daemon, f"Ignoring 7=1G in {MEMORY}: ")
     lines = (daemon.directory / "log" / "server.log").read_text().splitlines()
-    (line,) = [line for line in lines if "is ignored" in line]
-    assert f" Client {client.pid:>5}] {MEMORY}: 7=1G is ignored: " in line
+    (line,) = [line for line in lines if "Ignoring" in line]
+    assert f" Client {client.pid:>5}] Ignoring 7=1G in {MEMORY}: " in line
 
 
 def test_a_very_long_text_is_refused_in_few_words(daemon: DaemonProcess, start: Start) -> None:

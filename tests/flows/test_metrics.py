@@ -18,7 +18,7 @@ import pytest
 from attrs import evolve
 from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, kill_after, wait_until
 
-from pympsd.devices.machine import from_toml
+from pympsd.devices.machine import parse_toml
 from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES, REQUEST_SECONDS
 from pympsd.service.metrics_text import metrics_text
 from pympsd.state_machine.state import client as state_client
@@ -85,7 +85,7 @@ def state() -> Daemon:
     """A server with a client of two contexts, and one who waits."""
     daemon = Daemon(
         DaemonOptions(0),
-        from_toml("[[device]]\n[[device]]\n"),
+        parse_toml("[[device]]\n[[device]]\n"),
         queue=ClientQueue([QueueEntry(1, 1002), QueueEntry(2, 1002)]),
     )
     server = Server(1, 7, ThreadPercentage(12.5), pid=847, phase=Phase.FAULT, name='a "b"\\')

@@ -109,11 +109,11 @@ def test_clients_that_wait_are_in_the_order_of_the_queue() -> None:
 def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() -> None:
     later = {**SERVER, "launches": {"0": 10, "1": 130}}
     rates = Rates()
-    assert rates.of(servers(SERVER), 1.0) == {}
-    assert rates.of(servers(later), 3.0) == {50: 50.0}
-    assert rates.of(servers(later), 3.5) == {50: 50.0}, "it has not reported since"
-    assert rates.of(servers(later), 5.0) == {50: 0.0}
-    assert rates.of(servers({**later, "pid": 51}), 6.0) == {}, "another server"
+    assert rates.measure(servers(SERVER), 1.0) == {}
+    assert rates.measure(servers(later), 3.0) == {50: 50.0}
+    assert rates.measure(servers(later), 3.5) == {50: 50.0}, "it has not reported since"
+    assert rates.measure(servers(later), 5.0) == {50: 0.0}
+    assert rates.measure(servers({**later, "pid": 51}), 6.0) == {}, "another server"
     assert rows([[later], [], NO_DEVICES], rates={50: 50.0})[0].launches == 50.0
 
 

@@ -32,7 +32,7 @@ def delete(journal: Journal) -> Delete:
     """Make a server, whose process writes a line or not, and delete it."""
 
     def make_and_delete(name: str, line: bool = True) -> None:
-        own = journal.of_server(name, OWN, 7)
+        own = journal.open_for_server(name, OWN, 7)
         if line:
             own.write_server("Server", 7, "server_exiting", {})
         journal.close_server_log(name)
@@ -77,7 +77,7 @@ def test_what_a_user_put_there_stays_and_such_folders_are_bounded(
     target = tmp_path / "target"
     target.write_text("another user's")
     for number in range(3 * MAX_KEPT):
-        journal.of_server(f"s{number}", OWN)
+        journal.open_for_server(f"s{number}", OWN)
         if (folder := Path(journal.folder, f"s{number}")).exists():
             match thing:
                 case "a file":
@@ -99,7 +99,7 @@ def test_what_a_user_put_there_stays_and_such_folders_are_bounded(
 
 
 def test_a_folder_that_was_replaced_is_another_one(journal: Journal, delete: Delete, tmp_path: Path) -> None:
-    journal.of_server("s", OWN)
+    journal.open_for_server("s", OWN)
     os.rename(Path(journal.folder, "s"), tmp_path / "moved")
     Path(journal.folder, "s").mkdir()
     journal.close_server_log("s")
@@ -115,7 +115,7 @@ def test_the_next_daemon_knows_the_folders_that_are_still_the_same(journal: Jour
     following = Journal(journal.control, journal.server, folder=journal.folder)
     following.folders.take(left)
     for name in ("new", "newer"):
-        own = following.of_server(name, OWN, 8)
+        own = following.open_for_server(name, OWN, 8)
         own.write_server("Server", 8, "server_exiting", {})
         following.close_server_log(name)
     assert folders(journal) == {"moved", "s0", *(f"s{number}" for number in range(2, MAX_KEPT)), "new", "newer"}

@@ -31,7 +31,7 @@ from nvml_library import (
 )
 from processes import SECONDS
 
-from pympsd.devices.machine import describe, from_toml
+from pympsd.devices.machine import describe, parse_toml
 from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
 
 SOURCES = Path(__file__).parent
@@ -41,7 +41,7 @@ NAMES = re.findall(
     re.MULTILINE,
 )
 UUID = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"
-DEVICES = from_toml(f'[[device]]\nuuid = "{UUID}"\npci = "0001:1a.06.00"\n[[device]]\nprofile = "V100"')
+DEVICES = parse_toml(f'[[device]]\nuuid = "{UUID}"\npci = "0001:1a.06.00"\n[[device]]\nprofile = "V100"')
 USED = 64 << 20
 TOTAL, RESERVED = 143771 << 20, 644939776
 """An H200's memory by NVML, and the part of it that CUDA does not have (driver 580)."""
@@ -374,7 +374,7 @@ def test_the_profiles_of_an_h200s_parts_are_listed_although_mig_is_disabled(nvml
 
 def test_only_devices_with_the_memory_of_the_profiles_have_them(nvml: Nvml, pipe: Path) -> None:
     assert nvml.call("nvmlShutdown") == 0
-    _publish(pipe, nvml_text("emulated", from_toml('[[device]]\nprofile = "H100"\n[[device]]\nmemory_mib = 1024')))
+    _publish(pipe, nvml_text("emulated", parse_toml('[[device]]\nprofile = "H100"\n[[device]]\nmemory_mib = 1024')))
     assert nvml.call("nvmlInit_v2") == 0
     whole, small = nvml.handles()
     info = (ctypes.c_uint * 12)()

@@ -56,18 +56,18 @@ class FakeExecutor:
         self.requests += 1
         return self.requests
 
-    async def until_ended(self, slot: ExecutorSlot) -> None:
+    async def wait_until_ended(self, slot: ExecutorSlot) -> None:
         pass
 
     async def get_or_start(self, slot: ExecutorSlot) -> FakeExecutor:
-        return self.running(slot)
+        return self.find(slot)
 
-    def running(self, slot: ExecutorSlot) -> FakeExecutor:
+    def find(self, slot: ExecutorSlot) -> FakeExecutor:
         self.slot = slot
         return self
 
     def executor_of(self, context: ContextRecord) -> FakeExecutor:
-        return self.running(context.slot)
+        return self.find(context.slot)
 
     async def free(self, message: Detach | DropClient) -> None:
         assert isinstance(message, Detach | DropClient)

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
-from pympsd.devices.machine import describe, from_toml
+from pympsd.devices.machine import describe, parse_toml
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
@@ -209,7 +209,7 @@ async def test_a_fault_in_one_users_executor_does_not_reach_another_user(autojum
     async with trio.open_nursery() as nursery:
         server, containment, recorder = _serving(nursery, executors, 1)
         sharing = "isolates_address_spaces = false\n[[device]]\n"
-        server.devices = from_toml(sharing)
+        server.devices = parse_toml(sharing)
         culprit, other = _client(server, 1, 0, user=500), _client(server, 2, 0, user=600)
         containment.context_faulted(next(iter(culprit.contexts)), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
@@ -229,7 +229,7 @@ async def test_a_fault_in_the_executor_of_a_partition_leaves_the_server_active(a
     executors = _Executors({slot: _Executor(slot) for slot in slots})
     async with trio.open_nursery() as nursery:
         server, containment, recorder = _serving(nursery, executors, 1)
-        server.devices = from_toml("isolates_address_spaces = false\n[[device]]\n")
+        server.devices = parse_toml("isolates_address_spaces = false\n[[device]]\n")
         culprit, other, new_client = (server.client_table.add_client(id_, 100 + id_, 0, {}) for id_ in (1, 2, 3))
         for client, partition in ((culprit, "p"), (other, "q"), (new_client, "p")):
             client.partitions = {0: partition}

@@ -12,7 +12,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import MAX_MEMORY, MemoryGroup, ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
-from pympsd_server.service.eviction import FREED_SECONDS, make_room, with_room
+from pympsd_server.service.eviction import FREED_SECONDS, attach_with_room, make_room
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
@@ -156,6 +156,6 @@ async def test_a_context_is_tried_a_few_times(autojump_clock: object) -> None:
             raise ExecutorError(Result.ERROR_OUT_OF_MEMORY, "full", short=1)
 
         with pytest.raises(ExecutorError, match="full"):
-            await with_room(containment, 0, _caller(containment, 3), attach)
+            await attach_with_room(containment, 0, _caller(containment, 3), attach)
     assert log.evicted() == [101, 102]
     assert len(tries) == 3

@@ -62,7 +62,7 @@ async def test_a_missing_backend_is_a_plain_error_and_a_log_line_each_time() -> 
                 with pytest.raises(ExecutorError, match="no backend 'opencl'") as caught:
                     await running.get_or_start(SLOT)
                 assert caught.value.code == Result.ERROR_NOT_SUPPORTED
-            assert running.running(SLOT) is None
+            assert running.find(SLOT) is None
     reasons = [str(fields["reason"]) for event, fields in log.events if event == "executor_not_started"]
     assert [text.partition(": ")[0] for text in reasons] == ["the executor of device 0 could not be started"] * 2
     assert all("no backend 'opencl'" in text for text in reasons)
@@ -136,7 +136,7 @@ async def test_who_opens_a_context_while_the_executor_starts_does_not_wait_for_i
             running = executors(nursery, "emulated", Recorder())
             nursery.start_soon(running.get_or_start, SLOT)
             await is_starting.wait()
-            await running.until_ended(SLOT)
+            await running.wait_until_ended(SLOT)
             may_start.set()
             assert (await running.get_or_start(SLOT)).generation == 1
             nursery.cancel_scope.cancel()
@@ -196,12 +196,12 @@ async def test_each_user_has_an_executor_and_unused_ones_make_room() -> None:
             assert (first.generation, second.generation) == (1, 2), "no two of a device have the same"
             elsewhere = await running.get_or_start(ExecutorSlot(1, 600))
             third = await running.get_or_start(ExecutorSlot(0, 700))
-            assert running.running(ExecutorSlot(0, 600)) is None
+            assert running.find(ExecutorSlot(0, 600)) is None
             assert second.process.returncode == -signal.SIGKILL
             alive = {ExecutorSlot(0, 500): first, ExecutorSlot(0, 700): third, ExecutorSlot(1, 600): elsewhere}
-            assert {slot: running.running(slot) for slot in alive} == alive
+            assert {slot: running.find(slot) for slot in alive} == alive
             assert (await running.get_or_start(ExecutorSlot(0, 600))).generation == 4
-            assert running.running(ExecutorSlot(0, 700)) is None
+            assert running.find(ExecutorSlot(0, 700)) is None
             nursery.cancel_scope.cancel()
     assert log.losses == []
     users = {fields["pid"]: fields["uid"] for event, fields in log.events if event == "executor_user"}

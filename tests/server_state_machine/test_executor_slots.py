@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd.devices.machine import describe, from_toml
+from pympsd.devices.machine import describe, parse_toml
 from pympsd_server.state_machine.client_table import ClientTable
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, slot_of
 
 SHARING = "isolates_address_spaces = false\n[[device]]\n"
 
 
-@pytest.mark.parametrize(("device", "user"), [(describe("H200")[0], ALL_USERS), (from_toml(SHARING)[0], 500)])
+@pytest.mark.parametrize(("device", "user"), [(describe("H200")[0], ALL_USERS), (parse_toml(SHARING)[0], 500)])
 def test_users_share_an_executor_only_where_it_keeps_their_memory_apart(device: object, user: int) -> None:
     assert slot_of(500, 3, device) == ExecutorSlot(3, user)  # type: ignore[arg-type]
 
 
 def test_a_partition_has_an_executor_of_its_own_only_where_faults_would_leave_it() -> None:
     assert slot_of(500, 3, describe("H200")[0], "p") == ExecutorSlot(3)
-    assert slot_of(500, 3, from_toml(SHARING)[0], "p") == ExecutorSlot(3, 500, "p")
+    assert slot_of(500, 3, parse_toml(SHARING)[0], "p") == ExecutorSlot(3, 500, "p")
 
 
 def test_the_client_table_lists_the_contexts_in_a_slot() -> None:

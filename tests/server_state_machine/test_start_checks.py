@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.devices.machine import describe, from_toml, with_attributes
+from pympsd.devices.machine import describe, parse_toml, set_attributes
 from pympsd.devices.visible import keep_one_generation
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd_server.state_machine import start_checks
@@ -18,8 +18,8 @@ CAPABILITIES = st.tuples(st.integers(1, 12), st.integers(0, 9))
 
 
 def device(capability: str = "9.0", **attributes: int) -> DeviceProperties:
-    (one,) = from_toml(f'[[device]]\ncompute_capability = "{capability}"')
-    return with_attributes(one, **attributes)
+    (one,) = parse_toml(f'[[device]]\ncompute_capability = "{capability}"')
+    return set_attributes(one, **attributes)
 
 
 def test_usual_devices_are_accepted() -> None:
@@ -64,14 +64,14 @@ def test_a_device_below_3_5_is_refused_and_named(capabilities: list[tuple[int, i
 
 
 def test_a_device_without_unified_addressing_is_refused() -> None:
-    (plain,) = from_toml("[[device]]\nunified_addressing = false")
+    (plain,) = parse_toml("[[device]]\nunified_addressing = false")
     assert refusals(*LINUX, (H200, plain)) == (
         f"MPS is only supported with unified addressing, which device 1 (NVIDIA H200, {plain.uuid}) has not.",
     )
 
 
 def test_a_prohibited_device_is_refused() -> None:
-    (prohibited,) = from_toml('[[device]]\ncompute_mode = "PROHIBITED"')
+    (prohibited,) = parse_toml('[[device]]\ncompute_mode = "PROHIBITED"')
     (sentence,) = refusals(*LINUX, (prohibited,))
     assert sentence.startswith(f"MPS cannot use device 0 (NVIDIA H200, {prohibited.uuid}): ")
     assert "compute mode PROHIBITED" in sentence
@@ -84,7 +84,7 @@ def test_all_reasons_are_given_together() -> None:
 
 
 def test_an_old_device_next_to_a_newer_one_is_not_checked() -> None:
-    devices = from_toml('[[device]]\n[[device]]\ncompute_capability = "3.0"')
+    devices = parse_toml('[[device]]\n[[device]]\ncompute_capability = "3.0"')
     remaining = [devices[index] for index in keep_one_generation(devices, (0, 1))]
     assert refusals(*LINUX, remaining) == ()
     assert refusals(*LINUX, devices[1:]) != ()
@@ -101,7 +101,7 @@ def test_an_exclusive_device_in_use_is_named_with_its_process() -> None:
     exclusive = device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS)
     assert start_checks.is_exclusive(exclusive)
     assert not start_checks.is_exclusive(H200)
-    sentence = start_checks.in_use(2, exclusive, start_checks.DeviceHolder(4711))
+    sentence = start_checks.describe_use(2, exclusive, start_checks.DeviceHolder(4711))
     assert f"device 2 (NVIDIA H200, {exclusive.uuid})" in sentence
     assert "process 4711 uses it. Start" in sentence
     assert "folder /x" in start_checks.cannot_be_held(2, exclusive, "the folder /x")

@@ -45,10 +45,10 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def client_is_process(process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every client that connects the pidfd of ``process``."""
 
-    def with_pidfd(_: socket.socket, peer: Peer) -> KnownPeer:
+    def open_pidfd(_: socket.socket, peer: Peer) -> KnownPeer:
         return KnownPeer(peer, os.pidfd_open(process.pid))
 
-    monkeypatch.setattr(conversation, "with_pidfd", with_pidfd)
+    monkeypatch.setattr(conversation, "open_pidfd", open_pidfd)
 
 
 def pidfds() -> int:

@@ -19,7 +19,7 @@ from pympsd.service.processes.peers import (
     command_of_hidden,
     credentials,
     namespace_of,
-    with_pidfd,
+    open_pidfd,
 )
 from pympsd.vocabulary.identities import Peer
 
@@ -66,7 +66,7 @@ def test_more_groups_than_getsockopt_returns_are_all_found(listener: socket.sock
 
 def test_a_pidfd_shows_the_peers_end(listener: socket.socket) -> None:
     child, sock = _caller(listener)
-    known_peer = with_pidfd(sock, credentials(sock))
+    known_peer = open_pidfd(sock, credentials(sock))
     assert known_peer.peer.pid == child.pid
     assert known_peer.pidfd >= 0
     assert not os.get_inheritable(known_peer.pidfd)
@@ -81,7 +81,7 @@ def test_a_pidfd_shows_the_peers_end(listener: socket.socket) -> None:
 def test_before_linux_6_5_a_peer_without_a_visible_pid_has_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "SO_PEERPIDFD", 9999)  # no option
     own_end, peer_end = socket.socketpair()
-    known_peer = with_pidfd(own_end, Peer(0, 1, 1))
+    known_peer = open_pidfd(own_end, Peer(0, 1, 1))
     assert known_peer.pidfd == -1
     known_peer.close()
     own_end.close()

@@ -37,7 +37,7 @@ def test_no_sequence_of_requests_exceeds_a_share_or_the_total(
     assert {uid: shares.count_used(state, resource, uid) for uid in has} == has
     assert sum(has.values()) <= state.usage.shares.total(resource)
     assert all(has[uid] <= state.usage.shares.share(resource) for uid in USERS)
-    assert sum(has[uid] for uid in USERS) <= state.usage.shares.for_users(resource)
+    assert sum(has[uid] for uid in USERS) <= state.usage.shares.count_for_users(resource)
 
 
 @pytest.mark.parametrize("resource", [CONNECTIONS, BUFFERS], ids=lambda resource: resource.name)

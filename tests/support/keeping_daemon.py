@@ -69,7 +69,7 @@ async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             verb, name, text = line.rstrip("\n").split("/")
             if verb == "catch up":
-                await keeper.caught_up()
+                await keeper.wait_until_caught_up()
             if verb == "ask":  # for a connection, whose name is the text; nobody waits for the answer
                 nursery.start_soon(keeper.accept, name, text, b"", os.close)
                 await trio.testing.wait_all_tasks_blocked()

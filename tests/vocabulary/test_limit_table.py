@@ -140,13 +140,13 @@ def test_a_limit_is_shown_for_the_devices_of_a_server(row: LimitRow, limits: Lim
 
 def test_a_percentage_for_all_replaces_those_of_devices_and_one_of_a_device_does_not() -> None:
     before = by_device(d0=40)
-    assert PERCENTAGE.with_change(before, {ALL_DEVICES: ThreadPercentage(30.0)}, range(2)) == by_device(all=30)
-    assert PERCENTAGE.with_change(before, {1: ThreadPercentage(30.0)}, range(2)) == by_device(d0=40, d1=30)
-    assert PERCENTAGE.with_change(percentages(50.0), {1: ThreadPercentage()}, range(2)) == by_device(all=50, d1=100)
+    assert PERCENTAGE.apply_change(before, {ALL_DEVICES: ThreadPercentage(30.0)}, range(2)) == by_device(all=30)
+    assert PERCENTAGE.apply_change(before, {1: ThreadPercentage(30.0)}, range(2)) == by_device(d0=40, d1=30)
+    assert PERCENTAGE.apply_change(percentages(50.0), {1: ThreadPercentage()}, range(2)) == by_device(all=50, d1=100)
 
 
 def test_memory_for_all_devices_is_an_entry_of_each() -> None:
     four = PinnedMemory(4 * GIB)
-    assert PINNED_MEMORY.with_change({0: PinnedMemory(GIB)}, {ALL_DEVICES: four}, range(2)) == {0: four, 1: four}
-    assert PINNED_MEMORY.with_change({0: four, 1: four}, {0: None}, range(2)) == {1: four}
-    assert PINNED_MEMORY.with_change({0: four}, {ALL_DEVICES: None}, range(2)) == {}
+    assert PINNED_MEMORY.apply_change({0: PinnedMemory(GIB)}, {ALL_DEVICES: four}, range(2)) == {0: four, 1: four}
+    assert PINNED_MEMORY.apply_change({0: four, 1: four}, {0: None}, range(2)) == {1: four}
+    assert PINNED_MEMORY.apply_change({0: four}, {ALL_DEVICES: None}, range(2)) == {}

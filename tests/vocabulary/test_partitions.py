@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.devices.machine import describe, from_toml
+from pympsd.devices.machine import describe, parse_toml
 from pympsd.devices.profiles import PROFILES
 from pympsd.vocabulary.partitions import (
     SmPartition,
@@ -49,7 +49,7 @@ def test_the_chunks_of_protocol_2(name: str, count: int, size: int) -> None:
 
 
 def test_a_machine_description_sets_the_chunks_of_both_protocols() -> None:
-    (device,) = from_toml('[[device]]\nprofile = "A100"\nsm_chunks = [52, 2]\nsm_chunks_2 = [13, 8]\n')
+    (device,) = parse_toml('[[device]]\nprofile = "A100"\nsm_chunks = [52, 2]\nsm_chunks_2 = [13, 8]\n')
     assert (chunk_count(device), chunk_size(device)) == (52, 2)
     assert protocol_2_chunks(device)[:2] == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert len(protocol_2_chunks(device)) == 13

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.rules import KINDS, Condition, Origin, Rule, Unknown, at_or_above, first_fitting, is_below
+from pympsd.vocabulary.rules import KINDS, Condition, Origin, Rule, Unknown, expand_cgroups, first_fitting, is_below
 
 ID = "0123456789abcdef" * 4
 POD = "8dd5e6d0-7d1c-4b5f-9a5e-0c6a1f1e2d3c"
@@ -130,7 +130,7 @@ PATHS = st.lists(st.sampled_from(["a", "b", "pod1"]), max_size=4).map(lambda par
 
 @given(st.lists(PATHS, max_size=3), PATHS)
 def test_the_cgroups_at_or_above_are_those_that_the_others_are_below(cgroups: list[str], path: str) -> None:
-    result = at_or_above(cgroups)
+    result = expand_cgroups(cgroups)
     assert (path in result) == any(is_below(cgroup, path) for cgroup in cgroups)
     assert len(set(result)) == len(result)
     assert result[:1] == ["/"][: len(cgroups)]

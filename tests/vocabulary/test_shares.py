@@ -68,7 +68,11 @@ def test_a_default_is_a_value_that_can_be_set(resource: SharedResource) -> None:
 
 def test_reserves_leave_room_for_users_own_servers_and_for_root() -> None:
     shares = Shares()
-    assert (shares.for_users(SERVERS, own=False), shares.for_users(SERVERS), shares.total(SERVERS)) == (128, 224, 256)
+    assert (shares.count_for_users(SERVERS, own=False), shares.count_for_users(SERVERS), shares.total(SERVERS)) == (
+        128,
+        224,
+        256,
+    )
 
 
 @pytest.mark.parametrize(

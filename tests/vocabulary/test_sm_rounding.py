@@ -47,6 +47,6 @@ def test_a_row_that_nobody_has_measured_says_so() -> None:
 @given(st.sampled_from(ROUNDINGS), st.integers(1, 256), st.data())
 def test_rounding_stays_within_the_device(row: SmRounding, available: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, available))
-    down, up = row.down(count, available), row.up(count, available)
+    down, up = row.round_down(count, available), row.round_up(count, available)
     assert 1 <= down <= up <= available
     assert up >= count

@@ -162,7 +162,7 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
         if default is not None:
             memory, percentage = dict(default.limits.pinned_memory or {}), min(_percentages(daemon, server.name))
             servers[server_id] = evolve(server, thread_percentage=percentage, memory_limits=memory)
-    name = server_of_user(daemon.options.serving_uid(caller.uid))
+    name = server_of_user(daemon.options.find_serving_uid(caller.uid))
     default = _default(daemon, name)
     if default is None:
         return evolve(daemon, servers=servers)

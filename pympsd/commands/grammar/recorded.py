@@ -67,7 +67,7 @@ BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME 
 # --- numbers as C reads them: the leading digits of a word, without the rest
 
 
-def leading_integer(word: str) -> int | None:
+def read_leading_integer(word: str) -> int | None:
     """Return what strtol reads at the start of a word, clamped to a C int; None if it reads nothing."""
     text = word.lstrip(" \t\r\n\v\f")
     sign = text[:1] if text[:1] in ("+", "-") else ""
@@ -87,7 +87,7 @@ _HEXADECIMAL = re.compile(
 )
 
 
-def leading_float(word: str) -> float | None:
+def read_leading_float(word: str) -> float | None:
     """Return what strtod reads at the start of a word; None if it reads no finite number."""
     if match := _HEXADECIMAL.match(word):
         try:
@@ -107,7 +107,7 @@ def read_optional_pid(word: str) -> int | None:
 
     Raise Refused for a word that only begins with a number, or has one that is too large.
     """
-    pid = leading_integer(word)
+    pid = read_leading_integer(word)
     digits = word.removeprefix("-").removeprefix("+")
     is_exact = digits.isascii() and digits.isdecimal() and len(digits.lstrip("0")) <= _MAX_DIGITS
     if pid and (not is_exact or abs(int(digits)) > INT_MAX):
@@ -130,7 +130,7 @@ def read_user_id(word: str) -> int | None:
 
     Raise Refused for a number that C reads as another user's: it takes 0x10 and 0.5 for root.
     """
-    if leading_integer(word) is None:
+    if read_leading_integer(word) is None:
         return None
     is_number = word.isascii() and word.isdecimal() and len(word.lstrip("0")) <= _MAX_DIGITS
     if not is_number or int(word) >= NO_USER:
@@ -155,7 +155,7 @@ def read_percentage(word: str) -> LoosePercentage:
     """Return the percentage that a word begins with. Raise Refused for one by device: of ``1=50`` C reads 1."""
     if "=" in word:
         raise CommandRefused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
-    number = leading_float(word)
+    number = read_leading_float(word)
     if number is None:
         return LoosePercentage(None, "")
     try:
@@ -174,7 +174,7 @@ PRIORITIES: Final = "a client priority is 0 (normal) or 1 (below normal)"
 
 def read_priority(word: str) -> int | None:
     """Return the number that a word begins with; None if it begins with none. Raise Refused for a misread 0 or 1."""
-    level = leading_integer(word)
+    level = read_leading_integer(word)
     if level in (0, 1) and word not in ("0", "1"):
         raise CommandRefused(f"{PRIORITIES}, not {word[:MAX_QUOTED]!r}")
     return level

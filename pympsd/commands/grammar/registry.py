@@ -190,7 +190,7 @@ class Command:
         if self.is_query and JSON_OPTION in words:
             words = [word for word in words if word != JSON_OPTION]
             if "format" not in self.syntax.options:
-                return _as_json(self._run_strict(daemon, caller, words, file))
+                return _wrap_as_json(self._run_strict(daemon, caller, words, file))
             words.append("--format=json")
         arguments = strict.read_words(self.syntax, words)
         if self.owner_only:
@@ -246,7 +246,7 @@ def _reasons(daemon: Daemon) -> dict[str, str]:
     return WITHOUT_EFFECT
 
 
-def _as_json(decision: Decision) -> Decision:
+def _wrap_as_json(decision: Decision) -> Decision:
     """Return a decision whose printed text, of a query without rows, is a string of JSON."""
     answer = decision.answer
     if answer is None or not answer.printed:
@@ -279,7 +279,7 @@ def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
         @command(Syntax("get_server_count"))
         def get_server_count(daemon: Daemon, caller: Caller) -> Decision:
             '''Print the number of servers.'''
-            count = len(daemon.running_servers())
+            count = len(daemon.list_running_servers())
             return Decision(lines(str(count)), data=count)
     """
 

@@ -53,7 +53,7 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def did_you_mean(word: str, words: Iterable[str]) -> str:
+def suggest_word(word: str, words: Iterable[str]) -> str:
     """Return a sentence that suggests a known word, and a blank; empty if none is similar."""
     similar = find_similar(word, words)
     return f"Did you mean '{similar}'? " if similar else ""
@@ -89,7 +89,7 @@ def _option_value(syntax: Syntax, word: str, name: str, value: str | None, remai
 def _unknown(syntax: Syntax, option: str) -> str:
     options = sorted(syntax.option_words)
     allowed = f"Options: {', '.join(options)}." if options else "It has none."
-    return f"Unknown option '{option}' of '{syntax.command}'. {did_you_mean(option, options)}{allowed}"
+    return f"Unknown option '{option}' of '{syntax.command}'. {suggest_word(option, options)}{allowed}"
 
 
 def _places(syntax: Syntax, options: Mapping[str, str | None], count: int) -> list[Argument]:

@@ -12,7 +12,7 @@ from pympsd.commands.v2.records import (
     context_record,
     device_record,
     find_server,
-    on_device_record,
+    make_device_record,
     target_text,
 )
 from pympsd.state_machine.state.client import Client, ReportedContext
@@ -20,7 +20,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, AnswerPart, lines, refusal
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text
+from pympsd.vocabulary.texts import format_memory_in_use, limit_of_memory_text
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
 """The recorded columns of ps; only the heading pads the last column, to 15."""
@@ -50,7 +50,7 @@ def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> D
         find_server(daemon, pid)
     texts: list[str] = []
     data = []
-    for server in daemon.running_servers():
+    for server in daemon.list_running_servers():
         if pid not in (None, server.pid):
             continue
         for ordinal, device in enumerate(daemon.devices):
@@ -90,7 +90,7 @@ def ps(daemon: Daemon, caller: Caller, pid: int | None, limits: bool) -> Decisio
         text = f"Server {pid} not found"
         # Recorded: the line twice, then an empty line that is not logged.
         return Decision(Answer((AnswerPart(text), AnswerPart(text), AnswerPart("", logged=False)), refused=True))
-    servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
+    servers = [server for server in daemon.list_running_servers() if pid in (None, server.pid)]
     if not servers:
         return Decision(refusal("Server not found"), data=[])
     rows = [
@@ -112,8 +112,8 @@ def _limit_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of LIMITS_ROW; a limit that is not known is a ``-``."""
     percentage, count, priority = (row[name] for name in ("active_thread_percentage", "multiprocessors", "priority"))
     if percentage is None:
-        return ("-", "-", in_use_text(row["memory_bytes"]), "-", "-")
-    memory = in_use_text(row["memory_bytes"]), limit_of_memory_text(row["memory_limit"])
+        return ("-", "-", format_memory_in_use(row["memory_bytes"]), "-", "-")
+    memory = format_memory_in_use(row["memory_bytes"]), limit_of_memory_text(row["memory_limit"])
     return (f"{percentage:.1f}", str(count or "-"), *memory, str(priority))
 
 
@@ -129,7 +129,7 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
         "device": uuid,
         "pid_namespace": client.process.pid_namespace,
         "command": client.process.command,
-        **on_device_record(client, first.device, memory=0 if daemon.options.has_own_servers else None),
+        **make_device_record(client, first.device, memory=0 if daemon.options.has_own_servers else None),
         "draining": target_text(daemon.drains.find_by_client(client.id)),
     }
 
@@ -142,7 +142,7 @@ def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> 
     if pid is not None:
         find_server(daemon, pid)
     texts = ["Default", *_device_rows(daemon.devices, csv)]
-    servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
+    servers = [server for server in daemon.list_running_servers() if pid in (None, server.pid)]
     for server in servers:
         # Recorded: the heading of a server begins with a newline.
         texts += [

@@ -92,7 +92,7 @@ def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePerc
 @volta_only("active thread percentages have")
 def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
     """Print the active thread percentage that the next server starts with."""
-    name = server_of_user(daemon.options.serving_uid(caller.uid))
+    name = server_of_user(daemon.options.find_serving_uid(caller.uid))
     check_one_percentage(daemon, name, "get_default_active_thread_percentage")
     return _decide_percentage(daemon.defaults.thread_percentage)
 

@@ -72,7 +72,7 @@ def sm_partition(daemon: Daemon, caller: Caller, verb: str, device: str, subject
     clients (rm). A client runs in the partition that its CUDA_MPS_SM_PARTITION names as DEVICE/PARTITION.
     """
     if not daemon.options.static:
-        raise _refuse(NOT_ENABLED, _how_to_enable(daemon))
+        raise _refuse(NOT_ENABLED, _explain_how_to_enable(daemon))
     if verb == "add":
         return _add(daemon, device, subject)
     if verb == "rm":
@@ -163,7 +163,7 @@ def _refuse(text: str, hint: str) -> CommandRefused:
     return CommandRefused(answer=refusal(f"Failed: {text}", diagnostic=hint))
 
 
-def _how_to_enable(daemon: Daemon) -> str:
+def _explain_how_to_enable(daemon: Daemon) -> str:
     return "Start the daemon with -S." if daemon.options.has_own_servers else f"{NO_STATIC_MODE}."
 
 
@@ -187,7 +187,7 @@ def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
     have clients included. In protocol 2 the daemon needs -S.
     """
     if daemon.options.protocol == 2 and not daemon.options.static:
-        return Decision(refusal(f"{NAME} is not supported: {NOT_ENABLED}", diagnostic=_how_to_enable(daemon)))
+        return Decision(refusal(f"{NAME} is not supported: {NOT_ENABLED}", diagnostic=_explain_how_to_enable(daemon)))
     if not daemon.options.has_own_servers:
         return Decision(refusal(diagnostic=NO_PARTITIONS))
     if not sees_all(daemon, caller):

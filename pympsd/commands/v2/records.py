@@ -61,10 +61,10 @@ def client_record(daemon: Daemon, client: Client) -> dict[str, Any]:
         "active_thread_percentage": None if limits is None else limits.percentage_record,
         "pid_namespace": client.process.pid_namespace,
         "namespace": client.process.namespace or None,
-        "multiprocessors": {} if limits is None else _by_device(limits.multiprocessors),
-        "memory_limits": {} if limits is None else _by_device(limits.memory),
+        "multiprocessors": {} if limits is None else _key_by_device(limits.multiprocessors),
+        "memory_limits": {} if limits is None else _key_by_device(limits.memory),
         "priority": None if limits is None else limits.priority,
-        "memory_bytes": _by_device(client.memory),
+        "memory_bytes": _key_by_device(client.memory),
         "contexts": [context_record(context) for context in client.contexts.values()],
         "draining": target_text(daemon.drains.find_by_client(client.id)),
     }
@@ -81,11 +81,11 @@ def find_drain_of_server(daemon: Daemon, name: str) -> Drain | None:
     return next((drain for drain in daemon.drains if drain.target in targets), None)
 
 
-def _by_device(counts: Mapping[int, int]) -> dict[str, int]:
+def _key_by_device(counts: Mapping[int, int]) -> dict[str, int]:
     return {str(device): count for device, count in counts.items()}
 
 
-def on_device_record(client: Client, device: int, *, memory: int | None) -> dict[str, Any]:
+def make_device_record(client: Client, device: int, *, memory: int | None) -> dict[str, Any]:
     """Return the limits in force for a client on a device, and the bytes that it holds there.
 
     ``memory``: those bytes where nothing is reported; None: unknown.

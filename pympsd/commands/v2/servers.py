@@ -3,7 +3,7 @@
 from typing import Any
 
 from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
-from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
+from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, read_leading_integer, read_pid, read_user_id
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Argument, CommandRefused, Flag, Option, Syntax
 from pympsd.commands.v2.records import find_server, server_record, target_text
@@ -23,7 +23,7 @@ from pympsd.vocabulary.texts import moment
 @command(Syntax("get_server_list"))
 def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
     """List the PIDs of all servers, one to a line."""
-    servers = daemon.running_servers()
+    servers = daemon.list_running_servers()
     return Decision(
         lines(*(str(server.pid) for server in servers)), data=[server_record(daemon, server) for server in servers]
     )
@@ -111,7 +111,7 @@ def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
 
 def _read_seconds(word: str) -> int:
     """Return a whole number of seconds; driver 580 quits without a wait if it is none."""
-    seconds = leading_integer(word) if word.isascii() and word.isdecimal() else None
+    seconds = read_leading_integer(word) if word.isascii() and word.isdecimal() else None
     if seconds is None:
         raise CommandRefused(f"{word!r} is not a whole number of seconds")
     return seconds

@@ -31,7 +31,7 @@ from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text, moment
+from pympsd.vocabulary.texts import format_memory_in_use, limit_of_memory_text, moment
 
 COLUMNS: Final = tuple(
     Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
@@ -88,17 +88,17 @@ def list_clients(
     if not limits:
         return listing(COLUMNS, rows, format)
     *identity, command_line = COLUMNS
-    return listing((*identity, *LIMIT_COLUMNS, command_line), [_with_limits(row) for row in rows], format)
+    return listing((*identity, *LIMIT_COLUMNS, command_line), [_insert_limits(row) for row in rows], format)
 
 
-def _with_limits(row: Row) -> Row:
+def _insert_limits(row: Row) -> Row:
     """Return a row with the cells of LIMIT_COLUMNS before its last one."""
     extra, (*identity, command_line) = row.extra, row.cells
     percentage, memory, limit = (extra[name] for name in ("active_thread_percentage", "memory_used", "memory_limit"))
     cells: tuple[Cell, ...] = (
         None if percentage is None else Shown(f"{percentage:.2f}", percentage),
         extra["sm_count"],
-        Shown(in_use_text(memory), memory),
+        Shown(format_memory_in_use(memory), memory),
         None if percentage is None else Shown(limit_of_memory_text(limit), limit),
         extra["priority"],
         extra["free_clients"],
@@ -182,13 +182,13 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
-        on_device = {"pci-id": pci, **_on_device(daemon, client, server, ordinal)}
+        on_device = {"pci-id": pci, **_describe_use(daemon, client, server, ordinal)}
         if not sees_all(daemon, caller):  # a tenant does not see the clients of others
             on_device["free_clients"] = None
         yield Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
 
 
-def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:
+def _describe_use(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:
     """Return a client's limits on a device and what it uses there; every value is None without a device."""
     process, limits = daemon.server_named(server.name), client.limits
     if ordinal is None or process is None:

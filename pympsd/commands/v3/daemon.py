@@ -221,7 +221,7 @@ def _share_row(daemon: Daemon, uid: int, resource: SharedResource) -> Row:
     extra = {
         "unit": resource.unit,
         "total": daemon.usage.shares.total(resource) or None,
-        "total_of_users": daemon.usage.shares.for_users(resource) or None,
+        "total_of_users": daemon.usage.shares.count_for_users(resource) or None,
         "used_together": shares.count_used_together(daemon, resource, exempt=True),
     }
     return Row(cells, extra)

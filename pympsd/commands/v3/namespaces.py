@@ -7,7 +7,17 @@ from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import CommandRefused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
-from pympsd.commands.v3.output import Format, Row, cell_text, columns, confirm, data, find_field, in_words, listing
+from pympsd.commands.v3.output import (
+    Format,
+    Row,
+    cell_text,
+    columns,
+    confirm,
+    data,
+    find_field,
+    listing,
+    render_heading,
+)
 from pympsd.state_machine.instructions import Reply
 from pympsd.state_machine.named_servers import NotPossible, clients, status
 from pympsd.state_machine.named_servers import server as server_named
@@ -20,7 +30,7 @@ from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
 
 COLUMNS: Final = columns(
-    *("name", "server", "server-status", *(row.name for row in VENDORS), "pipe-directory"), heading=in_words
+    *("name", "server", "server-status", *(row.name for row in VENDORS), "pipe-directory"), heading=render_heading
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 
@@ -45,7 +55,10 @@ def create(
     change = view.limits_given(daemon, owner, Limits(), limits)
     compound = daemon.compound_commands.begin(caller.session)
     part = daemon.compound_commands.add_part(compound)
-    notes = _not_inherited(daemon, owner, name, change), view.no_partition_yet(owner, name, change.sm_partition)
+    notes = (
+        _note_uninherited(daemon, owner, name, change),
+        view.note_missing_partition(owner, name, change.sm_partition),
+    )
     compound.notes += filter(None, notes)
     try:
         instructions = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
@@ -115,11 +128,11 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     check_owner(caller, owner, "namespace set")
     change = view.limits_given(daemon, owner, view.namespace_named(owner, name).limits, limits)
     exception = view.keeps_limits(len(clients(daemon, server, name)))
-    missing = view.no_partition_yet(owner, name, change.sm_partition)
+    missing = view.note_missing_partition(owner, name, change.sm_partition)
     return Decision(confirm(exception, missing), tuple(set_limits(daemon, server, name, change)))
 
 
-def _not_inherited(daemon: Daemon, server: NamedServer, name: str, limits: Limits) -> str:
+def _note_uninherited(daemon: Daemon, server: NamedServer, name: str, limits: Limits) -> str:
     """Return a note on limits of the server's default namespace that a new one does not have."""
     default, indices = server.namespaces[DEFAULT].limits, server.ordinals(len(daemon.devices))
     is_capped = any(row.differs(default, Limits(), indices) for row in WITH_MAXIMUM)

@@ -70,7 +70,7 @@ def columns(*names: str, heading: Callable[[str], str] = str.upper) -> tuple[Col
     return tuple(Column(name, heading(name)) for name in names)
 
 
-def in_words(name: str) -> str:
+def render_heading(name: str) -> str:
     """Return the heading ``SERVER STATUS`` of a column ``server-status``."""
     return name.upper().replace("-", " ")
 

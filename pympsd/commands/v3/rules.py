@@ -6,13 +6,13 @@ from pympsd.commands.grammar.privileges import Caller, insufficient, namespace_o
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, in_words, listing
+from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, listing, render_heading
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.identities import DEFAULT, server_of_user
 from pympsd.vocabulary.limit_table import VENDORS, LimitRow, Limits
 from pympsd.vocabulary.rules import Origin, Rule, Unknown
 
-COLUMNS: Final = columns(*("rule", "name", "conditions"), *(row.name for row in VENDORS), heading=in_words)
+COLUMNS: Final = columns(*("rule", "name", "conditions"), *(row.name for row in VENDORS), heading=render_heading)
 TESTED: Final = columns("rule", "name", "fits", "reason")
 
 
@@ -65,7 +65,7 @@ def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
         for client in process.clients.values():
             if str(client.pid) == pid:
                 return f"{process.name}/{namespace_of(client)}"
-    return f"{server_of_user(daemon.options.serving_uid(origin.uid))}/{DEFAULT}"
+    return f"{server_of_user(daemon.options.find_serving_uid(origin.uid))}/{DEFAULT}"
 
 
 def _row(daemon: Daemon, rule: Rule) -> Row:

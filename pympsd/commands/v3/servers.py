@@ -16,8 +16,8 @@ from pympsd.commands.v3.output import (
     confirm,
     data,
     find_field,
-    in_words,
     listing,
+    render_heading,
 )
 from pympsd.state_machine import shares
 from pympsd.state_machine.named_servers import (
@@ -38,7 +38,7 @@ from pympsd.vocabulary.limit_table import VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.texts import CONTAINMENTS, moment, read_boolean, read_containment
 
 COLUMNS: Final = columns(
-    *("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"), heading=in_words
+    *("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"), heading=render_heading
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 NO_DOMAINS: Final = "Device {} ({}) has one locality domain: nothing to enable."
@@ -72,7 +72,7 @@ def create(
     if allowed_devices is not None:
         devices = tuple(view.device_named(daemon, word.strip()) for word in allowed_devices.split(","))
     if locality_domains:
-        raise _no_domains(daemon, devices or (0,))
+        raise _refuse_domains(daemon, devices or (0,))
     server_name = server_of_user(owner) if name is None else name
     return Decision(
         None, tuple(create_server(daemon, server_name, owner, devices, session=caller.session, asker=caller.uid))
@@ -113,7 +113,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
     owner = server(daemon, name)
     check_owner(caller, owner, "server set")
     if settings.pop("locality_domains", False):
-        raise _no_domains(daemon, owner.ordinals(len(daemon.devices)))
+        raise _refuse_domains(daemon, owner.ordinals(len(daemon.devices)))
     uid = settings.pop("uid", owner.uid)
     if uid != owner.uid:
         _check_may_be(daemon, caller, uid, "server set")
@@ -127,13 +127,13 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
     exception = (
         view.keeps_limits(len(clients(daemon, name, None if maximum != Limits() else DEFAULT))) if settings else ""
     )
-    missing = view.no_partition_yet(owner, DEFAULT, change.sm_partition)
+    missing = view.note_missing_partition(owner, DEFAULT, change.sm_partition)
     restart = tuple(set_user(daemon, name, uid, caller.session)) if uid != owner.uid else ()
     limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, maximum, contains)
     return Decision(None if restart else confirm(exception, missing), (*limits_set, *restart))
 
 
-def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> CommandRefused:
+def _refuse_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> CommandRefused:
     """Return the refusal of locality domains for a server of some devices."""
     return CommandRefused(NO_DOMAINS.format(ordinals[0], daemon.devices[ordinals[0]].name))
 

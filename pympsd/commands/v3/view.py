@@ -12,7 +12,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.limit_table import LIMITS, LimitRow, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
-from pympsd.vocabulary.partitions import no_partition_note
+from pympsd.vocabulary.partitions import describe_missing_partition
 
 
 def servers(daemon: Daemon) -> list[NamedServer]:
@@ -75,7 +75,7 @@ def limits_given(
             by_index = {
                 device_of(daemon, server, word) if word else ALL_DEVICES: limit for word, limit in value.items()
             }
-            value = row.with_change(row.of(before), by_index, range(len(daemon.devices)))
+            value = row.apply_change(row.of(before), by_index, range(len(daemon.devices)))
         changes[row.field] = value
     return Limits(**changes)
 
@@ -89,11 +89,11 @@ def keeps_limits(count: int) -> str:
     return f"{count} clients keep their limits until they restart."
 
 
-def no_partition_yet(server: NamedServer, namespace: str, partition: str | None) -> str:
+def note_missing_partition(server: NamedServer, namespace: str, partition: str | None) -> str:
     """Return a note on a namespace that is bound to an SM partition which its server does not have."""
     if not partition or any(existing.name == partition for existing in server.partitions):
         return ""
-    return no_partition_note(server.name, namespace, partition)
+    return describe_missing_partition(server.name, namespace, partition)
 
 
 def device_named(daemon: Daemon, word: str) -> int:

@@ -14,7 +14,7 @@ from attrs import frozen
 from pympsd.state_machine.cgroups import MOUNT
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import MAX_MEMORY, CgroupLimit, CgroupLimits, PinnedMemory
-from pympsd.vocabulary.rules import at_or_above
+from pympsd.vocabulary.rules import expand_cgroups
 
 _LINE: Final = re.compile(r"(\S+) ([0-9]{1,20}|max)")
 _BUS_ID: Final = re.compile(
@@ -56,17 +56,17 @@ def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles
 
 def _hard(devices: Sequence[DeviceProperties], text: str) -> dict[int, PinnedMemory]:
     """Return the least of each device's limits in a dmem.max."""
-    least = {ordinal: min(counts) for ordinal, counts in _by_device(devices, text).items()}
+    least = {ordinal: min(counts) for ordinal, counts in _group_by_device(devices, text).items()}
     return {ordinal: PinnedMemory(count) for ordinal, count in least.items() if count < MAX_MEMORY}
 
 
 def _soft(devices: Sequence[DeviceProperties], text: str) -> dict[int, int]:
     """Return the least of each device's guarantees in a dmem.min, in bytes; 0: it has none."""
     # A region's 0 is left out: nobody has set it.
-    return {index: min(filter(None, counts), default=0) for index, counts in _by_device(devices, text).items()}
+    return {index: min(filter(None, counts), default=0) for index, counts in _group_by_device(devices, text).items()}
 
 
-def _by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list[int]]:
+def _group_by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list[int]]:
     """Return the values of each device's regions, in bytes.
 
     Of several regions the least counts: the memory of a client may lie in any of them, and nothing shows in which.
@@ -100,7 +100,7 @@ def has_dmem(root: Path = _ROOT) -> bool:
 def kernel_limits(devices: Sequence[DeviceProperties], cgroup: str, root: Path = _ROOT) -> CgroupLimits:
     """Return the limits that the kernel has for a cgroup and those above, by ordinal of ``devices``."""
     # The kernel writes .. for what is outside of this process's cgroup namespace. The root has no limits.
-    paths = [] if ".." in cgroup.split("/") else at_or_above([cgroup])[1 : MAX_LEVELS + 1]
+    paths = [] if ".." in cgroup.split("/") else expand_cgroups([cgroup])[1 : MAX_LEVELS + 1]
     folders = ((path, root / path.removeprefix("/")) for path in paths)
     return limits_in(
         devices,

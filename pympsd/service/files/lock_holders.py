@@ -50,7 +50,7 @@ def are_foreign(holding: list[Holder], control: str) -> bool:
     if not holding or any(holder.uid in (0, os.geteuid()) for holder in holding):
         return False
     give_up = time.monotonic() + STARTING_SECONDS
-    while living_listener(control) is None:
+    while find_listener(control) is None:
         if time.monotonic() > give_up:
             return True
         time.sleep(POLL_SECONDS)
@@ -83,7 +83,7 @@ def listener_of(control: str) -> tuple[int, int, int] | None:
     return None
 
 
-def living_listener(control: str) -> Holder | None:
+def find_listener(control: str) -> Holder | None:
     """Return the process that listens; None if nobody does, or only the keeper of a process that has ended."""
     listener = listener_of(control)
     if listener is None:

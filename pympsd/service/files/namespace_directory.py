@@ -44,7 +44,7 @@ def existing(top: str, server: str) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def inside(folder: int, name: str) -> Iterator[int]:
+def open_subdirectory(folder: int, name: str) -> Iterator[int]:
     """Yield a descriptor of a server's or a namespace's directory in another one. Raise OSError."""
     with contextlib.ExitStack() as stack:
         fd = _closing(stack, os.open(name, FLAGS, dir_fd=folder))

@@ -21,7 +21,7 @@ from attrs import define, field
 
 from pympsd.errors import FileError, StartError
 from pympsd.service.files import remains
-from pympsd.service.files.lock_holders import Holder, are_foreign, holders, living_listener
+from pympsd.service.files.lock_holders import Holder, are_foreign, find_listener, holders
 from pympsd.vocabulary import files
 
 MAX_LINKS: Final = 40
@@ -164,7 +164,7 @@ class PipeDirectory:
             os.close(lock)
             holding = holders(file)
             if not are_foreign(holding, os.path.join(path, files.CONTROL)):
-                raise AlreadyRunning(_who_runs(path, holding)) from None
+                raise AlreadyRunning(_describe_holder(path, holding)) from None
             lock = _replace_lock(requested_path, file, holding[0])
         try:
             _check_listeners(requested_path, path)
@@ -182,7 +182,7 @@ class PipeDirectory:
 
     def listen(self, file: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
         """Return a listening socket; replace one that a dead daemon left. Raise Unusable."""
-        with self._creating(file), contextlib.ExitStack() as on_error:
+        with self._replace(file), contextlib.ExitStack() as on_error:
             listener = on_error.enter_context(socket.socket(socket.AF_UNIX, kind))
             listener.bind(self.name(file))
             _set_mode(self.name(file))
@@ -198,14 +198,14 @@ class PipeDirectory:
 
     def open_fifo(self) -> int:
         """Create the log FIFO and open it for reading and writing, so that it has no end of file."""
-        with self._creating(files.LOG_FIFO):
+        with self._replace(files.LOG_FIFO):
             os.mkfifo(self.name(files.LOG_FIFO))
             _set_mode(self.name(files.LOG_FIFO))
             return os.open(self.name(files.LOG_FIFO), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def write_pid(self, pid: int, mode: int = PID_MODE) -> None:
         """Write the pid file, in decimal without a newline."""
-        with self._creating(files.PID):
+        with self._replace(files.PID):
             fd = os.open(self.name(files.PID), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             try:
                 os.fchmod(fd, mode)
@@ -264,7 +264,7 @@ class PipeDirectory:
         return False
 
     @contextlib.contextmanager
-    def _creating(self, file: str) -> Iterator[None]:
+    def _replace(self, file: str) -> Iterator[None]:
         """Replace a file that a dead daemon left; raise Unusable if it cannot be created."""
         try:
             remains.remove(self.name(file))
@@ -277,12 +277,12 @@ class PipeDirectory:
             raise Unusable(self.requested_path, reason) from None
 
 
-def _who_runs(path: str, holding: list[Holder]) -> str:
+def _describe_holder(path: str, holding: list[Holder]) -> str:
     """Return which process has the lock of a directory or, if this user cannot see that, which one listens there."""
     if holding:
         return f"{os.path.join(path, files.LOCK)} is open in {' and '.join(map(str, holding))}"
     control = os.path.join(path, files.CONTROL)
-    listener = living_listener(control)
+    listener = find_listener(control)
     return "" if listener is None else f"{listener} listens at {control}"
 
 
@@ -295,7 +295,7 @@ def _check_listeners(requested_path: str, path: str) -> None:
         return
     for file in (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL):
         place = os.path.join(path, file)
-        if (listener := living_listener(place)) is not None:
+        if (listener := find_listener(place)) is not None:
             remedy = "end it, or choose another directory"
             raise Unusable(
                 requested_path, f"{listener}, which is not a daemon of this directory, listens at {place}: {remedy}"

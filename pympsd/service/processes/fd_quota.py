@@ -61,9 +61,12 @@ class DescriptorHolder(Protocol):
     uid: int
 
     @property
-    def queued_descriptors(self) -> int: ...
+    def queued_descriptors(self) -> int:
+        """The number of descriptors that were sent to the server and that it has not taken yet."""
+
     @property
-    def watched_clients(self) -> int: ...
+    def watched_clients(self) -> int:
+        """The number of clients whose processes the daemon watches by a pidfd."""
 
 
 def may_queue(server: DescriptorHolder, servers: Iterable[DescriptorHolder], exempt: AbstractSet[int]) -> bool:

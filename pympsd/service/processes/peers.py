@@ -69,7 +69,7 @@ def credentials(sock: AnySocket) -> Peer:
     Never what the peer itself sends: SO_PEERCRED and SO_PEERGROUPS (unix(7)).
     """
     pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
-    is_foreign = not is_one_user(uid) and not _in_our_user_namespace(sock, pid)
+    is_foreign = not is_one_user(uid) and not _is_in_our_user_namespace(sock, pid)
     return Peer(pid, uid, gid, _groups(sock, pid), is_foreign)
 
 
@@ -102,7 +102,7 @@ def user_of(sock: AnySocket) -> int | None:
     return int(UCRED.unpack(packed)[1])
 
 
-def _in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
+def _is_in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
     # The overflow uid is also a real user's number (nobody): then the peer is in our own user namespace.
     try:
         own_namespace = os.stat("/proc/self/ns/user").st_ino
@@ -142,7 +142,7 @@ def _groups(sock: AnySocket, pid: int) -> tuple[int, ...]:
     return struct.unpack(f"={len(packed) // 4}I", packed)
 
 
-def with_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
+def open_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
     """Return the peer with a pidfd: from the kernel (SO_PEERPIDFD, Linux 6.5), else opened by PID.
 
     The kernel's also works for a process in another PID namespace, which has no PID here.
@@ -166,7 +166,7 @@ def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
 
 def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
     """Return whether a process is in another PID or user namespace than this one, or cannot be seen."""
-    known_peer = with_pidfd(sock, peer)
+    known_peer = open_pidfd(sock, peer)
     try:
         pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
         # Readable by every user, unlike the links in /proc/PID/ns.

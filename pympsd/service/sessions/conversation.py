@@ -9,7 +9,7 @@ from attrs import define
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.processes.peers import operator_uid, send_credentials, with_pidfd
+from pympsd.service.processes.peers import open_pidfd, operator_uid, send_credentials
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
 from pympsd.service.sessions.waiting import run_with_sender
@@ -131,11 +131,11 @@ class Conversation:
             raise RemoteError(f"{type(hello).__name__} opens no conversation here")
         if not entry.note:  # it came in pieces
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
-        known_peer = with_pidfd(sock, peer)
+        known_peer = open_pidfd(sock, peer)
         try:
             came_by = self.server, self.namespace, id_of(entry.name)
             client = ClientSession(self.dispatcher.ids.take(), known_peer, channel, hello, *came_by)
-            with channel.allowance.keeping(HELLO_COPIES * len(first.body)):
+            with channel.allowance.keep(HELLO_COPIES * len(first.body)):
                 await run_with_sender(channel, client.run, self.dispatcher)
         finally:
             known_peer.close()

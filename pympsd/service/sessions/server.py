@@ -26,7 +26,7 @@ from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.takeover.keeper.packets import NOTE_BYTES
-from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentages
+from pympsd.vocabulary.limit_table import ClientLimits, count_bytes, percentages
 from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -89,7 +89,7 @@ class ServerSession:
         if limits is not None:
             values = asdict(limits, recurse=False)
             namespace = values.pop("namespace")
-            message = evolve(message, mps_namespace=namespace, **values, **_for_older_servers(limits))
+            message = evolve(message, mps_namespace=namespace, **values, **_translate_for_older_servers(limits))
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
@@ -314,7 +314,7 @@ class ServerSession:
             self._dropped = 0
 
 
-def _for_older_servers(limits: ClientLimits) -> dict[str, Any]:
+def _translate_for_older_servers(limits: ClientLimits) -> dict[str, Any]:
     """Return what AdmitClient has for servers that an earlier pympsd started: they have no limits by place.
 
     Nor do they have percentages by device: they get the least, which exceeds none.
@@ -323,6 +323,6 @@ def _for_older_servers(limits: ClientLimits) -> dict[str, Any]:
     bounds = (bound.client_priority.level for bound in limits.bounds if bound.client_priority is not None)
     return {
         "thread_percentage": min((combined.thread_percentage or percentages(100)).values()).value,
-        "memory_limits": in_bytes(combined.pinned_memory),
+        "memory_limits": count_bytes(combined.pinned_memory),
         "least_priority": max(bounds, default=0),
     }

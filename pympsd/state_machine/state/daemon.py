@@ -216,9 +216,9 @@ class Daemon:
 
     def server_by_pid(self, pid: int) -> Server | None:
         """Return the server process with a PID, or None."""
-        return next((server for server in self.running_servers() if server.pid == pid), None)
+        return next((server for server in self.list_running_servers() if server.pid == pid), None)
 
-    def running_servers(self) -> list[Server]:
+    def list_running_servers(self) -> list[Server]:
         """Return the servers that have a process, the oldest first."""
         return [server for server in self.servers.values() if server.pid]
 

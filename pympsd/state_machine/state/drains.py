@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.identities import DEFAULT, Ids
-from pympsd.vocabulary.rules import at_or_above
+from pympsd.vocabulary.rules import expand_cgroups
 
 
 class TargetKind(StrEnum):
@@ -57,7 +57,7 @@ class DrainTarget:
             case TargetKind.NAMESPACE:
                 return f"{server}/{process.namespace or DEFAULT}" == self.name
             case TargetKind.CGROUP:
-                return self.name in at_or_above(process.cgroups)
+                return self.name in expand_cgroups(process.cgroups)
         return False
 
 

@@ -81,7 +81,7 @@ class DaemonOptions:
         """How the daemon's protocol has servers."""
         return SERVER_POLICIES[self.protocol]
 
-    def serving_uid(self, uid: int) -> int:
+    def find_serving_uid(self, uid: int) -> int:
         """Return the user whose server serves a user's clients: root in multi-user mode, and otherwise the user."""
         return 0 if self.multiuser else uid
 
@@ -90,7 +90,7 @@ class DaemonOptions:
         return socket_problem(self.pipe_directory, server, namespace, for_libcuda=not self.has_own_servers)
 
     @property
-    def together(self) -> bool:
+    def serves_users_together(self) -> bool:
         """Whether users have servers at the same time.
 
         Then no user waits for another until the maximum of servers is reached.

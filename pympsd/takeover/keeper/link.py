@@ -145,7 +145,7 @@ class KeeperLink:
         keeper that does not answer within ANSWER_SECONDS is not asked again before it has: its answer goes to
         ``late``. Raise OSError if this process has no descriptor left for the connection, which is then closed.
         """
-        await self.caught_up()
+        await self.wait_until_caught_up()
         process = self._process
         if process is None or self._replaced or self.is_silent:
             return None
@@ -169,7 +169,7 @@ class KeeperLink:
         """Return whether the keeper is late: packets to it stay in the link until it continues or is killed."""
         return any(request.is_late for request in self._requests.values())
 
-    async def caught_up(self) -> None:
+    async def wait_until_caught_up(self) -> None:
         """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS."""
         if self._caught_up is not None:
             await self._caught_up.wait()

@@ -18,7 +18,7 @@ import pympsd
 from pympsd.channel.descriptors import FD_BYTES, descriptors_in, whole
 from pympsd.process.spawn import open_process
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.service.processes.peers import KnownPeer, credentials, with_pidfd
+from pympsd.service.processes.peers import KnownPeer, credentials, open_pidfd
 from pympsd.takeover.keeper import packets as packets
 from pympsd.vocabulary import files
 
@@ -78,7 +78,7 @@ class KeeperProcess:
             link.connect(directory.name(files.KEEPER))
             peer = credentials(link)
             if peer.uid == os.geteuid() and not peer.foreign:
-                return cls(link, peer=with_pidfd(link, peer))
+                return cls(link, peer=open_pidfd(link, peer))
         except OSError:  # no such file, or no process listens
             pass
         link.close()

@@ -63,11 +63,11 @@ class Keeper:
 
     def run(self) -> None:
         """Serve daemon after daemon; return when one has quit, or no other is expected."""
-        _signal.signal(_signal.SIGTERM, self._on_sigterm)
+        _signal.signal(_signal.SIGTERM, self._handle_sigterm)
         while self._serve() and self._await_daemon():
             pass
 
-    def _on_sigterm(self, *_: object) -> None:
+    def _handle_sigterm(self, *_: object) -> None:
         """End if there is no daemon. If there is one it decides, because it may have received the signal as well."""
         if self._link is None:
             os._exit(0)

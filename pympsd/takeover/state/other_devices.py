@@ -38,8 +38,8 @@ def move(saved: PersistentState, devices: OtherDevices) -> tuple[PersistentState
         memory_limits=None
         if saved.memory_limits is None
         else moves.memory(saved.memory_limits, "The default limits"),
-        cgroup_limits=moves.of_cgroups(saved.cgroup_limits),
-        cgroup_soft_limits=moves.of_cgroups(saved.cgroup_soft_limits),
+        cgroup_limits=moves.move_cgroups(saved.cgroup_limits),
+        cgroup_soft_limits=moves.move_cgroups(saved.cgroup_soft_limits),
         rules=saved.rules and tuple(map(moves.rule, saved.rules)),
         named_servers=tuple(map(moves.server, saved.named_servers)),
         partitions=moves.partitions(saved.partitions, ""),
@@ -67,7 +67,7 @@ class _Move:
         self._note(what, limits.keys() - {ALL_DEVICES})
         return {places[old]: limit for old, limit in limits.items() if old in places}
 
-    def of_cgroups(self, limits: Mapping[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+    def move_cgroups(self, limits: Mapping[str, dict[int, int]]) -> dict[str, dict[int, int]]:
         return {path: self.memory(limit, f"The limits of cgroup {path}") for path, limit in limits.items()}
 
     def rule(self, rule: Rule) -> Rule:

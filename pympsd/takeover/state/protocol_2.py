@@ -6,7 +6,7 @@ from pympsd.takeover.state.records import (
     PersistentNamedServer,
     PersistentServer,
     PersistentState,
-    in_memory,
+    parse_memory,
 )
 from pympsd.vocabulary.identities import DEFAULT, server_of_user
 from pympsd.vocabulary.limit_table import (
@@ -15,7 +15,7 @@ from pympsd.vocabulary.limit_table import (
     PINNED_MEMORY,
     WITH_MAXIMUM,
     Limits,
-    in_bytes,
+    count_bytes,
     percentages,
 )
 from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercentage
@@ -25,20 +25,20 @@ def list_lost(saved: PersistentState, own: Limits) -> Iterator[str]:
     """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
     by_command = Limits(
         None if saved.thread_percentage is None else percentages(saved.thread_percentage),
-        None if saved.memory_limits is None else in_memory(saved.memory_limits),
+        None if saved.memory_limits is None else parse_memory(saved.memory_limits),
         None if saved.client_priority is None else ClientPriority(saved.client_priority),
     )
     defaults = own.overlay(by_command)
     running = {process.name for process in saved.servers}
     for server in saved.named_servers:
-        yield from _of_server(server)
+        yield from _list_lost_of_server(server)
         for namespace in server.namespaces:
             if namespace.name != DEFAULT:
                 yield f"namespace '{namespace.name}' of server '{server.name}'"
             else:
-                settings = _of_default(namespace.limits, defaults, server.name in running)
+                settings = _list_lost_of_default(namespace.limits, defaults, server.name in running)
                 yield from (f"{setting} of server '{server.name}'" for setting in settings)
-    yield from _of_daemon(saved)
+    yield from _list_lost_of_daemon(saved)
 
 
 def limits_of(process: PersistentServer, saved: PersistentState) -> tuple[float, dict[int, int]]:
@@ -48,11 +48,11 @@ def limits_of(process: PersistentServer, saved: PersistentState) -> tuple[float,
             if (server.name, namespace.name) == (process.name, DEFAULT):
                 percentages_of_devices = (namespace.limits.thread_percentage or {}).values()
                 percentage = min(percentages_of_devices, default=ThreadPercentage())
-                return percentage.value, in_bytes(namespace.limits.pinned_memory)
+                return percentage.value, count_bytes(namespace.limits.pinned_memory)
     return process.thread_percentage, process.memory_limits
 
 
-def _of_server(server: PersistentNamedServer) -> Iterator[str]:
+def _list_lost_of_server(server: PersistentNamedServer) -> Iterator[str]:
     if server.name != server_of_user(server.uid):
         yield f"server '{server.name}'"
     settings = {
@@ -64,7 +64,7 @@ def _of_server(server: PersistentNamedServer) -> Iterator[str]:
     yield from (f"SM partition '{partition.name}' of server '{server.name}'" for partition in server.partitions)
 
 
-def _of_default(limits: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
+def _list_lost_of_default(limits: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
     """Yield the settings of a namespace ``default`` that are lost; a server that runs keeps percentage and memory."""
     has_one_percentage = (limits.thread_percentage or {}).keys() <= {ALL_DEVICES}
     preserved = (PINNED_MEMORY, *([PERCENTAGE] if has_one_percentage else [])) if is_running else ()
@@ -73,7 +73,7 @@ def _of_default(limits: Limits, defaults: Limits, is_running: bool) -> Iterator[
             yield row.name
 
 
-def _of_daemon(saved: PersistentState) -> Iterator[str]:
+def _list_lost_of_daemon(saved: PersistentState) -> Iterator[str]:
     if not saved.default_socket:
         yield "default_socket=off of context-share"
     if not saved.accounts_cgroups:

@@ -23,7 +23,7 @@ from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient,
 from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import NO_USER, name_problem
-from pympsd.vocabulary.limit_table import BY_DEVICE, NO_LIMITS, Limits, in_bytes
+from pympsd.vocabulary.limit_table import BY_DEVICE, NO_LIMITS, Limits, count_bytes
 from pympsd.vocabulary.limits import (
     ALL_DEVICES,
     MAX_MEMORY,
@@ -211,12 +211,12 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         generation=daemon.lifetime.generation,
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
         client_priority=None if priority == initial.client_priority else priority.level,
-        memory_limits=None if limits == initial.memory_limits else in_bytes(limits),
+        memory_limits=None if limits == initial.memory_limits else count_bytes(limits),
         wishes=tuple(entry.uid for entry in daemon.queue.all_entries if not entry.client)
         if daemon.options.policy.keeps_queue
         else (),
         queue_order=_queue_order(daemon),
-        servers=tuple(_persistent(server) for server in daemon.running_servers()),
+        servers=tuple(_persistent(server) for server in daemon.list_running_servers()),
         quit=PersistentQuit(0.0 if quitting.forced else quitting.timeout)
         if quitting and quitting.by_operator
         else None,
@@ -224,8 +224,8 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         named_servers=initial.named_servers(daemon),
         rules=daemon.process_limits.rules,
         default_socket=daemon.named_servers.default_socket,
-        cgroup_limits=_of_cgroups(daemon, lambda limit: limit.hard),
-        cgroup_soft_limits=_of_cgroups(daemon, lambda limit: limit.soft),
+        cgroup_limits=_pack_cgroups(daemon, lambda limit: limit.hard),
+        cgroup_soft_limits=_pack_cgroups(daemon, lambda limit: limit.soft),
         passing_cgroups=dict(daemon.process_limits.transient_cgroups),
         accounts_cgroups=daemon.process_limits.accounts_cgroups,
         audits_memory=daemon.process_limits.audits_memory,
@@ -331,11 +331,11 @@ def _check_stated(limits: Limits, devices: int) -> None:
         if not all(row.is_for_all if ordinal == ALL_DEVICES else 0 <= ordinal < devices for ordinal in ordinals):
             raise ValueError(f"there is no {row.name} for the devices {', '.join(map(str, ordinals))}")
     for memory in (limits.pinned_memory, limits.total_memory):
-        _check_limits(in_bytes(memory), devices)
+        _check_limits(count_bytes(memory), devices)
 
 
 def _persistent(server: Server) -> PersistentServer:
-    percentage, limits = server.thread_percentage.value, in_bytes(server.memory_limits)
+    percentage, limits = server.thread_percentage.value, count_bytes(server.memory_limits)
     return PersistentServer(
         server.id, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING, server.name
     )
@@ -394,12 +394,12 @@ def drains_of(state: PersistentState) -> list[Drain]:
     ]
 
 
-def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
+def parse_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
     """Return limits that are given in bytes."""
     return {ordinal: PinnedMemory(limit) for ordinal, limit in in_bytes.items()}
 
 
-def _of_cgroups(daemon: Daemon, choose: Callable[[CgroupLimit], PinnedMemory | None]) -> dict[str, dict[int, int]]:
+def _pack_cgroups(daemon: Daemon, choose: Callable[[CgroupLimit], PinnedMemory | None]) -> dict[str, dict[int, int]]:
     return {
         path: {ordinal: value.value for ordinal, limit in limits.items() if (value := choose(limit)) is not None}
         for path, limits in daemon.process_limits.cgroups.items()
@@ -412,7 +412,7 @@ def limits_of_cgroups(state: PersistentState) -> dict[str, dict[int, CgroupLimit
     for limits, kind in ((state.cgroup_limits, "hard"), (state.cgroup_soft_limits, "soft")):
         for path, by_device in limits.items():
             by_index = limits_by_path.setdefault(path, {})
-            for ordinal, limit in in_memory(by_device).items():
+            for ordinal, limit in parse_memory(by_device).items():
                 by_index[ordinal] = evolve(by_index.get(ordinal, CgroupLimit()), **{kind: limit})
     return limits_by_path
 

@@ -116,7 +116,7 @@ def set_memory_limit(device: int, count: int) -> tuple[bytes, ...]:
 
 def shut_down_if_idle() -> Question[int]:
     """Ask for the server's end if no client is left; answered by the number of client threads, 0 if it ends."""
-    return Question((_INT.pack(_SHUT_DOWN),), _one(_INT))
+    return Question((_INT.pack(_SHUT_DOWN),), _make_reader(_INT))
 
 
 END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
@@ -172,7 +172,7 @@ def processes() -> Question[tuple[ListedProcess, ...]]:
 
 def terminate(pid: int) -> Question[int]:
     """Ask for the end of a client process's contexts; answered by a CUresult number."""
-    return Question((_INT.pack(_TERMINATE), _INT.pack(pid)), _one(_INT))
+    return Question((_INT.pack(_TERMINATE), _INT.pack(pid)), _make_reader(_INT))
 
 
 def status() -> Question[int]:
@@ -217,7 +217,7 @@ def resume(percentage: float) -> Question[None]:
     return Question((*set_percentage(percentage), _INT.pack(_GET_PERCENTAGE)), read)
 
 
-def _one(layout: struct.Struct) -> Callable[[], Reader[T]]:
+def _make_reader(layout: struct.Struct) -> Callable[[], Reader[T]]:
     """Make a reader of a single number."""
 
     def read() -> Reader[T]:

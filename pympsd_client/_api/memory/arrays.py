@@ -17,29 +17,29 @@ def description_3d(handle: int) -> bytes:
     return pack_3d(arrays.find(handle).description)
 
 
-def from_host(array: int, offset: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
+def copy_from_host(array: int, offset: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
     """Copy from the host to bytes of an array, of which rows and slices follow each other; as cuMemcpyHtoD."""
-    copies.host_to_device(address_at(array, offset, count), host, count, stream, wait)
+    copies.copy_host_to_device(address_at(array, offset, count), host, count, stream, wait)
 
 
-def to_host(host: HostMemory, array: int, offset: int, count: int, stream: int, wait: bool = False) -> None:
+def copy_to_host(host: HostMemory, array: int, offset: int, count: int, stream: int, wait: bool = False) -> None:
     """Copy bytes of an array to the host; as cuMemcpyDtoH."""
-    copies.device_to_host(host, address_at(array, offset, count), count, stream, wait)
+    copies.copy_device_to_host(host, address_at(array, offset, count), count, stream, wait)
 
 
-def from_device(array: int, offset: int, source: int, count: int) -> None:
+def copy_from_device(array: int, offset: int, source: int, count: int) -> None:
     """Copy device memory to bytes of an array; as cuMemcpyDtoD."""
-    copies.device_to_device(address_at(array, offset, count), source, count, 0, True)
+    copies.copy_device_to_device(address_at(array, offset, count), source, count, 0, True)
 
 
-def to_device(destination: int, array: int, offset: int, count: int) -> None:
+def copy_to_device(destination: int, array: int, offset: int, count: int) -> None:
     """Copy bytes of an array to device memory; as cuMemcpyDtoD."""
-    copies.device_to_device(destination, address_at(array, offset, count), count, 0, True)
+    copies.copy_device_to_device(destination, address_at(array, offset, count), count, 0, True)
 
 
-def between(destination: int, at: int, source: int, start: int, count: int) -> None:
+def copy_between(destination: int, at: int, source: int, start: int, count: int) -> None:
     """Copy bytes of an array to another one, or the same; as cuMemcpyDtoD."""
-    copies.device_to_device(address_at(destination, at, count), address_at(source, start, count), count, 0, True)
+    copies.copy_device_to_device(address_at(destination, at, count), address_at(source, start, count), count, 0, True)
 
 
 def address_at(handle: int, offset: int, count: int) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pympsd_client._api.memory.copies import between_any
-from pympsd_client._api.memory.managed import Range, place_of, require_support, within
+from pympsd_client._api.memory.copies import copy_any
+from pympsd_client._api.memory.managed import Range, find_range, place_of, require_support
 from pympsd_client._api.memory.region_copy import copy as region_copy
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import BatchCopy, Copy3D, batch_copies
@@ -34,8 +34,8 @@ def copy(destinations: Any, sources: Any, sizes: Any, count: int, stream: int) -
         if not (destination and source and size):
             raise invalid_value(f"copy {index} has a NULL address or no bytes")
     for index, (destination, source, size) in enumerate(copies):
-        with _naming(index):
-            between_any(destination, source, size, stream)
+        with _number_errors(index):
+            copy_any(destination, source, size, stream)
 
 
 def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
@@ -49,11 +49,11 @@ def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
     context = current()
     copies = [_describe(copy) for copy in batch_copies(operations, count)]
     for index, copy in enumerate(copies):
-        with _naming(index):
+        with _number_errors(index):
             if (region := regions(copy, context)) is not None:
                 check(*region)
     for index, copy in enumerate(copies):
-        with _naming(index):
+        with _number_errors(index):
             region_copy(copy, stream)
 
 
@@ -69,7 +69,7 @@ def _describe(operation: BatchCopy) -> Copy3D:
 
 
 @contextmanager
-def _naming(index: int) -> Iterator[None]:
+def _number_errors(index: int) -> Iterator[None]:
     """Add the number of the copy in the batch to an error."""
     try:
         yield
@@ -108,7 +108,7 @@ def _ranges(name: str, addresses: Any, sizes: Any, count: int, flags: int, strea
     require_support(name)
     _check(count, stream)
     check_no_flags(name, flags)
-    return [within(*pair) for pair in zip(_numbers(addresses, count), _numbers(sizes, count), strict=True)]
+    return [find_range(*pair) for pair in zip(_numbers(addresses, count), _numbers(sizes, count), strict=True)]
 
 
 def _check(count: int, stream: int) -> None:

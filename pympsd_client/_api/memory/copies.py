@@ -17,7 +17,7 @@ from pympsd_client._objects.memory.pinned import is_memory, pinned
 from pympsd_client._objects.stream import resolve
 
 
-def between_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
+def copy_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
     """Copy between addresses of devices and of host memory: an address outside every device is the host's.
 
     The asynchronous form keeps stream order. INVALID_VALUE for an address that is not in this process's memory.
@@ -31,11 +31,11 @@ def between_any(destination: int, source: int, count: int, stream: int, wait: bo
         streams.synchronize(stream)
         ctypes.memmove(destination, source, count)
     elif to_host:
-        device_to_host(HostMemory(destination), source, count, stream, wait)
+        copy_device_to_host(HostMemory(destination), source, count, stream, wait)
     elif from_host:
-        host_to_device(destination, HostMemory(source), count, stream, wait)
+        copy_host_to_device(destination, HostMemory(source), count, stream, wait)
     else:
-        device_to_device(destination, source, count, stream, wait)
+        copy_device_to_device(destination, source, count, stream, wait)
 
 
 def is_hosts(address: int) -> bool:
@@ -52,7 +52,7 @@ def check_host(address: int, count: int) -> None:
         raise invalid_value(f"{count} bytes from {address:#x} are not all within page-locked memory")
 
 
-def peer_to_peer(
+def copy_peer_to_peer(
     destination: int, destination_context: int, source: int, source_context: int, count: int, stream: int
 ) -> None:
     """Copy from a context's device to another's; staged here, so that no peer access is needed.
@@ -63,10 +63,10 @@ def peer_to_peer(
         context = context_of(handle)
         if count and device_memory.ordinal_at(address) != context.device.ordinal:
             raise invalid_value(f"{address:#x} is not on the device of the context that was passed for it")
-    device_to_device(destination, source, count, stream)
+    copy_device_to_device(destination, source, count, stream)
 
 
-def host_to_device(destination: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
+def copy_host_to_device(destination: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
     """Copy from the host; the synchronous form returns when the copy is complete.
 
     The asynchronous one keeps stream order; the source may change as soon as it returns, unless it is page-locked.
@@ -82,16 +82,16 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
     if pinned.is_reached_by(at.usable().transport, host.address, count):
         # In any other stream than the caller's nothing would wait for it.
         operation, waits = operations.COPY_TO_DEVICE_PINNED, wait or at is not context
-        copies.by_the_device(at, operation, at_stream, destination, host.address, count, wait=waits)
+        copies.copy_by_device(at, operation, at_stream, destination, host.address, count, wait=waits)
     elif source := device_memory.devices_address(at, host.address, count):
         # Earlier work of the stream may write to it.
         operation, waits = operations.COPY_ON_DEVICE, wait or at is not context
-        copies.by_the_device(at, operation, at_stream, destination, source, count, wait=waits)
+        copies.copy_by_device(at, operation, at_stream, destination, source, count, wait=waits)
     else:
-        copies.to_device(at, at_stream, destination, host.address, count, wait)
+        copies.copy_to_device(at, at_stream, destination, host.address, count, wait)
 
 
-def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait: bool = False) -> None:
+def copy_device_to_host(host: HostMemory, source: int, count: int, stream: int, wait: bool = False) -> None:
     """Copy to the host; the synchronous form returns when the copy is complete.
 
     So does the asynchronous one, in stream order, unless the host memory is page-locked.
@@ -105,12 +105,12 @@ def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait:
     at, at_stream = device_memory.place(source, context, its_stream, stream)
     if pinned.is_reached_by(at.usable().transport, host.address, count):
         operation, waits = operations.COPY_FROM_DEVICE_PINNED, wait or at is not context
-        copies.by_the_device(at, operation, at_stream, host.address, source, count, wait=waits)
+        copies.copy_by_device(at, operation, at_stream, host.address, source, count, wait=waits)
     else:
-        copies.from_device(at, at_stream, host.address, source, count)
+        copies.copy_from_device(at, at_stream, host.address, source, count)
 
 
-def device_to_device(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
+def copy_device_to_device(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
     """Copy from device memory to device memory, of one device or of two, in stream order (of two: waits).
 
     The synchronous form is asynchronous too, unless the program reaches one of them by its address.
@@ -123,10 +123,10 @@ def device_to_device(destination: int, source: int, count: int, stream: int, wai
     device_memory.check_range(source, count)
     reading = device_memory.place(source, context, its_stream, stream)
     if device_memory.ordinal_at(source) == device_memory.ordinal_at(destination):
-        copies.on_device(*reading, destination, source, count)
+        copies.copy_on_device(*reading, destination, source, count)
     else:
         writing = device_memory.place(destination, context, its_stream, stream)
-        copies.between_devices(writing, reading, destination, source, count)
+        copies.copy_between_devices(writing, reading, destination, source, count)
     if device_memory.allocations.is_synchronous(destination, source) or (
         wait and (_is_the_programs_too(destination) or _is_the_programs_too(source))
     ):

@@ -81,14 +81,14 @@ def open_memory(argument: Any, flags: int) -> int:
     if handle.secret in _given:
         raise invalid_context("the handle is of this process's own memory; use the memory's address")
     _check_device(context, handle)
-    for memory in allocations.all():
+    for memory in allocations.list_all():
         if isinstance(memory, OpenedMemory) and memory.context is context and memory.secret == handle.secret:
             memory.references += 1
             return memory.handle
     try:
         mapped = import_range(context, handle.secret)
     except CudaError as error:
-        raise _as_map_error(error) from None
+        raise _convert_to_map_error(error) from None
     if handle.offset + handle.size > mapped.size:
         mapped.unmap()
         raise invalid_handle("the handle was changed: the memory is smaller than its size")
@@ -105,7 +105,7 @@ def _check_device(context: Context, handle: SharedHandle) -> None:
         )
 
 
-def _as_map_error(error: CudaError) -> CudaError:
+def _convert_to_map_error(error: CudaError) -> CudaError:
     if error.code != Result.ERROR_INVALID_VALUE:
         return error
     return CudaError(
@@ -156,4 +156,4 @@ def open_event(argument: Any) -> int:
     try:
         return events.open_shared(context, handle.secret).handle
     except CudaError as error:
-        raise _as_map_error(error) from None
+        raise _convert_to_map_error(error) from None

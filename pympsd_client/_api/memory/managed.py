@@ -71,9 +71,9 @@ class Range:
         self.states.change(self.start, self.end, lambda state: evolve(state, prefetched=place))
 
 
-def within(address: int, count: int) -> Range:
+def find_range(address: int, count: int) -> Range:
     """Return a range that one managed allocation holds; raise INVALID_VALUE."""
-    allocation = allocations.containing(address)
+    allocation = allocations.find_containing(address)
     if allocation is None or not allocation.is_managed:
         raise invalid_value(f"{address:#x} is not in managed memory of this process")
     if count == 0 or address + count > allocation.handle + allocation.size:
@@ -120,7 +120,7 @@ def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
     change = _CHANGES.get(kind)
     if change is None:
         raise invalid_value(f"there is no advice {kind}")
-    area = within(start, size)
+    area = find_range(start, size)
     place = Place(0, 0) if kind in _FOR_ALL_LOCATIONS else _place(location)
     area.states.change(area.start, area.end, lambda state: change(state, place))
 
@@ -153,7 +153,7 @@ def prefetch(devPtr: Any, count: Any, location: Any, *arguments: Any, **keywords
     flags, stream = _rest(arguments, keywords)
     resolve(stream)
     check_no_flags("cuMemPrefetchAsync", flags)
-    area, place = within(number(devPtr), read_unsigned(count)), _place(location)
+    area, place = find_range(number(devPtr), read_unsigned(count)), _place(location)
     area.prefetch(place)
 
 
@@ -168,7 +168,7 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
     """Note that managed memory will be used by a stream, by all or by the host alone; raise INVALID_VALUE."""
     require_support("cuStreamAttachMemAsync")
     resolve(stream)
-    allocation = allocations.containing(address)
+    allocation = allocations.find_containing(address)
     if allocation is None or not allocation.is_managed or address != allocation.handle:
         raise invalid_value(f"{address:#x} is not the start of managed memory")
     if length not in (0, allocation.size):
@@ -188,8 +188,8 @@ def attribute(size: int, requested: int, address: int, count: int) -> AttributeV
     Raise INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4.
     """
     require_support("cuMemRangeGetAttribute")
-    area = within(address, count)
-    states = set(area.states.between(area.start, area.end))
+    area = find_range(address, count)
+    states = set(area.states.list_states(area.start, area.end))
     if requested not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no attribute {requested} of a range")
     if requested == _ATTRIBUTES["ACCESSED_BY"]:

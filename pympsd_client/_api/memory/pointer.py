@@ -49,7 +49,7 @@ class PointedMemory:
 
 def memory_at(address: int) -> PointedMemory | None:
     """Return the memory at an address, None if it is not CUDA's."""
-    allocation = allocations.containing(address)
+    allocation = allocations.find_containing(address)
     if allocation is not None:
         reached = address if allocation.is_shared else 0
         start, size, context = allocation.handle, allocation.size, allocation.context
@@ -63,7 +63,7 @@ def memory_at(address: int) -> PointedMemory | None:
         return PointedMemory(
             region.address, region.size, region.context, True, reached, host_address, region.buffer_id
         )
-    for module in modules.all():
+    for module in modules.list_all():
         variable = module.variable_at(address)
         if variable is not None:
             return PointedMemory(variable.address, variable.size, module.context, False, address, 0, variable.address)
@@ -119,7 +119,7 @@ def set_attribute(value: Any, requested: int, address: int) -> None:
         if requested not in _ATTRIBUTES.values():
             raise _unknown(requested)
         raise invalid_value("CU_POINTER_ATTRIBUTE_SYNC_MEMOPS is the only attribute of an address that can be set")
-    allocation = allocations.containing(address)
+    allocation = allocations.find_containing(address)
     if allocation is None:
         raise invalid_value(f"{address:#x} is not in an allocation of this process")
     allocation.synchronous = bool(read_value(value, "?"))

@@ -58,7 +58,7 @@ def allocate(size: int, stream: int) -> int:
     OUT_OF_MEMORY. As the driver does, return 0 for 0 bytes.
     """
     context, its_stream = resolve(stream)
-    kind, device = of_device(context.device)
+    kind, device = kind_of_device(context.device)
     address = by.takes_allocation(context, its_stream, size, kind) if (by := intercepted.by) is not None else 0
     return address or pools.current(kind, device).allocate(size, context, its_stream)
 
@@ -96,7 +96,7 @@ def free(address: int, stream: int) -> None:
 # --- pools
 
 
-def of_device(device: VisibleDevice) -> tuple[PoolKind, VisibleDevice]:
+def kind_of_device(device: VisibleDevice) -> tuple[PoolKind, VisibleDevice]:
     """Return what memory the pools of a device have, and the device."""
     kind = _kinds.get(device.number)
     if kind is None:
@@ -109,17 +109,17 @@ _kinds: Final[dict[int, PoolKind]] = {}
 
 def default_of(device: int) -> int:
     """Return the default pool of a device; raise INVALID_DEVICE."""
-    return pools.default(*of_device(process.device(device))).handle
+    return pools.default(*kind_of_device(process.device(device))).handle
 
 
 def current_of(device: int) -> int:
     """Return the current pool of a device: what cuDeviceSetMemPool was called with, else the default one."""
-    return pools.current(*of_device(process.device(device))).handle
+    return pools.current(*kind_of_device(process.device(device))).handle
 
 
 def set_current(device: int, pool: int) -> None:
     """Make cuMemAllocAsync allocate from a pool of the device; raise INVALID_VALUE for a pool of another one."""
-    pools.set_current(of_device(process.device(device))[0], pools.find(pool))
+    pools.set_current(kind_of_device(process.device(device))[0], pools.find(pool))
 
 
 def create(properties: PoolProperties | None) -> int:
@@ -163,7 +163,7 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
         raise invalid_value(f"there is no memory location of type {location.type}")
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is not None and not is_managed:
-        return of_device(device)
+        return kind_of_device(device)
     of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
     attribute = "MANAGED_MEMORY" if is_managed else of_host
     if not all(device.properties.attributes.get(attribute) for device in process.require().devices):
@@ -178,7 +178,7 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
     return PoolKind(allocation_type, location, is_managed, not is_managed), None
 
 
-def of_node() -> PoolKind:
+def kind_of_node() -> PoolKind:
     """Return what memory the pools of the host's NUMA node have."""
     return PoolKind(_PINNED, Location(_NODE, node_of(process.device(0))), is_host=True)
 
@@ -212,20 +212,20 @@ def trim(pool: int, keep: int) -> None:
 
 def default_at(location: Location | None, kind: int) -> int:
     """Return the default pool of a location; raise INVALID_VALUE, NOT_SUPPORTED."""
-    return pools.default(*_at(location, kind)).handle
+    return pools.default(*_resolve_place(location, kind)).handle
 
 
 def current_at(location: Location | None, kind: int) -> int:
     """Return the current pool of a location; raise INVALID_VALUE, NOT_SUPPORTED."""
-    return pools.current(*_at(location, kind)).handle
+    return pools.current(*_resolve_place(location, kind)).handle
 
 
 def set_current_at(location: Location | None, kind: int, pool: int) -> None:
     """Make a pool the current one of its location; raise INVALID_VALUE, NOT_SUPPORTED."""
-    pools.set_current(_at(location, kind)[0], pools.find(pool))
+    pools.set_current(_resolve_place(location, kind)[0], pools.find(pool))
 
 
-def _at(location: Location | None, kind: int) -> tuple[PoolKind, VisibleDevice | None]:
+def _resolve_place(location: Location | None, kind: int) -> tuple[PoolKind, VisibleDevice | None]:
     if location is None:
         raise invalid_value("the location is NULL")
     return kind_of(location, kind)
@@ -245,7 +245,7 @@ def _flag(name: str) -> _Attribute:
     return _Attribute(lambda pool: int(getattr(pool, name)), set=lambda pool, value: setattr(pool, name, bool(value)))
 
 
-def _resetting(reset: Callable[[Pool], None]) -> Callable[[Pool, int], None]:
+def _make_reset(reset: Callable[[Pool], None]) -> Callable[[Pool, int], None]:
     def act(pool: Pool, value: int) -> None:
         if value:
             raise invalid_value(f"a high watermark is reset with 0, not {value}")
@@ -264,9 +264,9 @@ _VALUES: Final = {
             lambda pool: pool.release_threshold, "Q", lambda pool, value: setattr(pool, "release_threshold", value)
         ),
         "RESERVED_MEM_CURRENT": _Attribute(lambda pool: pool.reserved, "Q"),
-        "RESERVED_MEM_HIGH": _Attribute(lambda pool: pool.reserved_high, "Q", _resetting(Pool.reset_reserved_high)),
+        "RESERVED_MEM_HIGH": _Attribute(lambda pool: pool.reserved_high, "Q", _make_reset(Pool.reset_reserved_high)),
         "USED_MEM_CURRENT": _Attribute(lambda pool: pool.used, "Q"),
-        "USED_MEM_HIGH": _Attribute(lambda pool: pool.used_high, "Q", _resetting(Pool.reset_used_high)),
+        "USED_MEM_HIGH": _Attribute(lambda pool: pool.used_high, "Q", _make_reset(Pool.reset_used_high)),
         "ALLOCATION_TYPE": _Attribute(lambda pool: pool.kind.allocation_type),
         "EXPORT_HANDLE_TYPES": _Attribute(lambda pool: DESCRIPTOR if pool.secret else 0, "I"),
         "LOCATION_ID": _Attribute(lambda pool: pool.kind.location.id),
@@ -392,7 +392,7 @@ def import_pool(fd: int, kind: int, flags: int) -> int:
     device = next((device for device in process.require().devices if str(device.ordinal) == where), None)
     if match is None or (device is None and where != _HOST_NAME):
         raise invalid_value(f"{fd} is not a descriptor of a pool of a visible device or of the host")
-    memory = of_node() if device is None else of_device(device)[0]
+    memory = kind_of_node() if device is None else kind_of_device(device)[0]
     return pools.add(ImportedPool(memory, device, int(match[1], 16))).handle
 
 

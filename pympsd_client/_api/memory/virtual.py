@@ -43,7 +43,7 @@ def _require_support(device: VisibleDevice, name: str) -> VisibleDevice:
     return device
 
 
-def _own_device(name: str) -> VisibleDevice:
+def _find_own_device(name: str) -> VisibleDevice:
     """Return the device of the current context, the first one if there is none."""
     stack = this_thread.stack
     return _require_support(stack[-1].device if stack else process.device(0), name)
@@ -63,7 +63,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
     ``alignment`` is a power of 2, or 0; ``requested`` is the preferred first address, used if it is free.
     INVALID_VALUE, OUT_OF_MEMORY.
     """
-    device = _own_device("cuMemAddressReserve")
+    device = _find_own_device("cuMemAddressReserve")
     _check_granules(size)
     check_no_flags("cuMemAddressReserve", flags)
     if alignment & (alignment - 1):
@@ -78,7 +78,7 @@ def free_addresses(address: int, size: int) -> None:
 
     Raise INVALID_VALUE for anything else, and if memory is mapped there.
     """
-    _own_device("cuMemAddressFree")
+    _find_own_device("cuMemAddressFree")
     virtual_memory.free_addresses(address, size)
 
 
@@ -120,7 +120,7 @@ def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
         raise not_supported(f"{name}: allocFlags are 0: no compression, no other usage")
     if location.type == _DEVICE:
         return _require_support(process.device(location.id), name)
-    device = _own_device(name)
+    device = _find_own_device(name)
     check_node(location)
     if not device.properties.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
         raise not_supported(f"{name}: device {device.number} cannot map memory of the host")
@@ -150,19 +150,19 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
 
 def release(handle: int) -> None:
     """Release a handle; the memory is freed when it is mapped nowhere. Raise INVALID_VALUE."""
-    _own_device("cuMemRelease")
+    _find_own_device("cuMemRelease")
     virtual_memory.release(handle)
 
 
 def retain(address: int) -> int:
     """Return the handle of the memory that is mapped at an address, to be released once more; raise INVALID_VALUE."""
-    _own_device("cuMemRetainAllocationHandle")
+    _find_own_device("cuMemRetainAllocationHandle")
     return virtual_memory.retain_at(address)
 
 
 def properties_of(handle: int) -> AllocationProperties:
     """Return the properties that memory was created with; raise INVALID_VALUE."""
-    _own_device("cuMemGetAllocationPropertiesFromHandle")
+    _find_own_device("cuMemGetAllocationPropertiesFromHandle")
     return virtual_memory.find(handle).properties
 
 
@@ -171,7 +171,7 @@ def properties_of(handle: int) -> AllocationProperties:
 
 def map_memory(address: int, size: int, offset: int, handle: int, flags: int) -> None:
     """Map memory at reserved addresses; no kernel reaches it before cuMemSetAccess. Raise INVALID_VALUE."""
-    _own_device("cuMemMap")
+    _find_own_device("cuMemMap")
     physical = virtual_memory.find(handle)
     _check_granules(size)
     if offset or flags:
@@ -181,7 +181,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
 
 def unmap(address: int, size: int) -> None:
     """Unmap what is mapped in a range of reserved addresses; kernels that still use it fault. Raise INVALID_VALUE."""
-    _own_device("cuMemUnmap")
+    _find_own_device("cuMemUnmap")
     _check_granules(size)
     virtual_memory.unmap(address, size)
 
@@ -192,12 +192,12 @@ def set_access(address: int, size: int, argument: Any, count: int) -> None:
     INVALID_VALUE, also for access of the host to a device's memory; INVALID_DEVICE for a device without peer access;
     NOT_SUPPORTED for access only to read; OUT_OF_MEMORY if this process has mapped something there.
     """
-    _own_device("cuMemSetAccess")
+    _find_own_device("cuMemSetAccess")
     _check_granules(size)
     descriptions = accesses(argument, count)
     if not descriptions:
         raise invalid_value("count is 0; give at least one description of an access")
-    context = virtual_memory.at(address).context
+    context = virtual_memory.find_mapping(address).context
     for description in descriptions:
         _check_access(context, description.location, description.flags)
     for description in descriptions:
@@ -229,10 +229,10 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
 
 def access(location: Location | None, address: int) -> int:
     """Return how a location reaches mapped memory: a CUmemAccess_flags. Raise INVALID_VALUE."""
-    _own_device("cuMemGetAccess")
+    _find_own_device("cuMemGetAccess")
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
-    mapping = virtual_memory.at(address)
+    mapping = virtual_memory.find_mapping(address)
     if location.type != _DEVICE:
         return mapping.host_access
     return mapping.access.get(process.device(location.id).ordinal, 0)
@@ -246,7 +246,7 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
 
     INVALID_VALUE for memory that was not created to be exported in this way.
     """
-    _own_device("cuMemExportToShareableHandle")
+    _find_own_device("cuMemExportToShareableHandle")
     physical = virtual_memory.find(handle)
     if flags or kind != _DESCRIPTOR or physical.properties.handle_types != _DESCRIPTOR:
         raise invalid_value(
@@ -260,7 +260,7 @@ def import_descriptor(fd: int, kind: int) -> int:
 
     INVALID_VALUE for a descriptor of anything else, or if the memory has been freed.
     """
-    device = _own_device("cuMemImportFromShareableHandle")
+    device = _find_own_device("cuMemImportFromShareableHandle")
     if kind != _DESCRIPTOR:
         raise invalid_value(f"memory is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}")
     secret = secret_of_file(fd)

@@ -61,7 +61,7 @@ class MipmappedArray:
 
 
 arrays: Final = HandleTable[Array]("CUDA array", "destroyed, or never made")
-other_ranges.append(lambda: ((array.address, array.size) for array in arrays.all()))
+other_ranges.append(lambda: ((array.address, array.size) for array in arrays.list_all()))
 mipmapped_arrays: Final = HandleTable[MipmappedArray]("mipmapped array", "destroyed, or never made")
 
 
@@ -102,7 +102,7 @@ def destroy(handle: int) -> None:
     array = arrays.find(handle)
     if array.is_level:
         raise invalid_handle(f"{handle:#x} is a level of a mipmapped array, which is destroyed as a whole")
-    with arrays.removing(array):
+    with arrays.take_out(array):
         array.context.call(operations.FREE, array.address)
 
 
@@ -135,7 +135,7 @@ def level_of(handle: int, number: int) -> int:
 def destroy_mipmapped(handle: int) -> None:
     """Free a mipmapped array with its levels once the context's earlier work is done; raise INVALID_HANDLE."""
     mipmapped = mipmapped_arrays.find(handle)
-    with mipmapped_arrays.removing(mipmapped):
+    with mipmapped_arrays.take_out(mipmapped):
         mipmapped.context.call(operations.FREE, mipmapped.address)
     for array in mipmapped.levels:
         arrays.remove(array.handle)

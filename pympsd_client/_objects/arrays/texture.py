@@ -170,7 +170,7 @@ def _place(context: Context, texture_object: TextureObject) -> int:
     data = pack(texture_object)
     address = allocate_unlisted(context, len(data))
     buffer = ctypes.create_string_buffer(data, len(data))
-    copies.to_device(context, STREAM_LEGACY, address, ctypes.addressof(buffer), len(data), wait=True)
+    copies.copy_to_device(context, STREAM_LEGACY, address, ctypes.addressof(buffer), len(data), wait=True)
     return address
 
 
@@ -210,7 +210,7 @@ def destroy_surface(handle: int) -> None:
 
 def _destroy(table: HandleTable[Object], handle: int) -> None:
     item = table.find(handle)
-    with table.removing(item):
+    with table.take_out(item):
         item.context.call(operations.FREE, handle)
 
 

@@ -92,7 +92,7 @@ class Library:
             layout = self._layouts.get(device) if device else next(iter(self._layouts.values()), None)
             if layout is not None:
                 return layout
-            with _some_context(device) as context:
+            with _open_some_context(device) as context:
                 return self.module_in(context).layout
 
     def function_layout(self, index: int, device: VisibleDevice | None = None) -> FunctionLayout:
@@ -101,7 +101,7 @@ class Library:
             layout = self.layout_on(device).functions[index]
             if layout.is_loaded:
                 return layout
-            with _some_context(device) as context:
+            with _open_some_context(device) as context:
                 return self.module_in(context).function(layout.name).layout
 
     def kernels(self) -> dict[str, Kernel]:
@@ -224,7 +224,7 @@ def new_library(image: bytes) -> Library:
 
 
 @contextmanager
-def _some_context(device: VisibleDevice | None) -> Iterator[Context]:
+def _open_some_context(device: VisibleDevice | None) -> Iterator[Context]:
     """Yield a usable context of a device (None: of any), or one for the block alone. Raise CudaError."""
     usable = _usable_context(device)
     if usable is not None:

@@ -53,12 +53,12 @@ class Link:
         if not 0 <= kind < len(_KINDS):
             raise invalid_value(f"the type of an input is a CUjitInputType, 0 to {len(_KINDS) - 1}, not {kind}")
         if self._error is not None:
-            raise self._error.again()
+            raise self._error.copy()
         self._context.usable()
         if kind == _NVVM:
             reason = "CU_JIT_INPUT_NVVM: NVVM IR cannot be compiled here; compile to PTX"
             self._error = CudaError(Result.ERROR_JIT_COMPILER_NOT_FOUND, reason)
-            raise self._error.again()
+            raise self._error.copy()
         data = self._ptx_of(kind, data)
         data = limit_registers(data, registers or self._options.max_registers)
         inputs = [*self._inputs, (name, data)]
@@ -66,7 +66,7 @@ class Link:
             join(inputs)
         except LinkError as error:
             self._error = self._log(CudaError(Result.ERROR_UNKNOWN, str(error)))
-            raise self._error.again() from None
+            raise self._error.copy() from None
         if not declares_others(data):
             self._layout = self._load_layout(data)
         self._inputs.append(inputs[-1])
@@ -74,7 +74,7 @@ class Link:
     def complete(self) -> tuple[int, int]:
         """Return the address and the size in bytes of the image, which stays until the link is destroyed."""
         if self._error is not None:
-            raise self._error.again()
+            raise self._error.copy()
         try:
             check_defined(self._inputs)
             image = join(self._inputs)
@@ -109,13 +109,13 @@ class Link:
         except CudaError as error:
             raise self._log(error) from None
         try:
-            for function in module.all_functions():
+            for function in module.list_functions():
                 function.load()
         except CudaError as error:
             raise self._log(error) from None
         finally:
             module.unload()
-        return evolve(module.layout, functions=tuple(function.layout for function in module.all_functions()))
+        return evolve(module.layout, functions=tuple(function.layout for function in module.list_functions()))
 
     def _log(self, error: CudaError) -> CudaError:
         self._options.write(ptxas_message(error))

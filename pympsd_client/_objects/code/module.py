@@ -85,7 +85,7 @@ class Module:
         function.load()
         return functions.add(function)
 
-    def all_functions(self) -> tuple[Function, ...]:
+    def list_functions(self) -> tuple[Function, ...]:
         """Return its kernels in the order of the image; some may not be loaded."""
         self.context.usable()
         return tuple(map(functions.add, self._functions.values()))

@@ -27,13 +27,13 @@ def limit_registers(image: bytes, registers: int) -> bytes:
     if registers <= 0 or b".entry" not in image or b"\0" in image.rstrip(b"\0"):
         return image
 
-    def with_limit(match: re.Match[bytes]) -> bytes:
+    def add_limit(match: re.Match[bytes]) -> bytes:
         head, end = match.groups()
         if head is None or end == b";" or b".maxnreg" in _COMMENT.sub(b" ", head):
             return match.group()
         return head + b"\n.maxnreg %d\n" % registers + end
 
-    return _ENTRY.sub(with_limit, image)
+    return _ENTRY.sub(add_limit, image)
 
 
 _TOKEN: Final = re.compile(

@@ -71,11 +71,11 @@ class PageStates:
     def __init__(self, size: int) -> None:
         self._starts = [0]
         self._states = [PageState()]
-        self._size = _up(size)
+        self._size = _round_up(size)
 
     def change(self, start: int, end: int, change: Callable[[PageState], PageState]) -> None:
         """Change the state of the pages that hold bytes ``start`` to ``end``."""
-        first, last = self._split(start // PAGE_BYTES * PAGE_BYTES), self._split(min(_up(end), self._size))
+        first, last = self._split(start // PAGE_BYTES * PAGE_BYTES), self._split(min(_round_up(end), self._size))
         for index in range(first, last):
             self._states[index] = change(self._states[index])
 
@@ -90,7 +90,7 @@ class PageStates:
         self._states.insert(index + 1, self._states[index])
         return index + 1
 
-    def between(self, start: int, end: int) -> Iterator[PageState]:
+    def list_states(self, start: int, end: int) -> Iterator[PageState]:
         """Yield the states of the pages that hold bytes ``start`` to ``end``, each run of pages once."""
         for index in range(bisect_right(self._starts, start) - 1, len(self._starts)):
             if self._starts[index] >= end:
@@ -98,7 +98,7 @@ class PageStates:
             yield self._states[index]
 
 
-def _up(size: int) -> int:
+def _round_up(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
@@ -199,7 +199,7 @@ class Allocations(HandleTable[Allocation]):
         super().put_back(owned)
         self._version = object()
 
-    def containing(self, address: int) -> Allocation | None:
+    def find_containing(self, address: int) -> Allocation | None:
         """Return the allocation that an address lies in, or None."""
         with self._ordering:
             version = self._version
@@ -212,7 +212,7 @@ class Allocations(HandleTable[Allocation]):
 
     def is_shared(self, address: int) -> bool:
         """Return whether the program reaches an address, too, because it is managed or host memory."""
-        allocation = self.containing(address) if self.any_shared else None
+        allocation = self.find_containing(address) if self.any_shared else None
         return allocation is not None and allocation.is_shared
 
     def is_synchronous(self, *addresses: int) -> bool:
@@ -220,7 +220,7 @@ class Allocations(HandleTable[Allocation]):
         if not self.any_synchronous:
             return False
         return any(
-            allocation is not None and allocation.synchronous for allocation in map(self.containing, addresses)
+            allocation is not None and allocation.synchronous for allocation in map(self.find_containing, addresses)
         )
 
 
@@ -293,7 +293,7 @@ def ordinal_at(address: int) -> int:
     """
     ordinal = ordinal_of(address)
     if all(device.ordinal != ordinal for device in process.require().devices):
-        for module in modules.all():
+        for module in modules.list_all():
             if module.variable_at(address) is not None:
                 return module.context.device.ordinal
     return ordinal
@@ -321,7 +321,7 @@ def devices_address(context: Context, address: int, count: int) -> int:
 
     Shared memory is managed, registered, or a host's pool's or mapping's.
     """
-    allocation = allocations.containing(address) if allocations.any_shared else None
+    allocation = allocations.find_containing(address) if allocations.any_shared else None
     if allocation is None:
         host_address, reached = pinned.addresses_of(address)
         region = pinned.region_at(host_address) if reached else None
@@ -344,9 +344,9 @@ def check_range(address: int, count: int) -> None:
     host memory would have been read.
     """
     owner(address)
-    first = allocations.get(address) or allocations.containing(address)
+    first = allocations.get(address) or allocations.find_containing(address)
     if first is None:
-        start, size = _other_memory(address)
+        start, size = _find_other_memory(address)
         if address + count > start + size:
             raise _beyond(address, count, start, size)
         return
@@ -355,7 +355,7 @@ def check_range(address: int, count: int) -> None:
         end = allocation.handle + allocation.size
         if address + count <= end:
             return
-        following = allocations.containing(end) if allocation.is_mapping else None
+        following = allocations.find_containing(end) if allocation.is_mapping else None
         if following is None or not following.is_mapping:
             raise _beyond(address, count, first.handle, end - first.handle)
         allocation = following
@@ -368,9 +368,9 @@ def _beyond(address: int, count: int, start: int, size: int) -> CudaError:
     return invalid_value(f"{count} bytes at {address:#x} are not all within the {size} bytes at {start:#x}")
 
 
-def _other_memory(address: int) -> tuple[int, int]:
+def _find_other_memory(address: int) -> tuple[int, int]:
     """Return start and size of the memory at an address that no function for allocations has returned."""
-    for module in modules.all():
+    for module in modules.list_all():
         if (variable := module.variable_at(address)) is not None:
             return variable.address, variable.size
     host_address, reached = pinned.addresses_of(address)
@@ -391,7 +391,7 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream
-    allocation = allocations.containing(address)
+    allocation = allocations.find_containing(address)
     if allocation is not None and not allocation.is_accessible_from(context):
         raise invalid_value(
             f"{address:#x} is of a memory pool to which device {context.device.number}, whose stream this is, has no "

@@ -1,7 +1,8 @@
 """Page-locked host memory of this process, and its accounting (CUDA driver API, Memory Management).
 
 - **Allocated** memory (cuMemHostAlloc) is shared with the executor of the context that was current. That executor
-  copies from and to it directly. Copies with other devices work as for pageable memory.
+  copies from and to it directly. Copies with other devices work as for pageable memory; kernels of other emulated
+  devices reach it through their peer's window (peer_access.py).
 - **Registered** memory (cuMemHostRegister) stays the program's own until the program asks for the address by which
   kernels reach it. Then shared pages replace the program's pages in place, and unregistering replaces those by
   private ones again; the bytes stay (`RegisteredPages`). No Python code runs while a page is replaced, but a native
@@ -34,10 +35,12 @@ from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._objects.handle_table import next_buffer_id
+from pympsd_client._objects.memory.peer_access import is_possible
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
+    from pympsd_client._connect.connection import VisibleDevice
     from pympsd_client._objects.context import Context
 
 try:
@@ -55,6 +58,8 @@ class RegisteredPages:
 
     start: int
     pages: SharedPages
+    device: VisibleDevice
+    """The device whose executor they are of."""
 
     @property
     def end(self) -> int:
@@ -273,21 +278,24 @@ class Pinned:
     def device_address(self, context: Context, address: int) -> int:
         """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
         transport, region = context.usable().transport, self.region_at(address)
-        if region is not None and region.pages is not None and region.pages.transport is transport:
-            return address
+        device = context.device
+        if region is not None and region.pages is not None:
+            owner = None if region.context is None else region.context.device
+            if region.pages.transport is transport or (owner is not None and is_possible(device, owner)):
+                return address
         if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
             raise invalid_value(
                 f"{address:#x} is not within memory of cuMemAllocHost or cuMemHostAlloc on device "
-                f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
+                f"{device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
-        if mapped.pages.transport is not transport:
-            raise invalid_value(f"{address:#x} is mapped for a device other than {context.device.number}")
+        if mapped.pages.transport is not transport and not is_possible(device, mapped.device):
+            raise invalid_value(f"{address:#x} is mapped for a device other than {device.number}")
         return mapped.pages.address + address - mapped.start
 
     def _map(self, context: Context, region: PinnedRegion) -> RegisteredPages:
         start, size = _whole_pages(region.address, region.size)
-        registered = RegisteredPages(start, share(context, size))  # waits, so without the lock
+        registered = RegisteredPages(start, share(context, size), context.device)  # waits, so without the lock
         try:
             with self._changing:
                 if self._regions.get(region.address) is not region or region.address in self._mapped:
@@ -317,12 +325,12 @@ class Pinned:
                     return host_address, host_address + offset
         return address, 0
 
-    def before_fork(self) -> None:
+    def prepare_fork(self) -> None:
         """Give the child pages of its own, and change nothing until the fork is done."""
         self._changing.acquire()
         self._private = [(mapped, mapped.make_private()) for mapped in tuple(self._mapped.values())]
 
-    def after_fork(self, in_child: bool) -> None:
+    def finish_fork(self, in_child: bool) -> None:
         """Share the parent's pages with the executor again."""
         try:
             if in_child:
@@ -414,7 +422,7 @@ def _whole_pages(address: int, size: int) -> tuple[int, int]:
 
 pinned: Final = Pinned()
 os.register_at_fork(
-    before=pinned.before_fork,
-    after_in_parent=partial(pinned.after_fork, False),
-    after_in_child=partial(pinned.after_fork, True),
+    before=pinned.prepare_fork,
+    after_in_parent=partial(pinned.finish_fork, False),
+    after_in_child=partial(pinned.finish_fork, True),
 )

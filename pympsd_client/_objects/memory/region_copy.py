@@ -21,7 +21,7 @@ from pympsd_client._arguments.copy_structs import Copy3D, copy_side
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
+from pympsd_client._objects.copies import Piece, Recorder, copy_by_device, fetch_pieces, send_pieces
 from pympsd_client._objects.memory.allocations import check_range, devices_address, ordinal_at, place
 from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.stream import resolve, synchronize
@@ -103,10 +103,10 @@ def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream
         if ordinal_at(source.address) == ordinal_at(destination.address):
             sides = (*destination.operands(CopySpace.DEVICE), *source.operands(CopySpace.DEVICE))
             waits = wait or reading[0] is not context
-            by_the_device(reading[0], operations.COPY_3D, reading[1], *sides, *extent.operands, wait=waits)
+            copy_by_device(reading[0], operations.COPY_3D, reading[1], *sides, *extent.operands, wait=waits)
         else:
             writing = place(destination.address, context, stream_id, stream)
-            _between_devices(writing, reading, destination, source, extent)
+            _copy_between_devices(writing, reading, destination, source, extent)
         return
     device, host = (source, destination) if destination.is_host else (destination, source)
     at, at_stream = place(device.address, context, stream_id, stream)
@@ -115,18 +115,18 @@ def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream
         sides = (*destination.operands(spaces[0]), *source.operands(spaces[1]))
         # Elsewhere than in the caller's stream nothing would wait for it.
         waits = wait or at is not context
-        by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
+        copy_by_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
     elif source.is_host and (reached := devices_address(at, host.address, host.span(extent))):
         sides = (*destination.operands(CopySpace.DEVICE), *evolve(source, address=reached).operands(CopySpace.DEVICE))
-        by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=wait or at is not context)
+        copy_by_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=wait or at is not context)
     elif (by := intercepted.by) is not None and by.takes_copy(
         at, at_stream, partial(_describe, destination, source, extent)
     ):
         return
     elif destination.is_host:
-        _to_host(at, at_stream, destination, source, extent)
+        _copy_to_host(at, at_stream, destination, source, extent)
     else:
-        _to_device(at, at_stream, destination, source, extent, wait)
+        _copy_to_device(at, at_stream, destination, source, extent, wait)
 
 
 def _describe(destination: CopyRegion, source: CopyRegion, extent: CopyExtent) -> Copy3D:
@@ -139,20 +139,20 @@ def _describe(destination: CopyRegion, source: CopyRegion, extent: CopyExtent) -
     return Copy3D(to, start, *extent.operands)
 
 
-def _to_device(
+def _copy_to_device(
     context: Context, stream: int, device: CopyRegion, host: CopyRegion, extent: CopyExtent, wait: bool
 ) -> None:
     limit = context.usable().transport.staging.max_slot_bytes
     send_pieces(context, context.usable(), _pieces(device, host, extent, limit, stream, to_host=False), wait)
 
 
-def _to_host(context: Context, stream: int, host: CopyRegion, device: CopyRegion, extent: CopyExtent) -> None:
+def _copy_to_host(context: Context, stream: int, host: CopyRegion, device: CopyRegion, extent: CopyExtent) -> None:
     limit = context.usable().transport.staging.max_slot_bytes
     pieces = _pieces(device, host, extent, limit, stream, to_host=True)
     fetch_pieces(context, context.usable(), pieces, _PIECES_UNDER_WAY)
 
 
-def _between_devices(
+def _copy_between_devices(
     writing: tuple[Context, int],
     reading: tuple[Context, int],
     destination: CopyRegion,
@@ -163,8 +163,8 @@ def _between_devices(
     buffer = ctypes.create_string_buffer(min(extent.bytes, limit))
     for corner, box in _boxes(extent, limit):
         between = _pack(True, ctypes.addressof(buffer), box)
-        _to_host(*reading, between, source.at(*corner), box)
-        _to_device(*writing, destination.at(*corner), between, box, wait=True)
+        _copy_to_host(*reading, between, source.at(*corner), box)
+        _copy_to_device(*writing, destination.at(*corner), between, box, wait=True)
 
 
 def _pieces(

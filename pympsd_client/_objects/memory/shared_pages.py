@@ -1,10 +1,16 @@
-"""Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly."""
+"""Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly.
+
+The executor allocates the pages, and this process maps them by their descriptor. The address may be in use here; then
+the executor is asked for another one (`share`). This process unmaps freed pages immediately, the executor after the
+work submitted before.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -30,6 +36,8 @@ _NO_CONTEXT: Final = 0
 _ADDRESS: Final = struct.Struct("=Q")
 _MAX_TRIES: Final = 16
 """The number of pieces, some of them in pairs, that may be allocated in vain for one that this process can map."""
+when_shared: Final[list[Callable[[Context], None]]] = []
+"""Called with the context behind whose executor new pages are."""
 _preparing: Final = Lock()
 _mapped_here: Final[dict[int, int]] = {}
 """Sizes by address."""
@@ -65,7 +73,8 @@ def share(context: Context, size: int) -> SharedPages:
             try:
                 map_at(fd, address, size)
                 in_the_way.remove(address)
-                return SharedPages(address, size, transport)
+                pages = SharedPages(address, size, transport)
+                break
             except OSError as error:
                 if error.errno != errno.EEXIST or len(in_the_way) > _MAX_TRIES:
                     raise _not_mapped(size, address, error) from None
@@ -78,6 +87,9 @@ def share(context: Context, size: int) -> SharedPages:
     finally:
         for address in in_the_way:
             _free(transport, address)
+    for call in when_shared:
+        call(context)
+    return pages
 
 
 def free_address(maps: str, address: int, size: int) -> int:

@@ -175,7 +175,7 @@ class VirtualMemory:
     def free_addresses(self, start: int, size: int) -> None:
         """Free a range of addresses in which nothing is mapped; raise INVALID_VALUE."""
         with self._lock:
-            if self._between(start, size):
+            if self._list_between(start, size):
                 raise invalid_value(f"memory is mapped at {start:#x}; cuMemUnmap it first")
             reservations = self._reservations.get(ordinal_of(start))
             if reservations is None or not reservations.free(start, size):
@@ -242,7 +242,7 @@ class VirtualMemory:
         Raise INVALID_VALUE.
         """
         with self._lock:
-            mapping = self._containing(address)
+            mapping = self._find_containing(address)
             mapping.physical.references += 1
             return mapping.physical.handle
 
@@ -262,7 +262,7 @@ class VirtualMemory:
             reservations = self._reservations.get(ordinal)
             if reservations is None or not reservations.hold(address, size):
                 raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
-            if self._between(address, size):
+            if self._list_between(address, size):
                 raise invalid_value(f"memory is mapped at {address:#x}, or within {size} bytes from it")
             context, imported = physical.context, 0
             if ordinal != context.device.ordinal:
@@ -285,7 +285,7 @@ class VirtualMemory:
         INVALID_VALUE for a range that ends within a mapping, and for addresses that are not reserved.
         """
         with self._lock:
-            mappings = self._between(address, size)
+            mappings = self._list_between(address, size)
             if not all(address <= mapping.handle <= address + size - mapping.size for mapping in mappings):
                 raise invalid_value(f"{size} bytes at {address:#x} contain a part of a mapping; unmap all of it")
             reservations = self._reservations.get(ordinal_of(address))
@@ -333,18 +333,18 @@ class VirtualMemory:
                     unmap_memory(mapping.handle)
                 mapping.host_access = flags
 
-    def at(self, address: int) -> Mapping:
+    def find_mapping(self, address: int) -> Mapping:
         """Return the mapping that an address is in; raise INVALID_VALUE."""
         with self._lock:
-            return self._containing(address)
+            return self._find_containing(address)
 
-    def _containing(self, address: int) -> Mapping:
-        mapping = allocations.containing(address)
+    def _find_containing(self, address: int) -> Mapping:
+        mapping = allocations.find_containing(address)
         if not isinstance(mapping, Mapping):
             raise invalid_value(f"no memory is mapped at {address:#x}")
         return mapping
 
-    def _between(self, start: int, size: int) -> list[Mapping]:
+    def _list_between(self, start: int, size: int) -> list[Mapping]:
         return [
             mapping
             for mapping in self._mappings.values()
@@ -352,7 +352,7 @@ class VirtualMemory:
         ]
 
     def _exactly(self, start: int, size: int) -> list[Mapping]:
-        mappings = sorted(self._between(start, size), key=lambda mapping: mapping.handle)
+        mappings = sorted(self._list_between(start, size), key=lambda mapping: mapping.handle)
         at = start
         for mapping in mappings:
             if mapping.handle != at:

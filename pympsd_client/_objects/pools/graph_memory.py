@@ -102,7 +102,7 @@ class GraphAllocation(Allocation):
 
 graph_allocations: Final = HandleTable[GraphAllocation]("memory of a node", "freed, or never allocated")
 """The memory of all nodes by address, whether the program has it now or not."""
-other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation in graph_allocations.all()))
+other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation in graph_allocations.list_all()))
 
 
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:

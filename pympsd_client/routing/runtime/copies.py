@@ -229,19 +229,19 @@ def rows_between_arrays(
     _submit(description, None)
 
 
-def to_array(handle: int, x: int, y: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
+def copy_to_array(handle: int, x: int, y: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
     """Copy bytes to an array, from byte ``x`` of row ``y`` on."""
     copy(_bytes_at(handle, x, y, count), source, count, kind, stream)
 
 
-def from_array(
+def copy_from_array(
     destination: int, handle: int, x: int, y: int, count: int, kind: int, stream: int | None = None
 ) -> None:
     """Copy bytes of an array, from byte ``x`` of row ``y`` on."""
     copy(destination, _bytes_at(handle, x, y, count), count, kind, stream)
 
 
-def between_arrays(
+def copy_between_arrays(
     destination: int, to_x: int, to_y: int, source: int, x: int, y: int, count: int, kind: int
 ) -> None:
     """Copy bytes of an array to an array."""

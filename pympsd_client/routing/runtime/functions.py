@@ -29,7 +29,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._objects.process import process
 from pympsd_client.routing import c_types, driver
-from pympsd_client.routing.explain import refusing, result_of
+from pympsd_client.routing.explain import make_refusal, result_of
 from pympsd_client.routing.runtime.devices import ready
 from pympsd_client.routing.runtime.properties import LAYOUTS
 from pympsd_client.routing.runtime.rows import EQUAL, NEED_NO_CONTEXT, ROWS
@@ -59,15 +59,15 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
     row = ROWS.get(base) or ROWS.get(_VERSION.sub("", base))
     equal = EQUAL.get(base) or EQUAL.get(_VERSION.sub("", base), "")
     if row is not None:
-        function, format = _of_row(row, types)
+        function, format = _resolve_row(row, types)
     elif equal:
-        function, format = _of_driver(equal, types)
+        function, format = _resolve_driver_function(equal, types)
     else:
-        return refusing(name), ""
-    return function, c_types.with_threads_stream(format, types) if base != name else format
+        return make_refusal(name), ""
+    return function, c_types.select_threads_stream(format, types) if base != name else format
 
 
-def _of_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
+def _resolve_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
     parameters = arrange(row, types)
     core = row.find_core()
     layout = next((LAYOUTS[type] for type in types if type in LAYOUTS), None)
@@ -78,7 +78,7 @@ def _of_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any],
     return core if is_early else _ready(core), "".join(map(_code, parameters, types))
 
 
-def _of_driver(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
+def _resolve_driver_function(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
     row = SIGNATURES.get(name)
     function, format, *_ = driver.resolve(name, f"CUresult ({', '.join(_driver_types(row, types))})")
     if name in NEED_NO_CONTEXT:
@@ -89,7 +89,7 @@ def _of_driver(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], s
         inputs = [parameter for parameter in row.parameters if parameter.is_input]
         for index, parameter in enumerate(inputs):
             if parameter.type in ("CUfunction", "CUkernel"):
-                return _ready(_with_kernel(function, index)), format
+                return _ready(_wrap_kernel(function, index)), format
     return _ready(function), format
 
 
@@ -122,7 +122,7 @@ def _driver_type(type: str) -> str:
     return type if not is_known else f"{translated} *{stars}" if "*" in type else translated
 
 
-def _with_kernel(function: Callable[..., Any], index: int) -> Callable[..., Any]:
+def _wrap_kernel(function: Callable[..., Any], index: int) -> Callable[..., Any]:
     """Return a function that takes the address of a host function where ``function`` takes a kernel."""
 
     def call(*arguments: Any) -> Any:

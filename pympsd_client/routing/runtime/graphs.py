@@ -159,25 +159,25 @@ def set_fill(executable: int, node: int, parameters: int) -> None:
 
 def add_any(graph: int, dependencies: int, data: int, count: int, description: int) -> int:
     """Return a new node of the kind that is described."""
-    buffer = _any(description)
+    buffer = _convert_description(description)
     place = description if buffer is None else ctypes.addressof(buffer)
     return int(api.cuGraphAddNode(graph, dependencies, data, count, place))
 
 
 def set_any(node: int, description: int) -> None:
     """Change what a node does, within its kind."""
-    buffer = _any(description)
+    buffer = _convert_description(description)
     api.cuGraphNodeSetParams(node, description if buffer is None else ctypes.addressof(buffer))
 
 
 def set_executable_any(executable: int, node: int, description: int) -> None:
     """Change what a node of an executable graph does, within its kind."""
-    buffer = _any(description)
+    buffer = _convert_description(description)
     place = description if buffer is None else ctypes.addressof(buffer)
     api.cuGraphExecNodeSetParams(executable, node, place)
 
 
-def _any(description: int) -> Any:
+def _convert_description(description: int) -> Any:
     """Return the driver's description of a cudaGraphNodeParams; None if it is the same."""
     check_not_null("the cudaGraphNodeParams", description)
     kind, at = ctypes.c_int.from_address(description).value, description + structs.NODE_PARAMETERS_AT

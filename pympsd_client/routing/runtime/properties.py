@@ -20,7 +20,7 @@ from pympsd_client.routing.runtime.symbols import kernel_at
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-def _by_name(fields: str) -> dict[str, str]:
+def _map_by_name(fields: str) -> dict[str, str]:
     """Return the attributes of fields that have the same names, in capitals with underscores."""
     return {field: _WORD.sub("_", field).upper() for field in fields.split()}
 
@@ -59,7 +59,7 @@ _CHOICE: Final = [
 ]
 """The fields of cudaDeviceProp that cudaChooseDevice compares."""
 _NUMBERS: Final = {
-    **_by_name(
+    **_map_by_name(
         """
         asyncEngineCount canMapHostMemory canUseHostPointerForRegisteredMem clusterLaunch
         computePreemptionSupported concurrentKernels concurrentManagedAccess cooperativeLaunch
@@ -141,7 +141,7 @@ _LISTS: Final = {
     "maxSurface3D": ("MAXIMUM_SURFACE3D_WIDTH", "MAXIMUM_SURFACE3D_HEIGHT", "MAXIMUM_SURFACE3D_DEPTH"),
 }
 _FUNCTION_FIELDS: Final = {
-    **_by_name(
+    **_map_by_name(
         """
         binaryVersion cacheModeCA clusterSchedulingPolicyPreference constSizeBytes localSizeBytes
         maxDynamicSharedSizeBytes maxThreadsPerBlock nonPortableClusterSizeAllowed numRegs ptxVersion

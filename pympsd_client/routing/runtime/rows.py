@@ -183,12 +183,12 @@ _ARRAY_COPIES: Final = f"""
 {_FROM_ROWS.format("cudaMemcpy2DFromArrayAsync", _IN_ORDER)} = rows_from_array
 cudaMemcpy2DArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst, cudaArray_t src, size_t wOffsetSrc,
     size_t hOffsetSrc, size_t width, size_t height, cudaMemcpyKind kind) = rows_between_arrays
-{_TO_ARRAY.format("cudaMemcpyToArray", "")} = to_array
-{_TO_ARRAY.format("cudaMemcpyToArrayAsync", _IN_ORDER)} = to_array
-{_FROM_ARRAY.format("cudaMemcpyFromArray", "")} = from_array
-{_FROM_ARRAY.format("cudaMemcpyFromArrayAsync", _IN_ORDER)} = from_array
+{_TO_ARRAY.format("cudaMemcpyToArray", "")} = copy_to_array
+{_TO_ARRAY.format("cudaMemcpyToArrayAsync", _IN_ORDER)} = copy_to_array
+{_FROM_ARRAY.format("cudaMemcpyFromArray", "")} = copy_from_array
+{_FROM_ARRAY.format("cudaMemcpyFromArrayAsync", _IN_ORDER)} = copy_from_array
 cudaMemcpyArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst, cudaArray_t src, size_t wOffsetSrc,
-    size_t hOffsetSrc, size_t count, cudaMemcpyKind kind) = between_arrays
+    size_t hOffsetSrc, size_t count, cudaMemcpyKind kind) = copy_between_arrays
 """
 
 _STREAMS: Final = """

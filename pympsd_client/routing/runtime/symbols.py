@@ -134,7 +134,7 @@ def check_linked() -> None:
                 with suppress(CudaError):
                     _library(wrapper)
             if wrapper in _refused:
-                raise _refused[wrapper].again()
+                raise _refused[wrapper].copy()
 
 
 def _registration(host: int) -> Any:
@@ -242,7 +242,7 @@ def _library(wrapper: int) -> int:
         if library is None:
             check_not_null("the fat binary", wrapper)
             if wrapper in _refused:
-                raise _refused[wrapper].again()
+                raise _refused[wrapper].copy()
             _, version, image, parts = _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))
             try:
                 library = _libraries[wrapper] = _load(image, parts if version == _LINKED else 0)

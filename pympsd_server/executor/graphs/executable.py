@@ -153,7 +153,7 @@ class ExecutableGraph:
         graph._begun = context.create_event(False)
         first = 0 if stream is None else 1
         count = max((assigned.slot for assigned in assignments), default=0)
-        graph._slot_streams = [own.at(first + index) for index in range(count)]
+        graph._slot_streams = [own.get_or_create(first + index) for index in range(count)]
         graph._events = {
             index: context.create_event(False) for index, assigned in enumerate(assignments) if assigned.is_waited_for
         }
@@ -166,8 +166,8 @@ class ExecutableGraph:
         condition = self._context.condition(act.handle)
         if act.default is not None:
             self._defaults.append((condition, act.default))
-        own = self._own.inside(assigned.slot)
-        stream = own.at(0)
+        own = self._own.find_inside(assigned.slot)
+        stream = own.get_or_create(0)
         bodies = [self._build(self._context, steps, own, stream) for steps in act.bodies]
         for body in bodies:
             self._defaults += body._defaults

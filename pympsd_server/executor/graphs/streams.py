@@ -1,9 +1,9 @@
 """The streams that executable graphs have of their own: created when first used, counted, and shared by bodies.
 
 A stream costs a backend memory and a client cannot see those that its graphs take, so they are limited for each
-client (`StreamBudget`, MAX_CLIENT_STREAMS) and are created only when a node needs one (`OwnStreams.at`). The bodies
-of conditional nodes that are in one slot run one after another, so all of them share the same streams
-(`OwnStreams.inside`), however many bodies there are.
+client (`StreamBudget`, MAX_CLIENT_STREAMS) and are created only when a node needs one (`OwnStreams.get_or_create`).
+The bodies of conditional nodes that are in one slot run one after another, so all of them share the same streams
+(`OwnStreams.find_inside`), however many bodies there are.
 
 Destroying a stream lets its work run to its end. Only then may the budget count it no more for a graph with
 conditional nodes, because a body may still be queued; `ExecutableGraph.destroy` takes care of that.
@@ -59,7 +59,7 @@ class OwnStreams:
     _streams: list[Stream] = field(factory=list, init=False)
     _inside: dict[int, OwnStreams] = field(factory=dict, init=False)
 
-    def at(self, index: int) -> Stream:
+    def get_or_create(self, index: int) -> Stream:
         """Return a stream; BackendError if the limit of streams is reached or there is no memory."""
         while len(self._streams) <= index:
             self._budget.take()
@@ -70,7 +70,7 @@ class OwnStreams:
                 raise
         return self._streams[index]
 
-    def inside(self, slot: int) -> OwnStreams:
+    def find_inside(self, slot: int) -> OwnStreams:
         """Return those of the bodies of conditional nodes in a slot."""
         return self._inside.setdefault(slot, OwnStreams(self._context, self._budget))
 

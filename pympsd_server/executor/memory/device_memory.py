@@ -134,7 +134,7 @@ class Shortages:
     _numbers: count[int] = field(factory=lambda: count(1), init=False)
     _waiting: dict[int, _Waiting] = field(factory=dict, init=False)
 
-    def with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
+    def take_with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
         """Call ``take`` for a client; while it raises Shortage, request memory from the owner and call it again."""
         for _ in range(MAX_TRIES):
             try:

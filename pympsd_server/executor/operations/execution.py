@@ -36,6 +36,7 @@ def launch(
     parameter_bytes: int,
     parameters: bytes,
 ) -> None:
+    """Queue a kernel: ``g`` blocks of ``b`` threads, ``shared_bytes`` of dynamic shared memory for each block."""
     cooperative = bool(request.flags & FLAG_COOPERATIVE)
     cluster = cluster_of(request.flags)
     launch = Launch(module, function, (gx, gy, gz), (bx, by, bz), shared_bytes, parameters, cooperative, cluster)
@@ -51,6 +52,7 @@ def host_function(request: Request, stream: Stream, token: int) -> None:
 
 
 def host_function_done(request: Request, token: int) -> None:
+    """Let the stream continue after a host function that the client has run."""
     pending = request.context.host_functions
     if token not in pending:
         raise BackendError(Result.ERROR_INVALID_HANDLE, f"host function {token} is not pending in this context")
@@ -59,10 +61,12 @@ def host_function_done(request: Request, token: int) -> None:
 
 
 def room(request: Request, done: Completion) -> None:
-    request.resources.backpressure.when_half_is_free(lambda: done(Status()))
+    """Answer when the client has less than half of its limit of unfinished work."""
+    request.resources.backpressure.call_when_half_is_free(lambda: done(Status()))
 
 
 def set_limit(request: Request, limit: int, count: int) -> None:
+    """Set a `ContextLimit` of the context to ``count`` bytes."""
     try:
         kind = ContextLimit(limit)
     except ValueError:
@@ -74,12 +78,14 @@ _MAX_LAYOUT_BYTES: Final = MAX_RECORD - HEADER_BYTES
 
 
 def image_part(request: Request, module: int, offset: int, count: int) -> None:
+    """Append ``count`` staged bytes to the image of a module that is loaded later."""
     request.context.images.append(module, request.staging(offset, count))
 
 
 def load_module(request: Request, handle: int) -> OperationAnswer:
+    """Load the module whose image has arrived, and answer with the layout of its functions and variables."""
     context, image = request.context, request.context.images.take(handle)
-    module = request.with_room(lambda: context.backend.load_module(image))
+    module = request.take_with_room(lambda: context.backend.load_module(image))
     layout = _layout(module)
     if len(layout) > _MAX_LAYOUT_BYTES:
         module.unload()
@@ -91,6 +97,7 @@ def load_module(request: Request, handle: int) -> OperationAnswer:
 
 
 def load_function(request: Request, module: Module, function: int) -> OperationAnswer:
+    """Answer with the properties of a function, which is loaded if it was not."""
     return OperationAnswer(tail=module.function(function).encode())
 
 
@@ -99,6 +106,7 @@ def _layout(module: Module) -> bytes:
 
 
 def place_managed(request: Request, module: Module, address: int) -> OperationAnswer:
+    """Place the module's managed variables in page-locked memory of the client; answer with their layout."""
     request.resources.pinned.view(address, module.managed_bytes)  # raises unless it is the client's
     module.place_managed(address)
     return OperationAnswer(tail=_layout(module))
@@ -119,33 +127,40 @@ def check_ready(done: bool) -> None:
 
 
 def create_stream(request: Request, handle: int, flags: int, priority: int) -> OperationAnswer:
+    """Create a stream with CUstream_flags and a priority."""
     if flags & ~_NON_BLOCKING:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"stream flags {flags:#x}")
     return OperationAnswer(created=request.context.backend.create_stream(bool(flags & _NON_BLOCKING), priority))
 
 
 def query_stream(request: Request, stream: Stream) -> None:
+    """Raise BackendError NOT_READY unless all work of a stream is done."""
     check_ready(stream.idle)
 
 
 def create_event(request: Request, handle: int, flags: int) -> OperationAnswer:
+    """Create an event with CUevent_flags."""
     if flags & ~(_BLOCKING_SYNC | _DISABLE_TIMING | _INTERPROCESS):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"event flags {flags:#x}")
     return OperationAnswer(created=request.context.backend.create_event(not flags & _DISABLE_TIMING))
 
 
 def query_event(request: Request, event: Event) -> None:
+    """Raise BackendError NOT_READY unless the work before an event is done."""
     check_ready(event.done)
 
 
 def elapsed_time(request: Request, start: Event, end: Event) -> OperationAnswer:
+    """Answer with the milliseconds between two events."""
     return OperationAnswer((end.milliseconds_since(start),))
 
 
 def share_event(request: Request, event: Event) -> OperationAnswer:
+    """Answer with the secret, in two words, by which another client of the user opens an event."""
     return OperationAnswer(words(request.resources.shared_events.add(event)))
 
 
 def open_event(request: Request, handle: int, high: int, low: int) -> OperationAnswer:
+    """Open an event that another client shares, by the two words of its secret."""
     event = request.resources.shared_events.find(high << 64 | low)
     return OperationAnswer(created=request.context.backend.open_event(event))

@@ -91,10 +91,12 @@ def _run_host_function(host_request: Any, stream: Stream) -> None:
 
 
 def graph_part(request: Request, graph: int, offset: int, count: int) -> None:
+    """Append ``count`` staged bytes to the description of a graph that is instantiated later."""
     request.context.images.append(graph, request.staging(offset, count))
 
 
 def launch_graph(request: Request, stream: Stream, graph: ExecutableGraph) -> None:
+    """Queue an executable graph; each of its items counts as unfinished work."""
     try:
         graph.launch(stream, _run_host_function)
     finally:  # what was queued before an item was refused counts too
@@ -103,6 +105,7 @@ def launch_graph(request: Request, stream: Stream, graph: ExecutableGraph) -> No
 
 
 def graph_host_function(request: Request, stream: Stream, graph: ExecutableGraph, token: int, number: int) -> None:
+    """Pass the host function ``number`` of the graph's next launch; each is passed once."""
     if number in graph.host_functions or number >= graph.size:
         reason = f"host function {number} was passed already, or the graph of {graph.size} nodes does not have it"
         raise BackendError(Result.ERROR_INVALID_VALUE, reason)

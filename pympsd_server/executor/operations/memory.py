@@ -29,8 +29,9 @@ _MAX_ADDRESS: Final = 1 << 64
 
 
 def allocate(request: Request, count: int) -> OperationAnswer:
+    """Answer with the address of ``count`` bytes of device memory."""
     allocate = request.context.backend.allocate
-    return OperationAnswer((request.with_room(lambda: allocate(count)),))
+    return OperationAnswer((request.take_with_room(lambda: allocate(count)),))
 
 
 # --- copies and fills
@@ -47,6 +48,7 @@ def _device(address: int) -> Region:
 def copy_to_device(
     request: Request, stream: Stream, destination: int, offset: int, count: int, done: Completion
 ) -> None:
+    """Queue a copy of ``count`` staged bytes to device memory; ``done`` frees the slot."""
     source = Region(Space.STAGING, host=request.staging(offset, count))
     stream.copy(_linear(_device(destination), source, count), done)
 
@@ -54,25 +56,30 @@ def copy_to_device(
 def copy_from_device(
     request: Request, stream: Stream, source: int, offset: int, count: int, done: Completion
 ) -> None:
+    """Queue a copy of ``count`` bytes of device memory to a slot; ``done`` reports that they are there."""
     destination = Region(Space.STAGING, host=request.staging(offset, count))
     stream.copy(_linear(destination, _device(source), count), done)
 
 
 def copy_on_device(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+    """Queue a copy of ``count`` bytes within device memory."""
     stream.copy(_linear(_device(destination), _device(source), count))
 
 
 def copy_to_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+    """Queue a copy of ``count`` bytes of page-locked memory to device memory."""
     pinned = Region(Space.PINNED, host=request.resources.pinned.view(source, count))
     stream.copy(_linear(_device(destination), pinned, count))
 
 
 def copy_from_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+    """Queue a copy of ``count`` bytes of device memory to page-locked memory."""
     pinned = Region(Space.PINNED, host=request.resources.pinned.view(destination, count))
     stream.copy(_linear(pinned, _device(source), count))
 
 
 def copy_3d(request: Request, stream: Stream, *operands: int) -> None:
+    """Queue a copy of a box of bytes between device and page-locked memory; staged memory needs an answer."""
     copy = _regions(request, *operands)
     if Space.STAGING in (copy.destination.space, copy.source.space):
         raise BackendError(Result.ERROR_INVALID_VALUE, "COPY_3D reaches no shared memory; COPY_3D_STAGED does")
@@ -80,6 +87,7 @@ def copy_3d(request: Request, stream: Stream, *operands: int) -> None:
 
 
 def copy_3d_staged(request: Request, stream: Stream, *operands: Any) -> None:
+    """Queue a copy of a box of bytes to or from a slot; ``done`` is called when it is over."""
     *numbers, done = operands
     stream.copy(_regions(request, *numbers), done)
 
@@ -111,6 +119,7 @@ def _region(request: Request, extent: Extent, space: int, base: int, pitch: int,
 def fill(
     request: Request, stream: Stream, destination: int, value: int, width: int, count: int, pitch: int, height: int
 ) -> None:
+    """Queue a fill of ``height`` rows of ``count`` elements of ``width`` bytes; rows are ``pitch`` bytes apart."""
     region = Region(Space.DEVICE, destination, pitch)
     stream.fill(Fill(region, value, width, Extent(width * count, height)))
 
@@ -119,16 +128,17 @@ def fill(
 
 
 def allocate_pinned(request: Request, count: int) -> OperationAnswer:
+    """Answer with the address of ``count`` bytes of page-locked memory, and its file descriptor."""
     piece = request.resources.pinned.allocate(count)
     return OperationAnswer((piece.address,), fds=(piece.fd,))
 
 
 def free_pinned(request: Request, address: int) -> None:
     """Free a piece, even if its context has ended: the client loses it now, the device after all queued work."""
-    _after_all_work(request.resources, request.resources.pinned.take(address))
+    _call_after_all_work(request.resources, request.resources.pinned.take(address))
 
 
-def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
+def _call_after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     """Call ``act`` once the work that all contexts of a client have queued is done, or they have gone."""
     contexts = tuple(client.contexts.values())
     lock, pending = Lock(), len(contexts) + 1
@@ -150,27 +160,32 @@ def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
 
 
 def create_memory(request: Request, handle: int, count: int, flags: int) -> OperationAnswer:
+    """Create physical memory of ``count`` bytes for virtual memory, on the device or the host."""
     if flags & ~(MEMORY_SHAREABLE | MEMORY_OF_HOST):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
     charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
     create, shareable = request.context.backend.create_memory, bool(flags & MEMORY_SHAREABLE)
-    return OperationAnswer(created=request.with_room(lambda: create(count, shareable, charge)))
+    return OperationAnswer(created=request.take_with_room(lambda: create(count, shareable, charge)))
 
 
 def set_access(request: Request, address: int, count: int, accessible: int) -> None:
+    """Allow or deny the client's kernels access to a mapped range."""
     request.context.backend.set_access(address, count, bool(accessible))
 
 
 def export_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
+    """Answer with a file descriptor of shareable memory."""
     return OperationAnswer(fds=(memory.export(),))
 
 
 def import_memory(request: Request, handle: int, high: int, low: int) -> OperationAnswer:
+    """Import memory that a client shares, by the two words of its secret; answer with its size in bytes."""
     memory = request.context.backend.import_memory(high << 64 | low)
     return OperationAnswer((memory.size, int(memory.is_of_host)), created=memory)
 
 
 def share_allocation(request: Request, address: int) -> OperationAnswer:
+    """Answer with the secret, in two words, of the memory at an address, and the offset in it (cuIpcGetMemHandle)."""
     secret, offset = request.context.backend.share_allocation(address)
     return OperationAnswer((*words(secret), offset))
 
@@ -180,6 +195,7 @@ def _words_of(file: File) -> tuple[int, ...]:
 
 
 def publish_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
+    """Answer with the file of memory that an executor of another device maps."""
     file = memory.publish()
     return OperationAnswer((*_words_of(file), file.offset))
 
@@ -187,13 +203,21 @@ def publish_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
 def import_peers_memory(
     request: Request, handle: int, process: int, descriptor: int, high: int, low: int, offset: int, count: int
 ) -> OperationAnswer:
+    """Map ``count`` bytes of memory that the executor of another device has published."""
     file = File(descriptor, high << 64 | low, offset)
     return OperationAnswer(created=request.context.backend.import_peers_memory(process, file, count))
 
 
 def publish_window(request: Request) -> OperationAnswer:
+    """Answer with the file of the client's allocations, which peers map."""
     return OperationAnswer(_words_of(request.context.backend.publish_window()))
 
 
 def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
+    """Map the allocations of the client on another device, for access by kernels of this one."""
     request.context.backend.map_peer(ordinal, process, File(descriptor, high << 64 | low))
+
+
+def map_peers_host_memory(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
+    file = File(descriptor, high << 64 | low)
+    request.context.backend.map_peer(ordinal, process, file, host_memory_only=True)

@@ -80,7 +80,7 @@ class Backpressure:
         for notify in waiting:
             notify()
 
-    def when_half_is_free(self, notify: Callable[[], None]) -> None:
+    def call_when_half_is_free(self, notify: Callable[[], None]) -> None:
         """Call ``notify`` once less than half of the limit is unfinished, immediately if it is already."""
         self._count_all()
         with self._changed:

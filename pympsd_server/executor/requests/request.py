@@ -172,9 +172,9 @@ class Request:
             backpressure.leave_answered()
             raise
 
-    def with_room(self, take: Callable[[], _Taken]) -> _Taken:
+    def take_with_room(self, take: Callable[[], _Taken]) -> _Taken:
         """Call ``take``, which takes device memory; if it is short, clients above their soft limits may be ended."""
-        return self.resources.shortages.with_room(self.resources.client, take)
+        return self.resources.shortages.take_with_room(self.resources.client, take)
 
     def staging(self, offset: int, count: int) -> memoryview:
         """Return bytes of the client's shared memory; BackendError INVALID_VALUE outside of it."""

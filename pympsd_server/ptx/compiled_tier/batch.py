@@ -579,7 +579,7 @@ class CompiledBatch:
         votes = barriers[:, 3].astype(np.int64)
         for warp in np.flatnonzero(self._warps["state"][slot] != WarpState.ENDED).tolist():
             row, first = slot * self._warps_per_block + warp, begin + warp * self._code.width
-            living = np.flatnonzero(self._frames.living_lanes(row)) + first
+            living = np.flatnonzero(self._frames.find_living_lanes(row)) + first
             alive[living[living < begin + self._threads]] = True
             for at, lanes, barrier in self._frames.places(row):
                 registers = self._frames.registers(row, at, lanes)

@@ -66,7 +66,7 @@ class Exits:
         groups = batch.groups_at_rest()
         if groups is None or self._stops[min(groups)] < 0:
             return None
-        places = _by_lane(_places(groups, batch.state.count), batch, self.code.width, _NOWHERE)
+        places = _arrange_by_lane(_places(groups, batch.state.count), batch, self.code.width, _NOWHERE)
         lives = places >= 0
         lowest = np.where(lives, places, len(self._stops) - 1).min(axis=1)
         stops = np.where(lives.any(axis=1), self._stops[lowest], _NOWHERE)
@@ -83,7 +83,7 @@ def _places(groups: dict[int, list[Group]], threads: int) -> Array:
     return places
 
 
-def _by_lane(values: Array, batch: Batch, width: int, filler: int) -> Array:
+def _arrange_by_lane(values: Array, batch: Batch, width: int, filler: int) -> Array:
     """Return one value for each thread of a batch as a row for each warp."""
     blocks, threads = batch.state.blocks, batch.state.threads_per_block
     lanes = -(-threads // width) * width
@@ -98,7 +98,7 @@ def take_over(batch: Batch, compiled: CompiledBatch, code: MachineCode, stops: A
     assert groups is not None
     assert memory is not None
     frames = compiled.prepare_blocks(memory, stops >= 0)
-    places = _by_lane(_places(groups, batch.state.count), batch, code.width, _NOWHERE)
+    places = _arrange_by_lane(_places(groups, batch.state.count), batch, code.width, _NOWHERE)
     segments = np.array([stop.segment for stop in code.stops])[stops]
     frames.clear(stops, places >= 0)
     for block, parts in groups.items():
@@ -120,4 +120,4 @@ def _write_registers(
         values = np.zeros(batch.state.count, dtype)
         for group in parts:
             values[group.threads.indices()] = spread(group.registers[position], group.threads.count)
-        frames.write(rows, number, lanes, _by_lane(values, batch, code.width, 0)[rows][lanes])
+        frames.write(rows, number, lanes, _arrange_by_lane(values, batch, code.width, 0)[rows][lanes])

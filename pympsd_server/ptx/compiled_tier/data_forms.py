@@ -344,7 +344,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
             at = text.value(f"getelementptr i{bits}, ptr %scratch3, i64 {lane}")
             text.store(kind, old, at)
 
-    text.each_lane(mask, act)
+    text.write_lane_loop(mask, act)
     text.jump(on)
     text.place(on)
     text.order_after(operation)
@@ -406,7 +406,7 @@ def _fence(text: MemoryText, operation: Operation) -> None:
 
 @writes("prefetch prefetchu griddepcontrol discard applypriority pmevent setmaxnreg")
 @writes("cp.async.bulk.commit_group cp.async.bulk.wait_group cp.async.bulk.prefetch cp.async.bulk.prefetch.tensor")
-def _nothing(text: MemoryText, operation: Operation) -> None:
+def _do_nothing(text: MemoryText, operation: Operation) -> None:
     """Do nothing: there is no cache, and copies are made when they are issued."""
 
 

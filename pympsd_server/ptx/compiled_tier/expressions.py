@@ -174,10 +174,10 @@ def round_to_half(value: Expression) -> Expression:
 
 def _narrow_to_half(near: Expression, error: Expression) -> Expression:
     """Return the exact sum of a float and an error as a half."""
-    return _to_odd(near, error).cast("fptrunc", "half")
+    return _round_to_odd(near, error).cast("fptrunc", "half")
 
 
-def _to_odd(near: Expression, error: Expression) -> Expression:
+def _round_to_odd(near: Expression, error: Expression) -> Expression:
     """Return the exact sum of the nearest float and an error, rounded to odd."""
     bits = near.cast("bitcast", "i32")
     away = (error > 0.0) ^ (bits < 0)  # the exact sum is farther from zero
@@ -191,7 +191,7 @@ def bfloat_from_sum(terms: list[Expression]) -> Expression:
     """Return one double, or the exact sum of two, as the bits of a bfloat16, rounded once."""
     high, low = _two_sum(terms) if len(terms) == 2 else (terms[0], terms[0].make(0.0, "double"))
     near = high.cast("fptrunc", "float")
-    return bfloat_from_float(_to_odd(near, (high - near.cast("fpext", "double")) + low))
+    return bfloat_from_float(_round_to_odd(near, (high - near.cast("fpext", "double")) + low))
 
 
 def bfloat_from_float(value: Expression) -> Expression:

@@ -88,7 +88,7 @@ class Frames:
         """Return which lanes have stopped at a warp's stop."""
         return self._bits(self._column(rows, FRAME_MASK, _WORD))
 
-    def living_lanes(self, row: int) -> Array:
+    def find_living_lanes(self, row: int) -> Array:
         """Return which lanes of a warp have not exited."""
         alive: Array = self._bits(self._column(np.array([row]), FRAME_ALIVE, _WORD))[0]
         return alive

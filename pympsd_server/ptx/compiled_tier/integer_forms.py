@@ -126,7 +126,7 @@ def _carry(text: MemoryText, operation: Operation, shape: Shape) -> None:
 
 
 @writes("addc subc madc")
-def _carried(text: MemoryText, operation: Operation) -> None:
+def _add_with_carry(text: MemoryText, operation: Operation) -> None:
     results = [operation.operands[0], *([text.code.carry] if operation.has("cc") else [])]
     _carry(text, operation, text.shape_of(*results))
 
@@ -153,7 +153,7 @@ def _logic(text: MemoryText, operation: Operation) -> None:
 
 
 @writes("not cnot")
-def _not(text: MemoryText, operation: Operation) -> None:
+def _invert(text: MemoryText, operation: Operation) -> None:
     target, shape = operation.operands[0], text.shape_of(operation.operands[0])
     if operation.type == "pred":
         truth = text.predicate(operation.operands[1], shape)

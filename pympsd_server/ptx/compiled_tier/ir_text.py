@@ -92,7 +92,7 @@ class Text:
 
     def call(self, name: str, result: str, *arguments: Typed) -> str:
         """Write a call of a function and declare it; return the name of its result, "" without one."""
-        plain = ", ".join(_without_attributes(kind) for kind, _ in arguments)
+        plain = ", ".join(_strip_attributes(kind) for kind, _ in arguments)
         self.declared.add(f"declare {result} @{name}({plain})")
         text = f"call {result} @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})"
         if result == "void":
@@ -143,7 +143,7 @@ class Text:
         self.line('call void asm sideeffect "", "~{memory}"()')
 
 
-def _without_attributes(kind: str) -> str:
+def _strip_attributes(kind: str) -> str:
     """Return a type without attributes of the argument, such as an alignment."""
     return kind.split(" align ")[0]
 

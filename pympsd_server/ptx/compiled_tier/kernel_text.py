@@ -166,7 +166,7 @@ class KernelText(StopText):
         if not pending:
             return
         mask, alive = self.current(), self.load("i32", "%alive")
-        members = self._named_lanes(segment.meeting.mask, mask)
+        members = self._mask_named_lanes(segment.meeting.mask, mask)
         absent = self.op("and", "i32", self.op("and", "i32", members, alive), self.op("xor", "i32", mask, "-1"))
         ready, wait = self.label("ready"), self.label("wait")
         self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
@@ -178,7 +178,7 @@ class KernelText(StopText):
         last = self.go_elsewhere(mask, sorted(pending - {self.at}), stuck)
         self.place(stuck)
         status = self.phi("i32", (str(StopReason.SPIN.value), wait), (str(StopReason.BAIL.value), last))
-        self.leave(self.here(), mask, status)
+        self.leave(self.make_stop(), mask, status)
         self.place(ready)
 
     def _take_turn(self, kind: int, mask: str) -> None:
@@ -191,11 +191,11 @@ class KernelText(StopText):
             self.branch(stays, on, turn)
             self.place(turn)
         self.store("i32", self.op("or", "i32", turns, str(kind)), self.field("%frame", FRAME_TURNS))
-        self.leave(self.here(), mask, StopReason.TURN, stays=stays if by_frame else "")
+        self.leave(self.make_stop(), mask, StopReason.TURN, stays=stays if by_frame else "")
         if not by_frame:
             self.place(on)
 
-    def _named_lanes(self, mask: Argument, running: str) -> str:
+    def _mask_named_lanes(self, mask: Argument, running: str) -> str:
         if not self.plan.is_varying(mask):
             return self.use(mask, "u32", SCALAR)
         words = self.vector.of("i32")
@@ -215,7 +215,7 @@ class KernelText(StopText):
         fuel = self._burn(self.plan.weights[self.at])
         self.branch(self.op("icmp slt", "i64", fuel, "0"), pause, f"run{self.at}", UNLIKELY)
         self.place(pause)
-        may_wait, stop = self.at in self.plan.spinning, self.here()
+        may_wait, stop = self.at in self.plan.spinning, self.make_stop()
         status: str | StopReason = StopReason.POLL if may_wait else StopReason.SLICE
         if may_wait and stop.pending:
             apart = self.have_lanes(stop.pending)
@@ -244,7 +244,7 @@ class KernelText(StopText):
         if segment.origin >= 0 and self.plan.pending[self.at] and is_barrier(self.end_of(segment)):
             self.bail_if_apart()
         if segment.escapes or is_left_whole(segment.terminator):
-            stop = self.here()
+            stop = self.make_stop()
             if segment.attempts:
                 write_attempt(self, segment.operations[0])
             behind = Stop(self.at + 1, stop.pending)

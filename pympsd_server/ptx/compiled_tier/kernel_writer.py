@@ -23,7 +23,7 @@ from pympsd_server.ptx.compiled_tier.stop_text import Stop
 from pympsd_server.ptx.compiled_tier.turns import find_turns, uses_turns
 from pympsd_server.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.ptx.isa.machine import WARP
-from pympsd_server.ptx.lowering.control_flow import build_blocks, without_dead_results
+from pympsd_server.ptx.lowering.control_flow import build_blocks, drop_dead_results
 from pympsd_server.ptx.lowering.ir import Code, Operation, Special
 
 _MAX_BLOCKS: Final = 4000
@@ -85,7 +85,7 @@ def write_text(
     width = choose_width(code, block)
     rows, linear = block[0] % width == 0, block[1] * block[2] == 1
     whole = block[0] * block[1] * block[2] % width == 0
-    probe = KernelText(code, _everything_varies(code), width, whole, offsets, Sequences(), static_shared)
+    probe = KernelText(code, _plan_all_varying(code), width, whole, offsets, Sequences(), static_shared)
     escapes = _Escapes(probe, has_halves)
     places = {key: offset for key, offset in offsets.items() if key[0] == "shared"}
     plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
@@ -147,7 +147,7 @@ def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], thr
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
-    operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
+    operations = [drop_dead_results(block, blocks, code.carry) for block in blocks]
     turns = find_turns(blocks, operations, code.carry, places, threads)
     segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
     if len(segments) > _MAX_SEGMENTS:
@@ -157,5 +157,5 @@ def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], thr
     return analyse(code, segments, rows=rows)
 
 
-def _everything_varies(code: Code) -> WarpPlan:
+def _plan_all_varying(code: Code) -> WarpPlan:
     return WarpPlan([], False, [set()], set(range(len(code.register_types))), [set()])

@@ -363,7 +363,7 @@ class Lanes(Text):
 
     # --- lane by lane
 
-    def each_lane(self, mask: str, body: Callable[[str], None]) -> None:
+    def write_lane_loop(self, mask: str, body: Callable[[str], None]) -> None:
         """Write a loop over lanes, the lowest first; `body` gets the lane's number as i64."""
         before, loop, on = self.label("before"), self.label("lane"), self.label("after")
         self.jump(before)

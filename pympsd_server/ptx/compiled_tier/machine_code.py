@@ -38,7 +38,7 @@ from pympsd_server.ptx.compiled_tier.kernel_text import FUNCTION, KernelText
 from pympsd_server.ptx.compiled_tier.kernel_writer import choose_width, threads_bound, write_text
 from pympsd_server.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
 from pympsd_server.ptx.compiled_tier.stop_text import Stop
-from pympsd_server.ptx.lowering.control_flow import build_blocks, without_dead_results
+from pympsd_server.ptx.lowering.control_flow import build_blocks, drop_dead_results
 from pympsd_server.ptx.lowering.ir import Code, Operation
 from pympsd_server.ptx.numpy_tier.translation import Translation
 
@@ -196,7 +196,7 @@ def _operations(code: Code) -> list[Operation]:
     """Return a kernel's operations as the compiled tier sees them, in one list for all blocks."""
     blocks = build_blocks(code)
     ends = [[] if block.terminator is None else [block.terminator] for block in blocks]
-    parts = zip((without_dead_results(block, blocks, code.carry) for block in blocks), ends, strict=True)
+    parts = zip((drop_dead_results(block, blocks, code.carry) for block in blocks), ends, strict=True)
     return [operation for operations, end in parts for operation in (*operations, *end)]
 
 

@@ -126,7 +126,7 @@ class MemoryText(Lanes):
             self._checked[id(group)] = pointers
         return pointers
 
-    def _inside(self, group: Accesses, site: int, first: str, more: int) -> str:
+    def _check_inside(self, group: Accesses, site: int, first: str, more: int) -> str:
         """Return whether the accesses at an address, and `more` bytes, are valid."""
         low, count = self._limits(group.space, site, group.high - group.low + more)
         start = self.op("add", "i64", first, str(group.low))
@@ -142,7 +142,7 @@ class MemoryText(Lanes):
             return Pointers(single=self.op("add", "i64", address, base))
         site, self.site_count = self.site_count, self.site_count + 1
         quick, slow, on = self.label("quick"), self.label("slow"), self.label("on")
-        self.branch(self._inside(group, site, address, 0), quick, slow, LIKELY)
+        self.branch(self._check_inside(group, site, address, 0), quick, slow, LIKELY)
         self.place(quick)
         first = self.op("add", "i64", address, base)
         self.jump(on)
@@ -201,11 +201,11 @@ class MemoryText(Lanes):
         slow, on = self.label("slow"), self.label("on")
         if pointers.stride:
             first, follow = self._first_address(group, address, mask, pointers.stride)
-            inside = self._inside(group, site, first, (self.width - 1) * pointers.stride)
+            inside = self._check_inside(group, site, first, (self.width - 1) * pointers.stride)
             good = pointers.near = self.op("and", "i1", follow, inside)
             pointers.single = self.op("add", "i64", first, host)
         else:
-            good = self._all_inside(group, site, address, mask)
+            good = self._check_all_inside(group, site, address, mask)
         self.jump(before)
         self.place(before)
         self.branch(good, quick, slow, LIKELY)
@@ -254,7 +254,7 @@ class MemoryText(Lanes):
         """Return whether a register that is certain to be a sequence has not wrapped before it was extended."""
         return self.load("i1", f"%e{number}") if number in self.sequences.flagged else "true"
 
-    def _all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
+    def _check_all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
         """Return whether the accesses of all lanes are valid."""
         vector, element = self.vector, "i64"
         if self._is_narrow(group):
@@ -493,7 +493,7 @@ class MemoryText(Lanes):
         varies = self.plan.is_varying(group.base)
         address = self.address(group.base, self.vector if varies else SCALAR, "local")
         slow, on = self.label("slow"), self.label("on")
-        good = self._all_inside(group, 0, address, mask) if varies else self._inside(group, 0, address, 0)
+        good = self._check_all_inside(group, 0, address, mask) if varies else self._check_inside(group, 0, address, 0)
         self.branch(good, on, slow, LIKELY)
         self.place(slow)
         lanes = address if varies else self.splat(address, "i64", self.vector)

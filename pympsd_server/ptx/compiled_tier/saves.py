@@ -69,12 +69,12 @@ def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], fr
     work = list(range(len(segments)))
     while work:
         number = work.pop()
-        after = _behind_turn(plan, number, before[number]) - written[number]
+        after = _find_saved_behind_turn(plan, number, before[number]) - written[number]
         for target in targets[number]:
             if not before[target] <= after:
                 before[target] &= after
                 work.append(target)
-    ends = (_behind_turn(plan, k, saved) - written[k] for k, saved in enumerate(before))
+    ends = (_find_saved_behind_turn(plan, k, saved) - written[k] for k, saved in enumerate(before))
     return [(frozenset(b), frozenset(e)) for b, e in zip(before, ends, strict=True)]
 
 
@@ -89,7 +89,7 @@ def _ways_from(plan: WarpPlan, number: int) -> set[int]:
     return ways
 
 
-def _behind_turn(plan: WarpPlan, number: int, saved: set[int]) -> set[int]:
+def _find_saved_behind_turn(plan: WarpPlan, number: int, saved: set[int]) -> set[int]:
     segment = plan.segments[number]
     return set(segment.live_in) if segment.turn and comes_by_frame(plan, number) else saved
 

@@ -218,15 +218,18 @@ class StopText(DispatchText):
         self.jump("fault")
 
     def first_lane(self, mask: str) -> str:
+        """Write code for the lowest lane of a mask that is not empty; return the name of its i32."""
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
         return self.as_word(lane)
 
-    def here(self) -> Stop:
+    def make_stop(self) -> Stop:
+        """Return the stop at the current place, with the other places where lanes of the warp may wait."""
         return Stop(self.at, tuple(sorted(self.plan.pending[self.at] - {self.at})))
 
     # --- barriers
 
     def write_barrier(self, last: Operation, segment: CodeSegment, following: int, mask: str) -> None:
+        """Write a barrier that ends a segment; the lanes of ``mask`` continue at segment ``following``."""
         operands, in_cluster = list(last.operands), last.has("cluster")
         predicate = operands.pop() if last.has("red") else None
         operands = operands[1:] if last.has("red") else operands
@@ -292,7 +295,7 @@ class StopText(DispatchText):
         mask, alive = self.current(), self.load(self.mask_type, "%alive")
         self.branch(self.op("icmp eq", self.mask_type, mask, alive), together, apart, LIKELY)
         self.place(apart)
-        self.leave(self.here(), mask, StopReason.BAIL)
+        self.leave(self.make_stop(), mask, StopReason.BAIL)
         self.place(together)
 
     def end_of(self, segment: CodeSegment) -> CodeSegment:

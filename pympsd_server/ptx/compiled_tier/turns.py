@@ -236,7 +236,7 @@ def find_turns(
     work = [0]
     while work:
         number = work.pop(0)
-        after = _after(operations[number], states[number], carry, turns, addresses)
+        after = _find_state_after(operations[number], states[number], carry, turns, addresses)
         if _is_barrier(blocks[number]):
             after = _State(taken=0, threads=after.threads)
         for successor, reached in _ways(blocks[number], after, addresses):
@@ -272,7 +272,7 @@ def _is_barrier(block: Block) -> bool:
     return block.terminator is not None and block.terminator.name in ("bar", "barrier")
 
 
-def _after(
+def _find_state_after(
     operations: list[Operation], before: _State, carry: Register, turns: dict[int, int], addresses: _Addresses
 ) -> _State:
     """Return the state after some operations; note the turns."""

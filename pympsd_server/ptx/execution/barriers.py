@@ -76,7 +76,7 @@ class Barriers:
         for number in np.unique(self._at[self._at >= 0]).tolist():
             present[:, number] = self._warps_at(number)
         total = present * WARP + self._announced
-        everyone = self._living_warps()[:, None] * WARP
+        everyone = self._find_living_warps()[:, None] * WARP
         required = np.where(self._expected > 0, self._expected, everyone)
         opens: Array = (present > 0) & (total >= required)
         if state.cluster_blocks > 1:
@@ -95,13 +95,13 @@ class Barriers:
         flags = np.zeros(state.warps * WARP, np.bool_)
         flags[state.slot] = self._at == number
         here = np.packbits(flags, bitorder="little").view(np.uint32)
-        living = state.living_lanes()
+        living = state.find_living_lanes()
         complete = (here != 0) & ((living & ~here) == 0)
         return complete.reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
 
-    def _living_warps(self) -> Array:
+    def _find_living_warps(self) -> Array:
         state = self._state
-        return (state.living_lanes() != 0).reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
+        return (state.find_living_lanes() != 0).reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
 
 
 def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], mode: str) -> list[Array]:
@@ -128,7 +128,7 @@ def rest_of(entry: Waiting, selected: Array) -> Waiting:
     return Waiting(entry.plan, group.threads, group.registers, entry.number.take(selected), predicate)
 
 
-def with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
+def store_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
     """Return the group with the result of bar.red in its register."""
     position = None if plan.barrier is None else plan.barrier.result
     if result is None or position is None:

@@ -34,7 +34,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pympsd_server.ptx.execution.barriers import Barriers, Waiting, reduce_predicates, rest_of, with_result
+from pympsd_server.ptx.execution.barriers import Barriers, Waiting, reduce_predicates, rest_of, store_result
 from pympsd_server.ptx.execution.thread_groups import Group, merge, part_of
 from pympsd_server.ptx.isa.datatypes import Array, Value
 from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
@@ -45,7 +45,7 @@ from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.runtime.batch_state import BatchState, CancelFlag, LaunchSetup
 from pympsd_server.ptx.runtime.printing import report_assertion
 from pympsd_server.ptx.runtime.threads import Threads, spread
-from pympsd_server.ptx.runtime.warp import all_arrived
+from pympsd_server.ptx.runtime.warp import have_all_arrived
 
 # About this many threads per batch keep the arrays of a kernel in the cache.
 PREFERRED_THREADS = 32768
@@ -296,14 +296,14 @@ class Batch:
             self._released.discard(at)
             return group
         mask = self._mask(plan, group)
-        ready = all_arrived(self._state, group.threads, mask, plan.warps)
+        ready = have_all_arrived(self._state, group.threads, mask, plan.warps)
         if ready.all():
             return group
-        late = group.where(~ready)
+        late = group.select(~ready)
         self._parked.setdefault(at, []).append(late)
         if not ready.any():
             return None
-        return group.where(ready)
+        return group.select(ready)
 
     @staticmethod
     def _mask(plan: BlockPlan, group: Group) -> Value:
@@ -323,7 +323,7 @@ class Batch:
             mask = self._mask(self._plans[at], group)
             full = np.zeros(self._state.count, np.uint32)
             full[group.threads.indices()] = mask
-            is_complete = all_arrived(self._state, everyone, full.take(everyone.indices()))
+            is_complete = have_all_arrived(self._state, everyone, full.take(everyone.indices()))
             ready = np.zeros(self._state.count, np.bool_)
             ready[everyone.indices()] = is_complete
             released |= self._release(at, group, ready.take(group.threads.indices()))
@@ -333,10 +333,10 @@ class Batch:
         if not ready.any() or at in self._run:
             return False
         self._released.add(at)
-        self._run[at] = [group.where(ready)]
+        self._run[at] = [group.select(ready)]
         del self._parked[at]
         if not ready.all():
-            self._parked[at] = [group.where(~ready)]
+            self._parked[at] = [group.select(~ready)]
         return True
 
     def _unblock(self) -> None:
@@ -400,4 +400,4 @@ class Batch:
             results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
             for (entry, selected), result in zip(entries, results, strict=True):
                 group = part_of(entry.threads, entry.registers, selected)
-                self._move(entry.plan.following, with_result(entry.plan, group, result, self._plans))
+                self._move(entry.plan.following, store_result(entry.plan, group, result, self._plans))

@@ -16,7 +16,7 @@ class Group:
     threads: Threads
     registers: tuple[Value, ...]
 
-    def where(self, mask: Array) -> Group:
+    def select(self, mask: Array) -> Group:
         """Return the group of the threads for which a mask is true."""
         return part_of(self.threads, self.registers, np.flatnonzero(mask))
 

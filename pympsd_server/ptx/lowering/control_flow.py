@@ -17,7 +17,7 @@ from pympsd_server.ptx.lowering.ir import (
     Target,
     registers_read,
     registers_written,
-    with_operands,
+    replace_operands,
 )
 from pympsd_server.ptx.syntax.tree import Immediate
 
@@ -190,7 +190,7 @@ def _uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
     return uses, definitions
 
 
-def without_dead_results(block: Block, blocks: list[Block], carry: Register) -> list[Operation]:
+def drop_dead_results(block: Block, blocks: list[Block], carry: Register) -> list[Operation]:
     """Return the block's operations, less those whose results are never read; dead results of atomics are dropped.
 
     Emitters have not seen the dropped operations, so only plain moves and atomics are touched.
@@ -205,7 +205,7 @@ def without_dead_results(block: Block, blocks: list[Block], carry: Register) -> 
             if operation.name == "mov":
                 continue
             if operation.name == "atom":
-                operation = with_operands(operation, (Sink(), *operation.operands[1:]))
+                operation = replace_operands(operation, (Sink(), *operation.operands[1:]))
         if operation.guard is None:
             live -= results
         live |= {r.number for r in registers_read(operation, carry)}

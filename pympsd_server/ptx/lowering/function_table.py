@@ -68,7 +68,7 @@ class _Function:
             elif isinstance(statement, Variable) and statement.space in _STATIC:
                 number = self.counts[statement.name] = self.counts.get(statement.name, 0) + 1
                 key = f"{self.name}:{statement.name}" if number == 1 else f"{self.name}:{statement.name}#{number}"
-                initial = tuple(_with_key(value, keys) for value in statement.initial)
+                initial = tuple(_rename_initialiser(value, keys) for value in statement.initial)
                 keys[statement.name] = key
                 if statement.space != "shared":
                     self.module.variables[key] = evolve(statement, name=key, key=key, initial=initial)
@@ -82,7 +82,7 @@ class _Function:
         return tuple(result)
 
 
-def _with_key(value: Initialiser, keys: dict[str, str]) -> Initialiser:
+def _rename_initialiser(value: Initialiser, keys: dict[str, str]) -> Initialiser:
     return value if value.symbol is None else evolve(value, symbol=keys.get(value.symbol, value.symbol))
 
 

@@ -143,7 +143,7 @@ def flatten(table: FunctionTable, kernel: Function) -> Code:
     flattener = _Flattener(table, code, Resolver(module, table, code))
     flattener.function(kernel, names, (kernel.name,))
     code.operations.append(plain("exit", (), (), kernel.line))
-    flattener.all_procedures()
+    flattener.append_procedures()
     return code
 
 
@@ -160,7 +160,7 @@ class _Flattener:
     procedures: dict[str, Function] = field(factory=dict)
     """The procedures that are called, in the order in which they are appended."""
 
-    def all_procedures(self) -> None:
+    def append_procedures(self) -> None:
         """Append the procedures that were called, and those that they call."""
         done = 0
         while done < len(self.procedures):

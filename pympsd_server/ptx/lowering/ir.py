@@ -249,6 +249,6 @@ def registers_read(operation: Operation, carry: Register) -> list[Register]:
     return registers
 
 
-def with_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:
+def replace_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:
     """Return an operation with other operands."""
     return evolve(operation, operands=operands)

@@ -50,7 +50,7 @@ def two_product(a: Value, b: Value) -> tuple[Value, Value]:
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def _to_odd(total: Value, error: Value) -> Value:
+def _add_to_odd(total: Value, error: Value) -> Value:
     """Return the double `total + error`, cut off, with the last bit set if anything was cut off."""
     even = (total.view(np.uint64) & np.uint64(1)) == 0
     fix = even & (error != 0) & np.isfinite(total)
@@ -59,7 +59,7 @@ def _to_odd(total: Value, error: Value) -> Value:
 
 def add_to_odd(a: Value, b: Value) -> Value:
     """Return a + b of doubles, rounded to odd."""
-    return _to_odd(*two_sum(a, b))
+    return _add_to_odd(*two_sum(a, b))
 
 
 def fma32(a: Value, b: Value, c: Value) -> Value:
@@ -93,7 +93,7 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
     high, low = two_product(a, b)
     middle, error = two_sum(c, low)
     top, between = two_sum(high, middle)
-    fused = top + _to_odd(*two_sum(error, between))
+    fused = top + _add_to_odd(*two_sum(error, between))
     # A zero keeps the sign rules of the plain sum; infinities and NaN have no error terms, and those of the greatest
     # numbers overflow.
     simple = (fused == 0) | ~np.isfinite(fused) | ~np.isfinite(plain) | (a == 0) | (b == 0)

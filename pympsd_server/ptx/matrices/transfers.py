@@ -19,7 +19,7 @@ _ROW_BYTES: Final = 16
 _WHOLE_WARP: Final = np.uint32(31)
 
 
-def _from_lane(state: BatchState, threads: Threads, value: Value, source: Value) -> Value:
+def _fetch_from_lane(state: BatchState, threads: Threads, value: Value, source: Value) -> Value:
     return shuffle(state, threads, "idx", spread(value, threads.count), source.astype(np.uint32), _WHOLE_WARP)[0]
 
 
@@ -44,13 +44,13 @@ def load_matrices(
     registers = []
     for matrix in range(count):
         if not transposed:
-            base = _from_lane(state, threads, address, 8 * matrix + row)
+            base = _fetch_from_lane(state, threads, address, 8 * matrix + row)
             at = base + (4 * pair).astype(base.dtype)
             registers.append(load(state, threads, space, at, _WORD, 4, None))
             continue
         halves = []
         for element in range(2):
-            base = _from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
+            base = _fetch_from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
             halves.append(load(state, threads, space, base + (2 * row).astype(base.dtype), _HALF, 2, None))
         registers.append(halves[0].astype(np.uint32) | (halves[1].astype(np.uint32) << np.uint32(16)))
     return registers
@@ -66,11 +66,11 @@ def store_matrices(
     for matrix, value in enumerate(values):
         word = spread(value, threads.count)
         if not transposed:
-            base = _from_lane(state, threads, address, 8 * matrix + row)
+            base = _fetch_from_lane(state, threads, address, 8 * matrix + row)
             store(state, threads, space, base + (4 * pair).astype(base.dtype), _WORD, 4, (word,), None)
             continue
         for element in range(2):
-            base = _from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
+            base = _fetch_from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
             half = (word >> np.uint32(16 * element)).astype(np.uint16)
             store(state, threads, space, base + (2 * row).astype(base.dtype), _HALF, 2, (half,), None)
 
@@ -82,7 +82,7 @@ def transpose_matrix(state: BatchState, threads: Threads, value: Value) -> Value
     result = np.zeros(threads.count, np.uint32)
     for element in range(2):
         # The new element (row, 2 * pair + element) was at that row, column `row`.
-        word = _from_lane(state, threads, value, 4 * (2 * pair + element) + (row >> 1))
+        word = _fetch_from_lane(state, threads, value, 4 * (2 * pair + element) + (row >> 1))
         half = (word >> (16 * (row & 1)).astype(np.uint32)) & np.uint32(0xFFFF)
         result |= half << np.uint32(16 * element)
     return result

@@ -17,7 +17,7 @@ from pympsd_server.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.ptx.matrices.fragments import Shape, fragment_of
 from pympsd_server.ptx.matrices.multiply import STORED, gather, numbers, round_sums, scatter
 from pympsd_server.ptx.runtime.batch_state import BatchState
-from pympsd_server.ptx.runtime.spaces import among, frame_elements
+from pympsd_server.ptx.runtime.spaces import frame_elements, translate_fault
 from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _CHUNK: Final = 16
@@ -84,7 +84,7 @@ def read_matrices(
     try:
         index = frame_elements(state, readers, "shared", addresses.reshape(-1), _CHUNK, _CHUNK)
     except DeviceFault as fault:
-        raise among(positions, fault) from None
+        raise translate_fault(positions, fault) from None
     elements = state.view("shared", U64).reshape(-1, 2)[index].view(STORED[kind])
     matrices = numbers(elements.reshape(len(leaders), lines, length), kind).astype(np.float64)
     return matrices.transpose(0, 2, 1) if transposed else matrices

@@ -23,7 +23,7 @@ from attrs import define, field
 from pympsd_server.ptx.isa.datatypes import DTYPE_NAMES
 from pympsd_server.ptx.isa.faults import InvalidPtx
 from pympsd_server.ptx.lowering.block_plans import BlockPlan
-from pympsd_server.ptx.lowering.control_flow import build_blocks, without_dead_results
+from pympsd_server.ptx.lowering.control_flow import build_blocks, drop_dead_results
 from pympsd_server.ptx.lowering.ir import Code, Operation, Symbol, registers_read, registers_written
 from pympsd_server.ptx.math import conversion, floats, functions, integers, small_floats, video
 from pympsd_server.ptx.matrices import multiply, transfers, warp_groups
@@ -186,7 +186,7 @@ def translate(code: Code) -> Translation:
     plans, sources, total = [], [""], 0
     for number, block in enumerate(blocks):
         writer = Writer(code, constants, _parameters_at_zero(layout), block.live_in)
-        for operation in without_dead_results(block, blocks, code.carry):
+        for operation in drop_dead_results(block, blocks, code.carry):
             emit(writer, operation)
         plan, returned = emit_end(writer, block, blocks)
         plans.append(plan)

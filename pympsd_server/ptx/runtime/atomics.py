@@ -22,7 +22,7 @@ from pympsd_server.ptx.math.conversion import bfloat_from_float, float_from_bflo
 from pympsd_server.ptx.math.floats import flush
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.mbarrier import advance
-from pympsd_server.ptx.runtime.spaces import among, elements
+from pympsd_server.ptx.runtime.spaces import elements, translate_fault
 from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _OF_WORDS = ("add", "and", "or", "xor", "min", "max", "exch", "cas")
@@ -63,7 +63,7 @@ def atomic(
     try:
         resolved = elements(state, inner, space, address, width, align)
     except DeviceFault as fault:
-        raise fault if selected is None else among(selected, fault) from None
+        raise fault if selected is None else translate_fault(selected, fault) from None
     for kind, index, part in resolved:
         values = arguments if part is None else [v.take(part) for v in arguments]
         result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), function, values, used)
@@ -161,7 +161,7 @@ def _maximum(old: Value, value: Value) -> Value:
     return np.fmax(old, value) if old.dtype.kind == "f" else np.maximum(old, value)
 
 
-def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+def _make_bfloat_step(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
 
 
@@ -170,7 +170,7 @@ def _add_flushing(old: Value, value: Value) -> Value:
     return flush(flush(old) + flush(value))
 
 
-def _of_one_nan(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+def _make_one_nan_step(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     """Return a step of float16 or float32 that makes one NaN of all, with every bit but the sign.
 
     Reductions by tensor maps make it, as recorded of sums on an H100; for a minimum or maximum of two NaN the PTX ISA
@@ -186,7 +186,7 @@ def _of_one_nan(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
     return one
 
 
-def _of_pairs(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:
+def _make_pair_step(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:
     """Return a step for both halves of packed 32-bit values."""
 
     def both(old: Value, value: Value) -> Value:
@@ -209,8 +209,8 @@ _STEPS: dict[str, Callable[..., Value]] = {
     "cas": _compare_and_swap,
 }
 for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
-    _STEPS[f"{_name}_f16x2"] = _of_pairs(_step, np.float16)
-    _STEPS[f"{_name}_bf16"] = _of_bfloats(_step)
-    _STEPS[f"{_name}_bf16x2"] = _of_pairs(_of_bfloats(_step), np.uint16)
-    _STEPS[f"{_name}_one_nan"] = _of_one_nan(_step)
-_STEPS["add_ftz_one_nan"] = _of_one_nan(_add_flushing)
+    _STEPS[f"{_name}_f16x2"] = _make_pair_step(_step, np.float16)
+    _STEPS[f"{_name}_bf16"] = _make_bfloat_step(_step)
+    _STEPS[f"{_name}_bf16x2"] = _make_pair_step(_make_bfloat_step(_step), np.uint16)
+    _STEPS[f"{_name}_one_nan"] = _make_one_nan_step(_step)
+_STEPS["add_ftz_one_nan"] = _make_one_nan_step(_add_flushing)

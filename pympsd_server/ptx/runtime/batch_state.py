@@ -61,7 +61,8 @@ def place_of_block(number: int, grid: tuple[int, int, int], cluster: tuple[int, 
 class CancelFlag(Protocol):
     """The part of threading.Event that kernels poll."""
 
-    def is_set(self) -> bool: ...
+    def is_set(self) -> bool:
+        """Return whether the kernel is to stop."""
 
 
 _NEVER: Final[CancelFlag] = Event()
@@ -200,7 +201,7 @@ class BatchState:
         number = int(self.block_numbers[self.cta[thread]])
         return place_of_block(number, self.grid, self.cluster), place_in(int(self.thread[thread]), self.block)
 
-    def living_lanes(self) -> Array:
+    def find_living_lanes(self) -> Array:
         """Return per warp (uint32) the lanes that have not exited."""
         if self._living is None:
             flags = np.zeros(self.warps * WARP, np.bool_)

@@ -18,7 +18,7 @@ Work = Callable[[Threads, tuple[int, ...]], None]
 """The work of one thread, with its element of every value."""
 
 
-def by_thread(
+def run_by_thread(
     state: BatchState, threads: Threads, values: tuple[Value, ...], guard: Value | None, work: Work
 ) -> None:
     """Do a work for each thread in turn, but for those whose `guard` is false. A fault names the thread.
@@ -127,7 +127,7 @@ def copy_bulk(
 
     nothing = np.uint32(0)
     values = (target, source, count, nothing if barrier is None else barrier, nothing if mask is None else mask)
-    by_thread(state, threads, values, guard, work)
+    run_by_thread(state, threads, values, guard, work)
 
 
 def reduce_bulk(
@@ -155,7 +155,7 @@ def reduce_bulk(
         if barrier is not None:
             complete_bytes(state, thread, waiting, size)
 
-    by_thread(state, threads, (target, source, count, np.uint32(0) if barrier is None else barrier), guard, work)
+    run_by_thread(state, threads, (target, source, count, np.uint32(0) if barrier is None else barrier), guard, work)
 
 
 def _check_bulk(target: int, source: int, size: int) -> None:

@@ -126,7 +126,7 @@ class Conditions:
         self._held: WeakValueDictionary[int, DeviceCondition] = WeakValueDictionary()
         self.find: Final = self._held.get
 
-    def of(self, handle: int) -> DeviceCondition:
+    def get_or_create(self, handle: int) -> DeviceCondition:
         """Return the condition of a handle, for a graph to hold."""
         with self._lock:
             return self._held.setdefault(handle, DeviceCondition())

@@ -7,8 +7,8 @@ Every address that a kernel computes passes through here. The steps for all thre
    local memory. Only if that is not enough is each address looked up.
 3. The address becomes an index in the view of the space as elements of the access's width.
 
-A fault names the first thread, by its position among those that run together; `among` translates the position when
-only some of the threads took part. A store writes nothing if any of its threads faults.
+A fault names the first thread, by its position among those that run together; `translate_fault` translates the
+position when only some of the threads took part. A store writes nothing if any of its threads faults.
 """
 
 import numpy as np
@@ -90,7 +90,7 @@ def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
         raise MisalignedAddress(f"{space} address {int(addresses[at]):#x}, {nbytes} bytes: misaligned", position=at)
 
 
-def among(selected: Array, fault: DeviceFault) -> DeviceFault:
+def translate_fault(selected: Array, fault: DeviceFault) -> DeviceFault:
     """Return a fault of some threads with its position among all of them."""
     fault.position = int(selected[fault.position])
     return fault
@@ -112,7 +112,7 @@ def elements(
     Generic addresses of one group may lie in several spaces; the list has one entry for each.
     """
     if space != "generic":
-        return [(space, _one_space(state, threads, space, address, nbytes, align), None)]
+        return [(space, _resolve_one_space(state, threads, space, address, nbytes, align), None)]
     # Device windows begin at 0x6000_0000_0000: everything outside windows 1 to 3 is global.
     if address.dtype.itemsize < 8:
         address = address.astype(np.uint64)
@@ -120,27 +120,29 @@ def elements(
     low, high, _ = _bounds(windows)
     if low == high or low > 3:
         kind = SPACE_OF_WINDOW.get(low, "global")
-        return [(kind, _in_window(state, threads, kind, address, nbytes, align), None)]
+        return [(kind, _resolve_window(state, threads, kind, address, nbytes, align), None)]
     parts: list[tuple[str, Value, Array | None]] = []
     kinds = np.where((windows >= 1) & (windows <= 3), windows, 0)
     for window in np.unique(kinds).tolist():
         selected = np.flatnonzero(kinds == window)
         kind = SPACE_OF_WINDOW.get(window, "global")
         try:
-            part = _in_window(state, _subset(threads, selected), kind, address.take(selected), nbytes, align)
+            part = _resolve_window(state, _subset(threads, selected), kind, address.take(selected), nbytes, align)
         except DeviceFault as fault:
-            raise among(selected, fault) from None
+            raise translate_fault(selected, fault) from None
         parts.append((kind, part, selected))
     return parts
 
 
-def _in_window(state: BatchState, threads: Threads, kind: str, address: Value, nbytes: int, align: int) -> Value:
+def _resolve_window(state: BatchState, threads: Threads, kind: str, address: Value, nbytes: int, align: int) -> Value:
     if kind != "global":
         address = address.view(S64) & np.int64((1 << WINDOW_BITS) - 1)
-    return _one_space(state, threads, kind, address, nbytes, align)
+    return _resolve_one_space(state, threads, kind, address, nbytes, align)
 
 
-def _one_space(state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int) -> Value:
+def _resolve_one_space(
+    state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int
+) -> Value:
     if space == "global":
         if address.dtype.itemsize < 8:
             address = address.astype(np.uint64)
@@ -160,7 +162,7 @@ def load(
             try:
                 result[selected] = load(state, inner, space, _pick(address, selected), dtype, align, None)
             except DeviceFault as fault:
-                raise among(selected, fault) from None
+                raise translate_fault(selected, fault) from None
         return result
     if guard is not None and not guard:
         return dtype.type(0)
@@ -195,7 +197,7 @@ def store(
             try:
                 store(state, inner, space, _pick(address, storing), dtype, align, picked, None)
             except DeviceFault as fault:
-                raise among(storing, fault) from None
+                raise translate_fault(storing, fault) from None
         return
     if guard is not None and not guard:
         return

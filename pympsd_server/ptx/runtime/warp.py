@@ -23,24 +23,24 @@ def active(state: BatchState, threads: Threads) -> Array:
     return threads.remember("active", lambda: ballot(state, threads, np.bool_(True)))  # type: ignore[no-any-return]
 
 
-def _per_thread(state: BatchState, threads: Threads, per_warp: Array) -> Array:
+def _spread_to_threads(state: BatchState, threads: Threads, per_warp: Array) -> Array:
     return per_warp.take(threads.pick(state.warp))  # type: ignore[no-any-return]
 
 
 def active_mask(state: BatchState, threads: Threads) -> Array:
     """activemask: return for each thread the lanes of its warp that are in this group."""
-    return _per_thread(state, threads, active(state, threads))
+    return _spread_to_threads(state, threads, active(state, threads))
 
 
 def vote(state: BatchState, threads: Threads, mode: str, predicate: Value, mask: Value) -> Value:
     """vote.sync: ballot (uint32) or any/all/uni (bool) over the lanes of `mask`."""
     # Each thread sees the votes of the lanes its own mask names.
-    votes = _per_thread(state, threads, ballot(state, threads, predicate)) & mask
+    votes = _spread_to_threads(state, threads, ballot(state, threads, predicate)) & mask
     if mode == "ballot":
         return votes
     if mode == "any":
         return votes != 0
-    voters = _per_thread(state, threads, active(state, threads)) & mask
+    voters = _spread_to_threads(state, threads, active(state, threads)) & mask
     return votes == voters if mode == "all" else (votes == voters) | (votes == 0)
 
 
@@ -130,16 +130,16 @@ def reduce(state: BatchState, threads: Threads, mode: str, value: Value, mask: V
     return result
 
 
-def all_arrived(state: BatchState, threads: Threads, mask: Value, warps: int = 1) -> Value:
+def have_all_arrived(state: BatchState, threads: Threads, mask: Value, warps: int = 1) -> Value:
     """Return per thread whether every living lane that its membermask names is in this group.
 
     `warps`: 1, or GROUP_WARPS, when the other warps of the thread's warp group have to be here, too.
     """
-    living = state.living_lanes()
+    living = state.find_living_lanes()
     if warps == 1:
-        required = _per_thread(state, threads, living) & mask
+        required = _spread_to_threads(state, threads, living) & mask
         return (required & ~active_mask(state, threads)) == 0
     late = (living & ~active(state, threads)) != 0
     warp = np.arange(state.warps)
     group = warp - warp % state.warps_per_block % GROUP_WARPS
-    return _per_thread(state, threads, np.bincount(group, late, state.warps)[group] == 0)
+    return _spread_to_threads(state, threads, np.bincount(group, late, state.warps)[group] == 0)

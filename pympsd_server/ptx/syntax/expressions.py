@@ -93,7 +93,7 @@ def _conditional(tokens: TokenStream) -> Number:
     if yes.is_float or no.is_float:
         yes, no = (Number(float(branch.value), "f64") for branch in (yes, no))
     else:
-        yes, no = _alike(yes, no)
+        yes, no = _convert_alike(yes, no)
     return yes if condition.value else no
 
 
@@ -109,7 +109,7 @@ def _unary(tokens: TokenStream) -> Number:
     text = tokens.current.text
     if text in _UNARY:
         tokens.take()
-        return _with_sign(text, _unary(tokens), tokens)
+        return _apply_sign(text, _unary(tokens), tokens)
     if tokens.accept("("):
         cast = tokens.take().text[1:] if tokens.current.text in _CASTS else ""
         inner = Number(0, "") if cast else _conditional(tokens)
@@ -120,7 +120,7 @@ def _unary(tokens: TokenStream) -> Number:
     return _literal(tokens)
 
 
-def _with_sign(symbol: str, number: Number, tokens: TokenStream) -> Number:
+def _apply_sign(symbol: str, number: Number, tokens: TokenStream) -> Number:
     if symbol == "+":
         return number
     if symbol == "-":
@@ -160,7 +160,7 @@ def _whole(number: Number, line: int) -> int:
     return int(number.value)
 
 
-def _alike(left: Number, right: Number) -> tuple[Number, Number]:
+def _convert_alike(left: Number, right: Number) -> tuple[Number, Number]:
     """Return both sides as unsigned if one of them is."""
     kind = "u64" if "u64" in (left.kind, right.kind) else "s64"
     return _integer(int(left.value), kind), _integer(int(right.value), kind)
@@ -183,7 +183,7 @@ def _combine(symbol: str, left: Number, right: Number, line: int) -> Number:
             raise InvalidPtx("a constant expression divides by 0", line)
         return _integer(_whole(left, line) % _WORD % divisor, "s64")
     is_float = left.is_float or right.is_float
-    first, second = (left, right) if is_float else _alike(left, right)
+    first, second = (left, right) if is_float else _convert_alike(left, right)
     x, y, kind = first.value, second.value, "f64" if is_float else first.kind
     if symbol in _COMPARISONS:
         return Number(int(_COMPARISONS[symbol](x, y)), "s64")

@@ -11,12 +11,12 @@ from pympsd_server.ptx.isa.faults import IllegalInstruction
 from pympsd_server.ptx.runtime.atomics import atomic
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.bulk_copies import (
-    by_thread,
     check_multiple,
     complete_bytes,
     consecutive,
     destinations,
     repeat,
+    run_by_thread,
 )
 from pympsd_server.ptx.runtime.spaces import load, store
 from pympsd_server.ptx.runtime.threads import Threads
@@ -70,7 +70,7 @@ def load_box(
         for waiting_address in destinations(waiting, blocks):
             complete_bytes(state, thread, waiting_address, elements.nbytes)
 
-    by_thread(state, threads, values, guard, work)
+    run_by_thread(state, threads, values, guard, work)
 
 
 def store_box(
@@ -99,7 +99,7 @@ def store_box(
         else:
             store(state, copies, "global", box.addresses, dtype, box.unit, values, inside)
 
-    by_thread(state, threads, (map_address, source, *coordinates), guard, work)
+    run_by_thread(state, threads, (map_address, source, *coordinates), guard, work)
 
 
 def _shared_addresses(of: TensorMap, box: Box, start: int) -> Array:

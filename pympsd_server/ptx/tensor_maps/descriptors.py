@@ -8,7 +8,7 @@ from pympsd.wire.tensor_map import ALIGNMENT, BYTES, TensorMap, set_field, unpac
 from pympsd_server.ptx.isa.datatypes import U64, Value
 from pympsd_server.ptx.isa.faults import IllegalInstruction
 from pympsd_server.ptx.runtime.batch_state import BatchState
-from pympsd_server.ptx.runtime.bulk_copies import by_thread, check_multiple, consecutive, repeat
+from pympsd_server.ptx.runtime.bulk_copies import check_multiple, consecutive, repeat, run_by_thread
 from pympsd_server.ptx.runtime.spaces import load, store
 from pympsd_server.ptx.runtime.threads import Threads
 
@@ -63,7 +63,7 @@ def replace_field(
             raise _not_a_map(place, error) from None
         _write(state, thread, space, place, changed)
 
-    by_thread(state, threads, (address, value), guard, work)
+    run_by_thread(state, threads, (address, value), guard, work)
 
 
 def copy_map(state: BatchState, threads: Threads, target: Value, source: Value, guard: Value | None) -> None:
@@ -73,4 +73,4 @@ def copy_map(state: BatchState, threads: Threads, target: Value, source: Value, 
         place, origin = arguments
         _write(state, thread, "global", place, _read(state, thread, "shared", origin))
 
-    by_thread(state, threads, (target, source), guard, work)
+    run_by_thread(state, threads, (target, source), guard, work)

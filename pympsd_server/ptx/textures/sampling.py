@@ -1,9 +1,9 @@
 """Samples of textures: levels, filters, layers, cubes, gathers and queries.
 
 A sample has coordinates, a texture object (a record in device memory) and perhaps a level or gradients. The threads
-of a group may use different objects, so the work is done for each object separately (`texels.by_object`), then for
-each level, then for each of the up to eight elements that a linear filter mixes. Coordinates and weights are rounded
-to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter).
+of a group may use different objects, so the work is done for each object separately (`texels.run_by_object`), then
+for each level, then for each of the up to eight elements that a linear filter mixes. Coordinates and weights are
+rounded to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter).
 """
 
 import numpy as np
@@ -15,7 +15,6 @@ from pympsd_server.ptx.runtime.threads import Threads
 from pympsd_server.ptx.textures.texels import (
     STEPS,
     border,
-    by_object,
     corner_weights,
     cube_face,
     finite,
@@ -24,6 +23,7 @@ from pympsd_server.ptx.textures.texels import (
     neighbours,
     read,
     round_half_up,
+    run_by_object,
 )
 
 GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2, "cube": 3, "acube": 3}
@@ -55,9 +55,9 @@ def sample_texture(
             levels = _level_of(of, level_operands)
         else:
             levels = np.zeros(len(place[0]))
-        return _bits(_at_levels(state, of, geometry, place, levels))
+        return _bits(_sample_levels(state, of, geometry, place, levels))
 
-    return list(by_object(state, threads, handle, values, 4, guard, work).astype(U32))
+    return list(run_by_object(state, threads, handle, values, 4, guard, work).astype(U32))
 
 
 def _bits(values: Array) -> Array:
@@ -83,32 +83,36 @@ def _level_of(of: TextureObject, gradients: tuple[Array, ...]) -> Array:
     return level
 
 
-def _at_levels(state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], levels: Array) -> Array:
+def _sample_levels(
+    state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], levels: Array
+) -> Array:
     """Return elements, filtered, of the levels that the threads sample."""
     how = of.sampling
     last = len(of.levels) - 1
     if not last:
-        return _at(state, of, of.levels[0], geometry, place)
+        return _sample_level(state, of, of.levels[0], geometry, place)
     bias, least, greatest = finite(np.array([how.level_bias, how.least_level, how.greatest_level]))
     where = np.clip(np.minimum(np.maximum(levels + bias, least), greatest), 0, last)
     if how.level_filter and of.is_float:
         lower = np.floor(where)
         share = round_half_up((where - lower) * STEPS) / STEPS
         upper = np.minimum(lower + 1, last)
-        low, high = (_each_level(state, of, geometry, place, bound.astype(S64)) for bound in (lower, upper))
+        low, high = (_sample_each_level(state, of, geometry, place, bound.astype(S64)) for bound in (lower, upper))
         between: Array = low * (1 - share) + high * share
         return between
-    return _each_level(state, of, geometry, place, np.floor(where + 0.5).astype(S64))
+    return _sample_each_level(state, of, geometry, place, np.floor(where + 0.5).astype(S64))
 
 
-def _each_level(
+def _sample_each_level(
     state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], number: Array
 ) -> Array:
     texels = np.zeros((4, len(number)), np.float64 if of.is_float else S64)
     for level_index in np.unique(number).tolist():
         selected = np.flatnonzero(number == level_index)
         part = tuple(coordinate[selected] for coordinate in place)
-        texels[:, selected] = _at(state, of, of.levels[min(level_index, len(of.levels) - 1)], geometry, part)
+        texels[:, selected] = _sample_level(
+            state, of, of.levels[min(level_index, len(of.levels) - 1)], geometry, part
+        )
     return texels
 
 
@@ -145,7 +149,9 @@ def _place(of: TextureObject, level: Level, geometry: str, place: tuple[Array, .
     return places, sizes, modes[: len(sizes)], layer
 
 
-def _at(state: BatchState, of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Array:
+def _sample_level(
+    state: BatchState, of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]
+) -> Array:
     """Return the elements of one level, filtered."""
     places, sizes, modes, layer = _place(of, level, geometry, place)
     if not of.sampling.filter or not of.is_float or place[-1].dtype.kind != "f" or of.kind is TexturedKind.LINEAR:
@@ -204,7 +210,7 @@ def gather_texels(
         rows = [_element(state, of, level, list(corner), sizes, modes, layer)[channel] for corner in corners]
         return _bits(np.array(rows))
 
-    return list(by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
+    return list(run_by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
 
 
 QUERIES = ("width", "height", "depth", "array_size", "num_mipmap_levels", "normalized_coords")
@@ -225,5 +231,5 @@ def query_texture(
         return np.array(sizes, np.uint64)[number]
 
     values = () if level is None else (level,)
-    attributes: Array = by_object(state, threads, handle, values, 1, guard, work)[0].astype(U32)
+    attributes: Array = run_by_object(state, threads, handle, values, 1, guard, work)[0].astype(U32)
     return attributes

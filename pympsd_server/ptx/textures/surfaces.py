@@ -8,7 +8,7 @@ from pympsd_server.ptx.isa.faults import IllegalAddress, LaunchFailed
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.spaces import global_elements, store_elements
 from pympsd_server.ptx.runtime.threads import Threads
-from pympsd_server.ptx.textures.texels import by_object
+from pympsd_server.ptx.textures.texels import run_by_object
 
 SURFACE_GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2}
 """The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""
@@ -32,7 +32,7 @@ def read_surface(
         view = state.view("global", dtype)
         return np.array([np.where(inside, view[index + number], 0) for number in range(count)])
 
-    return list(by_object(state, threads, handle, coordinates, count, guard, work).astype(dtype))
+    return list(run_by_object(state, threads, handle, coordinates, count, guard, work).astype(dtype))
 
 
 def write_surface(
@@ -56,7 +56,7 @@ def write_surface(
             store_elements(view[number:], index[inside], component[inside])
         return index
 
-    by_object(state, threads, handle, (*coordinates, *values), 0, guard, work)
+    run_by_object(state, threads, handle, (*coordinates, *values), 0, guard, work)
 
 
 def _elements(

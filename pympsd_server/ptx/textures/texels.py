@@ -23,7 +23,7 @@ from pympsd.wire.texture_object import (
 from pympsd_server.ptx.isa.datatypes import F16, F32, F64, S8, S16, S32, S64, U8, U16, U32, Array, DType, Value
 from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress
 from pympsd_server.ptx.runtime.batch_state import BatchState
-from pympsd_server.ptx.runtime.spaces import among, global_elements
+from pympsd_server.ptx.runtime.spaces import global_elements, translate_fault
 from pympsd_server.ptx.runtime.threads import Threads
 
 _DTYPES: Final[dict[int, DType]] = {
@@ -44,7 +44,7 @@ def object_at(state: BatchState, handle: int) -> TextureObject:
         raise IllegalAddress(f"{handle:#x} is the handle of no texture or surface object") from None
 
 
-def by_object(
+def run_by_object(
     state: BatchState,
     threads: Threads,
     handle: Value,
@@ -64,7 +64,7 @@ def by_object(
         try:
             texels = work(object_at(state, object_handle), tuple(column[selected] for column in columns))
         except DeviceFault as fault:
-            raise among(selected, fault) from None
+            raise translate_fault(selected, fault) from None
         if rows:
             results[:, selected] = texels
     return results

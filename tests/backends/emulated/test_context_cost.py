@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve
+from processes import wait_until
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.device.context_memory import context_overhead
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.interface import BackendError, Context, Launch, Status
+from tests.support.client_kernels import BASIC
 
 MIB = 1 << 20
 Open = Callable[..., EmulatedDevice]
@@ -141,3 +148,35 @@ def test_a_block_that_no_multiprocessor_holds_is_refused(open_model: Open) -> No
     with pytest.raises(BackendError) as caught:
         made.default_stream.launch(Launch(module, 0, (1, 1, 1), (1024, 1, 1), 0, b""))
     assert caught.value.code == Result.ERROR_LAUNCH_OUT_OF_RESOURCES
+
+
+def count_windows() -> int:
+    """Return the number of mappings of this process that are as large as a client's memory on an H200."""
+    bounds = (line.split(maxsplit=1)[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return sum(int(end, 16) - int(start, 16) >= 64 << 30 for start, end in bounds)
+
+
+@pytest.mark.parametrize("tier", ["numpy", "compiled"])
+@pytest.mark.parametrize("ends", ["finished", "faulted"])
+def test_nothing_stays_mapped_of_a_client_that_is_gone(
+    ends: str, tier: str, open_model: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tier == "compiled":
+        pytest.importorskip("llvmlite")
+    monkeypatch.setenv(TIER, tier)
+    device, before = open_model(), count_windows()
+    gc.disable()  # when that runs in an executor is not known
+    try:
+        for client in (1, 2, 3):
+            made, done = context(device, client), threading.Event()
+            address = made.allocate(4096) if ends == "finished" else 64
+            launch = Launch(made.load_module(BASIC), 0, (1, 1, 1), (32, 1, 1), 0, struct.pack("<QI", address, 32))
+            made.default_stream.launch(launch)
+            made.notify(lambda status, done=done: done.set())  # type: ignore[misc]
+            assert done.wait(60)
+            assert count_windows() > before
+            made.destroy()
+            del made, launch
+        wait_until(lambda: count_windows() == before, "the end of what is mapped")
+    finally:
+        gc.enable()

@@ -80,7 +80,7 @@ class DriverClientSession(WaitingConversation):
     def _report_settings(self, variables: dict[str, str]) -> None:
         """Log the wrong settings of a new client process: the driver ignores them and reports nothing."""
         pid, uid = self.peer.pid, self.peer.uid
-        servers = self.dispatcher.state.running_servers()
+        servers = self.dispatcher.state.list_running_servers()
         if not pid or any(client.pid == pid for server in servers for client in server.clients.values()):
             return
         for problem in problems(variables, Reader.CLIENT).values():

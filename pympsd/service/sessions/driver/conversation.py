@@ -8,7 +8,7 @@ from attrs import define
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.processes.peers import operator_uid, with_pidfd
+from pympsd.service.processes.peers import open_pidfd, operator_uid
 from pympsd.service.sessions.driver.client import DriverClientSession
 from pympsd.service.sessions.driver.handoffs import Offer
 from pympsd.service.sessions.driver.server import DriverServerSession
@@ -111,7 +111,7 @@ class DriverConversation:
         if not entry.note:
             self.dispatcher.hold(entry.name, sock.fileno(), encode_role(role))
         if role is Role.CLIENT:
-            known_peer = with_pidfd(sock, peer)
+            known_peer = open_pidfd(sock, peer)
             try:
                 client_id, key = self.dispatcher.ids.take(), id_of(entry.name)
                 offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None

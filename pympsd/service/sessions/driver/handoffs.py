@@ -98,9 +98,14 @@ class NewClient(Protocol):
     """When it was sent that."""
 
     @property
-    def peer(self) -> Peer: ...
-    def take(self) -> Offer: ...
-    def wait_again(self) -> None: ...
+    def peer(self) -> Peer:
+        """The process at the other end of the connection, as the kernel reports it."""
+
+    def take(self) -> Offer:
+        """Return the connection that the server is given; it is then the caller's."""
+
+    def wait_again(self) -> None:
+        """Queue the client for another server: the one that it was admitted to has ended, or ends."""
 
 
 _Entry = tuple[NewClient, int, ClientLimits | None]
@@ -237,14 +242,14 @@ class Handoffs:
         self._has_ended, is_unresponsive = False, False
         answered = trio.Event()
         link.ask(commands.status(), partial(self._note_answer, answered))
-        while not await self._in_time(answered, lambda: is_asleep(pid) and all(map(_is_unread, ends))):
+        while not await self._answers_in_time(answered, lambda: is_asleep(pid) and all(map(_is_unread, ends))):
             if not is_stopped(self._pid):
                 is_unresponsive = bool(ends) and not self._has_ended
                 self._free(ends, is_unresponsive)
                 await answered.wait()
         return is_unresponsive
 
-    async def _in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
+    async def _answers_in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
         """Return whether the server answers in time, less that in which it or this process is stopped.
 
         A client that is asleep has less time.

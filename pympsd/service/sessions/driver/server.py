@@ -25,7 +25,7 @@ from pympsd.service.sessions.driver.watched_clients import WatchedClients
 from pympsd.state_machine import events
 from pympsd.state_machine.state.client import Client, ReportedContext
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentage_on
+from pympsd.vocabulary.limit_table import ClientLimits, count_bytes, percentage_on
 from pympsd.vocabulary.limits import MAX_MEMORY
 from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.wire.driver import server_commands as commands
@@ -157,7 +157,7 @@ class DriverServerSession:
             count = len(self.dispatcher.state.devices)
             self._percentage, self._memory_limits = 0.0, dict.fromkeys(range(count), 0)
         combined = limits.combine()
-        self.set_limits(percentage_on(combined).value, in_bytes(combined.pinned_memory))
+        self.set_limits(percentage_on(combined).value, count_bytes(combined.pinned_memory))
 
     def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
         """Return limits with those that were removed: they become the device's whole memory."""
@@ -355,7 +355,7 @@ class DriverServerSession:
     def _is_waited_for(self) -> bool:
         """Return whether clients may wait for this server's end; with ``--users together`` only at the maximum."""
         state = self.dispatcher.state
-        return bool(state.queue) and (state.is_full or not state.options.together)
+        return bool(state.queue) and (state.is_full or not state.options.serves_users_together)
 
     async def _ask_whether_idle(self) -> bool:
         """Ask the server to end if none of its clients has a context; return whether it refused, having clients."""

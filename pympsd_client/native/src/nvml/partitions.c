@@ -1,4 +1,4 @@
-/* NVML's functions about MIG: the profiles of the parts into which a GPU can be divided. MIG is disabled, so there is no part.
+/* NVML's functions about MIG: the profiles of the parts into which a GPU can be divided. MIG is disabled, so no part exists.
  *
  * As on a GPU, profiles and their placements can be listed although MIG is disabled. All figures of the H200 are those of one
  * with driver 580.159.04; the memory of the H100's profiles is what nvidia-smi's `mig -lgip` prints (public transcripts). */

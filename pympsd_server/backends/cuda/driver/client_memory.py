@@ -56,10 +56,10 @@ class Nvml:
             self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
             uuid = ctypes.create_string_buffer(_UUID_BYTES)
             self._call("nvmlDeviceGetUUID", device, uuid, ctypes.c_uint(_UUID_BYTES))
-            usage[uuid.value.decode(errors="replace")] = self._of_device(device)
+            usage[uuid.value.decode(errors="replace")] = self._read_device(device)
         return usage
 
-    def _of_device(self, device: ctypes.c_void_p) -> dict[int, int]:
+    def _read_device(self, device: ctypes.c_void_p) -> dict[int, int]:
         count = ctypes.c_uint(0)
         for _ in range(_ATTEMPTS):
             count = ctypes.c_uint(2 * count.value + 64)

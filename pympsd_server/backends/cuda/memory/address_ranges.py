@@ -89,14 +89,14 @@ class AddressWindow:
         size = round_up(count, GRANULE_BYTES)
         start = self._free.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
         self._sizes[start] = size
-        under = self.under(start)
+        under = self.pages_under(start)
         for page in under.shared:
             self._users[page] = self._users.get(page, 0) + 1
         return start, Pages(under.whole, tuple(page for page in under.shared if self._users[page] == 1))
 
     def free(self, address: int) -> Pages:
         """Free an allocation; return the pages that no allocation touches any more."""
-        under = self.under(address)
+        under = self.pages_under(address)
         self._free.give(address, self._sizes.pop(address))
         for page in under.shared:
             self._users[page] -= 1
@@ -105,7 +105,7 @@ class AddressWindow:
             del self._users[page]
         return Pages(under.whole, unused_pages)
 
-    def under(self, address: int) -> Pages:
+    def pages_under(self, address: int) -> Pages:
         """Return the pages under an allocation."""
         size = self._sizes[address]
         length = size // PAGE_BYTES * PAGE_BYTES

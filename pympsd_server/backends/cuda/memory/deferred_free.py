@@ -42,7 +42,7 @@ Act = Callable[[], None]
 class SiblingContext(Protocol):
     """A context, as its client's frees wait for it."""
 
-    def after_work(self, act: Act) -> None:
+    def call_after_work(self, act: Act) -> None:
         """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
     def is_drained(self) -> bool:
@@ -84,10 +84,10 @@ class DeferredFree:
         countdown = Countdown(1 + len(contexts), lambda: self._pass(batch))
         for context in contexts:
             try:
-                context.after_work(countdown.one_less)
+                context.call_after_work(countdown.count_down)
             except BackendError:  # there is no memory for a marker
-                self._cleanup.add(context.is_drained, countdown.one_less)
-        countdown.one_less()
+                self._cleanup.add(context.is_drained, countdown.count_down)
+        countdown.count_down()
 
     def _pass(self, batch: list[Act]) -> None:
         with self._lock:

@@ -77,7 +77,7 @@ class DeviceMemory:
     def free(self, address: int) -> None:
         """Free an allocation that no work can use any more."""
         with self._lock:
-            end, shared = self._addresses.end_of(address), self._addresses.under(address).shared
+            end, shared = self._addresses.end_of(address), self._addresses.pages_under(address).shared
             self._release(self._addresses.free(address), keep=_SPARE_PAGES)
             for page in shared:
                 start = max(page, address)

@@ -181,7 +181,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         """Return nothing: the driver prints what kernels print on the executor's own standard output."""
         return b"", b""
 
-    def after_work(self, act: Callable[[], None]) -> None:
+    def call_after_work(self, act: Callable[[], None]) -> None:
         """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
         def done(status: Status) -> None:
@@ -215,7 +215,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         """
         if self.status.code is Result.SUCCESS:
             self.queue.close(status)
-        if not self._becomes_quiet(time.monotonic() + END_SECONDS):
+        if not self._wait_until_quiet(time.monotonic() + END_SECONDS):
             reason = f"kernels of the context still run after {END_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
         if not self._owner.is_faulted:
@@ -235,7 +235,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self._is_ending = True
         self.abandon()
         assert self._deadline is not None
-        if self._becomes_quiet(self._deadline):
+        if self._wait_until_quiet(self._deadline):
             self.release()
         else:
             self._services.cleanup.add(self.is_quiet, self.release)
@@ -266,7 +266,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         holds = self.queue.order.holds and self.status.code is Result.SUCCESS
         return not holds and self.is_quiet()
 
-    def _becomes_quiet(self, deadline: float) -> bool:
+    def _wait_until_quiet(self, deadline: float) -> bool:
         while not self.is_quiet():
             if time.monotonic() > deadline or self._owner.closed:
                 return False

@@ -68,7 +68,7 @@ class ContextResources:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
         self._being_freed.add(address)
         try:
-            self._when_unused(lambda: self._free_now(address), done)
+            self._call_when_unused(lambda: self._free_now(address), done)
         except BackendError:
             self._being_freed.discard(address)
             raise
@@ -81,10 +81,10 @@ class ContextResources:
         if count is not None:
             self._space.free(address, count)
 
-    def _when_unused(self, act: Callable[[], None], done: Completion) -> None:
+    def _call_when_unused(self, act: Callable[[], None], done: Completion) -> None:
         """Call ``done`` when the work that this context has queued is done, ``act`` when the client's is."""
 
-        def own_work_done(status: Status) -> None:
+        def note_own_work_done(status: Status) -> None:
             if status.code is Result.SUCCESS:
                 try:
                     self._space.deferred_free.add(act, self._context)
@@ -92,7 +92,7 @@ class ContextResources:
                     status = Status(error.code, error.reason)
             done(status)
 
-        self._queue.notify(own_work_done)
+        self._queue.notify(note_own_work_done)
 
     # --- modules
 
@@ -120,7 +120,7 @@ class ContextResources:
 
     def unload(self, module: CudaModule) -> None:
         """Release a module after the work queued before the call, or when a faulted context is destroyed."""
-        self._when_unused(lambda: self._drop(module), lambda status: None)
+        self._call_when_unused(lambda: self._drop(module), lambda status: None)
         self._disown(module)
         self._space.deferred_free.start_batch()
 

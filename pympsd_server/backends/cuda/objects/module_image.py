@@ -168,7 +168,7 @@ def _read(file: _File, base: int) -> Cubin:
     sections = [_section(file.image, base, offset + index * entry_size) for index in range(count)]
     variables, undefined = _symbols(file, sections, names_at) if sections else ([], [])
     device_bytes = sum(section.size for section in sections if section.flags & _ALLOCATED)
-    return Cubin(_once(variables), device_bytes, _once(undefined))
+    return Cubin(_drop_duplicates(variables), device_bytes, _drop_duplicates(undefined))
 
 
 def _section(image: bytes, base: int, at: int) -> _Section:
@@ -204,6 +204,6 @@ def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list
     return variables, undefined
 
 
-def _once(names: list[str]) -> tuple[str, ...]:
+def _drop_duplicates(names: list[str]) -> tuple[str, ...]:
     """Return each name once, in order: several symbols may have the same name."""
     return tuple(dict.fromkeys(names))

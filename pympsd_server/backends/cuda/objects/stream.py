@@ -137,7 +137,7 @@ class CudaStream:
 
     def record(self, event: Event) -> None:
         """Make the event stand for the present end of the stream."""
-        own = self._own(event)
+        own = self._check_event(event)
         recording = Recording(self)
 
         def issue() -> None:
@@ -149,7 +149,7 @@ class CudaStream:
 
     def wait(self, event: Event) -> None:
         """Make later work wait for the position of the event."""
-        recording = self._own(event).recording
+        recording = self._check_event(event).recording
         if recording is None:
             self.queue.check()
             return
@@ -160,7 +160,7 @@ class CudaStream:
         if marker is not None and not marker.passed:
             self._driver.call(cu.cuStreamWaitEvent, self.handle, marker.event, 0)
 
-    def _own(self, event: Event) -> CudaEvent:
+    def _check_event(self, event: Event) -> CudaEvent:
         if not isinstance(event, CudaEvent) or event.queue is not self.queue:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the event is of another context")
         return event
@@ -193,7 +193,7 @@ class CudaStream:
         """Whether all work queued before the call is done, and all that this stream would wait for."""
         queue = self.queue
         with queue.lock:
-            if queue.order.before(self):
+            if queue.order.find_predecessors(self):
                 return False
             if self is queue.default_stream:
                 return all(stream.is_completed() for stream in tuple(queue.streams) if stream.blocking)

@@ -60,14 +60,14 @@ class PendingCompletions:
 
 
 class Countdown:
-    """Calls back when ``one_less`` was called ``count`` times. Safe to use from several threads."""
+    """Calls back when ``count_down`` was called ``count`` times. Safe to use from several threads."""
 
     def __init__(self, count: int, act: Callable[[], None]) -> None:
         self._lock = Lock()
         self._left = count
         self._act = act
 
-    def one_less(self) -> None:
+    def count_down(self) -> None:
         """Count down; the last call calls back."""
         with self._lock:
             self._left -= 1

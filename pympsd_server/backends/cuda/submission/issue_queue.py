@@ -124,7 +124,7 @@ class IssueQueue:
             return
         countdown = Countdown(len(busy), lambda: complete(Status()))
         for stream in busy:
-            stream.watch(stream.marker(), countdown.one_less)
+            stream.watch(stream.marker(), countdown.count_down)
 
     # --- issuing
 

@@ -68,7 +68,7 @@ class SubmissionOrder:
         """Whether any step has not passed."""
         return bool(self._tails)
 
-    def before(self, stream: OrderedStream | None) -> list[Step]:
+    def find_predecessors(self, stream: OrderedStream | None) -> list[Step]:
         """Return the last steps that new work in a stream (None: in all streams) comes after."""
         tails = self._tails
         if stream is None:
@@ -83,7 +83,7 @@ class SubmissionOrder:
 
         It comes after what is before it in its stream, unless it is ``alone``, and after those named.
         """
-        before = [] if alone else self.before(step.stream)
+        before = [] if alone else self.find_predecessors(step.stream)
         first = {id(earlier): earlier for earlier in (*before, *after) if not earlier.passed}
         if not first:
             step.issue()

@@ -134,10 +134,10 @@ class EmulatedContext:
         self.check()
         return self.memory.mapped.publish()
 
-    def map_peer(self, ordinal: int, process: int, file: File) -> None:
-        """Make the client's allocations on another device accessible."""
+    def map_peer(self, ordinal: int, process: int, file: File, *, host_memory_only: bool = False) -> None:
+        """Make the client's memory on another device accessible."""
         self.check()
-        self.memory.mapped.map_peer(ordinal, process, file)
+        self.memory.mapped.map_peer(ordinal, process, file, host_memory_only=host_memory_only)
 
     def import_peers_memory(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device."""
@@ -232,7 +232,7 @@ class EmulatedContext:
 
     def condition(self, handle: int) -> Condition:
         """Return what kernels set by a conditional handle."""
-        return self._facilities.conditions.of(handle)
+        return self._facilities.conditions.get_or_create(handle)
 
     def call(self, stream: EmulatedStream, pieces: Iterator[None]) -> None:
         """Take pieces in stream order, in slices of the compute thread."""

@@ -117,14 +117,14 @@ class EmulatedStream:
 
     def record(self, event: Event) -> None:
         """Make the event stand for this point of the stream."""
-        own = self._own(event)
+        own = self._check_event(event)
         marker = self._marker()
         self._context.scheduler.submit(marker)
         own.point.marker = marker
 
     def wait(self, event: Event) -> None:
         """Make later work wait for the event's point."""
-        pending = self._own(event).point.marker
+        pending = self._check_event(event).point.marker
         if pending is None:
             self._context.check()
             return
@@ -135,7 +135,7 @@ class EmulatedStream:
     def _marker(self) -> Marker:
         return Marker(self._context, self, self.time_share)
 
-    def _own(self, event: Event) -> EmulatedEvent:
+    def _check_event(self, event: Event) -> EmulatedEvent:
         if not isinstance(event, EmulatedEvent) or event.context is not self._context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the event is of another context")
         return event

@@ -39,7 +39,7 @@ from attrs import frozen
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
-from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
+from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, Version, holds, select_below
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import Array, DType, Value
@@ -122,7 +122,7 @@ class _Arrays:
     """The ranges that kernels reach, as arrays, and the objects that they were made from."""
 
     ranges: Ranges
-    peers: list[tuple[PeerWindow, int]]
+    peers: list[tuple[PeerWindow, Version]]
     starts: Array
     ends: Array
 
@@ -188,7 +188,7 @@ class AddressSpace(AccessibleMemory):
         self._return(start, end + GUARD_BYTES)
 
     def _remove(self, address: int) -> tuple[int, int]:
-        at = self._at(address)
+        at = self._find_start(address)
         starts, ends = self._ranges
         start, end = starts[at], ends[at]
         self._set_ranges((starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :]))
@@ -231,9 +231,9 @@ class AddressSpace(AccessibleMemory):
             ends.insert(at, high)
         self._set_ranges((starts, ends))
 
-    def attach(self, address: int, memory: memoryview) -> None:
-        """Make whole shared pages of this process accessible at an address behind the allocations."""
-        self.place(address, memory)
+    def attach(self, address: int, memory: memoryview, file: File) -> None:
+        """Make whole shared pages of this process accessible at an address behind the allocations, to peers too."""
+        self.place(address, memory, file)
         self._insert(address - self.base, memory.nbytes)
 
     def detach(self, address: int) -> None:
@@ -246,7 +246,7 @@ class AddressSpace(AccessibleMemory):
 
         It must be freed by `withdraw` and `reclaim`.
         """
-        at = self._at(address)
+        at = self._find_start(address)
         start, end = self._ranges[0][at], self._ranges[1][at]
         first, last = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
         return self._window.bytes(first, last), self._window.file_at(first), start - first
@@ -273,7 +273,7 @@ class AddressSpace(AccessibleMemory):
                 merged.append(gap)
         self._gaps = merged
 
-    def _at(self, address: int) -> int:
+    def _find_start(self, address: int) -> int:
         start = address - self.base
         starts, _ = self._ranges
         at = bisect_right(starts, start) - 1
@@ -283,7 +283,7 @@ class AddressSpace(AccessibleMemory):
 
     def size_of(self, address: int) -> int:
         """Return the size in bytes of the allocation that starts at `address`. Raises NotAnAllocation."""
-        at = self._at(address)
+        at = self._find_start(address)
         starts, ends = self._ranges
         return ends[at] - starts[at]
 
@@ -351,12 +351,12 @@ class AddressSpace(AccessibleMemory):
     def reach(self) -> tuple[Array, Array]:
         """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
-        generations = [(peer, generation) for peer, generation, _, _ in peers]
+        versions = [(peer, version) for peer, version, _, _ in peers]
         arrays = self._arrays
-        if arrays is None or arrays.ranges is not ranges or arrays.peers != generations:
+        if arrays is None or arrays.ranges is not ranges or arrays.peers != versions:
             starts = [np.array(ranges[0], np.int64), *(peer.place + low for peer, _, low, _ in peers)]
             ends = [np.array(ranges[1], np.int64), *(peer.place + high for peer, _, _, high in peers)]
-            arrays = _Arrays(ranges, generations, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
+            arrays = _Arrays(ranges, versions, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 
@@ -377,12 +377,18 @@ class AddressSpace(AccessibleMemory):
         """Show peers what kernels may access here; return the file that they map, which stays the window's."""
         return self._window.publish(self._ranges)
 
-    def map_peer(self, process: int, file: File, distance: int) -> None:
+    def map_peer(self, process: int, file: File, distance: int, first: int = 0) -> None:
         """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
 
-        Raises OSError; ValueError if the file is not such a window.
+        ``first``: the offset in it from which on it is accessible. Raises OSError; ValueError if the file is not such
+        a window.
         """
-        peer = self._window.map_peer(process, file, distance, self._peers)
+        for mapped in self._peers:
+            if (mapped.distance, mapped.process, mapped.secret) == (distance, process, file.secret):
+                mapped.first = first  # kernels that run go on
+                return
+        self.unmap_peer(distance)
+        peer = self._window.map_peer(process, file, distance, self._peers, first)
         self._peers = tuple(sorted((*self._peers, peer), key=lambda other: other.place))
 
     def unmap_peer(self, distance: int) -> None:
@@ -394,7 +400,7 @@ class AddressSpace(AccessibleMemory):
 
     def close(self) -> None:
         """Release everything. Views handed out keep their pages until they are dropped."""
-        for start, end in zip(*below(self._ranges, self._window.allocatable), strict=True):
+        for start, end in zip(*select_below(self._ranges, self._window.allocatable), strict=True):
             self._window.zero(start, end)
         self._set_ranges(([], []))
         self._gaps, self._arrays, self._peers, self.used_bytes = [], None, (), 0

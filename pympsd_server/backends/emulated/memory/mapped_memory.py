@@ -49,7 +49,7 @@ class MappedMemory:
                 if shareable or is_of_host:
                     storage = self._exportable(count, is_of_host, discharge)
                 else:
-                    storage = self._in_window(count, discharge)
+                    storage = self._allocate_in_window(count, discharge)
             except BackendError:
                 discharge()
                 raise
@@ -63,12 +63,12 @@ class MappedMemory:
 
     def _exportable(self, count: int, is_of_host: bool, discharge: Callable[[], None]) -> Storage:
         try:
-            return ExportablePages(count, is_of_host, partial(self._on_freed, discharge))
+            return ExportablePages(count, is_of_host, partial(self._handle_freed, discharge))
         except OSError as error:
             reason = f"no file for {count} bytes of memory: {explain(error)}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
-    def _in_window(self, count: int, discharge: Callable[[], None]) -> Storage:
+    def _allocate_in_window(self, count: int, discharge: Callable[[], None]) -> Storage:
         space = self._client.space
         try:
             address = space.allocate(count, mmap.PAGESIZE)
@@ -81,9 +81,9 @@ class MappedMemory:
             space.reclaim(*withdrawn)
             discharge()
 
-        return WindowPages(pages, file, is_shared=False, freed=partial(self._on_freed, free))
+        return WindowPages(pages, file, is_shared=False, freed=partial(self._handle_freed, free))
 
-    def _on_freed(self, discharge: Callable[[], None], storage: Storage) -> None:
+    def _handle_freed(self, discharge: Callable[[], None], storage: Storage) -> None:
         self._client.exports.remove(storage)
         with self._client.lock:
             discharge()
@@ -152,13 +152,13 @@ class MappedMemory:
             self._check_own_space()
             return self._client.space.publish()
 
-    def map_peer(self, ordinal: int, process: int, file: File) -> None:
+    def map_peer(self, ordinal: int, process: int, file: File, *, host_memory_only: bool) -> None:
         """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        first = MAPPED_OFFSET if host_memory_only else 0
         with self._client.lock:
             self._check_own_space()
-            self._client.space.unmap_peer(self._distance(ordinal))
             with refusals():
-                self._client.space.map_peer(process, file, self._distance(ordinal))
+                self._client.space.map_peer(process, file, self._distance(ordinal), first)
 
     def import_peers(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
@@ -167,7 +167,7 @@ class MappedMemory:
         with self._client.lock:
             self._check_memories()
             with refusals():
-                pages = PeersPages(process, file, count, partial(self._on_freed, lambda: None))
+                pages = PeersPages(process, file, count, partial(self._handle_freed, lambda: None))
             self._client.memories += 1
         return self._enter(pages)
 

@@ -17,9 +17,8 @@ from pympsd.channel.mapping import make_sealed, open_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import File
+from pympsd_server.backends.virtual_memory import File, file_name
 
 MAX_MAPPINGS: Final = 4096
 """The largest number of mappings of one client: each is a mapping of this process, which may have 65,530."""
@@ -109,7 +108,7 @@ class PeersPages(_FilePages):
 
     def __init__(self, process: int, file: File, size: int, freed: Callable[[Storage], None]) -> None:
         """Open a file of another executor. Raises OSError, ValueError."""
-        fd = open_sealed(process, file.descriptor, file_name(file.secret), file.offset + size)
+        fd = open_sealed(process, file.descriptor, file.name, file.offset + size)
         super().__init__(File(fd, file.secret, file.offset), size, 0, freed)
 
 
@@ -251,7 +250,7 @@ class Mappings:
         mapping.storage.use()  # the handle is another user of it
         self._by_start[address] = mapping
 
-    def _within(self, address: int, count: int) -> list[_Mapping]:
+    def _find_within(self, address: int, count: int) -> list[_Mapping]:
         """Return the mappings that a range consists of; BackendError INVALID_VALUE if it has gaps or cuts one."""
         mappings, at = [], address
         while at < address + count:
@@ -266,7 +265,7 @@ class Mappings:
 
     def remove(self, address: int, count: int) -> list[Storage]:
         """Unmap a range of whole mappings; return what the caller leaves then. BackendError INVALID_VALUE."""
-        return [self._remove(mapping) for mapping in self._within(address, count)]
+        return [self._remove(mapping) for mapping in self._find_within(address, count)]
 
     def _remove(self, mapping: _Mapping) -> Storage:
         del self._by_start[mapping.start]
@@ -276,7 +275,7 @@ class Mappings:
 
     def set_access(self, address: int, count: int, accessible: bool) -> None:
         """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
-        self._within(address, count)
+        self._find_within(address, count)
         self.space.set_accessible(address, count, accessible)
 
     def remove_all_of(self, owner: object) -> list[Storage]:

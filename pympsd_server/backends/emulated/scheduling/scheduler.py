@@ -115,7 +115,7 @@ class Scheduler:
             pass
         except Exception as error:
             fault = _status_of(error)
-        self._after(item, True, fault, None)
+        self._note_after_run(item, True, fault, None)
 
     def _compute_or_end(self) -> None:
         try:
@@ -138,7 +138,8 @@ class Scheduler:
             ended = time.perf_counter_ns()
             if (timeline := self.timeline) is not None:
                 timeline.ran(item.owner.id, item.what, began, ended)
-            self._after(item, finished, fault, ended - began)
+            self._note_after_run(item, finished, fault, ended - began)
+            del item  # a thread that waits holds nothing of a client
 
     def _next(self) -> WorkItem | None:
         with self.lock:
@@ -152,7 +153,7 @@ class Scheduler:
                 self._work.wait()
         return None
 
-    def _after(self, item: WorkItem, finished: bool, fault: Status | None, used: int | None) -> None:
+    def _note_after_run(self, item: WorkItem, finished: bool, fault: Status | None, used: int | None) -> None:
         # ``used``: nanoseconds of the compute thread; None if a caller ran it in its own thread.
         calls: Calls = []
         with self.lock:
@@ -164,14 +165,14 @@ class Scheduler:
             if used is not None:
                 self._ready.charge(item, used)
             if owner.status.code is not Result.SUCCESS:
-                self._after_the_end(item, finished, calls)
+                self._note_end(item, finished, calls)
             elif finished:
                 if used is not None:
                     self._ready.remove(item)
                 self._finish(item, calls)
         _call_each(calls)
 
-    def _after_the_end(self, item: WorkItem, finished: bool, calls: Calls) -> None:
+    def _note_end(self, item: WorkItem, finished: bool, calls: Calls) -> None:
         # Ready work was dropped when the context faulted, except kernels that cannot be stopped.
         owner = item.owner
         is_ready = item in owner.queue.ready
