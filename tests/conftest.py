@@ -117,6 +117,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         assert not wrong, f"long(but=...) names no case: {wrong}"
 
 
+def pytest_collection_finish() -> None:
+    """Let collections skip what is there before the first test: half a million objects of 17,000 tests."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fail a test that left a descriptor, a child process or a thread behind."""

@@ -47,21 +47,10 @@ ABILITIES: Final = ("stops_kernels", "isolates_address_spaces")
 """Abilities of emulated devices that real ones lack; a description may take them away."""
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _CHUNKS: Final = ("sm_chunks", "sm_chunks_2")
-_KEYS: Final = frozenset(
-    {
-        "profile",
-        "count",
-        "uuid",
-        "pci",
-        "name",
-        "multiprocessors",
-        "memory_mib",
-        "compute_capability",
-        "compute_mode",
-        "unified_addressing",
-        *_CHUNKS,
-    }
-)
+_KEYS_OF_A_DEVICE: Final = """
+profile count uuid pci name multiprocessors memory_mib compute_capability compute_mode unified_addressing
+"""
+_KEYS: Final = frozenset({*_KEYS_OF_A_DEVICE.split(), *_CHUNKS})
 
 
 class BadMachine(InputError, ValueError):

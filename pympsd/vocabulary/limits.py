@@ -115,6 +115,8 @@ class Quota:
     counts_sms: bool = False
     """Whether kernels count the SMs of ``chunks`` from 0 (%smid), as a driver with static partitions has it; only
     emulated devices can."""
+    user: int = 0
+    """The user ID of the client process, because users have equal shares of the executor's compiler."""
 
 
 def cgroup_group(path: str) -> str:

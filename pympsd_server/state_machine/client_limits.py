@@ -217,7 +217,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
         limits: The client's, already combined with its environment.
         ordinal: The server's index of the device.
         multiprocessors: The SMs of this context, as `multiprocessors` returns them.
-        client: Whose priority, memory groups and audit the quota carries to the executor.
+        client: Whose priority, memory groups, audit and user the quota carries to the executor.
     """
     return Quota(
         multiprocessors,
@@ -227,6 +227,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
         client.groups.get(ordinal, ()),
         client.audited,
         _is_static(limits, ordinal),
+        client.uid,
     )
 
 

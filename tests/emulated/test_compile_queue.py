@@ -1,4 +1,4 @@
-"""Which kernels are compiled at the same time: no client keeps those of others waiting."""
+"""Which kernels are compiled at the same time: no user and no client keeps those of others waiting."""
 
 from __future__ import annotations
 
@@ -55,8 +55,11 @@ def counts(*contexts: Context) -> list[int]:
 
 @pytest.fixture
 def contexts() -> Iterator[list[Context]]:
-    queue = CompileQueue(8)
+    """Four contexts, each of another user, which have twelve slots."""
+    queue = CompileQueue(12)
     made = [Context(queue) for _ in range(4)]
+    for uid, context in enumerate(made):
+        context.facilities.user = uid
     yield made
     for context in made:
         context.facilities.ended.set()
@@ -70,35 +73,55 @@ def await_counts(contexts: list[Context], expected: list[int]) -> None:
     wait_until(lambda: counts(*contexts) == expected, f"{expected} running compilations")
 
 
-def test_each_client_leaves_slots_to_others(contexts: list[Context]) -> None:
-    for number, running in enumerate([4, 2, 1, 1]):
-        contexts[number].add(10)
-        await_counts(contexts, [4, 2, 1, 1][: number + 1] + [0] * (3 - number))
-        assert len(contexts[number].running) == running
-
-
-def test_a_slot_goes_to_the_client_that_has_and_had_the_least(contexts: list[Context]) -> None:
-    for context in contexts:
+@pytest.mark.parametrize(
+    ("users", "running"),
+    [([0, 1, 2, 3], [4, 3, 2, 1]), ([0, 0, 1, 2], [4, 2, 2, 2]), ([0, 0, 0, 0], [4, 2, 0, 0])],
+    ids=["users", "clients", "user"],
+)
+def test_each_user_and_each_client_leaves_slots_to_others(
+    contexts: list[Context], users: list[int], running: list[int]
+) -> None:
+    for number, (context, uid) in enumerate(zip(contexts, users, strict=True)):
+        context.facilities.user = uid
         context.add(10)
-    await_counts(contexts, [4, 2, 1, 1])
-    contexts[2].finish()
-    await_counts(contexts, [4, 2, 1, 1])
-    contexts[0].finish()
-    contexts[0].finish()
-    await_counts(contexts, [2, 2, 1, 2])
+        await_counts(contexts, running[: number + 1] + [0] * (3 - number))
+
+
+def test_a_slot_goes_to_the_user_and_the_client_that_have_the_least(contexts: list[Context]) -> None:
+    first, second, third, other = contexts
+    for context in (first, second, third):
+        context.facilities.user = 0
+        context.add(10)
+    await_counts(contexts, [4, 2, 0, 0])
+    other.add(10)
+    await_counts(contexts, [4, 2, 0, 2])
+    first.finish()
+    await_counts(contexts, [3, 2, 0, 3])
+    first.finish()
+    await_counts(contexts, [2, 2, 1, 3])
 
 
 def test_contexts_of_a_client_share_its_slots(contexts: list[Context]) -> None:
     *own, other = contexts
     for context in own:
-        context.facilities.client = own[0].facilities
+        context.facilities.client, context.facilities.user = own[0].facilities, 0
         context.add(10)
     wait_until(lambda: sum(counts(*own)) == 4, "four compilations")
     other.add(10)
-    await_counts([other], [2])
+    await_counts([other], [3])
     assert sum(counts(*own)) == 4
     own[0].add(MAX_WAITING - 26 + 3)
     assert sum(context.dropped for context in own) == 3
+
+
+def test_a_users_many_processes_have_one_bound_of_waiting_kernels(contexts: list[Context]) -> None:
+    *own, other = contexts
+    other.add(MAX_WAITING)
+    for context in own:
+        context.facilities.user = 0
+        context.add(MAX_WAITING)
+    assert sum(context.dropped for context in own) == 3 * MAX_WAITING - MAX_WAITING - sum(counts(*own))
+    assert not other.dropped
 
 
 def test_of_a_clients_kernels_the_smallest_is_next(contexts: list[Context]) -> None:

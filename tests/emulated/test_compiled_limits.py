@@ -238,7 +238,8 @@ def test_a_peer_is_mapped_while_a_kernel_runs_and_between_two_launches(tier: str
             gc.collect()  # the former mapping, unless it is used
             if isinstance(batch, CompiledBatch):
                 batch.look_at_allocations(at_rest=False)  # as when a thread has accessed what it did not know
-        assert batch.step(60, Never())
+        while not batch.step(1.0, Never()):
+            pass
         if isinstance(batch, CompiledBatch):
             batch.keep()
         expected += rounds

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import time
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
 
+from pympsd_server.ptx.compiled_tier import batch as compiled_batch
 from pympsd_server.ptx.compiled_tier import selection
 from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.ptx.compiled_tier.compilation.compile_queue import CompileQueue
 from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
+from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.ptx.compiled_tier.stop_text import StopText
+from pympsd_server.ptx.execution.bounded_use import BoundedUse
 from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
 from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.conftest import use_tier
@@ -376,6 +380,38 @@ def test_blocks_wait_only_for_a_time_for_a_compiler_that_is_busy(monkeypatch: py
         assert time.monotonic() < deadline
         begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
     assert not isinstance(begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)), CompiledBatch)
+
+
+def test_code_and_batches_that_were_not_used_for_longest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With bounds of one byte, each launch drops all of the launch before."""
+    for bounded in (selection._loaded, compiled_batch._kept):
+        monkeypatch.setattr(bounded, "max_bytes", 1)
+    ptx = """.visible .entry k(.param .u64 p) { .reg .b32 %n; .reg .b64 %a;
+ld.param.u64 %a, [p]; ld.global.u32 %n, [%a]; add.u32 %n, %n, 1; st.global.u32 [%a], %n; ret; }"""
+    device = Device(1 << 20)
+    modules = [device.load(f"{HEADER}{ptx}// {number}") for number in range(2)]
+    address = device.put(np.zeros(1, "u4"))
+    codes, kept = WeakSet[MachineCode](), WeakSet[CompiledBatch]()
+    for count in range(1, 5):
+        module = modules[count % 2]
+        device.launch(module, "k", 1, 32, address)
+        codes.update(module.program.kernels["k"].translation.machine_codes.values())
+        kept.update(module.kept.values())
+        assert device.get(address, np.zeros(1, "u4")) == [count]
+        assert (len(codes), len(kept)) == (1, 1)
+
+
+def test_bounded_objects_are_dropped_in_the_order_of_their_last_use() -> None:
+    dropped: list[Never] = []
+    bounded, items = BoundedUse(30, dropped.append), [Never() for _ in range(5)]
+    for index in (0, 1, 0, 2, 3):
+        bounded.use(items[index], 10)
+    assert dropped == [items[1]]
+    del items[2]  # its owner has dropped it
+    bounded.use(items[3], 10)
+    assert dropped == [items[1]]
+    bounded.use(items[1], 100)
+    assert dropped == [items[1], items[0], items[2], items[3]]
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:

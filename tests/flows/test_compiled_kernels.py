@@ -13,6 +13,8 @@ import pytest
 from daemon_disk import Disk
 from processes import PYMPSD, ClientProcess, DaemonProcess, alive, children_of, wait_until
 
+from pympsd_server.ptx.compiled_tier.compilation.compiler_process import MAX_PROCESSES
+
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
 
 MakeDaemon = Callable[..., DaemonProcess]
@@ -160,6 +162,27 @@ def test_the_kernels_of_a_killed_client_are_not_compiled_for_others(
     wait_until(lambda: not alive(compiler), "the end of a compilation that nobody needs")
     assert other.do("add") == RIGHT
     assert half_written(kernels) == []
+
+
+# --- users
+
+
+@needs_root
+def test_a_users_many_processes_do_not_keep_another_users_kernel_waiting(
+    make_daemon: MakeDaemon, directory: Path, endless: Path, kernels: Path
+) -> None:
+    daemon = make_daemon(PYMPSD_KERNEL_CACHE=str(kernels))
+    assert daemon.start("-d", "-multiuser-server").returncode == 0
+    users = *[USERS[0]] * (MAX_PROCESSES + 1), USERS[1]
+    with contextlib.ExitStack() as clients:
+        *many, other = [clients.enter_context(killed(daemon.client(uid))).connect() for uid in users]
+        executor = executor_of(daemon)
+        for client in many:
+            client.begin(f"ptx {endless} 32")
+        wait_until(lambda: len(children_of(executor)) == MAX_PROCESSES // 2, "the compilations that a user may have")
+        assert other.do(f"ptx {write(directory, 'long', loop(100_000))} 32") == "CUDA_SUCCESS 100000"
+        assert len(list(kernels.glob("*/*"))) == 1
+        assert len(children_of(executor)) == MAX_PROCESSES // 2
 
 
 # --- kernels on disk

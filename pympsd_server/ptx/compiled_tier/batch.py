@@ -85,6 +85,7 @@ from pympsd_server.ptx.compiled_tier.native_runtime import (
 )
 from pympsd_server.ptx.execution.barriers import Waiting
 from pympsd_server.ptx.execution.batch import Batch
+from pympsd_server.ptx.execution.bounded_use import MAX_BATCH_BYTES, BoundedUse
 from pympsd_server.ptx.execution.thread_groups import Group
 from pympsd_server.ptx.isa.datatypes import DTYPES, Array, Value
 from pympsd_server.ptx.isa.faults import (
@@ -118,9 +119,10 @@ _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
 _MAX_SLOTS_AT_ONCE: Final = 16
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
-_MAX_KEPT: Final = 32
 _MAX_KEPT_BYTES: Final = 1 << 24
-"""The maxima of the finished batches that a module keeps: their number, and the size of their slabs together."""
+"""The maximum size of the slabs of a batch that is kept when it has finished."""
+_OBJECT_BYTES: Final = 1 << 14
+"""The size of a batch without its slabs."""
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
 """The batches whose kernels may run, by the address of their shared state."""
 _looking: Final = threading.Lock()
@@ -132,6 +134,13 @@ def _look_again(batch: int) -> None:
 
 
 _refresh: Final = refresh_function(_look_again)
+
+
+def _drop(batch: CompiledBatch) -> None:
+    batch._module.kept.pop(batch._shape, None)
+
+
+_kept: Final = BoundedUse(MAX_BATCH_BYTES, _drop)
 
 
 @lru_cache(maxsize=64)
@@ -213,11 +222,8 @@ class CompiledBatch:
     def keep(self) -> None:
         """Let the next blocks of the same shape use this batch, which has finished; do nothing if it is large."""
         if self._shape and self._state is None and not self._common.is_prepared and self._nbytes <= _MAX_KEPT_BYTES:
-            kept = self._module.kept
-            most = _MAX_KEPT_BYTES - self._nbytes
-            while len(kept) >= _MAX_KEPT or sum(batch._nbytes for batch in kept.values()) > most:
-                del kept[next(iter(kept))]
-            kept[self._shape] = self
+            self._module.kept[self._shape] = self
+            _kept.use(self, self._nbytes + self._code.nbytes + _OBJECT_BYTES)
 
     def _begin_again(self, setup: LaunchSetup, first_block: int) -> None:
         common, (state, workers) = self._common, self._initial

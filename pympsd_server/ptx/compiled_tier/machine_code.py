@@ -24,6 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from weakref import ReferenceType, ref
 
 import msgspec
 from attrs import define, field, frozen
@@ -107,6 +108,10 @@ class MachineCode:
     """The registers that are vectors."""
     origins: list[int]
     """The block that begins at each segment; -1 in the middle of a block."""
+    nbytes: int
+    """The size of the code."""
+    translation: ReferenceType[Translation]
+    """The kernel, which keeps the code alive."""
     _owner: object
     """The object that owns the function's memory."""
 
@@ -248,5 +253,7 @@ def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
         slots=stored.slots,
         varying=frozenset(stored.varying),
         origins=list(stored.origins),
+        nbytes=len(stored.object_code),
+        translation=ref(translation),
         owner=linked,
     )

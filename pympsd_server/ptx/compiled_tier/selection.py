@@ -35,6 +35,7 @@ from pympsd_server.ptx.compiled_tier.continuation import Exits, take_over
 from pympsd_server.ptx.compiled_tier.ir_text import Refused
 from pympsd_server.ptx.compiled_tier.machine_code import MachineCode, ShapeClass, compile_kernel, load_kernel
 from pympsd_server.ptx.execution.batch import Batch, blocks_per_batch
+from pympsd_server.ptx.execution.bounded_use import MAX_CODE_BYTES, BoundedUse
 from pympsd_server.ptx.isa.datatypes import Array
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.loading.program import Kernel
@@ -57,6 +58,17 @@ _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:
 _notified: Final[WeakSet[Facilities]] = WeakSet()
 """The contexts whose program has been notified of that."""
 _queue: Final = CompileQueue(MAX_PROCESSES)
+
+
+def _unload(code: MachineCode) -> None:
+    """Drop machine code that no batch has; the next launch loads it again."""
+    if (translation := code.translation()) is not None:
+        codes = translation.machine_codes
+        for shape in [shape for shape, other in list(codes.items()) if other is code]:
+            del codes[shape]
+
+
+_loaded: Final = BoundedUse(MAX_CODE_BYTES, _unload)
 
 
 @lru_cache
@@ -124,8 +136,8 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
     shape = translation.shapes.get(setup.block)
     if shape is None:
         shape = translation.shapes[setup.block] = ShapeClass.of(translation.code, setup.block)
-        if shape not in codes:
-            codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
+    if shape not in codes:
+        codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
     if codes[shape] == _NOT_COMPILED:
         if waits:
             codes[shape] = _compile(translation, shape, setup.block)
@@ -138,6 +150,8 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
                 lambda: codes.update({shape: _NOT_COMPILED}),
             )
     state: MachineCode | str = codes[shape]
+    if isinstance(state, MachineCode):
+        _loaded.use(state, state.nbytes)
     return state
 
 

@@ -7,6 +7,7 @@ one allocation, so that 32 bits distinguish their addresses, as PTX allows for .
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.ptx.loading.program import Program
@@ -33,7 +34,7 @@ class LoadedModule:
         self._allocations: list[int] = []
         self._managed: dict[str, int] = {}
         self._functions: dict[str, list[Callable[..., Any]]] = {}
-        self.bound: dict[object, Any] = {}
+        self.bound: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
         """The kernels of the compiled tier with this module's addresses."""
         self.kept: dict[object, Any] = {}
         """Finished batches of the compiled tier, for later launches of the same shape."""

@@ -143,3 +143,5 @@ class Facilities:
     """Set when the context has faulted or is being destroyed."""
     client: object = field(default=Factory(lambda context: context, takes_self=True))
     """Identifies the client process, whose other contexts have the same object; the context itself if it is alone."""
+    user: int = 0
+    """The user ID of the client process."""

@@ -84,8 +84,9 @@ class EmulatedContext:
 
     def __attrs_post_init__(self) -> None:
         self._stop_timeout = None if self.properties.stops_kernels else STOP_TIMEOUT_SECONDS
+        client = self.memory.client
         self._facilities = Facilities(
-            DeviceHeap(self.memory.borrow_heap), ended=self.cancel, client=self.memory.client
+            DeviceHeap(self.memory.borrow_heap), ended=self.cancel, client=client, user=client.user
         )
         self.default_stream = EmulatedStream(self, weight_of_priority(0), blocking=True)
         """The legacy default stream."""

@@ -57,6 +57,8 @@ class ClientSpace:
     owned: OwnedMemory | None
     """The client's part of a shared space; None if this client has the space for itself."""
     exports: Exports
+    user: int = 0
+    """The user ID of the process."""
     mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)
     memories: int = field(default=0, init=False)
@@ -190,9 +192,9 @@ class ClientSpaces:
         audited = key if quota.audited else 0
         budget = ClientBudget(self._device, limit, self._device.groups(groups, key), audited)
         if self._properties.isolates_address_spaces:
-            return ClientSpace(self._reserve(), budget, None, self._exports)
+            return ClientSpace(self._reserve(), budget, None, self._exports, quota.user)
         reserved = self._shared or self._reserve()
-        return ClientSpace(reserved, budget, OwnedMemory(reserved.space), self._exports)
+        return ClientSpace(reserved, budget, OwnedMemory(reserved.space), self._exports, quota.user)
 
     def _reserve(self) -> _Reserved:
         # Twice the memory, so that gaps never make memory unusable.

@@ -1,30 +1,36 @@
-"""Which kernels are compiled now and which wait: a share for each client process.
+"""Which kernels are compiled now and which wait: a share for each user, and in it one for each client process.
 
 The problem: compiling a kernel takes up to a minute of a processor and much memory, so only some are compiled at the
 same time. In the order of arrival, a program with many large kernels would keep the kernels of all others in the
 NumPy tier, for ever if it is hostile. A thread for each waiting kernel would use up the threads that the executor's
 user may have. And the kernels of programs that have ended would be compiled before those of running ones.
 
-The idea: slots, as buffers are shared in a switch. A client, with all its contexts, gets another slot only while more
-slots are free than it has already:
+The idea: slots, as buffers are shared in a switch. A user gets another slot only while more slots are free than the
+user has already, and the free slots beyond that number are what the user's clients share by the same rule. So a
+client, with all its contexts, gets another slot while its running kernels and those of its user are together fewer
+than the free slots:
 
-    8 slots    A alone: 4 running, 4 free;    then B: 2 running;    then C: 1, D: 1
+    12 slots, A and B are clients of one user, C and D of two others
 
-So one client never has more than half, and the first kernel of a client nearly always starts immediately. A slot that
-becomes free goes to the waiting client that has the fewest slots, then to the one whose kernels have taken the
-compiler the least time. Of a client's kernels the smallest is next, because it is compiled soonest. Of equal ones it
-is the first that came.
+    A alone: 4 running, 8 free;    then B: 2 running, 6 free;    then C: 2 running, 4 free;    then D: 2 running
+
+One client never has more than a third, one user with any number of clients never more than half, and the first kernel
+of a user nearly always starts immediately. Each slot has an equal share of memory. A slot that becomes free goes to
+the waiting user that has the fewest slots, then to the one whose kernels have taken the compiler the least time. The
+same rule selects one of the user's clients. Of a client's kernels the smallest is next, because it is compiled first.
+Of equal ones it is the first that came.
 
 A context that has ended, or has faulted, gives up its waiting kernels. One that is being compiled continues for
 GRACE_SECONDS at most, because the next run of the program finds it on disk, but only while no other kernel waits.
 
-Invariants: there is one thread for each running compilation and none for a waiting one. A client has at most
-MAX_WAITING waiting kernels; for a new one, its oldest is dropped. A dropped kernel can be added again.
+Invariants: there is one thread for each running compilation and none for a waiting one. A user has at most
+MAX_WAITING waiting kernels; for a new one, the user's oldest is dropped. A dropped kernel can be added again.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Final
@@ -40,7 +46,7 @@ MAX_WAITING: Final = 100
 
 @define(eq=False)
 class _Account:
-    """What a client has had of the compiler."""
+    """What a user or a client has had of the compiler."""
 
     running: int = 0
     seconds: float = 0.0
@@ -58,6 +64,12 @@ class _Request:
     """The time after which nobody needs the result; 0 while the context has not been seen to have ended."""
 
 
+def _rank(entry: tuple[_Account, _Account, _Request]) -> tuple[int, float, int, float, int]:
+    """Return the key by which the next request is selected: the lowest is next."""
+    user, client, request = entry
+    return user.running, user.seconds, client.running, client.seconds, request.size
+
+
 @define(eq=False)
 class CompileQueue:
     """The queue of one executor, of which `slots` kernels are compiled at the same time."""
@@ -65,22 +77,23 @@ class CompileQueue:
     _slots: int
     _lock: Lock = field(factory=Lock, init=False)
     _waiting: list[_Request] = field(factory=list, init=False)
-    _accounts: WeakKeyDictionary[object, _Account] = field(factory=WeakKeyDictionary, init=False)
+    _users: defaultdict[int, _Account] = field(factory=lambda: defaultdict(_Account), init=False)
+    _clients: WeakKeyDictionary[object, _Account] = field(factory=WeakKeyDictionary, init=False)
     _running: int = field(default=0, init=False)
 
     def add(
         self, context: Facilities, size: int, run: Callable[[Callable[[], bool]], None], drop: Callable[[], None]
     ) -> None:
-        """Have a kernel compiled in a thread when its client's turn has come; return immediately.
+        """Have a kernel compiled in a thread when its turn has come; return immediately.
 
         Args:
-            context: Identifies the client, and knows whether it has ended.
+            context: Identifies the user and the client, and has the flag of its end.
             size: The number of the kernel's operations.
             run: Compiles the kernel. It must not raise. Its argument returns whether it should give up.
             drop: Is called instead if the kernel will not be compiled now. It must not call this queue.
         """
         with self._lock:
-            own = [request for request in self._waiting if request.context.client is context.client]
+            own = [request for request in self._waiting if request.context.user == context.user]
             if len(own) >= MAX_WAITING:
                 self._waiting.remove(own[0])
                 own[0].drop()
@@ -102,24 +115,28 @@ class CompileQueue:
         for request in [request for request in self._waiting if request.context.ended.is_set()]:
             self._waiting.remove(request)
             request.drop()
-        accounts = [
-            (self._accounts.setdefault(request.context.client, _Account()), request) for request in self._waiting
-        ]
+        accounts = [(*self._accounts(request), request) for request in self._waiting]
         free = self._slots - self._running
-        admitted = [(account, request) for account, request in accounts if account.running < free]
+        admitted = [entry for entry in accounts if entry[0].running + entry[1].running < free]
         if not admitted:
             return None
-        account, request = min(admitted, key=lambda pair: (pair[0].running, pair[0].seconds, pair[1].size))
+        user, client, request = min(admitted, key=_rank)
         self._waiting.remove(request)
-        account.running += 1
+        user.running += 1
+        client.running += 1
         self._running += 1
         return request
 
+    def _accounts(self, request: _Request) -> tuple[_Account, _Account]:
+        """Return the accounts of a request's user and client."""
+        context = request.context
+        return self._users[context.user], self._clients.setdefault(context.client, _Account())
+
     def _settle(self, request: _Request, seconds: float) -> None:
         """Give back a request's slot."""
-        account = self._accounts[request.context.client]
-        account.running -= 1
-        account.seconds += seconds
+        for account in self._accounts(request):
+            account.running -= 1
+            account.seconds += seconds
         self._running -= 1
 
     def _run(self, request: _Request) -> None:

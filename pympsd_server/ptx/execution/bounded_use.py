@@ -1,0 +1,57 @@
+"""What an executor keeps of all clients' compiled kernels, within bounds.
+
+The problem: machine code, and the memory of finished batches, are kept because a later launch needs them again. But a
+program can load any number of modules, and launch a kernel with a thousand shapes of blocks, each with its own code.
+What is kept for one user could so take the memory of all.
+
+The idea: for each kind of object one `BoundedUse`, which has their sizes in the order of their last use, without
+keeping them alive. Their owners do that: a translation has its machine codes, a module its finished batches. If all
+together exceed the bound, the owners of those that were not used for longest drop them:
+
+    launch ----> use(code, nbytes) ----> total over MAX_CODE_BYTES? ----> drop(oldest)
+
+Dropped code is loaded from the disk again (kernel_cache.py) at the next launch that needs it, in 1 to 3 ms. A batch
+that runs keeps its code alive until it has finished. So no launch fails because of these bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from attrs import define, field
+
+MAX_CODE_BYTES: Final = 128 << 20
+"""The maximum machine code of all kernels; that of a kernel of 300 operations takes 40 KB."""
+MAX_BATCH_BYTES: Final = 128 << 20
+"""The maximum memory of all finished batches, with their code."""
+_Item = TypeVar("_Item")
+
+
+@define(eq=False)
+class BoundedUse(Generic[_Item]):
+    """Objects that others own, up to a total size; any thread may use it.
+
+    `drop` makes an object's owner drop it. It must not call this object.
+    """
+
+    max_bytes: int
+    _drop: Callable[[_Item], None]
+    _sizes: WeakKeyDictionary[_Item, int] = field(factory=WeakKeyDictionary, init=False)
+    """The bytes of each object, the one that was used last at the end."""
+    _lock: Lock = field(factory=Lock, init=False)
+
+    def use(self, item: _Item, nbytes: int) -> None:
+        """Note a use of an object. If it is new or was dropped, others may be dropped, but never this one."""
+        with self._lock:
+            is_new = self._sizes.pop(item, None) is None
+            self._sizes[item] = nbytes
+            if is_new:
+                excess = sum(self._sizes.values()) - self.max_bytes
+                for oldest in list(self._sizes)[:-1]:
+                    if excess <= 0:
+                        return
+                    excess -= self._sizes.pop(oldest)
+                    self._drop(oldest)
