@@ -129,10 +129,8 @@ def nothing_leaks() -> Iterator[None]:
     before = _descriptors(), _children(), _threads()
     yield
     leaked = _leaks(*before)
-    for generation in (
-        1,
-        2,
-    ):  # a descriptor may belong to an object that waits for the collector, most often a new one
+    # A descriptor may belong to an object that waits for the collector, most often a young one.
+    for generation in (1, 2):
         if leaked:
             gc.collect(generation)
             leaked = _leaks(*before)
