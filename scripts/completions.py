@@ -17,13 +17,14 @@ from attrs import field, frozen
 from pympsd.cli.options import DROP_IN_NAME, OWN_NAME
 from pympsd.commands.grammar.registry import COMMANDS, Command
 from pympsd.commands.grammar.syntax import JSON_OPTION
-from pympsd.commands.manual import OPTIONS, TOOLS
+from pympsd.commands.manual import OPTIONS
 from pympsd.devices.machine import COMPUTE_MODES
 from pympsd.smi import monitors
 from pympsd.smi.options import PLAIN, SHORT, VALUED
 from pympsd.smi.queries import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.report import DISPLAYS
 from pympsd.top.table import SORTS
+from scripts.manual_page import TOOLS
 
 SERVERS, NAMES, FILES = "@servers", "@names", "@files"
 LOOKED_UP: Final = {

@@ -16,16 +16,7 @@ from pympsd.errors import BAD_USAGE, DaemonError, RemoteError
 from pympsd.vocabulary import files
 from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
 from pympsd.vocabulary.untrusted import escape_controls
-from pympsd.wire.driver.handshake import (
-    CREDENTIALS,
-    END_OF_ANSWERS,
-    HELLO,
-    LINE_BYTES,
-    Role,
-    decode_printed,
-    encode_line,
-    encode_role,
-)
+from pympsd.wire.driver import handshake
 
 Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
 _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
@@ -71,23 +62,23 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
             daemon.connect(os.path.join(os.path.dirname(path), files.CONTROL_PRIVILEGED.encode()))
         except OSError:
             daemon.connect(path)
-        if daemon.recv(LINE_BYTES) != HELLO:
+        if daemon.recv(handshake.LINE_BYTES) != handshake.HELLO:
             raise RemoteError("its protocol is a different one; it may be from an older driver")
         lines, is_foreign = select(daemon, lines)
         own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
-        daemon.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
-        daemon.send(encode_role(Role.TOOL))
+        daemon.sendmsg([handshake.CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
+        daemon.send(handshake.encode_role(handshake.Role.TOOL))
         # A daemon of root or of this user is waited for as long as its command takes.
         daemon.settimeout(timeout if is_foreign else None)
         give_up = time.monotonic() + (timeout if is_foreign else math.inf)
         # A daemon that was asked to quit may have gone before the last line; what it answered is still there.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for line in lines:
-                for packet in encode_line(line):
+                for packet in handshake.encode_line(line):
                     daemon.send(packet)
-            daemon.send(encode_line(None)[0])
-        while (packet := _receive(daemon, give_up)) not in (b"", END_OF_ANSWERS):
-            if (text := decode_printed(packet)) in _REFUSALS:
+            daemon.send(handshake.encode_line(None)[0])
+        while (packet := _receive(daemon, give_up)) not in (b"", handshake.END_OF_ANSWERS):
+            if (text := handshake.decode_printed(packet)) in _REFUSALS:
                 raise _TakesNoCommands(text.decode())  # one of ours
             is_escaped = is_foreign or sys.stdout.isatty()
             sys.stdout.buffer.write((escape_controls(text) if is_escaped else text) + b"\n")
@@ -103,7 +94,7 @@ def _receive(daemon: socket.socket, give_up: float) -> bytes:
             raise TimeoutError
         try:
             daemon.settimeout(None if math.isinf(remaining) else remaining)
-            return daemon.recv(LINE_BYTES)
+            return daemon.recv(handshake.LINE_BYTES)
         except ConnectionResetError:
             # It left lines unread; its last packets come after this error.
             continue

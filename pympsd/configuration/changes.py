@@ -26,7 +26,7 @@ whom the file does not name is never changed, because its owner could lift every
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from attrs import evolve, field, frozen
 
@@ -47,35 +47,40 @@ MAX_NAMED: Final = 3
 
 
 @frozen
-class CreateServer:
-    """Make a server, with its namespaces."""
+class Change:
+    """One change; ``text`` is what the operator sees."""
 
-    server: ServerPlan
-    uid: int
+    form: ClassVar = ""
+    """The text of a kind of change, with its fields in braces."""
 
     @property
     def text(self) -> str:
         """The line that `config apply` prints for the change."""
-        return f"created server '{self.server.name}'"
+        return self.form.format(change=self)
 
 
 @frozen
-class CreateNamespace:
+class CreateServer(Change):
+    """Make a server, with its namespaces."""
+
+    form: ClassVar = "created server '{change.server.name}'"
+    server: ServerPlan
+    uid: int
+
+
+@frozen
+class CreateNamespace(Change):
     """Make a namespace."""
 
+    form: ClassVar = "created namespace '{change.server}/{change.name}'"
     server: str
     name: str
     limits: Limits
     clients_only: bool = False
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
-        return f"created namespace '{self.server}/{self.name}'"
-
 
 @frozen
-class SetNamespace:
+class SetNamespace(Change):
     """Set limits of a namespace."""
 
     server: str
@@ -91,7 +96,7 @@ class SetNamespace:
 
 
 @frozen
-class SetServer:
+class SetServer(Change):
     """Set the maximum limits of a server's clients, and which partitions a fault affects."""
 
     server: str
@@ -107,62 +112,46 @@ class SetServer:
 
 
 @frozen
-class DeleteServer:
+class DeleteServer(Change):
     """Delete a server that the file does not name."""
 
+    form: ClassVar = "deleted server '{change.name}'"
     name: str
-
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
-        return f"deleted server '{self.name}'"
 
 
 @frozen
-class DeleteNamespace:
+class DeleteNamespace(Change):
     """Delete a namespace that the file does not name."""
 
+    form: ClassVar = "deleted namespace '{change.server}/{change.name}'"
     server: str
     name: str
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
-        return f"deleted namespace '{self.server}/{self.name}'"
-
 
 @frozen
-class CreatePartition:
+class CreatePartition(Change):
     """Make a static SM partition."""
 
+    form: ClassVar = "created SM partition '{change.server}/{change.partition.name}' on device {change.index}"
     server: str
     partition: PartitionPlan
     index: int
     """The ordinal of its device, as the server's clients see it."""
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
-        return f"created SM partition '{self.server}/{self.partition.name}' on device {self.index}"
-
 
 @frozen
-class DeletePartition:
+class DeletePartition(Change):
     """Delete a static SM partition that the file does not name."""
 
+    form: ClassVar = "deleted SM partition '{change.server}/{change.partition.name}' from device {change.index}"
     server: str
     partition: SmPartition
     index: int
     """The index of its device, as the server's clients see it."""
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
-        return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.index}"
-
 
 @frozen
-class SetRules:
+class SetRules(Change):
     """Set the rules."""
 
     rules: tuple[Rule, ...]
@@ -179,7 +168,7 @@ class SetRules:
 
 
 @frozen
-class SetCgroupLimits:
+class SetCgroupLimits(Change):
     """Set the limits of cgroups, all of them."""
 
     limits: CgroupLimits
@@ -195,7 +184,7 @@ class SetCgroupLimits:
 
 
 @frozen
-class SetShares:
+class SetShares(Change):
     """Set the shares of each user that the file has, all of them."""
 
     shares: dict[str, int]
@@ -214,7 +203,7 @@ class SetShares:
 
 
 @frozen
-class SetFeature:
+class SetFeature(Change):
     """Set one of the features of a daemon, by its name in `Features`."""
 
     name: str
@@ -235,27 +224,12 @@ _FEATURES: Final = {
 
 
 @frozen
-class Impossible:
+class Impossible(Change):
     """Something that cannot be changed now; the text explains why."""
 
     text: str
 
 
-Change = (
-    CreateServer
-    | CreateNamespace
-    | SetNamespace
-    | SetServer
-    | DeleteServer
-    | DeleteNamespace
-    | CreatePartition
-    | DeletePartition
-    | SetRules
-    | SetFeature
-    | SetCgroupLimits
-    | SetShares
-    | Impossible
-)
 CountClients = Callable[[str, str | None], int]
 """Returns the number of clients of a server, or of one of its namespaces."""
 

@@ -76,7 +76,7 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     return _select_devices(machine, indices)
 
 
-def expected_driver(settings: Settings) -> int:
+def find_expected_driver(settings: Settings) -> int:
     """Return the branch of the driver of a daemon with these settings, without asking the driver; raise BadMachine.
 
     With backend ``auto`` it is right except on a machine whose driver has a server of its own.
@@ -100,20 +100,13 @@ def _select_devices(machine: Machine, indices: Sequence[int]) -> Machine:
     return evolve(machine, devices=tuple(machine.devices[index] for index in indices), instead=instead)
 
 
-_NOT_SERVED: Final = (
-    "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
-    "CONCURRENT_MANAGED_ACCESS",
-    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
-    "HOST_MEMORY_POOLS_SUPPORTED",
-    "HOST_NUMA_MEMORY_POOLS_SUPPORTED",
-    "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-    "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-    "IPC_EVENT_SUPPORTED",
-    "MANAGED_MEMORY",
-    "MEMPOOL_SUPPORTED_HANDLE_TYPES",
-    "TENSOR_MAP_ACCESS_SUPPORTED",
-    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-)
+_NAMES_NOT_SERVED: Final = """
+CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM CONCURRENT_MANAGED_ACCESS HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+HOST_MEMORY_POOLS_SUPPORTED HOST_NUMA_MEMORY_POOLS_SUPPORTED HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED IPC_EVENT_SUPPORTED MANAGED_MEMORY MEMPOOL_SUPPORTED_HANDLE_TYPES
+TENSOR_MAP_ACCESS_SUPPORTED VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+"""
+_NOT_SERVED: Final = frozenset(_NAMES_NOT_SERVED.split())
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
 """Attributes of what a GPU has and the ``cuda`` backend does not do; clients refuse by them, so they are 0.
 The names of texture attributes begin so."""

@@ -40,25 +40,13 @@ _TOP: Final = frozenset({"version", "system", "device_defaults", "devices", "nvl
 _TAKEN: Final = frozenset(
     {"name", "uuid", "index", "memory", "pci", "compute_capability", "num_gpu_cores", "compute_mode", "architecture"}
 )
-_FIGURES: Final = frozenset(
-    {
-        *(
-            "serial",
-            "brand",
-            "board_part_number",
-            "vbios_version",
-            "inforom",
-            "bar1_memory",
-            "pcie",
-            "power",
-            "thermal",
-        ),
-        *("fan", "clocks", "clocks_throttle_reasons", "supported_clocks", "performance_state", "utilization"),
-        *("encoder_stats", "fbc_stats", "ecc", "retired_pages", "remapped_rows", "display", "persistence_mode"),
-        *("gpu_operation_mode", "driver_model", "accounting", "virtualization", "gsp_firmware", "features", "gpm"),
-        *("grace_superchip", "grace_cpu_pair", "topology", "platform", "minor_number", "fabric"),
-    }
-)
+_KEYS_OF_FIGURES: Final = """
+serial brand board_part_number vbios_version inforom bar1_memory pcie power thermal fan clocks
+clocks_throttle_reasons supported_clocks performance_state utilization encoder_stats fbc_stats ecc retired_pages
+remapped_rows display persistence_mode gpu_operation_mode driver_model accounting virtualization gsp_firmware
+features gpm grace_superchip grace_cpu_pair topology platform minor_number fabric
+"""
+_FIGURES: Final = frozenset(_KEYS_OF_FIGURES.split())
 """The keys of a profile for figures that an emulated device does not have."""
 _ACTIONS: Final = ("failure", "nvlink_error", "dynamic_metrics", "processes")
 """The keys of a profile for behaviour, which is refused rather than ignored."""

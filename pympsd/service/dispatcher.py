@@ -27,24 +27,15 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line, servers_to_ask
 from pympsd.errors import LimitExceeded
 from pympsd.journal.setup import Journal
-from pympsd.service.files.cgroups import existing_cgroups
+from pympsd.service.files.cgroups import find_existing_cgroups
 from pympsd.service.pacing import COMMAND_SECONDS, Pacing
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import may_queue, may_watch
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, lines_to_limit
 from pympsd.service.tracing import Tracing
+from pympsd.state_machine import events, shares
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine import shares
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.events import (
-    ClientConnected,
-    ClientGonePushed,
-    Event,
-    NamespaceOpened,
-    OperatorLine,
-    ServerExited,
-    TimerEnded,
-)
 from pympsd.state_machine.instructions import Timer
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
@@ -145,10 +136,10 @@ class WaitingClient(Protocol):
 class ConnectedOperator(Protocol):
     """An operator's session (sessions.operator, sessions.driver.tool).
 
-    ``answer`` is called once for each line; ``note`` and ``working`` only before it.
+    ``answer`` is called once for each line; ``note`` and ``report_working`` only before it.
     """
 
-    def working(self) -> None:
+    def report_working(self) -> None:
         """Report to the operator that the command takes longer."""
 
     def note(self, text: str, is_output: bool) -> None:
@@ -229,7 +220,7 @@ class Dispatcher:
         init=False,
     )
     """The bytes that are kept in memory for all connections."""
-    _opened: list[NamespaceOpened] = field(factory=list, init=False)
+    _opened: list[events.NamespaceOpened] = field(factory=list, init=False)
     """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.options.uid})), takes_self=True),
@@ -290,7 +281,7 @@ class Dispatcher:
             self.log.info("user_lines_dropped", count=dropped, uid=uid)
         return True
 
-    def feed(self, event: Event, *, quiet: bool = False) -> None:
+    def feed(self, event: events.Event, *, quiet: bool = False) -> None:
         """Handle an event and carry out the instructions; ``quiet``: without the log lines of a client.
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
@@ -298,14 +289,16 @@ class Dispatcher:
         uid, _ = lines_to_limit(event, self.state)
         with self.pacing.charge(uid):
             # Not before frequent events.
-            if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
+            if self.sockets is not None and isinstance(
+                event, events.OperatorLine | events.ClientConnected | events.ServerExited
+            ):
                 self.sockets.look()
             self._handle(event, quiet)
             # One after the other: a configuration may open more sockets than calls can be nested.
             while self._opened:
                 self._handle(self._opened.pop(0), quiet=False)
 
-    def _handle(self, event: Event, quiet: bool) -> None:
+    def _handle(self, event: events.Event, quiet: bool) -> None:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -325,7 +318,7 @@ class Dispatcher:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
-            if isinstance(event, OperatorLine) and event.session in self.operators and not is_answered:
+            if isinstance(event, events.OperatorLine) and event.session in self.operators and not is_answered:
                 reason = f"the daemon met an internal error: {error!r}; control.log has it too"
                 self.operators[event.session].answer(refusal(diagnostic=reason))
 
@@ -351,12 +344,14 @@ class Dispatcher:
                         nursery.start_soon(refresh, self.servers[server.id])
         process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
-        cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
-        origins = self._unknown_origins() if parsed.asks_origins else {}
+        cgroups = find_existing_cgroups(passing) if passing and parsed.asks_cgroups else None
+        origins = self._find_unknown_origins() if parsed.asks_origins else {}
         at = time.time()
-        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, at, *place, process, cgroups, origins))
+        self.feed(
+            events.OperatorLine(session, uid, parsed, tuple(silent), file, at, *place, process, cgroups, origins)
+        )
 
-    def _unknown_origins(self) -> dict[int, Origin]:
+    def _find_unknown_origins(self) -> dict[int, Origin]:
         """Return the properties of clients' processes of which none are known, by PID."""
         servers = self.state.servers.values()
         processes = [client.process for server in servers for client in server.clients.values()]
@@ -364,7 +359,7 @@ class Dispatcher:
         pids = {process.peer.pid for process in processes if process.origin is None}
         return {pid: origin for pid in pids if pid and (origin := self.origin_of_pid(pid)) is not None}
 
-    def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
+    def _lines_over_limit(self, event: events.Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
         uid, lines = lines_to_limit(event, self.state)
         logs = (instruction for instruction in instructions if isinstance(instruction, do.Log))
@@ -378,7 +373,7 @@ class Dispatcher:
             case do.Reply(session, answer) if session in self.operators:
                 self.operators[session].answer(answer)
             case do.Working(session) if session in self.operators:
-                self.operators[session].working()
+                self.operators[session].report_working()
             case do.Note(session, text, is_output) if session in self.operators:
                 self.operators[session].note(text, is_output)
             case do.SpawnServer():
@@ -401,7 +396,7 @@ class Dispatcher:
                 self.servers[server].kill()
             case do.OpenNamespace(server, namespace, uid):
                 problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
-                self._opened.append(NamespaceOpened(server, namespace, problem))
+                self._opened.append(events.NamespaceOpened(server, namespace, problem))
             case do.CloseNamespace(server, namespace) if self.sockets:
                 self.sockets.close(server, namespace)
             case do.StartTrace(session, file):
@@ -466,7 +461,7 @@ class Dispatcher:
         """
         reason = f"no session can be made: {explain(error)}"
         self._refuse(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-        self.feed(ClientGonePushed(server, client))
+        self.feed(events.ClientGonePushed(server, client))
 
     def _refuse(self, client: int, code: int, reason: str) -> None:
         session = self.clients.get(client)
@@ -503,4 +498,4 @@ class Dispatcher:
         if self.timers.get(timer) is scope:
             del self.timers[timer]
         if not scope.cancelled_caught:
-            self.feed(TimerEnded(timer))
+            self.feed(events.TimerEnded(timer))

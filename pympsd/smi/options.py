@@ -129,24 +129,19 @@ PLAIN: Final = (
     "--help-query-compute-apps",
     "--version",
 )
+_ONLY_LONG: Final = """
+--dtd --debug --query-supported-clocks --query-accounted-apps --query-retired-pages --query-remapped-rows
+--help-query-supported-clocks --help-query-accounted-apps --help-query-retired-pages --help-query-remapped-rows
+--gom --auto-boost-default --auto-boost-permission
+"""
 UNSUPPORTED: Final = {
+    **dict.fromkeys(_ONLY_LONG.split(), ""),
     "--unit": "-u",
     "--list-excluded-gpus": "-B",
-    "--dtd": "",
-    "--debug": "",
-    "--query-supported-clocks": "",
-    "--query-accounted-apps": "",
-    "--query-retired-pages": "",
-    "--query-remapped-rows": "",
-    "--help-query-supported-clocks": "",
-    "--help-query-accounted-apps": "",
-    "--help-query-retired-pages": "",
-    "--help-query-remapped-rows": "",
     "--ecc-config": "-e",
     "--reset-ecc-errors": "-p",
     "--driver-model": "-dm",
     "--force-driver-model": "-fdm",
-    "--gom": "",
     "--lock-gpu-clocks": "-lgc",
     "--reset-gpu-clocks": "-rgc",
     "--lock-memory-clocks": "-lmc",
@@ -160,8 +155,6 @@ UNSUPPORTED: Final = {
     "--cuda-clocks": "-cc",
     "--accounting-mode": "-am",
     "--clear-accounted-apps": "-caa",
-    "--auto-boost-default": "",
-    "--auto-boost-permission": "",
     "--gpu-target-temp": "-gtt",
     "--gpu-virt-mode": "-vm",
     "--multi-instance-gpu": "-mig",

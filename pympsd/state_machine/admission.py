@@ -31,18 +31,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.state_machine import debuggers, destination, failed_starts, holding, queueing
+from pympsd.state_machine import instructions as do
 from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.events import ClientConnected, ServerReported
-from pympsd.state_machine.instructions import (
-    CancelTimer,
-    Instruction,
-    KillServer,
-    Log,
-    RefuseClient,
-    SpawnServer,
-    Timer,
-    TimerKind,
-)
 from pympsd.state_machine.limit_resolution import (
     check_cgroups,
     client_limits,
@@ -69,7 +60,7 @@ OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which clients are admitted to a server. During a fault it refuses them itself, as recorded."""
 
 
-def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
+def connect(daemon: Daemon, event: ClientConnected) -> Iterator[do.Instruction]:
     """Admit a new client, queue it or refuse it; a client that is being debugged waits for other clients to exit.
 
     Args:
@@ -87,14 +78,14 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         check_cgroups(daemon, event.process)
     except Unknown as error:
         reason = f"this process is not allowed to connect: {error}"
-        yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
+        yield do.RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
         server = _server_of_client(daemon, event.process, target) if event.joins else None
         entry = _queue_entry(event, target, ticket, rule)
         if server is not None:
             yield from _join(daemon, server, event, target, rule)
         elif (refusal := _refusal(daemon, event, target)) is not None:
-            yield RefuseClient(event.client, *refusal)
+            yield do.RefuseClient(event.client, *refusal)
         elif event.traced:
             yield from debuggers.wait_for_others(daemon, event)
         elif (drain := holding.find_drain(daemon, entry)) is not None and drain.refuses:
@@ -107,7 +98,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         yield from serve_queue(daemon)  # other clients may have waited only for this one to return
 
 
-def forget_reservations(daemon: Daemon) -> Iterator[Instruction]:
+def forget_reservations(daemon: Daemon) -> Iterator[do.Instruction]:
     """Give up clients that waited when the previous daemon died and did not return in time.
 
     Called when the time in which clients may connect again is over. Then the entries behind them are served.
@@ -118,10 +109,10 @@ def forget_reservations(daemon: Daemon) -> Iterator[Instruction]:
 
 def _join(
     daemon: Daemon, server: Server, event: ClientConnected, target: Destination, rule: Limits | None
-) -> Iterator[Instruction]:
+) -> Iterator[do.Instruction]:
     """Admit one more connection of a client to the client's server."""
     where = daemon.place_of(target.server, target.namespace)
-    yield Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
+    yield do.Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
     failed_starts.has_served(daemon, server)
     limits = client_limits(daemon, server, event.process, rule)
     yield grant(daemon, server, event.client, limits)
@@ -142,14 +133,14 @@ def _queue_entry(event: ClientConnected, target: Destination, ticket: int, rule:
     )
 
 
-def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[Instruction]:
+def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[do.Instruction]:
     """Let a client wait for its server; if the server is ready, it is admitted in the same event."""
     server = daemon.server_named(entry.server)
     is_open = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
     is_ready = is_open and holding.find_drain(daemon, entry) is None
     where = daemon.place_of(entry.server, process.namespace)
     line = "client_server_exists" if is_ready else "client_pending"
-    yield Log(line, {"pid": process.peer.pid, "uid": entry.uid, **where})
+    yield do.Log(line, {"pid": process.peer.pid, "uid": entry.uid, **where})
     if is_ready:
         daemon.queue.insert(entry)
     else:
@@ -157,7 +148,7 @@ def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Itera
     yield from serve_queue(daemon)
 
 
-def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruction]:
+def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[do.Instruction]:
     """Start a user's server, or queue the request; do nothing if the server runs.
 
     Args:
@@ -188,7 +179,7 @@ def drop_start_request(daemon: Daemon, server: Server) -> None:
         daemon.queue.take(lambda entry: not entry.client and entry.server == server.name)
 
 
-def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
+def serve_queue(daemon: Daemon) -> Iterator[do.Instruction]:
     """Serve the queue: admit clients to their users' servers, start servers, or end servers to make room for others.
 
     Call it at the end of every handler that may have changed who can be served. It depends on the state alone and may
@@ -205,7 +196,7 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
             yield from time_silence(server)
 
 
-def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
+def _start_servers(daemon: Daemon) -> Iterator[do.Instruction]:
     waited_for = {entry.server for entry in daemon.queue if entry.client}
     starting = Counter(
         server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
@@ -247,7 +238,7 @@ def _find_unserved(daemon: Daemon) -> list[QueueEntry]:
     )
 
 
-def _make_room(daemon: Daemon) -> Iterator[Instruction]:
+def _make_room(daemon: Daemon) -> Iterator[do.Instruction]:
     """End as many servers without clients as users wait for, the oldest first."""
     waiting_users = len(_find_unserved(daemon))
     ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
@@ -262,7 +253,7 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
     return server.phase is Phase.LEAVING or (daemon.is_full and bool(_find_unserved(daemon)))
 
 
-def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
+def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[do.Instruction]:
     """End the time for which new clients of the active user may overtake a queue entry.
 
     ``ticket`` is that of the entry. The TURN timer calls it after `Turns.overtaking_seconds`.
@@ -271,7 +262,7 @@ def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
     yield from serve_queue(daemon)
 
 
-def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[do.Instruction]:
     """Remove a client from its server, and serve the queue: it may have been the last one.
 
     ``client`` is the daemon's id; unknown ids are ignored. If the server is leaving, its time limits begin again,
@@ -283,7 +274,7 @@ def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instr
         if server.silence_timed:
             # The server responds, so its time to report the other ended clients begins again.
             server.silence_timed = False
-            yield CancelTimer(Timer(TimerKind.SILENCE, server.id))
+            yield do.CancelTimer(do.Timer(do.TimerKind.SILENCE, server.id))
         if server.phase is Phase.LEAVING:
             yield from time_silence(server) if server.clients else time_leaving(server)
     yield from serve_queue(daemon)
@@ -305,7 +296,7 @@ def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> No
             failed_starts.has_served(daemon, server)
 
 
-def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) -> Iterator[Instruction]:
+def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) -> Iterator[do.Instruction]:
     """Stop admitting clients to an idle server that ends.
 
     Args:
@@ -324,7 +315,7 @@ def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) ->
     yield from serve_queue(daemon)
 
 
-def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[do.Instruction]:
     """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck.
 
     The kernel reports the end by the process's pidfd. If somebody waits for the server, it has `SILENCE_TIMEOUT`
@@ -338,7 +329,7 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
         yield from time_silence(server)
 
 
-def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[do.Instruction]:
     """Force a server that has not reported the ends of its clients to end. None of them is alive, so no work is lost.
 
     Do nothing if it has reported them since, if nobody waits for the server any more, or if it is already being
@@ -346,11 +337,11 @@ def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """
     server.silence_timed = False
     if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:
-        yield Log("server_silent", {"server": server.pid, "seconds": SILENCE_TIMEOUT})
+        yield do.Log("server_silent", {"server": server.pid, "seconds": SILENCE_TIMEOUT})
         yield from shut_down_server(server, forced=True)
 
 
-def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
+def start_timed_out(_: Daemon, server: Server) -> Iterator[do.Instruction]:
     """Kill a server that is not ready in time.
 
     It had `START_TIMEOUT` seconds. Its clients are refused with that reason once the process has ended.
@@ -360,7 +351,7 @@ def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
         yield from _kill_overdue(server)
 
 
-def leave_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
+def leave_timed_out(_: Daemon, server: Server) -> Iterator[do.Instruction]:
     """Kill a server that has not exited in time, if it has no clients to wait for or is being forced.
 
     Called at the end of LEAVE, some seconds after it was asked to exit.
@@ -370,9 +361,9 @@ def leave_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
         yield from _kill_overdue(server)
 
 
-def _kill_overdue(server: Server) -> Iterator[Instruction]:
-    yield Log("server_overdue", {"server": server.pid})
-    yield KillServer(server.id)
+def _kill_overdue(server: Server) -> Iterator[do.Instruction]:
+    yield do.Log("server_overdue", {"server": server.pid})
+    yield do.KillServer(server.id)
 
 
 def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
@@ -406,17 +397,17 @@ def _has_client(server: Server, process: ClientProcess) -> bool:
     return any(client.process.is_same(process) for client in server.clients.values())
 
 
-def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
+def _spawn(daemon: Daemon, head: QueueEntry) -> do.Instruction:
     has_named_servers = daemon.options.policy.has_named_servers  # their clients have the limits of their namespaces
     percentage = ThreadPercentage() if has_named_servers else daemon.defaults.thread_percentage
     memory = {} if has_named_servers else dict(daemon.defaults.memory_limits)
     server = Server(daemon.lifetime.server_ids.take(), head.uid, percentage, memory, name=head.server)
     daemon.servers[server.id] = server
     peer = None if daemon.options.multiuser or head.process is None else head.process.peer
-    return SpawnServer(server.id, head.uid, peer, head.server if has_named_servers else "")
+    return do.SpawnServer(server.id, head.uid, peer, head.server if has_named_servers else "")
 
 
-def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+def _admit(daemon: Daemon, server: Server) -> Iterator[do.Instruction]:
     for entry in daemon.queue.take_admissible(server.name):
         if entry.process is None:
             continue

@@ -51,18 +51,7 @@ from pympsd.state_machine import (
     takeover,
     terminations,
 )
-from pympsd.state_machine.instructions import (
-    Instruction,
-    Log,
-    RefuseClient,
-    Reply,
-    SetTimer,
-    SpawnServer,
-    Timer,
-    TimerKind,
-    Working,
-    reply,
-)
+from pympsd.state_machine import instructions as do
 from pympsd.state_machine.state.client import ReportedContext
 from pympsd.state_machine.state.compound_commands import CompoundCommands
 from pympsd.state_machine.state.daemon import Count, Daemon
@@ -70,17 +59,17 @@ from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.results import ServerStatus
 
-AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[Instruction]]
+AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[do.Instruction]]
 """Carries out an operator's command line (pympsd.commands.operator_line)."""
 
-Decision = Iterator[Instruction] | None
+Decision = Iterator[do.Instruction] | None
 """What follows from an event; None: nothing but the change of the state."""
 
 ENDS = (events.ServerExited, events.ServerNotTakenOver)
 """Events after which a server is no longer known."""
 
 
-def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[Instruction]:
+def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[do.Instruction]:
     """Change the state by an event; return the instructions that follow from it, in order."""
     ended_server = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
     if isinstance(event, events.ClientConnected):
@@ -94,32 +83,32 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
         decided = list(_decide(daemon, event) or ())
     decided += drains.advance(daemon)
     decided += [*queueing.cancel_stale_timers(daemon), *debuggers.release(daemon)]
-    daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(instruction, RefuseClient) for instruction in decided)
-    daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(instruction, SpawnServer) for instruction in decided)
+    daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(instruction, do.RefuseClient) for instruction in decided)
+    daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(instruction, do.SpawnServer) for instruction in decided)
     if daemon.options.policy.has_named_servers:
         decided = list(_name_servers(daemon, ended_server, decided))
     return list(combine_answers(daemon.compound_commands, decided))
 
 
-def combine_answers(commands: CompoundCommands, decided: Iterable[Instruction]) -> Iterator[Instruction]:
+def combine_answers(commands: CompoundCommands, decided: Iterable[do.Instruction]) -> Iterator[do.Instruction]:
     """Take the answers of parts out of instructions, and add those of the compound commands that are answered now."""
     for instruction in decided:
-        if isinstance(instruction, Reply) and instruction.session < 0:
+        if isinstance(instruction, do.Reply) and instruction.session < 0:
             commands.record(instruction.session, instruction.answer)
-        elif isinstance(instruction, Working) and instruction.session < 0:
-            yield from map(Working, commands.sessions_of(instruction.session))
+        elif isinstance(instruction, do.Working) and instruction.session < 0:
+            yield from map(do.Working, commands.sessions_of(instruction.session))
         else:
             yield instruction
     for session, answer in commands.take_answers():
-        yield from reply(session, answer)
+        yield from do.reply(session, answer)
 
 
 def _name_servers(
-    daemon: Daemon, ended_server: Server | None, decided: Iterable[Instruction]
-) -> Iterator[Instruction]:
+    daemon: Daemon, ended_server: Server | None, decided: Iterable[do.Instruction]
+) -> Iterator[do.Instruction]:
     """Add its server's name to each line that has a server's PID; `ended_server`: the one that this event removed."""
     for instruction in decided:
-        if isinstance(instruction, Log) and "server" in instruction.fields and "place" not in instruction.fields:
+        if isinstance(instruction, do.Log) and "server" in instruction.fields and "place" not in instruction.fields:
             server = daemon.server_by_pid(int(instruction.fields["server"])) or ended_server
             place = {} if server is None else {"place": server.name}
             yield evolve(instruction, fields={**instruction.fields, **place})
@@ -136,46 +125,46 @@ def _decide(daemon: Daemon, event: Any) -> Decision:
     return handler(daemon, event)
 
 
-def _connect(daemon: Daemon, event: events.ClientConnected) -> Iterator[Instruction]:
+def _connect(daemon: Daemon, event: events.ClientConnected) -> Iterator[do.Instruction]:
     cgroups.note_client(daemon, event)
     return admission.connect(daemon, event)
 
 
-def _leave_queue(daemon: Daemon, event: events.WaitingClientLeft) -> Iterator[Instruction]:
+def _leave_queue(daemon: Daemon, event: events.WaitingClientLeft) -> Iterator[do.Instruction]:
     daemon.queue.remove(event.client)
     return admission.serve_queue(daemon)
 
 
-def _server_spawned(daemon: Daemon, server: Server, event: events.ServerSpawned) -> Iterator[Instruction]:
+def _server_spawned(daemon: Daemon, server: Server, event: events.ServerSpawned) -> Iterator[do.Instruction]:
     server.pid = event.pid
     server.become(Phase.INITIALIZING)
-    yield Log("server_starting", {"server": event.pid, "uid": server.uid})
+    yield do.Log("server_starting", {"server": event.pid, "uid": server.uid})
     for session in server.starters:
-        yield Reply(session, lines())
+        yield do.Reply(session, lines())
     server.starters.clear()
-    yield SetTimer(Timer(TimerKind.START, server.id), admission.START_TIMEOUT)
+    yield do.SetTimer(do.Timer(do.TimerKind.START, server.id), admission.START_TIMEOUT)
     yield from named_servers.process_started(daemon, server)
     yield from shutdown.advance(daemon)
 
 
-def _spawn_failed(daemon: Daemon, server: Server, event: events.SpawnFailed) -> Iterator[Instruction]:
+def _spawn_failed(daemon: Daemon, server: Server, event: events.SpawnFailed) -> Iterator[do.Instruction]:
     del daemon.servers[server.id]
     where = daemon.place_of(server.name)
-    yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason, **where})
+    yield do.Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason, **where})
     reason = f"{server.title} could not be started: {event.reason}"
     for session in server.starters:
-        yield Reply(session, refusal(diagnostic=f"start_server: {reason}"))
+        yield do.Reply(session, refusal(diagnostic=f"start_server: {reason}"))
     yield from failed_starts.refuse_waiting(daemon, server.name, reason, event.reason)
     yield from _next_after(daemon, server)
 
 
-def _change_status(daemon: Daemon, server: Server, status: str) -> Iterator[Instruction]:
+def _change_status(daemon: Daemon, server: Server, status: str) -> Iterator[do.Instruction]:
     phases = {ServerStatus.ACTIVE: Phase.ACTIVE, ServerStatus.FAULT: Phase.FAULT}
     target = phases.get(ServerStatus(status))
     if target is None or server.phase in (Phase.LEAVING, target):
         return
     if server.phase is Phase.INITIALIZING:
-        yield Log("server_ready", {"server": server.pid})
+        yield do.Log("server_ready", {"server": server.pid})
         yield from failed_starts.begin_trial(server)
         yield from registration.note_ready(daemon, server.name)
     server.become(target)
@@ -183,7 +172,7 @@ def _change_status(daemon: Daemon, server: Server, status: str) -> Iterator[Inst
     yield from admission.serve_queue(daemon)
 
 
-def _server_reported(daemon: Daemon, server: Server, event: events.ServerReported) -> Iterator[Instruction]:
+def _server_reported(daemon: Daemon, server: Server, event: events.ServerReported) -> Iterator[do.Instruction]:
     admission.update_contexts(daemon, server, event)
     return _change_status(daemon, server, event.status)
 
@@ -197,7 +186,7 @@ def _client_joined(daemon: Daemon, server: Server, event: events.ClientJoined) -
         client.limits = event.limits
 
 
-def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -> Iterator[Instruction]:
+def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -> Iterator[do.Instruction]:
     client = server.clients.get(event.client)
     if client is None:
         return
@@ -206,7 +195,7 @@ def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
     where = daemon.place_of(server.name, client.process.namespace)
-    yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
+    yield do.Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
 
 
 def _context_gone(daemon: Daemon, server: Server, event: events.ContextGonePushed) -> None:
@@ -225,24 +214,24 @@ def _memory_read(daemon: Daemon, server: Server, event: events.ClientMemoryRead)
         client.memory = dict(event.clients.get(client.pid, {}))
 
 
-def _client_gone(daemon: Daemon, server: Server, event: events.ClientGonePushed) -> Iterator[Instruction]:
+def _client_gone(daemon: Daemon, server: Server, event: events.ClientGonePushed) -> Iterator[do.Instruction]:
     client = server.clients.get(event.client)
     yield from admission.remove_client(daemon, server, event.client)
     if client is not None and client.groups:
         cgroups.drop_groups(server, client)
 
 
-def _termination_answered(daemon: Daemon, event: events.TerminationAnswered) -> Iterator[Instruction]:
+def _termination_answered(daemon: Daemon, event: events.TerminationAnswered) -> Iterator[do.Instruction]:
     daemon.lifetime.counts[Count.TERMINATED] += event.code == 0
     return terminations.end_with_answer(daemon, event.server, event.token, event.code)
 
 
-def _server_exited(daemon: Daemon, server: Server, event: events.ServerExited) -> Iterator[Instruction]:
+def _server_exited(daemon: Daemon, server: Server, event: events.ServerExited) -> Iterator[do.Instruction]:
     del daemon.servers[server.id]
     if event.status is None:
-        yield Log("server_ended", {"server": server.pid})
+        yield do.Log("server_ended", {"server": server.pid})
     else:
-        yield Log("server_exited", {"server": server.pid, "status": event.status})
+        yield do.Log("server_exited", {"server": server.pid, "status": event.status})
     yield from terminations.end_with_server(daemon, server)
     death = failed_starts.Death(event.status, event.last_stderr_line)
     if server.phase is Phase.INITIALIZING:
@@ -257,20 +246,22 @@ def _start_refused(daemon: Daemon, server: Server, event: events.StartRefused) -
     server.start_refusal = event.reason
 
 
-def _server_taken_over(daemon: Daemon, server: Server, event: events.ServerTakenOver) -> Iterator[Instruction]:
+def _server_taken_over(daemon: Daemon, server: Server, event: events.ServerTakenOver) -> Iterator[do.Instruction]:
     yield from takeover.adopt(daemon, server, event)
     if server.id in daemon.servers:
         yield from named_servers.process_started(daemon, server)
 
 
-def _server_not_taken_over(daemon: Daemon, server: Server, event: events.ServerNotTakenOver) -> Iterator[Instruction]:
+def _server_not_taken_over(
+    daemon: Daemon, server: Server, event: events.ServerNotTakenOver
+) -> Iterator[do.Instruction]:
     del daemon.servers[server.id]
-    yield Log("server_not_taken_over", {"server": server.pid, "reason": event.reason})
+    yield do.Log("server_not_taken_over", {"server": server.pid, "reason": event.reason})
     yield from terminations.end_with_server(daemon, server)
     yield from _next_after(daemon, server)
 
 
-def _next_after(daemon: Daemon, gone: Server) -> Iterator[Instruction]:
+def _next_after(daemon: Daemon, gone: Server) -> Iterator[do.Instruction]:
     yield from named_servers.process_gone(daemon, gone.name)
     yield from admission.serve_queue(daemon)
     yield from shutdown.advance(daemon)
@@ -284,7 +275,7 @@ def _timer_ended(daemon: Daemon, event: events.TimerEnded) -> Decision:
     return TIMED_OUT[kind](daemon, key)
 
 
-def _retry(daemon: Daemon, server_id: int) -> Iterator[Instruction]:
+def _retry(daemon: Daemon, server_id: int) -> Iterator[do.Instruction]:
     failed_starts.end_pause(daemon, server_id)
     return admission.serve_queue(daemon)
 
@@ -321,21 +312,21 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Decision]]] = {
     events.StopSignal: lambda daemon, _: shutdown.stop_by_signal(daemon),
 }
 """The handlers of all other events, except operators' lines."""
-TIMED_OUT_OF_SERVERS: Final[dict[TimerKind, Callable[[Daemon, Server], Decision]]] = {
-    TimerKind.START: admission.start_timed_out,
-    TimerKind.LEAVE: admission.leave_timed_out,
-    TimerKind.SILENCE: admission.silence_timed_out,
-    TimerKind.RETURN: takeover.takeover_timed_out,
-    TimerKind.TRIAL: failed_starts.end_trial,
+TIMED_OUT_OF_SERVERS: Final[dict[do.TimerKind, Callable[[Daemon, Server], Decision]]] = {
+    do.TimerKind.START: admission.start_timed_out,
+    do.TimerKind.LEAVE: admission.leave_timed_out,
+    do.TimerKind.SILENCE: admission.silence_timed_out,
+    do.TimerKind.RETURN: takeover.takeover_timed_out,
+    do.TimerKind.TRIAL: failed_starts.end_trial,
 }
 """The handlers of timers of a server, which are ignored if the server is gone."""
-TIMED_OUT: Final[dict[TimerKind, Callable[[Daemon, int], Decision]]] = {
-    TimerKind.PLACES: lambda daemon, _: admission.forget_reservations(daemon),
-    TimerKind.RETRY: _retry,
-    TimerKind.FAILURE_EXPIRY: failed_starts.expire_failure,
-    TimerKind.TURN: admission.close_to_new_clients,
-    TimerKind.TERMINATION: terminations.end_with_timeout,
-    TimerKind.DRAIN: drains.expire,
-    TimerKind.FORCE: lambda daemon, _: shutdown.force(daemon),
+TIMED_OUT: Final[dict[do.TimerKind, Callable[[Daemon, int], Decision]]] = {
+    do.TimerKind.PLACES: lambda daemon, _: admission.forget_reservations(daemon),
+    do.TimerKind.RETRY: _retry,
+    do.TimerKind.FAILURE_EXPIRY: failed_starts.expire_failure,
+    do.TimerKind.TURN: admission.close_to_new_clients,
+    do.TimerKind.TERMINATION: terminations.end_with_timeout,
+    do.TimerKind.DRAIN: drains.expire,
+    do.TimerKind.FORCE: lambda daemon, _: shutdown.force(daemon),
 }
 """The handlers of all other timers, by their keys."""

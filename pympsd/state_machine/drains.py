@@ -49,23 +49,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from pympsd.state_machine import instructions as do
 from pympsd.state_machine import queueing, terminations
 from pympsd.state_machine.admission import serve_queue
 from pympsd.state_machine.holding import find_drain
-from pympsd.state_machine.instructions import (
-    CancelTimer,
-    Instruction,
-    Log,
-    Note,
-    ReleaseDriver,
-    Reply,
-    SetTimer,
-    TerminateClient,
-    Timer,
-    TimerKind,
-    Working,
-    reply,
-)
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
@@ -92,7 +79,7 @@ def begin(
     terminates: bool = True,
     releases: bool = False,
     clients: Iterable[int] = (),
-) -> Iterator[Instruction]:
+) -> Iterator[do.Instruction]:
     """Drain a target, or change the options of its drain.
 
     The waiter is answered when no clients remain, or when the drain has failed. ``at``: seconds since 1970.
@@ -107,12 +94,12 @@ def begin(
     drain.is_over, drain.is_expired = False, timeout == 0
     drain.failures.clear()
     drain.waiters.append(waiter)
-    yield Working(waiter.session)
+    yield do.Working(waiter.session)
     yield from _set_timer(drain)
     yield from _note_clients(daemon, drain)
     yield from _sort_queue(daemon)
     waiting = _count_held(daemon, drain)
-    yield Log("drain_started", {"target": str(target), "clients": len(drain.clients), "waiting": waiting})
+    yield do.Log("drain_started", {"target": str(target), "clients": len(drain.clients), "waiting": waiting})
     running = _count(len(drain.clients), "client is running", "clients are running")
     text = f"Draining {target}: {running}, {_count(waiting, 'client is waiting', 'clients are waiting')}."
     yield from _notify(
@@ -121,38 +108,40 @@ def begin(
     yield from serve_queue(daemon)
 
 
-def end(daemon: Daemon, drains: Iterable[Drain]) -> Iterator[Instruction]:
+def end(daemon: Daemon, drains: Iterable[Drain]) -> Iterator[do.Instruction]:
     """End drains: serve the clients that they hold, unless another one holds them."""
     for drain in drains:
         del daemon.drains.by_target[drain.target]
-        yield CancelTimer(Timer(TimerKind.DRAIN, drain.id))
-        yield Log("drain_ended", {"target": str(drain.target)})
+        yield do.CancelTimer(do.Timer(do.TimerKind.DRAIN, drain.id))
+        yield do.Log("drain_ended", {"target": str(drain.target)})
         yield from _answer(daemon, drain, "was undrained before it was drained", is_refused=True)
     yield from _sort_queue(daemon)
     yield from serve_queue(daemon)
 
 
-def expire(daemon: Daemon, drain_id: int) -> Iterator[Instruction]:
+def expire(daemon: Daemon, drain_id: int) -> Iterator[do.Instruction]:
     """End the time limit of a drain."""
     for drain in daemon.drains:
         if drain.id == drain_id and not drain.is_over:
             drain.is_expired = True
             count = len(drain.clients)
-            yield Log("drain_expired", {"target": str(drain.target), "seconds": drain.timeout or 0, "count": count})
+            yield do.Log(
+                "drain_expired", {"target": str(drain.target), "seconds": drain.timeout or 0, "count": count}
+            )
             running = _count(count, "client is still running", "clients are still running")
             yield from _notify(drain, f"After {drain.timeout or 0:g} s {running}.", {"event": "timeout"})
 
 
-def restore(daemon: Daemon, drains: Iterable[Drain]) -> Iterator[Instruction]:
+def restore(daemon: Daemon, drains: Iterable[Drain]) -> Iterator[do.Instruction]:
     """Continue the drains of an earlier daemon; their time limits begin again."""
     for drain in drains:
         drain.id = daemon.drains.ids.take()
         daemon.drains.by_target[drain.target] = drain
-        yield Log("drain_resumed", {"target": str(drain.target)})
+        yield do.Log("drain_resumed", {"target": str(drain.target)})
         yield from _set_timer(drain)
 
 
-def advance(daemon: Daemon) -> Iterator[Instruction]:
+def advance(daemon: Daemon) -> Iterator[do.Instruction]:
     """Continue all drains after an event: note whose clients have ended, terminate the next, answer operators."""
     for drain in daemon.drains:
         yield from _note_termination(daemon, drain)
@@ -179,23 +168,23 @@ def count_held(daemon: Daemon) -> dict[DrainTarget, int]:
     return {drain.target: _count_held(daemon, drain) for drain in daemon.drains}
 
 
-def _advance(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
+def _advance(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
     if drain.releases:
         yield from _end_servers(daemon, drain)
     if not drain.is_over and not drain.clients and not (drain.releases and daemon.servers):
-        yield Log("drain_done", {"target": str(drain.target)})
+        yield do.Log("drain_done", {"target": str(drain.target)})
         yield from _finish(daemon, drain, "")
     if drain.is_over:
         if drain.target.kind is TargetKind.CLIENT and not (drain.clients or drain.terminated):
             del daemon.drains.by_target[drain.target]
-            yield Log("drain_ended", {"target": str(drain.target)})
+            yield do.Log("drain_ended", {"target": str(drain.target)})
             yield from _sort_queue(daemon)
             yield from serve_queue(daemon)
     elif drain.is_expired and not drain.token:
         yield from _continue_after_timeout(daemon, drain)
 
 
-def _continue_after_timeout(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
+def _continue_after_timeout(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
     """Terminate the next client, or give up."""
     busy = {client for other in daemon.drains for client in other.terminating}
     remaining = [client for client in drain.clients if client not in drain.failures]
@@ -204,12 +193,12 @@ def _continue_after_timeout(daemon: Daemon, drain: Drain) -> Iterator[Instructio
         if client is not None:
             yield from _terminate(daemon, drain, client)
     elif not (drain.terminates and (drain.releases or busy & drain.clients.keys())):
-        yield Log("drain_failed", {"target": str(drain.target), "count": len(drain.clients)})
+        yield do.Log("drain_failed", {"target": str(drain.target), "count": len(drain.clients)})
         nothing = "" if drain.terminates else "; nothing was terminated"
         yield from _finish(daemon, drain, f"was not drained within {drain.timeout or 0:g} s{nothing}")
 
 
-def _terminate(daemon: Daemon, drain: Drain, client: int) -> Iterator[Instruction]:
+def _terminate(daemon: Daemon, drain: Drain, client: int) -> Iterator[do.Instruction]:
     """Terminate a client, and the other clients of its process on the same server."""
     server = daemon.servers[drain.clients[client].server_id]
     pid = server.clients[client].pid
@@ -220,11 +209,11 @@ def _terminate(daemon: Daemon, drain: Drain, client: int) -> Iterator[Instructio
     together = tuple(id_ for id_ in drain.clients if id_ in server.clients and server.clients[id_].pid == pid)
     drain.terminating = together
     instructions = list(terminations.begin(daemon, 0, server, pid, evicted=together, is_drain=True))
-    drain.token = next(request.token for request in instructions if isinstance(request, TerminateClient))
+    drain.token = next(request.token for request in instructions if isinstance(request, do.TerminateClient))
     yield from instructions
 
 
-def _note_termination(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
+def _note_termination(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
     """Note the result of a drain's termination, if it has ended."""
     if not drain.token or drain.token in daemon.terminations.pending:
         return
@@ -241,7 +230,7 @@ def _note_termination(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
             yield from _report_failure(drain, client, code, why)
 
 
-def _note_clients(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
+def _note_clients(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
     """Note which clients of a drain's target run, and report those that have gone."""
     running = {
         client.id: RunningClient(client.pid, client.process.peer.uid, server.name, server.id)
@@ -280,7 +269,7 @@ def _concerns(daemon: Daemon, drain: Drain, server: Server, client: Client) -> b
             return is_known or drain.target.has_process(client.process, server.name)
 
 
-def _end_servers(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
+def _end_servers(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
     """End the servers that have no clients left to wait for."""
     may_force = drain.is_expired and drain.terminates and not drain.token
     for server in tuple(daemon.servers.values()):
@@ -289,7 +278,7 @@ def _end_servers(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
             yield from shut_down_server(server, forced=bool(server.clients))
 
 
-def _sort_queue(daemon: Daemon) -> Iterator[Instruction]:
+def _sort_queue(daemon: Daemon) -> Iterator[do.Instruction]:
     """Hold the waiting entries that a drain covers, and let those that none covers any more wait in turn."""
     held_tickets = {entry.ticket for entry in daemon.queue.held}
     drains = {entry.ticket: find_drain(daemon, entry) for entry in daemon.queue.all_entries}
@@ -302,20 +291,20 @@ def _sort_queue(daemon: Daemon) -> Iterator[Instruction]:
         yield from queueing.join(daemon, entry)
 
 
-def _set_timer(drain: Drain) -> Iterator[Instruction]:
-    timer = Timer(TimerKind.DRAIN, drain.id)
-    yield CancelTimer(timer)
+def _set_timer(drain: Drain) -> Iterator[do.Instruction]:
+    timer = do.Timer(do.TimerKind.DRAIN, drain.id)
+    yield do.CancelTimer(timer)
     if drain.timeout and not drain.is_expired and not drain.is_over:
-        yield SetTimer(timer, drain.timeout)
+        yield do.SetTimer(timer, drain.timeout)
 
 
-def _finish(daemon: Daemon, drain: Drain, problem: str) -> Iterator[Instruction]:
+def _finish(daemon: Daemon, drain: Drain, problem: str) -> Iterator[do.Instruction]:
     drain.is_over = True
-    yield CancelTimer(Timer(TimerKind.DRAIN, drain.id))
+    yield do.CancelTimer(do.Timer(do.TimerKind.DRAIN, drain.id))
     yield from _answer(daemon, drain, problem, is_refused=bool(problem))
 
 
-def _answer(daemon: Daemon, drain: Drain, problem: str, *, is_refused: bool) -> Iterator[Instruction]:
+def _answer(daemon: Daemon, drain: Drain, problem: str, *, is_refused: bool) -> Iterator[do.Instruction]:
     """Answer the operators who wait for a drain."""
     remaining = list(drain.clients.values())
     record = {"event": "done", "drained": not is_refused, "left": [_record(client) for client in remaining]}
@@ -332,34 +321,38 @@ def _answer(daemon: Daemon, drain: Drain, problem: str, *, is_refused: bool) -> 
             answer = Answer((AnswerPart(f"{drain.target} {problem}{clients}."),), hint, refused=True)
         else:
             answer = Answer((AnswerPart(f"Drained {drain.target}: no clients remain."),))
-        answers.append(Reply(waiter.session, answer))
+        answers.append(do.Reply(waiter.session, answer))
     drain.waiters.clear()
     if drain.releases and not is_refused:
-        yield ReleaseDriver(tuple(answers))
+        yield do.ReleaseDriver(tuple(answers))
         return
     for item in answers:
-        yield from reply(item.session, item.answer)
+        yield from do.reply(item.session, item.answer)
 
 
-def _report_end(drain: Drain, client: RunningClient, how: str) -> Iterator[Instruction]:
-    yield Log("drain_client_ended", {"target": str(drain.target), "pid": client.pid, "uid": client.uid, "how": how})
+def _report_end(drain: Drain, client: RunningClient, how: str) -> Iterator[do.Instruction]:
+    yield do.Log(
+        "drain_client_ended", {"target": str(drain.target), "pid": client.pid, "uid": client.uid, "how": how}
+    )
     text = f"Client {client.pid} of user {client.uid} on server {client.server}: {how}."
     yield from _notify(drain, text, {"event": "ended", **_record(client), "how": how})
 
 
-def _report_failure(drain: Drain, client: int, code: int, why: str) -> Iterator[Instruction]:
+def _report_failure(drain: Drain, client: int, code: int, why: str) -> Iterator[do.Instruction]:
     drain.failures[client] = code
     running = drain.clients[client]
     how = f"not terminated: {why}"
-    yield Log("drain_client_ended", {"target": str(drain.target), "pid": running.pid, "uid": running.uid, "how": how})
+    yield do.Log(
+        "drain_client_ended", {"target": str(drain.target), "pid": running.pid, "uid": running.uid, "how": how}
+    )
     text = f"Client {running.pid} of user {running.uid} on server {running.server}: {how}."
     record = {"event": "not terminated", **_record(running), "code": int(code), "reason": why}
     yield from _notify(drain, text, record)
 
 
-def _notify(drain: Drain, text: str, record: Mapping[str, Any]) -> Iterator[Instruction]:
+def _notify(drain: Drain, text: str, record: Mapping[str, Any]) -> Iterator[do.Instruction]:
     for waiter in drain.waiters:
-        yield Note(waiter.session, _json(drain, record) if waiter.is_json else text, is_output=True)
+        yield do.Note(waiter.session, _json(drain, record) if waiter.is_json else text, is_output=True)
 
 
 def _json(drain: Drain, record: Mapping[str, Any]) -> str:

@@ -57,7 +57,12 @@ class Timer:
 
 
 @frozen
-class Log:
+class Instruction:
+    """Something for the I/O layer to carry out; each subclass is one kind."""
+
+
+@frozen
+class Log(Instruction):
     """Write the line of an event to control.log.
 
     ``event`` is a name of `pympsd.journal.catalogue`, which words the line; ``fields`` are the values that its
@@ -69,7 +74,7 @@ class Log:
 
 
 @frozen
-class SpawnServer:
+class SpawnServer(Instruction):
     """Start a server process for a user; ``peer`` gives the gid and groups if a client's are known.
 
     ServerSpawned or SpawnFailed follows with the same id ``server``, and ServerExited when a process that was started
@@ -84,7 +89,7 @@ class SpawnServer:
 
 
 @frozen
-class AdmitClient:
+class AdmitClient(Instruction):
     """Make a session between a waiting client and a server.
 
     ``client`` and ``server`` are the daemon's ids; ``priority`` is 0 (normal) or 1 (below normal), and a variable of
@@ -100,7 +105,7 @@ class AdmitClient:
 
 
 @frozen
-class WatchClient:
+class WatchClient(Instruction):
     """Watch the process of a client that an earlier daemon admitted; ClientEnded follows when it ends.
 
     Used with servers that an earlier daemon started: its watches ended with it.
@@ -112,7 +117,7 @@ class WatchClient:
 
 
 @frozen
-class RefuseClient:
+class RefuseClient(Instruction):
     """Refuse a waiting client, with a CUresult number and a reason.
 
     The client's cuInit returns ``code``, such as ERROR_MPS_CONNECTION_FAILED; ``reason`` is for the user.
@@ -124,7 +129,7 @@ class RefuseClient:
 
 
 @frozen
-class ContinueWithoutMps:
+class ContinueWithoutMps(Instruction):
     """Let a waiting client continue without MPS, and give it the reason."""
 
     client: int
@@ -132,7 +137,7 @@ class ContinueWithoutMps:
 
 
 @frozen
-class ShutDownServer:
+class ShutDownServer(Instruction):
     """Ask a server to end when its last client has gone, or (forced) immediately.
 
     ServerExited follows. A server is sent the request twice at most: once without force, and once with it.
@@ -145,7 +150,7 @@ class ShutDownServer:
 
 
 @frozen
-class UpdateServerLimits:
+class UpdateServerLimits(Instruction):
     """Send a server the limits of its later clients: a percentage, and bytes by device ordinal.
 
     Protocol 2 only; in protocol 3 the limits of a client travel in AdmitClient. ``thread_percentage`` is above 0 and
@@ -159,7 +164,7 @@ class UpdateServerLimits:
 
 
 @frozen
-class TerminateClient:
+class TerminateClient(Instruction):
     """Have a server end the contexts of a client process; TerminationAnswered follows, with its token.
 
     ``token`` names the termination, so that a late answer is not taken for that of another one.
@@ -175,7 +180,7 @@ class TerminateClient:
 
 
 @frozen
-class KillServer:
+class KillServer(Instruction):
     """Kill a server that did not end when asked to.
 
     SIGKILL; ServerExited follows.
@@ -185,7 +190,7 @@ class KillServer:
 
 
 @frozen
-class Reply:
+class Reply(Instruction):
     """Answer an operator's command.
 
     There is exactly one for each OperatorLine, in the same event or a later one. A session that has left gets none.
@@ -196,7 +201,7 @@ class Reply:
 
 
 @frozen
-class Working:
+class Working(Instruction):
     """Notify an operator that the command is accepted and takes some time.
 
     The operator's program then waits without a time limit.
@@ -206,7 +211,7 @@ class Working:
 
 
 @frozen
-class Note:
+class Note(Instruction):
     """Send an operator a line for standard error, or (``is_output``) for standard output, before the answer."""
 
     session: int
@@ -215,7 +220,7 @@ class Note:
 
 
 @frozen
-class SetTimer:
+class SetTimer(Instruction):
     """Start a timer; TimerEnded follows after this number of seconds.
 
     ``seconds`` count from the moment at which the instruction is carried out.
@@ -226,7 +231,7 @@ class SetTimer:
 
 
 @frozen
-class CancelTimer:
+class CancelTimer(Instruction):
     """Cancel a timer that was started.
 
     TimerEnded does not follow any more. A timer that is not running is ignored.
@@ -236,7 +241,7 @@ class CancelTimer:
 
 
 @frozen
-class OpenNamespace:
+class OpenNamespace(Instruction):
     """Make the directory and the socket of a namespace, or (``namespace`` empty) of a server.
 
     Existing directories are used again, and so is a socket that is open. NamespaceOpened follows.
@@ -248,7 +253,7 @@ class OpenNamespace:
 
 
 @frozen
-class StartTrace:
+class StartTrace(Instruction):
     """Begin a trace in a file, and answer the session that asked for it.
 
     ``file`` is the path as the operator gave it; one that is relative, exists or cannot be created is refused in the
@@ -260,7 +265,7 @@ class StartTrace:
 
 
 @frozen
-class StopTrace:
+class StopTrace(Instruction):
     """Complete the trace, and answer the session that asked for that.
 
     The answer comes when every server has sent the rest of its trace.
@@ -270,21 +275,21 @@ class StopTrace:
 
 
 @frozen
-class ReopenLogs:
+class ReopenLogs(Instruction):
     """Open the log files again by their names, and answer the session that asked for that."""
 
     session: int
 
 
 @frozen
-class ReleaseDriver:
+class ReleaseDriver(Instruction):
     """End what else than servers keeps the driver in use, then send operators their answers."""
 
     answers: tuple[Reply, ...]
 
 
 @frozen
-class CloseNamespace:
+class CloseNamespace(Instruction):
     """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server.
 
     Connections that were made by the socket stay open. A socket that does not exist is ignored.
@@ -295,7 +300,7 @@ class CloseNamespace:
 
 
 @frozen
-class Exit:
+class Exit(Instruction):
     """End the daemon.
 
     ``status`` is the daemon's exit status. It is the last instruction that is carried out.
@@ -305,38 +310,11 @@ class Exit:
 
 
 @frozen
-class ChangeBackend:
+class ChangeBackend(Instruction):
     """Start again with the other backend.
 
     It is the last instruction that is carried out; see `shutdown.server_unknown`.
     """
-
-
-Instruction = (
-    Log
-    | SpawnServer
-    | AdmitClient
-    | WatchClient
-    | RefuseClient
-    | ContinueWithoutMps
-    | ShutDownServer
-    | UpdateServerLimits
-    | TerminateClient
-    | KillServer
-    | Reply
-    | Working
-    | Note
-    | SetTimer
-    | CancelTimer
-    | OpenNamespace
-    | CloseNamespace
-    | StartTrace
-    | StopTrace
-    | ReopenLogs
-    | ReleaseDriver
-    | Exit
-    | ChangeBackend
-)
 
 
 def reply(session: int, answer: Answer) -> Iterator[Instruction]:

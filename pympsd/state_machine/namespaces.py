@@ -2,17 +2,8 @@
 
 from collections.abc import Iterator
 
-from pympsd.state_machine import queueing, shares, terminations
+from pympsd.state_machine import named_servers, queueing, shares, terminations
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace
-from pympsd.state_machine.named_servers import (
-    NotPossible,
-    change_limits,
-    check_not_deleted,
-    check_share,
-    clients,
-    end_of_refusal,
-    server,
-)
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
@@ -47,12 +38,14 @@ def create_namespace(
     """
     named_server = _server(daemon, server_name)
     if problem := name_problem(name) or daemon.options.socket_problem(server_name, name):
-        raise NotPossible(problem)
+        raise named_servers.NotPossible(problem)
     if name in named_server.namespaces:
-        raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
+        raise named_servers.NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
     if len(named_server.namespaces) >= MAX_NAMESPACES:
-        raise NotPossible(f"Server '{server_name}' has {MAX_NAMESPACES} namespaces, and no more are possible.")
-    check_share(shares.problem(daemon, asker, shares.cost_of_namespace()))
+        raise named_servers.NotPossible(
+            f"Server '{server_name}' has {MAX_NAMESPACES} namespaces, and no more are possible."
+        )
+    named_servers.check_share(shares.problem(daemon, asker, shares.cost_of_namespace()))
     named_server.namespaces[name] = Namespace(name, limits or Limits(), [session] if session else [], clients_only)
     daemon.named_servers.changes += 1
     yield Log("namespace_added", {"name": f"{server_name}/{name}"})
@@ -65,7 +58,7 @@ def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -
     A limit that is None in ``limits`` stays as it is. Raises NotPossible for an unknown server or namespace.
     """
     named_server = _server(daemon, server_name, name)
-    yield from change_limits(daemon, named_server, name, limits)
+    yield from named_servers.change_limits(daemon, named_server, name, limits)
 
 
 def delete_namespace(
@@ -78,10 +71,10 @@ def delete_namespace(
     """
     named_server = _server(daemon, server_name, name)
     if name == DEFAULT:
-        raise NotPossible("Namespace 'default' belongs to its server.")
-    present = clients(daemon, server_name, name)
+        raise named_servers.NotPossible("Namespace 'default' belongs to its server.")
+    present = named_servers.clients(daemon, server_name, name)
     if present and not forced:
-        raise NotPossible(f"Namespace '{name}' has {end_of_refusal(len(present))}")
+        raise named_servers.NotPossible(f"Namespace '{name}' has {named_servers.end_of_refusal(len(present))}")
     del named_server.namespaces[name]
     daemon.named_servers.changes += 1
     yield Log("namespace_removed", {"name": f"{server_name}/{name}"})
@@ -93,8 +86,8 @@ def delete_namespace(
 
 def _server(daemon: Daemon, server_name: str, namespace: str = DEFAULT) -> NamedServer:
     """Return a server that is not being deleted, and has a namespace; raise NotPossible."""
-    named_server = server(daemon, server_name)
-    check_not_deleted(named_server)
+    named_server = named_servers.server(daemon, server_name)
+    named_servers.check_not_deleted(named_server)
     if namespace not in named_server.namespaces:
-        raise NotPossible(f"No namespace named '{namespace}' on server '{server_name}'.")
+        raise named_servers.NotPossible(f"No namespace named '{namespace}' on server '{server_name}'.")
     return named_server

@@ -30,18 +30,8 @@ from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary import partitions as sm_partitions
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.partitions import (
-    MIN_CAPABILITY,
-    SmPartition,
-    chunk_count,
-    daemon_partition_id,
-    free_chunks,
-    has_remainder,
-    multiprocessors,
-    partition_name_problem,
-    protocol_2_chunks,
-)
 
 NO_PARTITIONS: Final = (
     "Static SM partitions are not possible with the driver's own server of this release: "
@@ -81,7 +71,7 @@ def create_partition(
     if not daemon.options.has_own_servers:
         raise NotPossible(NO_PARTITIONS)
     _check_capability(daemon, device, index)
-    if problem := partition_name_problem(name):
+    if problem := sm_partitions.partition_name_problem(name):
         raise NotPossible(problem)
     if _find(named_server, name, device) is not None:
         raise NotPossible(f"SM partition '{name}' exists already on device {index} of server '{server_name}'.")
@@ -93,12 +83,12 @@ def create_partition(
     _check_nobody_outside(device, index, clients(daemon, server_name))
     check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named_server.contains_partitions))))
     check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
-    named_server.partitions.append(SmPartition(name, device, tuple(sorted(selected))))
+    named_server.partitions.append(sm_partitions.SmPartition(name, device, tuple(sorted(selected))))
     daemon.named_servers.changes += 1
     yield Log("partition_added", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
 
 
-def add_partition(daemon: Daemon, device: int, chunks: int) -> tuple[SmPartition, Log]:
+def add_partition(daemon: Daemon, device: int, chunks: int) -> tuple[sm_partitions.SmPartition, Log]:
     """Make a partition of the daemon on a device, of free chunks; return it, and the line that logs it.
 
     Raise NotPossible, or one of its kinds `TooOld` and `NotReported`.
@@ -107,7 +97,9 @@ def add_partition(daemon: Daemon, device: int, chunks: int) -> tuple[SmPartition
     selected = _choose_chunks(daemon, device, device, chunks, _OF_DAEMON)
     _check_clients_reported(daemon.servers.values())
     _check_nobody_outside(device, device, _list_clients(daemon))
-    partition = SmPartition(daemon_partition_id(daemon.devices[device], selected), device, selected)
+    partition = sm_partitions.SmPartition(
+        sm_partitions.daemon_partition_id(daemon.devices[device], selected), device, selected
+    )
     daemon.partitions.append(partition)
     return partition, Log("partition_added", {"name": partition.name, "device": daemon.devices[device].uuid})
 
@@ -132,7 +124,9 @@ def delete_partition(
     yield from _evict(daemon, server_name, partition, session, answer)
 
 
-def remove_partition(daemon: Daemon, partition: SmPartition, session: int, answer: Answer) -> Iterator[Instruction]:
+def remove_partition(
+    daemon: Daemon, partition: sm_partitions.SmPartition, session: int, answer: Answer
+) -> Iterator[Instruction]:
     """Remove a partition of the daemon that has no clients (`clients_in`). Its ``session`` gets the answer when
     clients that terminate_client has ended get no context in it any more. Raise NotReported.
     """
@@ -142,7 +136,7 @@ def remove_partition(daemon: Daemon, partition: SmPartition, session: int, answe
     yield from _evict(daemon, _OF_DAEMON, partition, session, answer)
 
 
-def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, SmPartition]]:
+def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, sm_partitions.SmPartition]]:
     """Return the partitions of a device, with the names of their servers (empty: the daemon's).
 
     Partitions of servers that end and have no clients are left out.
@@ -164,8 +158,8 @@ def chunks_of(daemon: Daemon, device: int) -> tuple[tuple[int, ...], ...]:
     """
     properties = daemon.devices[device]
     if daemon.options.policy.has_named_servers:
-        return tuple((chunk,) for chunk in range(chunk_count(properties)))
-    return protocol_2_chunks(properties)
+        return tuple((chunk,) for chunk in range(sm_partitions.chunk_count(properties)))
+    return sm_partitions.protocol_2_chunks(properties)
 
 
 def count_chunks(daemon: Daemon, device: int, chunks: Collection[int]) -> int:
@@ -181,12 +175,12 @@ def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
         for client_id, partition in daemon.named_servers.occupied.items()
         if partition.device == device and client_id in present
     ]
-    return free_chunks(
+    return sm_partitions.free_chunks(
         daemon.devices[device], [*(partition for _, partition in partitions_on(daemon, device)), *occupied]
     )
 
 
-def clients_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list[Client]:
+def clients_in(daemon: Daemon, server_name: str, partition: sm_partitions.SmPartition) -> list[Client]:
     """Return the clients of a partition, of a server's or (empty) the daemon's.
 
     In protocol 2 those that terminate_client has ended are not in it any more, though their processes live.
@@ -195,7 +189,7 @@ def clients_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list
     return present if server_name else [client for client in present if not client.terminated]
 
 
-def _find_clients_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list[Client]:
+def _find_clients_in(daemon: Daemon, server_name: str, partition: sm_partitions.SmPartition) -> list[Client]:
     owned = clients(daemon, server_name) if server_name else _list_clients(daemon)
     return [client for client in owned if client.partitions.get(partition.device) == partition.name]
 
@@ -205,7 +199,7 @@ def _list_clients(daemon: Daemon) -> list[Client]:
 
 
 def _evict(
-    daemon: Daemon, server_name: str, partition: SmPartition, session: int, answer: Answer
+    daemon: Daemon, server_name: str, partition: sm_partitions.SmPartition, session: int, answer: Answer
 ) -> Iterator[Instruction]:
     """Let the clients of a deleted partition have no context any more, and its chunks be occupied until then."""
     present = _find_clients_in(daemon, server_name, partition)
@@ -235,13 +229,13 @@ def _choose_remainder(
 ) -> tuple[int, ...]:
     """Return the chunk of the SMs that a device's chunks leave over, if it is requested; raise NotPossible."""
     properties = daemon.devices[device]
-    remainder = chunk_count(properties)
+    remainder = sm_partitions.chunk_count(properties)
     if not is_requested:
         return ()
-    if not has_remainder(properties):
+    if not sm_partitions.has_remainder(properties):
         raise NotPossible(f"The chunks of device {visible_index} leave no SMs over.")
     if remainder not in free_of(daemon, device):
-        count = len(multiprocessors(properties, [remainder]))
+        count = len(sm_partitions.multiprocessors(properties, [remainder]))
         owner, partition = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
         of = "" if owner == server_name else f" of server '{owner}'"
         raise NotPossible(
@@ -252,7 +246,7 @@ def _choose_remainder(
 
 def _check_capability(daemon: Daemon, device: int, visible_index: int) -> None:
     properties = daemon.devices[device]
-    if properties.compute_capability < MIN_CAPABILITY:
+    if properties.compute_capability < sm_partitions.MIN_CAPABILITY:
         major, minor = properties.compute_capability
         name = f"device {visible_index}, {properties.name},"
         raise TooOld(f"Static partitions need compute capability 8.0; {name} has {major}.{minor}.")
@@ -274,7 +268,7 @@ def _check_nobody_outside(device: int, visible_index: int, present: Sequence[Cli
         raise NotPossible(f"Device {visible_index} has {count_clients(len(outside))} outside partitions; {remedy}.")
 
 
-def _find(named_server: NamedServer, name: str, device: int) -> SmPartition | None:
+def _find(named_server: NamedServer, name: str, device: int) -> sm_partitions.SmPartition | None:
     return next(
         (partition for partition in named_server.partitions if (partition.name, partition.device) == (name, device)),
         None,

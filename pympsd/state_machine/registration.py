@@ -6,13 +6,7 @@ These steps are shared by the commands of operators, the first client of a user,
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine.instructions import (
-    CloseNamespace,
-    Instruction,
-    Log,
-    OpenNamespace,
-    reply,
-)
+from pympsd.state_machine import instructions as do
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer, refusal
@@ -22,19 +16,19 @@ from pympsd.vocabulary.limit_table import Limits
 NO_DEVICES: Final = "none of its devices exists any more: delete the server, and create it with other devices"
 
 
-def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
+def set_default_socket(daemon: Daemon, on: bool) -> Iterator[do.Instruction]:
     """Set whether clients that name no server are served.
 
     While they are not, a client that connects to the daemon's own socket is refused with the reason, unless it names
     a server by its pipe directory.
     """
     daemon.named_servers.default_socket = on
-    yield Log("default_socket_set", {"state": "on" if on else "off"})
+    yield do.Log("default_socket_set", {"state": "on" if on else "off"})
 
 
 def add(
     daemon: Daemon, named_server: NamedServer, limits: Limits | None = None, session: int = 0
-) -> Iterator[Instruction]:
+) -> Iterator[do.Instruction]:
     """Add a server; ``limits``: those of its namespace ``default`` that differ from the daemon's own.
 
     Args:
@@ -49,28 +43,28 @@ def add(
     if session:
         named_server.creators.append(session)
     daemon.named_servers.add(named_server)
-    yield Log("server_added", {"name": named_server.name})
+    yield do.Log("server_added", {"name": named_server.name})
     yield from open_sockets(named_server)
 
 
-def open_sockets(named_server: NamedServer) -> Iterator[Instruction]:
+def open_sockets(named_server: NamedServer) -> Iterator[do.Instruction]:
     """Open the sockets of a server and its namespaces; that of ``default`` last, after which it may start.
 
     NamespaceOpened follows for each. The order matters: when the socket of ``default`` is open, all others are.
     """
-    yield OpenNamespace(named_server.name, "", named_server.uid)
+    yield do.OpenNamespace(named_server.name, "", named_server.uid)
     for namespace in (*(name for name in named_server.namespaces if name != DEFAULT), DEFAULT):
-        yield OpenNamespace(named_server.name, namespace, named_server.uid)
+        yield do.OpenNamespace(named_server.name, namespace, named_server.uid)
 
 
-def change_user(daemon: Daemon, named_server: NamedServer, uid: int) -> Iterator[Instruction]:
+def change_user(daemon: Daemon, named_server: NamedServer, uid: int) -> Iterator[do.Instruction]:
     """Close the sockets of a server and open them again for another user.
 
     `named_servers.set_user` has checked that it has no clients, and ends its process.
     """
     named_server.uid, named_server.opening, named_server.failed = uid, True, ""
     daemon.named_servers.changes += 1
-    yield Log("server_user_set", {"name": named_server.name, "uid": uid})
+    yield do.Log("server_user_set", {"name": named_server.name, "uid": uid})
     yield from close_sockets(named_server)
     yield from open_sockets(named_server)
 
@@ -88,14 +82,14 @@ def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     return target is not None and target.clients_only
 
 
-def close_sockets(named_server: NamedServer) -> Iterator[Instruction]:
+def close_sockets(named_server: NamedServer) -> Iterator[do.Instruction]:
     """Remove the sockets and directories of a server and its namespaces."""
     for namespace in named_server.namespaces:
-        yield CloseNamespace(named_server.name, namespace)
-    yield CloseNamespace(named_server.name, "")
+        yield do.CloseNamespace(named_server.name, namespace)
+    yield do.CloseNamespace(named_server.name, "")
 
 
-def note_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
+def note_ready(daemon: Daemon, name: str) -> Iterator[do.Instruction]:
     """Note that a server is ready, and answer the command that made it.
 
     A reason why its last process could not start is void then. Names that are not registered are ignored.
@@ -107,11 +101,11 @@ def note_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
         named_server.failed = ""
         daemon.named_servers.changes += 1
     for session in named_server.creators:
-        yield from reply(session, Answer())
+        yield from do.reply(session, Answer())
     named_server.creators.clear()
 
 
-def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[Instruction]:
+def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[do.Instruction]:
     """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries.
 
     ``cause``: the reason as it continues "... could not be started: ", if that is another one.
@@ -123,5 +117,5 @@ def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> 
         named_server.failed = reason
         daemon.named_servers.changes += 1
     for session in named_server.creators:
-        yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
+        yield from do.reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
     named_server.creators.clear()

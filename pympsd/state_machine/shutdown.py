@@ -3,20 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
+from pympsd.state_machine import instructions as do
 from pympsd.state_machine.events import ServerUnknown
-from pympsd.state_machine.instructions import (
-    CancelTimer,
-    ChangeBackend,
-    Exit,
-    Instruction,
-    Log,
-    RefuseClient,
-    SetTimer,
-    ShutDownServer,
-    Timer,
-    TimerKind,
-    Working,
-)
 from pympsd.state_machine.state.daemon import Daemon, Quit
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.results import Result
@@ -30,19 +18,19 @@ FORCED_TIMEOUT: Final = 2.0
 SILENCE_TIMEOUT: Final = 10.0
 """Seconds a server has to report that clients whose processes have ended are gone, while another client or user waits
 for that. A healthy server reports it immediately, or within 5 s if one of its executors is stopped."""
-_FORCE: Final = Timer(TimerKind.FORCE)
+_FORCE: Final = do.Timer(do.TimerKind.FORCE)
 
 
-def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[Instruction]:
+def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[do.Instruction]:
     """Begin an operator's ``quit``. A second one joins the first.
 
     Args:
         timeout: Seconds after which clients are ended; None: wait for them without a limit.
     """
-    yield Working(session)
+    yield do.Working(session)
     if timeout is not None:
-        yield Log("quit_timeout", {"seconds": int(timeout)})
-        yield SetTimer(_FORCE, max(0.0, timeout))
+        yield do.Log("quit_timeout", {"seconds": int(timeout)})
+        yield do.SetTimer(_FORCE, max(0.0, timeout))
     quitting = daemon.quitting = daemon.quitting or Quit()
     quitting.by_operator, quitting.changes_backend = True, False
     if timeout is not None:
@@ -51,19 +39,19 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
     yield from advance(daemon)
 
 
-def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[Instruction]:
+def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[do.Instruction]:
     """Continue an operator's quit of an earlier daemon; its time limit begins again.
 
     ``timeout`` is in seconds; None: it waits for the clients. The operators who asked for it were connected to the
     earlier daemon and get no answer.
     """
     daemon.quitting = Quit(by_operator=True, timeout=timeout)
-    yield Log("quit_resumed")
+    yield do.Log("quit_resumed")
     if timeout is not None:
-        yield SetTimer(_FORCE, timeout)
+        yield do.SetTimer(_FORCE, timeout)
 
 
-def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
+def stop_by_signal(daemon: Daemon) -> Iterator[do.Instruction]:
     """Quit within a short time limit, on SIGTERM or SIGINT.
 
     Clients that wait are refused; servers have SIGNAL_TIMEOUT seconds before force. A quit of an operator that is
@@ -73,11 +61,11 @@ def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
         daemon.quitting = Quit()
         yield from _empty_queue(daemon)
     daemon.quitting.changes_backend = False
-    yield SetTimer(_FORCE, SIGNAL_TIMEOUT)
+    yield do.SetTimer(_FORCE, SIGNAL_TIMEOUT)
     yield from advance(daemon)
 
 
-def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[Instruction]:
+def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[do.Instruction]:
     """Change to the other backend, if there is one and no server of this one has served a client.
 
     Clients that wait are refused, with the event's reason; they have to be started again.
@@ -87,13 +75,13 @@ def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[Instruction
         server.violation = event.reason
     if not daemon.options.has_other_backend or daemon.lifetime.backend_works or daemon.quitting is not None:
         return
-    yield Log("backend_changes")
+    yield do.Log("backend_changes")
     daemon.quitting = Quit(forced=True, changes_backend=True)
     yield from _empty_queue(daemon, f"{event.reason}; the daemon takes another backend: start the program again")
     yield from advance(daemon)
 
 
-def force(daemon: Daemon) -> Iterator[Instruction]:
+def force(daemon: Daemon) -> Iterator[do.Instruction]:
     """Use force: the time limit of a quit is over.
 
     Servers are asked once more, and those that have not ended FORCED_TIMEOUT seconds later are killed.
@@ -104,7 +92,7 @@ def force(daemon: Daemon) -> Iterator[Instruction]:
     yield from advance(daemon)
 
 
-def advance(daemon: Daemon) -> Iterator[Instruction]:
+def advance(daemon: Daemon) -> Iterator[do.Instruction]:
     """Continue a pending quit: shut servers down, or exit when none is left.
 
     Call it after every event that may have ended a server. It does nothing if no quit is pending, or the daemon's
@@ -117,13 +105,13 @@ def advance(daemon: Daemon) -> Iterator[Instruction]:
     if not daemon.servers:
         daemon.quitting.over = True
         if daemon.quitting.changes_backend:
-            yield ChangeBackend()
+            yield do.ChangeBackend()
             return
-        yield Log("daemon_exiting", {"status": 0})
-        yield Exit(0)
+        yield do.Log("daemon_exiting", {"status": 0})
+        yield do.Exit(0)
 
 
-def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False) -> Iterator[Instruction]:
+def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False) -> Iterator[do.Instruction]:
     """Ask a server to end: once, and once more if force is used now but was not before.
 
     ``is_deletion``: its clients are sent the reason; otherwise it sends nothing, as recorded.
@@ -135,13 +123,13 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
     if server.phase is not Phase.LEAVING:
         server.become(Phase.LEAVING)
     # Logged once more before the force, as recorded.
-    yield Log("server_shutdown_tried", {"server": server.pid})
+    yield do.Log("server_shutdown_tried", {"server": server.pid})
     if server.clients:
-        yield Log("server_busy", {"server": server.pid, "workers": server.workers})
+        yield do.Log("server_busy", {"server": server.pid, "workers": server.workers})
     if forced:
         server.forced = True
-        yield Log("server_forced", {"server": server.pid})
-    yield ShutDownServer(server.id, forced, is_deletion)
+        yield do.Log("server_forced", {"server": server.pid})
+    yield do.ShutDownServer(server.id, forced, is_deletion)
     # A user must not keep other users waiting by what is done to the server, such as stopping it.
     if forced:
         yield from _time_leaving(server, FORCED_TIMEOUT)
@@ -149,7 +137,7 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
         yield from time_silence(server) if server.clients else time_leaving(server)
 
 
-def time_leaving(server: Server) -> Iterator[Instruction]:
+def time_leaving(server: Server) -> Iterator[do.Instruction]:
     """Bound the end of a leaving server without clients; a forced one has a shorter bound already.
 
     After LEAVE_TIMEOUT seconds the server is killed; the time begins again with each call.
@@ -158,25 +146,25 @@ def time_leaving(server: Server) -> Iterator[Instruction]:
         yield from _time_leaving(server, LEAVE_TIMEOUT)
 
 
-def _time_leaving(server: Server, seconds: float) -> Iterator[Instruction]:
-    timer = Timer(TimerKind.LEAVE, server.id)
+def _time_leaving(server: Server, seconds: float) -> Iterator[do.Instruction]:
+    timer = do.Timer(do.TimerKind.LEAVE, server.id)
     if server.leave_timed:
         # The rest of the earlier timer would end the server too early.
-        yield CancelTimer(timer)
+        yield do.CancelTimer(timer)
     server.leave_timed = True
-    yield SetTimer(timer, seconds)
+    yield do.SetTimer(timer, seconds)
 
 
-def time_silence(server: Server) -> Iterator[Instruction]:
+def time_silence(server: Server) -> Iterator[do.Instruction]:
     """Bound the time in which a server has to report that its clients, all of which have ended, are gone.
 
     After SILENCE_TIMEOUT seconds force is used. Nothing happens while one of its clients lives.
     """
     if server.is_abandoned and not (server.silence_timed or server.forced):
         server.silence_timed = True
-        yield SetTimer(Timer(TimerKind.SILENCE, server.id), SILENCE_TIMEOUT)
+        yield do.SetTimer(do.Timer(do.TimerKind.SILENCE, server.id), SILENCE_TIMEOUT)
 
 
-def _empty_queue(daemon: Daemon, reason: str = QUITTING) -> Iterator[Instruction]:
+def _empty_queue(daemon: Daemon, reason: str = QUITTING) -> Iterator[do.Instruction]:
     for client in daemon.queue.take_all():
-        yield RefuseClient(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
+        yield do.RefuseClient(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)

@@ -18,16 +18,9 @@ from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.state_machine.state.server import Phase, Server
+from pympsd.takeover.state import records
 from pympsd.takeover.state.other_devices import move
 from pympsd.takeover.state.protocol_2 import limits_of
-from pympsd.takeover.state.records import (
-    PersistentNamedServer,
-    PersistentServer,
-    PersistentState,
-    drains_of,
-    limits_of_cgroups,
-    parse_memory,
-)
 from pympsd.vocabulary.identities import DEFAULT, Ids, server_of_user
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
@@ -57,7 +50,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.lifetime.server_ids = Ids(first_id(daemon.lifetime.generation))
         daemon.terminations.ids = Ids(first_id(daemon.lifetime.generation))
     for process in saved.servers:
-        daemon.servers[process.serial] = _pending_server(daemon, process, saved)
+        daemon.servers[process.serial] = _make_pending_server(daemon, process, saved)
         yield Log("takeover_pending", {"server": process.pid, "uid": process.uid})
         yield SetTimer(Timer(TimerKind.RETURN, process.serial), TAKEOVER_TIMEOUT)
     if daemon.options.policy.has_named_servers:
@@ -65,7 +58,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     if saved.quit is not None and saved.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, saved.quit.timeout)
-    yield from drains.restore(daemon, drains_of(saved))
+    yield from drains.restore(daemon, records.drains_of(saved))
     yield from queueing.restore(daemon, saved.wishes, saved.queue_order, event.connections)
     if daemon.queue.reserved:
         yield SetTimer(Timer(TimerKind.PLACES), TAKEOVER_TIMEOUT)
@@ -110,7 +103,7 @@ def takeover_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
         yield KillServer(server.id)
 
 
-def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
+def _take_defaults(daemon: Daemon, saved: records.PersistentState) -> None:
     if saved.thread_percentage is not None:
         daemon.defaults.thread_percentage = ThreadPercentage(saved.thread_percentage)
     if saved.client_priority is not None:
@@ -123,7 +116,7 @@ def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
         saved.accounts_cgroups,
         saved.audits_memory,
     )
-    daemon.process_limits.cgroups = limits_of_cgroups(saved)
+    daemon.process_limits.cgroups = records.limits_of_cgroups(saved)
     passing = saved.passing_cgroups.items()
     daemon.process_limits.transient_cgroups = {
         path: is_seen for path, is_seen in passing if path in daemon.process_limits.cgroups
@@ -140,21 +133,21 @@ def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
     if daemon.options.static:
         daemon.partitions += saved.partitions
     if saved.memory_limits is not None:
-        daemon.defaults.memory_limits = parse_memory(saved.memory_limits)
+        daemon.defaults.memory_limits = records.parse_memory(saved.memory_limits)
 
 
-def _pending_server(daemon: Daemon, process: PersistentServer, saved: PersistentState) -> Server:
+def _make_pending_server(daemon: Daemon, process: records.PersistentServer, saved: records.PersistentState) -> Server:
     percentage, memory = process.thread_percentage, process.memory_limits
     if not daemon.options.policy.has_named_servers:
         percentage, memory = limits_of(process, saved)
-    limits = ThreadPercentage(percentage), parse_memory(memory)
+    limits = ThreadPercentage(percentage), records.parse_memory(memory)
     server = Server(process.serial, process.uid, *limits, pid=process.pid, phase=Phase.RETURNING)
     server.name = process.name or server.name
     server.pending = server.verified = True
     return server
 
 
-def _restore_named_servers(daemon: Daemon, saved: PersistentState) -> Iterator[Instruction]:
+def _restore_named_servers(daemon: Daemon, saved: records.PersistentState) -> Iterator[Instruction]:
     """Restore the named servers, whether or not their processes return; those that do not are started again."""
     for saved_server in saved.named_servers:
         daemon.named_servers.add(_restore_server(saved_server))
@@ -162,7 +155,7 @@ def _restore_named_servers(daemon: Daemon, saved: PersistentState) -> Iterator[I
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
             # A server of protocol 2, whose clients had the daemon's default priority, becomes one of protocol 3.
-            memory, priority = parse_memory(process.memory_limits), daemon.defaults.client_priority
+            memory, priority = records.parse_memory(process.memory_limits), daemon.defaults.client_priority
             limits = Limits(percentages(process.thread_percentage), memory, priority)
             namespaces = {DEFAULT: Namespace(DEFAULT, limits)}
             named_server = NamedServer(name, process.uid, namespaces, source=Source.AUTO)
@@ -177,7 +170,7 @@ def _restore_named_servers(daemon: Daemon, saved: PersistentState) -> Iterator[I
         )
 
 
-def _restore_server(saved_server: PersistentNamedServer) -> NamedServer:
+def _restore_server(saved_server: records.PersistentNamedServer) -> NamedServer:
     namespaces = {
         namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
         for namespace in saved_server.namespaces

@@ -22,16 +22,7 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine.instructions import (
-    CancelTimer,
-    Instruction,
-    SetTimer,
-    TerminateClient,
-    Timer,
-    TimerKind,
-    Working,
-    reply,
-)
+from pympsd.state_machine import instructions as do
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Termination
 from pympsd.state_machine.state.server import Server
@@ -72,7 +63,7 @@ def begin(
     in_words: bool = False,
     evicted: tuple[int, ...] = (),
     is_drain: bool = False,
-) -> Iterator[Instruction]:
+) -> Iterator[do.Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
     ``session`` 0: nobody waits for the answer; ``answer``: in place of the number that terminate_client prints;
@@ -87,12 +78,12 @@ def begin(
         session, server.id, timeout, answer, pid, in_words, evicted, contexts, is_drain
     )
     if session:
-        yield Working(session)
-    yield TerminateClient(server.id, token, pid, daemon.options.terminate_by_reset, evicted)
-    yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
+        yield do.Working(session)
+    yield do.TerminateClient(server.id, token, pid, daemon.options.terminate_by_reset, evicted)
+    yield do.SetTimer(do.Timer(do.TimerKind.TERMINATION, token), timeout)
 
 
-def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answer) -> Iterator[Instruction]:
+def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answer) -> Iterator[do.Instruction]:
     """End the contexts of clients whose namespace or SM partition was deleted, process by process.
 
     ``session`` gets the answer with the last process, immediately if there is none; 0: nobody waits for it.
@@ -104,7 +95,7 @@ def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answe
             if client.id in ids:
                 processes.setdefault((server.id, client.pid), []).append(client.id)
     if not processes and session:
-        yield from reply(session, answer)
+        yield from do.reply(session, answer)
     for place, ((server_id, pid), evicted) in enumerate(processes.items(), start=1):
         last, server = place == len(processes), daemon.servers[server_id]
         yield from begin(
@@ -112,22 +103,22 @@ def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answe
         )
 
 
-def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
+def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[do.Instruction]:
     """Answer an operator with a server's CUresult number, unless the termination belongs to another server."""
     termination = daemon.terminations.pending.get(token)
     if termination is not None and termination.server == server:
-        yield CancelTimer(Timer(TimerKind.TERMINATION, token))
+        yield do.CancelTimer(do.Timer(do.TimerKind.TERMINATION, token))
         yield from _end(daemon, token, _answer(termination, code), code)
 
 
-def end_with_server(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+def end_with_server(daemon: Daemon, server: Server) -> Iterator[do.Instruction]:
     """Answer the operators whose terminations a server was working on when it ended: 806."""
     for token, termination in tuple(daemon.terminations.pending.items()):
         if termination.server == server.id:
             yield from end_with_answer(daemon, server.id, token, Result.ERROR_MPS_RPC_FAILURE)
 
 
-def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
+def end_with_timeout(daemon: Daemon, token: int) -> Iterator[do.Instruction]:
     """Answer an operator whose termination the server has not answered in time: 702."""
     if (termination := daemon.terminations.pending.get(token)) is None:
         return
@@ -166,7 +157,7 @@ def _clients_of(server: Server, pid: int) -> list[Client]:
     return [client for client in server.clients.values() if client.pid == pid != 0]
 
 
-def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
+def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[do.Instruction]:
     termination = daemon.terminations.pending.pop(token)
     if termination.is_drain:
         daemon.terminations.results[token] = code
@@ -182,6 +173,6 @@ def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Inst
         # The deletion is done; what did not end is reported with it.
         answer = evolve(termination.answer, diagnostic=answer.diagnostic or answer.printed)
     if termination.session:
-        yield from reply(
+        yield from do.reply(
             termination.session, termination.answer if termination.answer is not None and code in OVER else answer
         )

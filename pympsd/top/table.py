@@ -81,12 +81,7 @@ COLUMNS: Final = (
     ),
     TableColumn("SM %", 5, lambda row: _percentages(row.percentage), "active thread percentage"),
     TableColumn("CTX", 4, lambda row: str(row.contexts), "contexts"),
-    TableColumn(
-        "MEMORY",
-        9,
-        lambda row: format_memory_in_use(row.memory),
-        "device memory in use, in MiB",
-    ),
+    TableColumn("MEMORY", 9, lambda row: format_memory_in_use(row.memory), "device memory in use, in MiB"),
     TableColumn(
         "LIMIT",
         6,

@@ -40,23 +40,9 @@ from typing import Any, Final, TypeVar
 
 from attrs import field, fields, frozen
 
-from pympsd.vocabulary.limits import (
-    ALL_DEVICES,
-    ClientPriority,
-    MemoryGroup,
-    PinnedMemory,
-    ThreadPercentage,
-)
+from pympsd.vocabulary import texts
+from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.partitions import NO_PARTITION, ChosenPartition
-from pympsd.vocabulary.texts import (
-    memory_text,
-    percentage_text,
-    read_by_device,
-    read_memory,
-    read_partition,
-    read_percentage,
-    read_priority,
-)
 
 V = TypeVar("V")
 
@@ -149,7 +135,7 @@ def percentage_on(limits: Limits, index: int = ALL_DEVICES) -> ThreadPercentage:
     return find_on_device(limits.thread_percentage, index) or ThreadPercentage()
 
 
-def differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[int, float]:
+def find_differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[int, float]:
     """Return the percentage of each of some devices, by index; nothing if all have the same."""
     by_device = {index: percentage_on(limits, index).value for index in indices}
     return by_device if len(set(by_device.values())) > 1 else {}
@@ -280,14 +266,14 @@ def _number_of_memory(limit: PinnedMemory | None) -> int | None:
     return None if limit is None else limit.value
 
 
-_MEMORY: Final = read_by_device(read_memory, "limit", "0=4G,1=8G")
+_MEMORY: Final = texts.read_by_device(texts.read_memory, "limit", "0=4G,1=8G")
 LIMITS: Final = (
     LimitRow(
         "pinned-memory-limit",
         "pinned_memory",
         _MEMORY,
         "<limit>",
-        memory_text,
+        texts.memory_text,
         _number_of_memory,
         _combine_by_device,
         is_by_device=True,
@@ -296,9 +282,9 @@ LIMITS: Final = (
     LimitRow(
         "active-thread-percentage",
         "thread_percentage",
-        read_by_device(read_percentage, "percentage", "0=50,1=25"),
+        texts.read_by_device(texts.read_percentage, "percentage", "0=50,1=25"),
         "<percentage>",
-        percentage_text,
+        texts.percentage_text,
         lambda percentage: percentage.value,
         _combine_by_device,
         default=ThreadPercentage(),
@@ -311,7 +297,7 @@ LIMITS: Final = (
     LimitRow(
         "client-priority",
         "client_priority",
-        read_priority,
+        texts.read_priority,
         "0|1",
         str,
         lambda priority: priority.level,
@@ -324,7 +310,7 @@ LIMITS: Final = (
         "total_memory",
         _MEMORY,
         "<limit>",
-        memory_text,
+        texts.memory_text,
         _number_of_memory,
         _combine_by_device,
         is_by_device=True,
@@ -336,7 +322,7 @@ LIMITS: Final = (
     LimitRow(
         "sm-partition",
         "sm_partition",
-        read_partition,
+        texts.read_partition,
         "<name>|none",
         lambda name: name or NO_PARTITION,
         lambda name: name or None,

@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from pympsd.errors import InputError
 from pympsd.vocabulary.mistyped import find_similar
@@ -57,16 +57,16 @@ class SharedResource:
 
     name: str
     """In the option, the variable and the file."""
-    unit: str
-    """The unit of the values, in the plural."""
     share: int
     """The share of one user, unless an administrator sets it."""
-    minimum: int
-    """The smallest share that can be set."""
     maximum: int
     """The largest share that can be set."""
     description: str
     """The things that count, and their cost: a sentence for the documents."""
+    minimum: int = 0
+    """The smallest share that can be set."""
+    unit: str = field(default=Factory(lambda self: self.name, takes_self=True))
+    """The unit of the values, in the plural."""
     part: int = 0
     """Unless it is set, the share is at most this part of the total: 4 is a quarter; 0: it does not depend on it."""
     total: int = 0
@@ -101,9 +101,7 @@ class SharedResource:
 
 SERVERS: Final = SharedResource(
     "servers",
-    "servers",
     share=16,
-    minimum=0,
     maximum=256,
     description="Named servers. A user's own server (uid_N) is not part of the share.",
     total=256,
@@ -112,26 +110,20 @@ SERVERS: Final = SharedResource(
 )
 PROCESSES: Final = SharedResource(
     "processes",
-    "processes",
     share=64,
-    minimum=0,
     maximum=1 << 16,
     description="Processes that a user's named servers can cost, about 33 MB each: the server, and an executor for "
     "each of its devices, or for each static SM partition that contains faults.",
 )
 NAMESPACES: Final = SharedResource(
     "namespaces",
-    "namespaces",
     share=64,
-    minimum=0,
     maximum=1 << 16,
     description="Namespaces of a user's servers, other than default.",
 )
 DESCRIPTORS: Final = SharedResource(
     "descriptors",
-    "descriptors",
     share=1024,
-    minimum=0,
     maximum=1 << 20,
     description="Open files of the daemon for a user's servers and namespaces.",
     part=4,
@@ -141,16 +133,14 @@ DESCRIPTORS: Final = SharedResource(
 )
 SM_CHUNKS: Final = SharedResource(
     "sm-chunks",
-    "% of a device's SM chunks",
+    unit="% of a device's SM chunks",
     share=50,
-    minimum=0,
     maximum=100,
     description="Chunks of a device in the static SM partitions of a user's servers, on each device separately.",
     total=100,
     root_reserve=2,
 )
 CONNECTIONS: Final = SharedResource(
-    "connections",
     "connections",
     share=4096,
     minimum=16,
@@ -164,7 +154,7 @@ CONNECTIONS: Final = SharedResource(
 )
 BUFFERS: Final = SharedResource(
     "buffers",
-    "bytes of buffers",
+    unit="bytes of buffers",
     share=16 << 20,
     minimum=4 << 20,
     maximum=64 << 20,

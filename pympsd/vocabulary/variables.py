@@ -20,14 +20,7 @@ from attrs import frozen
 
 from pympsd.errors import InputError
 from pympsd.process.version import CLIENT_CONTEXTS, CUDA_VERSIONS, DRIVER
-from pympsd.vocabulary import shares
-from pympsd.vocabulary.limits import (
-    PER_CONTEXT_PARTITIONING,
-    BadLimit,
-    ClientPriority,
-    PinnedMemory,
-    ThreadPercentage,
-)
+from pympsd.vocabulary import limits, shares
 
 BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
 WORKERS: Final = ("auto", "native", "python")
@@ -83,7 +76,6 @@ class Reader(Flag):
     SMI = auto()
 
 
-_NAMES: Final = {Reader.DAEMON: "daemon", Reader.CLIENT: "client", Reader.SMI: "pympsd-smi"}
 Check = Callable[[str], str]
 """Returns what a text has to be, as a sentence continues after "is"; nothing if the text is valid."""
 
@@ -103,11 +95,6 @@ class Setting:
     """The page of docs/ with the details."""
     default: str = ""
     """The value that an empty or missing variable has for `read`; `meaning` states it in words."""
-
-    @property
-    def reader_names(self) -> str:
-        """The readers, as the tables of the documents name them."""
-        return ", ".join(name for reader, name in _NAMES.items() if reader in self.readers)
 
     def problem(self, text: str) -> str:
         """Return what is wrong with a value, and what is allowed; nothing if it is valid or empty."""
@@ -143,10 +130,12 @@ def _seconds(text: str) -> str:
 
 def _percentage(text: str) -> str:
     if "=" in text:
-        return _check_by_device(text, ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100")
+        return _check_by_device(
+            text, limits.ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100"
+        )
     try:
-        percentage = ThreadPercentage.parse(text)
-    except BadLimit:
+        percentage = limits.ThreadPercentage.parse(text)
+    except limits.BadLimit:
         return "a number above 0, up to 100"
     # pympsd reads it as its command does; whether a driver does so is not known.
     return f"a number without a percent sign (pympsd reads {percentage.value:g})" if "%" in text else ""
@@ -154,15 +143,15 @@ def _percentage(text: str) -> str:
 
 def _priority(text: str) -> str:
     try:
-        ClientPriority.parse(text)
-    except BadLimit:
+        limits.ClientPriority.parse(text)
+    except limits.BadLimit:
         return "0 (normal) or 1 (below normal)"
     return ""
 
 
 def _memory_limits(text: str) -> str:
     return _check_by_device(
-        text, PinnedMemory.parse, MEMORY_LIMIT_FORM, "a limit is a whole number and G or M, or 0 for none"
+        text, limits.PinnedMemory.parse, MEMORY_LIMIT_FORM, "a limit is a whole number and G or M, or 0 for none"
     )
 
 
@@ -174,7 +163,7 @@ def _check_by_device(text: str, parse: Callable[[str], object], form: str, allow
             return form
         try:
             parse(value)
-        except BadLimit:
+        except limits.BadLimit:
             return f"{form}; {allowed}"
     return ""
 
@@ -259,7 +248,7 @@ VARIABLES: Final = (
         "provisioning.md",
     ),
     Setting(
-        PER_CONTEXT_PARTITIONING,
+        limits.PER_CONTEXT_PARTITIONING,
         Reader.CLIENT,
         f"`1`: each context of the client has the percentage that `{PERCENTAGE}` is when it is made",
         "reported, and otherwise as if it were not set",
@@ -499,15 +488,6 @@ class BadSetting(InputError, ValueError):
 def plain(text: str) -> str:
     """Return a text of the table for a terminal or a manual page: without its backquotes."""
     return text.replace("`", "")
-
-
-def settings_table() -> str:
-    """Return the table of docs/settings.md."""
-    rows = ["| variable | read by | meaning | a wrong value |", "| --- | --- | --- | --- |"]
-    for variable in VARIABLES:
-        more = f" ([{variable.page}]({variable.page}))" if variable.page else ""
-        rows.append(f"| `{variable.name}` | {variable.reader_names} | {variable.meaning}{more} | {variable.effect} |")
-    return "".join(f"{row}\n" for row in rows)
 
 
 def read(environment: Mapping[str, str], name: str) -> str:

@@ -163,11 +163,6 @@ def pop_current() -> int:
     return context.handle
 
 
-def device_of_current() -> int:
-    """Return the current context's device."""
-    return current().device.number
-
-
 def device_of(handle: int) -> int:
     """Return the device of a context (NULL: the current one)."""
     return (context_of(handle) if handle else current()).device.number

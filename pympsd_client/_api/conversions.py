@@ -25,53 +25,34 @@ from pympsd_client.signatures import SIGNATURES
 from pympsd_client.signatures.rows import find_core
 
 _NOT_PERMITTED: Final = "a host function or stream callback must not make CUDA calls; make the call in another thread"
+
+
+def _pointers(types: str) -> tuple[str, ...]:
+    """Return the types of pointers to types."""
+    return tuple(f"{name} *" for name in types.split())
+
+
 _AS_GIVEN: Final = frozenset(
     {
-        "CUDA_MEMCPY3D_BATCH_OP *",
-        "CUctxCreateParams *",
-        "CUdevResource *",
-        "CU_DEV_SM_RESOURCE_GROUP_PARAMS *",
-        "CUdeviceptr *",
-        "CUexecAffinityParam *",
-        "CUhostFn",
-        "CUipcEventHandle",
-        "CUipcMemHandle",
-        "CUjit_option *",
-        "CUlaunchConfig *",
-        "CUlibraryOption *",
-        "CUmemAccessDesc *",
-        "CUmemPoolPtrExportData *",
-        "CUmem_range_attribute *",
-        "CUmemcpyAttributes *",
-        "CUpointer_attribute *",
-        "CUstreamAttrValue *",
-        "CUstreamBatchMemOpParams *",
-        "CUstreamCallback",
-        "CUtensorMap *",
-        "PyObject *",
-        "const CUmemLocation *",
-        "const void *",
-        "cuuint32_t *",
-        "cuuint64_t *",
-        "float",
-        "int *",
-        "size_t *",
-        "void **",
+        *_pointers(
+            """
+            CUDA_MEMCPY3D_BATCH_OP CUctxCreateParams CUdevResource CU_DEV_SM_RESOURCE_GROUP_PARAMS CUdeviceptr
+            CUexecAffinityParam CUjit_option CUlaunchConfig CUlibraryOption CUmemAccessDesc CUmemPoolPtrExportData
+            CUmem_range_attribute CUmemcpyAttributes CUpointer_attribute CUstreamAttrValue CUstreamBatchMemOpParams
+            CUtensorMap PyObject cuuint32_t cuuint64_t int size_t
+            """
+        ),
+        *("CUhostFn", "CUipcEventHandle", "CUipcMemHandle", "CUstreamCallback", "float"),
+        *("const CUmemLocation *", "const void *", "void **"),
     }
 )
 """Types whose values the core reads by field."""
-_GRAPH_STRUCTS: Final = (
-    "CUDA_BATCH_MEM_OP_NODE_PARAMS *",
-    "CUDA_CONDITIONAL_NODE_PARAMS *",
-    "CUDA_MEM_ALLOC_NODE_PARAMS *",
-    "CUDA_GRAPH_INSTANTIATE_PARAMS *",
-    "CUDA_HOST_NODE_PARAMS *",
-    "CUDA_KERNEL_NODE_PARAMS *",
-    "CUDA_MEMSET_NODE_PARAMS *",
-    "CUgraphEdgeData *",
-    "CUgraphNode *",
-    "CUgraphNodeParams *",
-    "CUkernelNodeAttrValue *",
+_GRAPH_STRUCTS: Final = _pointers(
+    """
+    CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_CONDITIONAL_NODE_PARAMS CUDA_MEM_ALLOC_NODE_PARAMS
+    CUDA_GRAPH_INSTANTIATE_PARAMS CUDA_HOST_NODE_PARAMS CUDA_KERNEL_NODE_PARAMS CUDA_MEMSET_NODE_PARAMS
+    CUgraphEdgeData CUgraphNode CUgraphNodeParams CUkernelNodeAttrValue
+    """
 )
 """Structures and arrays, and arrays of pointers to them, that the core reads in place."""
 _READERS: Final = {
@@ -88,32 +69,14 @@ _READERS: Final = {
     "CUmemPoolProps *": "memory_structs.pool_properties",
 }
 """The functions of `pympsd_client._arguments` that convert inputs."""
-_MADE_FROM_BYTES: Final = frozenset(
-    {
-        "CUDA_ARRAY3D_DESCRIPTOR",
-        "CUDA_ARRAY_DESCRIPTOR",
-        "CUDA_BATCH_MEM_OP_NODE_PARAMS",
-        "CUDA_HOST_NODE_PARAMS",
-        "CUDA_KERNEL_NODE_PARAMS",
-        "CUDA_MEMCPY3D",
-        "CUDA_MEMSET_NODE_PARAMS",
-        "CUDA_MEM_ALLOC_NODE_PARAMS",
-        "CUDA_RESOURCE_DESC",
-        "CUDA_RESOURCE_VIEW_DESC",
-        "CUDA_TEXTURE_DESC",
-        "CUdevResource",
-        "CUdevprop",
-        "CUgraphExecUpdateResultInfo",
-        "CUgraphNodeParams",
-        "CUipcEventHandle",
-        "CUipcMemHandle",
-        "CUkernelNodeAttrValue",
-        "CUmemPoolPtrExportData",
-        "CUstreamAttrValue",
-        "CUtensorMap",
-        "CUuuid",
-    }
-)
+_RETURNED_AS_BYTES: Final = """
+CUDA_ARRAY3D_DESCRIPTOR CUDA_ARRAY_DESCRIPTOR CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_HOST_NODE_PARAMS
+CUDA_KERNEL_NODE_PARAMS CUDA_MEMCPY3D CUDA_MEMSET_NODE_PARAMS CUDA_MEM_ALLOC_NODE_PARAMS CUDA_RESOURCE_DESC
+CUDA_RESOURCE_VIEW_DESC CUDA_TEXTURE_DESC CUdevResource CUdevprop CUgraphExecUpdateResultInfo CUgraphNodeParams
+CUipcEventHandle CUipcMemHandle CUkernelNodeAttrValue CUmemPoolPtrExportData CUstreamAttrValue CUtensorMap
+CUuuid
+"""
+_MADE_FROM_BYTES: Final = frozenset(_RETURNED_AS_BYTES.split())
 """Structures of cuda.bindings that cores return as bytes."""
 _MAKERS: Final = {
     "CUexecAffinityParam": "resources.sm_affinity",

@@ -32,15 +32,8 @@ from collections.abc import Callable
 from inspect import cleandoc
 from typing import Any, Final
 
+from pympsd_client._api import conversions
 from pympsd_client._api.call_trace import trace
-from pympsd_client._api.conversions import (
-    as_cuda_error,
-    is_as_given,
-    needs_reader,
-    not_permitted,
-    output_wrapper,
-    structure_reader,
-)
 from pympsd_client._arguments.bindings import DONE, SUCCESS, name_of
 from pympsd_client._arguments.errors import CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
@@ -72,16 +65,16 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         "_CudaError": CudaError,
         "_HostMemory": HostMemory,
         "_core": core,
-        "_as_cuda_error": as_cuda_error,
+        "_as_cuda_error": conversions.as_cuda_error,
         "_fail": failure_of(signature.name),
-        "_not_permitted": not_permitted,
+        "_not_permitted": conversions.not_permitted,
         "_number": number,
         "_process": process,
-        "_struct": {parameter.type: structure_reader(parameter.type) for parameter in signature.inputs},
+        "_struct": {parameter.type: conversions.structure_reader(parameter.type) for parameter in signature.inputs},
         "_text": text,
         "_this_thread": this_thread,
         "_unsigned": read_unsigned,
-        "_wrap": {parameter.type: output_wrapper(parameter.type) for parameter in signature.outputs},
+        "_wrap": {parameter.type: conversions.output_wrapper(parameter.type) for parameter in signature.outputs},
     }
     exec(compile(_source(signature), f"<{signature.name}>", "exec"), names)
     function: Any = names[signature.name]
@@ -137,14 +130,14 @@ def _source(signature: Signature) -> str:
 def _conversion(parameter: Parameter) -> list[str]:
     """Return the lines that convert an argument to a plain value; a plain one costs only a check of its type."""
     name, bits = parameter.name, _UNSIGNED.get(parameter.type)
-    if is_as_given(parameter.type) or _is_host_pointer(parameter):
+    if conversions.is_as_given(parameter.type) or _is_host_pointer(parameter):
         return []
     if bits is not None:
         wrong = f"type({name}) is not int or not 0 <= {name} < {1 << bits}"
         return [f"if {wrong}: {name} = _unsigned({name}, {bits})"]
     if parameter.type == "char *":
         return [f"{name} = _text({name})"]
-    if needs_reader(parameter.type):
+    if conversions.needs_reader(parameter.type):
         return [f"{name} = _struct[{parameter.type!r}]({name})"]
     return [f"if type({name}) is not int: {name} = _number({name})"]
 
@@ -152,7 +145,7 @@ def _conversion(parameter: Parameter) -> list[str]:
 def _call(signature: Signature) -> list[str]:
     outputs = signature.outputs
     call = f"_core({signature.arguments})"
-    wrapped = [output_wrapper(parameter.type) is not None for parameter in outputs]
+    wrapped = [conversions.output_wrapper(parameter.type) is not None for parameter in outputs]
     if not outputs:
         lines = [call, "return _DONE"]
     elif not any(wrapped):

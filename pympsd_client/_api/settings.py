@@ -88,11 +88,6 @@ def _default(name: str, properties: DeviceProperties) -> int:
     }.get(name, 0)
 
 
-def reset_persisting_cache() -> None:
-    """Do nothing: no cache has persisting lines."""
-    current().usable()
-
-
 def cache_preference() -> int:
     """Return the CUfunc_cache of the current context."""
     context = require_context()
@@ -124,13 +119,8 @@ def context_id(handle: int) -> int:
     return context.handle & _HANDLE_COUNT
 
 
-def start_profiler() -> None:
-    """Do nothing: no profiler is attached."""
-    current().usable()
-
-
-def stop_profiler() -> None:
-    """Do nothing: no profiler is attached."""
+def accept() -> None:
+    """Do nothing: no profiler is attached, and no cache has persisting lines."""
     current().usable()
 
 

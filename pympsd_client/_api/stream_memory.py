@@ -69,17 +69,11 @@ class MemoryOperation:
     flags: int
 
 
-def write_value32(stream: int, address: int, value: int, flags: int) -> None:
-    """Write a word of 32 bits when the stream reaches this point; raise INVALID_VALUE if misaligned."""
-    _write(stream, address, value & 0xFFFFFFFF, 4, flags)
+def write(stream: int, address: int, value: int, size: int, flags: int) -> None:
+    """Write a word of 4 or 8 bytes, its lower half first, when the stream reaches this point.
 
-
-def write_value64(stream: int, address: int, value: int, flags: int) -> None:
-    """Write a word of 64 bits, its lower half first, when the stream reaches this point."""
-    _write(stream, address, value, 8, flags)
-
-
-def _write(stream: int, address: int, value: int, size: int, flags: int) -> None:
+    Raise INVALID_VALUE if it is misaligned.
+    """
     for place, word in words(address, value, size, flags):
         fill(place, word, 4, 1, stream)
 
@@ -92,17 +86,8 @@ def words(address: int, value: int, size: int, flags: int) -> list[tuple[int, in
     return [(address + place, value >> 8 * place & 0xFFFFFFFF) for place in range(0, size, 4)]
 
 
-def wait_value32(stream: int, address: int, value: int, flags: int) -> None:
-    """Make the stream's later work wait until a word of 32 bits has a value (>= cyclically, ==, &, or NOR)."""
-    _wait(stream, address, value & 0xFFFFFFFF, 4, flags)
-
-
-def wait_value64(stream: int, address: int, value: int, flags: int) -> None:
-    """Make the stream's later work wait until a word of 64 bits has a value; like cuStreamWaitValue32."""
-    _wait(stream, address, value, 8, flags)
-
-
-def _wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
+def wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
+    """Make the stream's later work wait until a word of 4 or 8 bytes has a value (>= cyclically, ==, &, or NOR)."""
     kernel, values = prepare_wait(address, value, size, flags)
     launch(kernel.handle, ONE_THREAD, stream, values, 0)
 
@@ -142,7 +127,7 @@ def batch(stream: int, count: int, operations: Any, flags: int) -> None:
     """
     check_no_flags("cuStreamBatchMemOp", flags)
     for operation in [read(data) for data in operations_at(count, operations)]:
-        act = _wait if operation.waits else _write
+        act = wait if operation.waits else write
         act(stream, operation.address, operation.value, operation.size, operation.flags)
 
 

@@ -100,12 +100,10 @@ def resource(data: bytes) -> ResourceDescription:
 
 def pack_resource(values: ResourceDescription) -> bytes:
     """Return the bytes of a CUDA_RESOURCE_DESC."""
-    of = values
-    fields = (of.type, of.place, of.format, of.channels, of.size_or_width, of.height, of.pitch, of.flags)
-    return _RESOURCE.pack(*fields)
+    return _RESOURCE.pack(*astuple(values))
 
 
-def sampling(data: bytes) -> tuple[Sampling, int]:
+def parse_sampling(data: bytes) -> tuple[Sampling, int]:
     """Return the values of a CUDA_TEXTURE_DESC, and the maximum anisotropy."""
     first, second, third, filter, flags, anisotropy, level_filter, *levels = _TEXTURE.unpack(data)
     bias, least, greatest, *border = levels

@@ -23,17 +23,7 @@ from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
-from pympsd.wire.executor_messages import (
-    Attach,
-    Attached,
-    ContextFaulted,
-    Detach,
-    ExecutorDone,
-    ExecutorFailed,
-    ExecutorReady,
-    ExecutorRefused,
-    ExecutorSetup,
-)
+from pympsd.wire import executor_messages as messages
 from pympsd_client._arguments.errors import CudaError, connection_lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
@@ -54,7 +44,7 @@ class PrivateExecutorWarning(RuntimeWarning):
     """
 
 
-def native_driver() -> bool:
+def has_native_driver() -> bool:
     """Return whether libcuda loads and cuInit succeeds: then the program runs natively."""
     try:
         # Not by cuda.bindings, whose cuInit may be this client's own (`pympsd_client.routing`).
@@ -164,7 +154,7 @@ class Executor:
     def _set_up(self) -> None:
         try:
             self._link.send(
-                ExecutorSetup(
+                messages.ExecutorSetup(
                     build=build_id(), ordinal=self._device.ordinal, generation=GENERATION,
                     backend="emulated", device=self._device.properties,
                 )
@@ -174,21 +164,21 @@ class Executor:
         except ConversationEnded as error:
             self.close()
             raise connection_lost(f"the private executor: {error}") from None
-        if not isinstance(answer, ExecutorReady):
+        if not isinstance(answer, messages.ExecutorReady):
             self.close()
-            if isinstance(answer, ExecutorFailed):
+            if isinstance(answer, messages.ExecutorFailed):
                 raise CudaError(answer.code, answer.reason)
             raise connection_lost(f"the private executor sent {type(answer).__name__} where ExecutorReady was due")
 
     def attach(self, context_id: int, multiprocessors: int) -> Opened:
         """Make a context; raise CudaError."""
         request = self._request()
-        message = Attach(
+        message = messages.Attach(
             request=request, client=_CLIENT, context=context_id, new_stream=self._transport is None,
             quota=Quota(multiprocessors, memory_bytes=0, priority=0),
         )  # fmt: skip
         answer = self._ask(message, request)
-        if not isinstance(answer, Attached) or self._transport is None:
+        if not isinstance(answer, messages.Attached) or self._transport is None:
             raise connection_lost(f"the private executor sent {type(answer).__name__} where Attached was due")
         return Opened(
             context_id=context_id,
@@ -202,24 +192,24 @@ class Executor:
     def detach(self, context_id: int) -> None:
         """Destroy a context; raise CudaError."""
         request = self._request()
-        answer = self._ask(Detach(request=request, context=context_id), request)
-        if not isinstance(answer, ExecutorDone):
+        answer = self._ask(messages.Detach(request=request, context=context_id), request)
+        if not isinstance(answer, messages.ExecutorDone):
             raise connection_lost(f"the private executor sent {type(answer).__name__} where ExecutorDone was due")
 
     def _ask(self, message: object, request: int) -> Any:
         try:
             self._link.send(message)
             answer: Any = None
-            while isinstance(answer, ContextFaulted) or getattr(answer, "request", 0) != request:
+            while isinstance(answer, messages.ContextFaulted) or getattr(answer, "request", 0) != request:
                 # Faults are read from the command stream, which reports them too.
                 answer, fds = self._link.receive()
-                if isinstance(answer, Attached) and len(fds) == 2:
+                if isinstance(answer, messages.Attached) and len(fds) == 2:
                     self._transport = open_stream(fds, answer.shared_bytes, connection_lost, answer.ring_bytes)
                 else:
                     close_all(fds)
         except (ConversationEnded, OSError) as error:
             raise connection_lost(f"the private executor: {error}; end this process and start it again") from None
-        if isinstance(answer, ExecutorRefused):
+        if isinstance(answer, messages.ExecutorRefused):
             raise CudaError(answer.code, answer.reason)
         return answer
 

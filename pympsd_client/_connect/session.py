@@ -32,14 +32,6 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import PERCENTAGE
 from pympsd.wire import messages
 from pympsd.wire.framing import Frame, FrameReader
-from pympsd.wire.messages import (
-    CloseContext,
-    ContextClosed,
-    ContextOpened,
-    OpenContext,
-    RequestRefused,
-    SessionWelcome,
-)
 from pympsd_client._arguments.errors import CudaError, connection_lost, not_supported
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
@@ -174,7 +166,9 @@ class Session:
 
     provisions = True
 
-    def __init__(self, conversation: Conversation, welcome: SessionWelcome, per_context: bool = False) -> None:
+    def __init__(
+        self, conversation: Conversation, welcome: messages.SessionWelcome, per_context: bool = False
+    ) -> None:
         """Own the conversation on which the server's welcome came.
 
         ``per_context``: the process started with partitioning of each context (MPS documents, 4.2.6).
@@ -210,9 +204,9 @@ class Session:
         with self._requesting:
             number = self._number()
             self._requested[number] = device
-            request = OpenContext(number, device.number, flags, percentage, affinity, partition, by_device)
+            request = messages.OpenContext(number, device.number, flags, percentage, affinity, partition, by_device)
             answer = self._ask(request, number)
-            if not isinstance(answer, ContextOpened):
+            if not isinstance(answer, messages.ContextOpened):
                 raise self._end_session(f"it sent {type(answer).__name__} where ContextOpened was due")
             transport = self._transports.get(device.ordinal)
             if transport is None:
@@ -233,8 +227,8 @@ class Session:
         """Ask the server to close a context; return when its resources are free."""
         with self._requesting:
             number = self._number()
-            answer = self._ask(CloseContext(request=number, context=context_id), number)
-            if not isinstance(answer, ContextClosed):
+            answer = self._ask(messages.CloseContext(request=number, context=context_id), number)
+            if not isinstance(answer, messages.ContextClosed):
                 raise self._end_session(f"it sent {type(answer).__name__} where ContextClosed was due")
 
     def _ask(self, request: object, number: int) -> Any:
@@ -245,7 +239,7 @@ class Session:
             while True:
                 answer, fds = self._conversation.receive()
                 self._adopt(answer, fds)
-                if isinstance(answer, RequestRefused) and not answer.request:
+                if isinstance(answer, messages.RequestRefused) and not answer.request:
                     self._lost = CudaError(answer.code, answer.reason)
                     raise self._lost.copy()
                 if getattr(answer, "request", None) == number:
@@ -253,7 +247,7 @@ class Session:
                 self._decline(answer)
         except (ConversationEnded, OSError) as error:
             raise self._end_session(str(error)) from None
-        if isinstance(answer, RequestRefused):
+        if isinstance(answer, messages.RequestRefused):
             raise CudaError(answer.code, answer.reason)
         return answer
 
@@ -262,7 +256,7 @@ class Session:
         device = self._requested.pop(getattr(answer, "request", 0), None)
         if not fds:
             return
-        if not isinstance(answer, ContextOpened) or device is None or len(fds) != 2:
+        if not isinstance(answer, messages.ContextOpened) or device is None or len(fds) != 2:
             close_all(fds)
             raise ConversationEnded(
                 f"it sent {type(answer).__name__} with {len(fds)} descriptors that belong to nothing"
@@ -272,8 +266,8 @@ class Session:
         )
 
     def _decline(self, answer: object) -> None:
-        if isinstance(answer, ContextOpened):
-            self._conversation.send(CloseContext(request=self._number(), context=answer.context))
+        if isinstance(answer, messages.ContextOpened):
+            self._conversation.send(messages.CloseContext(request=self._number(), context=answer.context))
 
     def _stream_ended(self, reason: str) -> CudaError:
         """Return the error of an executor's end: its server's end, or alone, a fatal fault of its device."""
@@ -298,7 +292,7 @@ class Session:
                 while True:
                     answer, fds = self._conversation.receive(timeout=0)
                     close_all(fds)
-                    if isinstance(answer, RequestRefused) and not answer.request:
+                    if isinstance(answer, messages.RequestRefused) and not answer.request:
                         return CudaError(answer.code, answer.reason)
             except (ConversationEnded, OSError):  # TimeoutError among them
                 pass

@@ -21,19 +21,10 @@ from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import node_functions, parameters
+from pympsd_client._graphs import work as works
 from pympsd_client._graphs.executable import AUTO_FREE, Executable, executables, find
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import Failed, NotOneContext, context_of_graph
-from pympsd_client._graphs.work import (
-    BatchWork,
-    ChildWork,
-    ConditionalWork,
-    CopyWork,
-    FillWork,
-    KernelWork,
-    NodeType,
-    inner_graphs,
-)
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import current
 
@@ -66,24 +57,27 @@ def check_work(old: Node, new: Node) -> None:
     before, after = old.work, new.work
     if before.type is not after.type:
         raise Refusal(Verdict.NODE_TYPE_CHANGED, new)
-    if isinstance(before, KernelWork):
+    if isinstance(before, works.KernelWork):
         if before.context is not after.context:
             raise Refusal(Verdict.UNSUPPORTED_FUNCTION_CHANGE, new)
         if before.cooperative != after.cooperative:
             raise Refusal(Verdict.ATTRIBUTES_CHANGED, new)
-    elif isinstance(before, CopyWork):
+    elif isinstance(before, works.CopyWork):
         kinds = [(work.copy.destination.memory_type, work.copy.source.memory_type) for work in (before, after)]
         if kinds[0] != kinds[1] or before.context is not after.context:
             raise Refusal(Verdict.PARAMETERS_CHANGED, new)
-    elif isinstance(before, FillWork):
+    elif isinstance(before, works.FillWork):
         sizes = [(work.element_bytes, work.width, work.height, work.pitch) for work in (before, after)]
         if before.context is not after.context or ((before.height > 1 or after.height > 1) and sizes[0] != sizes[1]):
             raise Refusal(Verdict.PARAMETERS_CHANGED, new)
-    elif isinstance(before, BatchWork):
+    elif isinstance(before, works.BatchWork):
         operations = [[(part.waits, part.size) for part in map(read, work.operations)] for work in (before, after)]
         if before.context is not after.context or operations[0] != operations[1]:
             raise Refusal(Verdict.PARAMETERS_CHANGED, new)
-    elif isinstance(before, ConditionalWork) and (before.kind, len(before.bodies)) != (after.kind, len(after.bodies)):
+    elif isinstance(before, works.ConditionalWork) and (before.kind, len(before.bodies)) != (
+        after.kind,
+        len(after.bodies),
+    ):
         raise Refusal(Verdict.PARAMETERS_CHANGED, new)
 
 
@@ -116,7 +110,7 @@ def pairs(old: Graph, new: Graph) -> Iterator[tuple[Node, Node]]:
     for first, second in paired.items():
         check_work(first, second)
         yield first, second
-        for before, after in zip(inner_graphs(first.work), inner_graphs(second.work), strict=True):
+        for before, after in zip(works.inner_graphs(first.work), works.inner_graphs(second.work), strict=True):
             yield from pairs(before, after)
 
 
@@ -124,7 +118,7 @@ _UPLOAD, _DEVICE_LAUNCH, _USE_PRIORITY = 2, 4, 8
 _FLAGS: Final = AUTO_FREE | _UPLOAD | _DEVICE_LAUNCH | _USE_PRIORITY
 _MADE, _FAILED, _INVALID_STRUCTURE, _NOT_SUPPORTED, _SEVERAL_CONTEXTS = range(5)
 """CUgraphInstantiateResult."""
-_DISABLED: Final = (NodeType.KERNEL, NodeType.MEMSET, NodeType.MEMCPY)
+_DISABLED: Final = (works.NodeType.KERNEL, works.NodeType.MEMSET, works.NodeType.MEMCPY)
 """Types of nodes that can be disabled."""
 
 
@@ -277,7 +271,7 @@ def set_child(executable: int, node: int, child: int) -> None:
     Raise INVALID_VALUE otherwise.
     """
     target, copy = find(executable), find(executable).node(graphs.find_node(node))
-    if not isinstance(copy.work, ChildWork):
+    if not isinstance(copy.work, works.ChildWork):
         raise invalid_value(f"node {node:#x} is not a child graph node")
     try:
         target.change_all(list(pairs(copy.work.graph, graphs.find(child))))

@@ -28,21 +28,8 @@ from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.kernel_parameters import raw_packer, record_bytes
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE
+from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph, Node
-from pympsd_client._graphs.work import (
-    AllocateWork,
-    BatchWork,
-    ChildWork,
-    ConditionalWork,
-    CopyWork,
-    EmptyWork,
-    FillWork,
-    FreeWork,
-    HostWork,
-    KernelWork,
-    RecordWork,
-    WaitWork,
-)
 from pympsd_client._objects.code.module import Function, functions
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.event import events
@@ -54,7 +41,14 @@ _STREAM: Final = STREAM_LEGACY
 """What records of items name: it stands for the stream of the launch."""
 
 
-_NOT_IN_BODIES: Final = (HostWork, RecordWork, WaitWork, AllocateWork, FreeWork, BatchWork)
+_NOT_IN_BODIES: Final = (
+    works.HostWork,
+    works.RecordWork,
+    works.WaitWork,
+    works.AllocateWork,
+    works.FreeWork,
+    works.BatchWork,
+)
 
 
 class NotOneContext(CallError):
@@ -123,19 +117,19 @@ class Items:
         work = node.work
         if self.in_body and isinstance(work, _NOT_IN_BODIES):
             raise _not_in_body(f"a {work.type.name} node")
-        if node in self.disabled or isinstance(work, EmptyWork | AllocateWork | FreeWork):
+        if node in self.disabled or isinstance(work, works.EmptyWork | works.AllocateWork | works.FreeWork):
             return self._add(b"", after)
-        if isinstance(work, ChildWork):
+        if isinstance(work, works.ChildWork):
             return self._add_graph(work.graph, self._join(after))
-        if isinstance(work, ConditionalWork):
+        if isinstance(work, works.ConditionalWork):
             return self._add(b"", after, self._conditional(work))
-        if isinstance(work, BatchWork):
+        if isinstance(work, works.BatchWork):
             for part in work.parts:
                 after = self._add(self._record(part), after)
             return after if work.parts else self._add(b"", after)
         return self._add(self._record(work), after)
 
-    def _conditional(self, work: ConditionalWork) -> Conditional:
+    def _conditional(self, work: works.ConditionalWork) -> Conditional:
         condition, bodies = work.condition, []
         for body in work.bodies:
             items = Items(self.context, self.disabled, True)
@@ -146,22 +140,22 @@ class Items:
 
     def _record(self, work: Any) -> bytes:
         context_id = self.context.usable().context_id
-        if isinstance(work, KernelWork):
+        if isinstance(work, works.KernelWork):
             return _launch(work, context_id)
-        if isinstance(work, FillWork):
+        if isinstance(work, works.FillWork):
             operands = (work.destination, work.value, work.element_bytes, work.width, work.pitch, work.height)
             if not (work.width and work.height):
                 return b""
             return operations.FILL.record(context_id, 0, _STREAM, *operands)
-        if isinstance(work, CopyWork):
+        if isinstance(work, works.CopyWork):
             return self._copy(work, context_id)
-        if isinstance(work, HostWork):
+        if isinstance(work, works.HostWork):
             return self._host(work.run, context_id)
-        if isinstance(work, RecordWork | WaitWork):
+        if isinstance(work, works.RecordWork | works.WaitWork):
             event = events.find(work.event)
             if event.context is not self.context:
                 raise not_supported("the event belongs to a context other than that of the graph's nodes")
-            if isinstance(work, WaitWork):
+            if isinstance(work, works.WaitWork):
                 return operations.WAIT_EVENT.record(context_id, 0, _STREAM, event.handle)
             self.recorded.append(event.handle)
             return operations.RECORD_EVENT.record(context_id, 0, event.handle, _STREAM)
@@ -173,7 +167,7 @@ class Items:
         self.host_work.append(run)
         return operations.HOST_FUNCTION.record(context_id, 0, _STREAM, len(self.host_work) - 1)
 
-    def _copy(self, work: CopyWork, context_id: int) -> bytes:
+    def _copy(self, work: works.CopyWork, context_id: int) -> bytes:
         sides_and_extent = regions(work.copy, self.context)
         if sides_and_extent is None:
             return b""
@@ -210,7 +204,7 @@ def _not_in_body(what: str) -> CudaError:
     return not_supported(reason)
 
 
-def _launch(work: KernelWork, context_id: int) -> bytes:
+def _launch(work: works.KernelWork, context_id: int) -> bytes:
     function, layout = work.function, work.function.layout
     flags = pack_launch_flags(work.cooperative, work.cluster)
     fields = (LAUNCH_OPCODE, flags, record_bytes(layout), context_id, 0, _STREAM, function.module, function.index)
@@ -229,14 +223,14 @@ def _contexts(graph: Graph) -> list[Context]:
     contexts = []
     for node in graph.nodes.values():
         work = node.work
-        if isinstance(work, ChildWork):
+        if isinstance(work, works.ChildWork):
             contexts += _contexts(work.graph)
-        elif isinstance(work, ConditionalWork):
+        elif isinstance(work, works.ConditionalWork):
             contexts += [context for body in work.bodies for context in _contexts(body)]
             contexts.append(work.condition.context)
-        elif isinstance(work, KernelWork | FillWork | CopyWork | BatchWork):
+        elif isinstance(work, works.KernelWork | works.FillWork | works.CopyWork | works.BatchWork):
             contexts.append(work.context)
-        elif isinstance(work, AllocateWork):
+        elif isinstance(work, works.AllocateWork):
             contexts.append(work.allocation.context)
     return contexts
 
@@ -260,17 +254,17 @@ def work_of_record(name: str, record: bytes, context: Context) -> Any:
         _, flags, *_ = HEADER.unpack_from(record)
         _, module, index, *shape, count = operands
         parameters = record[layout.size : layout.size + count]
-        work = KernelWork(_function(module, index), tuple(shape), parameters, bool(flags & FLAG_COOPERATIVE))
+        work = works.KernelWork(_function(module, index), tuple(shape), parameters, bool(flags & FLAG_COOPERATIVE))
         return work.set_clusters(cluster_of(flags))
     if name == "FILL":
         _, destination, value, width, count, pitch, height = operands
-        return FillWork(destination, pitch, value, width, count, height, context)
+        return works.FillWork(destination, pitch, value, width, count, height, context)
     if name in _LINEAR:
         to_host, from_host = _LINEAR[name]
         _, destination, source, count = operands
-        return CopyWork(linear_copy(to_host, destination, from_host, source, count), context)
+        return works.CopyWork(linear_copy(to_host, destination, from_host, source, count), context)
     if name == "COPY_3D":
-        return CopyWork(_rows(*operands[1:]), context)
+        return works.CopyWork(_rows(*operands[1:]), context)
     raise CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{name} cannot be captured yet")
 
 

@@ -15,20 +15,10 @@ from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
 from pympsd_client._arguments.values import AttributeValue, read_value
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import parameters
+from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Node, allocate_handle
 from pympsd_client._graphs.parameters import CHILD_CLONED
 from pympsd_client._graphs.structure import dependency_map
-from pympsd_client._graphs.work import (
-    AllocateWork,
-    ChildWork,
-    ConditionalHandle,
-    ConditionalWork,
-    CopyWork,
-    FillWork,
-    FreeWork,
-    KernelWork,
-    inner_graphs,
-)
 from pympsd_client._objects.context import context_of, current
 from pympsd_client._objects.pools.graph_memory import usage_of
 from pympsd_client._objects.process import process
@@ -40,7 +30,7 @@ _USED_HIGH, _RESERVED_HIGH = 1, 3
 
 def _add(graph: int, after: Any, count: int, work: Any, data: Any = None) -> int:
     node = graphs.find(graph).add(work, dependency_map(after, data, count))
-    for inner in inner_graphs(work):
+    for inner in works.inner_graphs(work):
         inner.of = node
     return node.handle
 
@@ -77,7 +67,7 @@ def add_free(graph: int, after: Any, count: int, address: int) -> int:
 def add_child(graph: int, after: Any, count: int, child: int) -> int:
     """Add a copy of a graph as one node."""
     _ready(graph, after, count)
-    return _add(graph, after, count, ChildWork(parameters.child_of(graphs.find(graph), child, CHILD_CLONED)))
+    return _add(graph, after, count, works.ChildWork(parameters.child_of(graphs.find(graph), child, CHILD_CLONED)))
 
 
 def add_any(graph: int, after: Any, data: Any, count: int, params: Any) -> int:
@@ -96,7 +86,7 @@ def create_condition(graph: int, context: int, default: int, flags: int) -> int:
         raise invalid_value(f"flags are 0 or CU_GRAPH_COND_ASSIGN_DEFAULT (1), not {flags}")
     its_context = context_of(context) if context else current()
     handle = allocate_handle()
-    condition = ConditionalHandle(handle, graphs.find(graph), default, bool(flags), its_context)
+    condition = works.ConditionalHandle(handle, graphs.find(graph), default, bool(flags), its_context)
     parameters.conditions[handle] = condition
     return handle
 
@@ -162,20 +152,20 @@ def set_parameters(kind: str, handle: int, params: Any) -> None:
     """
     node_kind = parameters.NODE_KINDS[kind]
     before = work_of(handle, node_kind.work)
-    context = before.context.handle if isinstance(before, CopyWork | FillWork) else 0
+    context = before.context.handle if isinstance(before, works.CopyWork | works.FillWork) else 0
     graphs.find_node(handle).work = parameters.keep_attributes(node_kind.read(params, context), before)
 
 
 def kernel_attribute(handle: int, attribute: int) -> bytes:
     """Return a launch attribute of a kernel node, zero if it was not set."""
-    work = work_of(handle, KernelWork)
+    work = work_of(handle, works.KernelWork)
     default = int(work.cooperative).to_bytes(4, "little") if attribute == COOPERATIVE else b""
     return work.attributes.get(attribute, default).ljust(VALUE_BYTES, b"\0")
 
 
 def set_kernel_attribute(handle: int, attribute: int, value: Any) -> None:
     """Set a launch attribute of a kernel node: COOPERATIVE, or a hint; raise NOT_SUPPORTED for others."""
-    work = work_of(handle, KernelWork)
+    work = work_of(handle, works.KernelWork)
     address = structs.address_of(value, "CUkernelNodeAttrValue")
     data = ctypes.string_at(address, VALUE_BYTES)
     _set(handle, parameters.set_attribute(work, attribute, data))
@@ -183,12 +173,15 @@ def set_kernel_attribute(handle: int, attribute: int, value: Any) -> None:
 
 def copy_kernel_attributes(destination: int, source: int) -> None:
     """Set the launch attributes of a kernel node to those of another."""
-    _set(destination, parameters.keep_attributes(work_of(destination, KernelWork), work_of(source, KernelWork)))
+    _set(
+        destination,
+        parameters.keep_attributes(work_of(destination, works.KernelWork), work_of(source, works.KernelWork)),
+    )
 
 
 def address_to_free(handle: int) -> int:
     """Return the address that a free node frees."""
-    return work_of(handle, FreeWork).address
+    return work_of(handle, works.FreeWork).address
 
 
 def read_any_parameters(handle: int) -> bytes:
@@ -203,7 +196,7 @@ def change_work(node: Node, params: Any) -> Any:
     """
     address = structs.address_of(params, "CUgraphNodeParams")
     kind = ctypes.c_int32.from_address(address).value
-    owns = isinstance(node.work, ChildWork | ConditionalWork | AllocateWork | FreeWork)
+    owns = isinstance(node.work, works.ChildWork | works.ConditionalWork | works.AllocateWork | works.FreeWork)
     if kind != node.work.type or owns:
         raise invalid_value(f"parameters of a node of type {kind} cannot be set for a {node.work.type.name} node")
     return parameters.keep_attributes(parameters.any_at(node.graph, address), node.work)

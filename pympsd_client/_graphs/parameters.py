@@ -29,22 +29,6 @@ from pympsd_client._command_stream.kernel_parameters import flat
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph
-from pympsd_client._graphs.work import (
-    AllocateWork,
-    BatchWork,
-    ChildWork,
-    ConditionalHandle,
-    ConditionalWork,
-    CopyWork,
-    EmptyWork,
-    FillWork,
-    FreeWork,
-    HostWork,
-    KernelWork,
-    NodeType,
-    RecordWork,
-    WaitWork,
-)
 from pympsd_client._objects import host_function
 from pympsd_client._objects.code.launch import check_shape
 from pympsd_client._objects.code.library import function_of
@@ -62,7 +46,7 @@ _DEVICE: Final = 1
 _MAX_ACCESSES: Final = 1 << 10
 
 
-def allocation_at(address: int) -> AllocateWork:
+def allocation_at(address: int) -> works.AllocateWork:
     """Return the work of a CUDA_MEM_ALLOC_NODE_PARAMS in memory, and write the address of the new memory there.
 
     As of a pool, it is memory of a device, managed, or of the host; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
@@ -83,39 +67,41 @@ def allocation_at(address: int) -> AllocateWork:
         if (access_kind, number) != (_DEVICE, context.device.number):
             raise not_supported("no other device can reach the memory of a graph")
     properties = ctypes.string_at(address, structs.AllocationParameters.accessDescs.offset)
-    work = AllocateWork(graph_memory.allocate(raw.bytesize, context, kind), properties, accesses)
+    work = works.AllocateWork(graph_memory.allocate(raw.bytesize, context, kind), properties, accesses)
     raw.dptr = work.allocation.handle
     return work
 
 
-def allocation_work(size: int, context: Context, kind: PoolKind) -> AllocateWork:
+def allocation_work(size: int, context: Context, kind: PoolKind) -> works.AllocateWork:
     """Return the work of an allocation as from a pool, as a capturing stream makes it."""
     head = struct.pack("=iiii", kind.allocation_type, 0, kind.location.type, kind.location.id)
     properties = head.ljust(structs.AllocationParameters.accessDescs.offset, b"\0")
-    return AllocateWork(graph_memory.allocate(size, context, kind), properties, b"")
+    return works.AllocateWork(graph_memory.allocate(size, context, kind), properties, b"")
 
 
-def allocation_bytes(work: AllocateWork) -> bytes:
+def allocation_bytes(work: works.AllocateWork) -> bytes:
     """Return a CUDA_MEM_ALLOC_NODE_PARAMS."""
     count = len(work.accesses) // structs.ACCESS_BYTES
     return work.properties + struct.pack("=QQQQ", work.array, count, work.allocation.size, work.allocation.handle)
 
 
-def free_work(graph: Graph, address: int) -> FreeWork:
+def free_work(graph: Graph, address: int) -> works.FreeWork:
     """Return the work of freeing memory of a graph.
 
     Raise INVALID_VALUE for any other, or if the graph frees it already.
     """
     nodes = works.collect_nodes(graph).values()
-    if any(isinstance(node.work, FreeWork) and node.work.address == address for node in nodes):
+    if any(isinstance(node.work, works.FreeWork) and node.work.address == address for node in nodes):
         raise invalid_value(f"the graph frees {address:#x} already")
-    owned = any(isinstance(node.work, AllocateWork) and node.work.allocation.handle == address for node in nodes)
+    owned = any(
+        isinstance(node.work, works.AllocateWork) and node.work.allocation.handle == address for node in nodes
+    )
     if not owned and not any(
-        isinstance(node.work, AllocateWork) and node.work.allocation.handle == address
+        isinstance(node.work, works.AllocateWork) and node.work.allocation.handle == address
         for node in tuple(graphs.nodes.values())
     ):
         raise invalid_value(f"{address:#x} is not memory of an allocation node")
-    return FreeWork(address)
+    return works.FreeWork(address)
 
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
@@ -128,7 +114,7 @@ _BODIES: Final[dict[int, int]] = {ConditionalKind.IF: 2, ConditionalKind.WHILE: 
 # --- kernels
 
 
-def kernel_at(address: int) -> KernelWork:
+def kernel_at(address: int) -> works.KernelWork:
     """Return the work of a CUDA_KERNEL_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.KernelParameters.from_address(address)
     if raw.func and raw.kern and raw.func != raw.kern:
@@ -142,16 +128,16 @@ def kernel_at(address: int) -> KernelWork:
     function.context.usable()
     values = flat(function.layout, InMemory(raw.kernelParams), raw.extra)
     kernel = 0 if function.handle == (raw.func or raw.kern) else raw.func or raw.kern
-    return KernelWork(function, check_shape(function, shape), values, kernel=kernel)
+    return works.KernelWork(function, check_shape(function, shape), values, kernel=kernel)
 
 
-def kernel_bytes(work: KernelWork) -> bytes:
+def kernel_bytes(work: works.KernelWork) -> bytes:
     """Return a CUDA_KERNEL_NODE_PARAMS, which points into the work."""
     handle = 0 if work.kernel else work.function.handle
     return bytes(structs.KernelParameters(handle, *work.shape, work.pointers, 0, work.kernel, work.context.handle))
 
 
-def set_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
+def set_attribute(work: works.KernelWork, number: int, value: bytes) -> works.KernelWork:
     """Return the work with a launch attribute set; raise NOT_SUPPORTED for one whose effect pympsd does not have."""
     if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
@@ -174,7 +160,7 @@ def set_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
 # --- copies and fills
 
 
-def check_copy(copy: Copy3D | None, context: int) -> CopyWork:
+def check_copy(copy: Copy3D | None, context: int) -> works.CopyWork:
     """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
     if copy is None:
         raise invalid_value("the description of the copy is NULL")
@@ -185,10 +171,10 @@ def check_copy(copy: Copy3D | None, context: int) -> CopyWork:
     for region in checked[:2]:
         if not region.is_host:
             owner(region.address)
-    return CopyWork(copy, its_context)
+    return works.CopyWork(copy, its_context)
 
 
-def fill_at(address: int, context: int) -> FillWork:
+def fill_at(address: int, context: int) -> works.FillWork:
     """Return the work of a CUDA_MEMSET_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.FillParameters.from_address(address)
     its_context = require_context(context)
@@ -200,10 +186,10 @@ def fill_at(address: int, context: int) -> FillWork:
         owner(raw.dst)
     check_fill(raw.dst, raw.elementSize, raw.width, raw.pitch, raw.height)
     value = raw.value & _ELEMENTS[raw.elementSize]
-    return FillWork(raw.dst, raw.pitch, value, raw.elementSize, raw.width, raw.height, its_context)
+    return works.FillWork(raw.dst, raw.pitch, value, raw.elementSize, raw.width, raw.height, its_context)
 
 
-def fill_bytes(work: FillWork) -> bytes:
+def fill_bytes(work: works.FillWork) -> bytes:
     """Return a CUDA_MEMSET_NODE_PARAMS."""
     fields = (work.destination, work.pitch, work.value, work.element_bytes, work.width, work.height)
     return bytes(structs.FillParameters(*fields))
@@ -212,7 +198,7 @@ def fill_bytes(work: FillWork) -> bytes:
 # --- waits for words and writes of them
 
 
-def batch_at(address: int) -> BatchWork:
+def batch_at(address: int) -> works.BatchWork:
     """Return the work of a CUDA_BATCH_MEM_OP_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.BatchParameters.from_address(address)
     if raw.flags:
@@ -222,19 +208,19 @@ def batch_at(address: int) -> BatchWork:
     context = require_context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
     parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
-    return BatchWork(tuple(operations), tuple(parts), context)
+    return works.BatchWork(tuple(operations), tuple(parts), context)
 
 
-def _parts(of: stream_memory.MemoryOperation, context: Context) -> list[KernelWork | FillWork]:
+def _parts(of: stream_memory.MemoryOperation, context: Context) -> list[works.KernelWork | works.FillWork]:
     fields = (of.address, of.value, of.size, of.flags)
     if not of.waits:
-        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]
+        return [works.FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]
     kernel, values = stream_memory.prepare_wait(*fields)
     function = kernel.function_in(context)
-    return [KernelWork(function, stream_memory.ONE_THREAD, flat(function.layout, values, 0))]
+    return [works.KernelWork(function, stream_memory.ONE_THREAD, flat(function.layout, values, 0))]
 
 
-def batch_bytes(work: BatchWork) -> bytes:
+def batch_bytes(work: works.BatchWork) -> bytes:
     """Return a CUDA_BATCH_MEM_OP_NODE_PARAMS, which points into the work."""
     return bytes(structs.BatchParameters(work.context.handle, len(work.operations), work.array, 0))
 
@@ -242,15 +228,15 @@ def batch_bytes(work: BatchWork) -> bytes:
 # --- host functions, events
 
 
-def host_at(address: int) -> HostWork:
+def host_at(address: int) -> works.HostWork:
     """Return the work of a CUDA_HOST_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.HostParameters.from_address(address)
     context = require_context()
     function, data, run = host_function.callee(raw.fn, raw.userData)
-    return HostWork(function, data, run, context)
+    return works.HostWork(function, data, run, context)
 
 
-def host_bytes(work: HostWork) -> bytes:
+def host_bytes(work: works.HostWork) -> bytes:
     """Return a CUDA_HOST_NODE_PARAMS."""
     return bytes(structs.HostParameters(work.address, work.data))
 
@@ -277,11 +263,11 @@ def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
     return child
 
 
-conditions: Final[dict[int, ConditionalHandle]] = {}
+conditions: Final[dict[int, works.ConditionalHandle]] = {}
 """Conditional handles of this process."""
 
 
-def conditional_at(graph: Graph, address: int) -> ConditionalWork:
+def conditional_at(graph: Graph, address: int) -> works.ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
@@ -292,12 +278,12 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     max_bodies = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= max_bodies:
         raise invalid_value(f"a conditional node of type {raw.type} has 1 to {max_bodies} bodies, not {raw.size}")
-    work = ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
+    work = works.ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
     raw.phGraph_out = work.array
     return work
 
 
-def conditional_bytes(work: ConditionalWork) -> bytes:
+def conditional_bytes(work: works.ConditionalWork) -> bytes:
     """Return a CUDA_CONDITIONAL_NODE_PARAMS."""
     condition = work.condition
     fields = (condition.handle, work.kind, len(work.bodies), work.array, condition.context.handle)
@@ -307,7 +293,7 @@ def conditional_bytes(work: ConditionalWork) -> bytes:
 # --- nodes of any type
 
 
-def _copy_any(address: int) -> CopyWork:
+def _copy_any(address: int) -> works.CopyWork:
     raw = structs.CopyParameters.from_address(address)
     return check_copy(copy_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
 
@@ -333,45 +319,49 @@ def _kind_of_structure(
     return NodeKind(work, lambda parameters, context: read(structs.address_of(parameters, name)), write)
 
 
-def _kind_of_event(work: type[RecordWork | WaitWork]) -> NodeKind:
+def _kind_of_event(work: type[works.RecordWork | works.WaitWork]) -> NodeKind:
     return NodeKind(work, lambda event, context: work(require_event(event)), lambda node_work: node_work.event)
 
 
 NODE_KINDS: Final[dict[str, NodeKind]] = {
-    "KERNEL": _kind_of_structure(KernelWork, "CUDA_KERNEL_NODE_PARAMS", kernel_at, kernel_bytes),
-    "MEMCPY": NodeKind(CopyWork, check_copy, lambda work: copy_bytes(work.copy)),
+    "KERNEL": _kind_of_structure(works.KernelWork, "CUDA_KERNEL_NODE_PARAMS", kernel_at, kernel_bytes),
+    "MEMCPY": NodeKind(works.CopyWork, check_copy, lambda work: copy_bytes(work.copy)),
     "MEMSET": NodeKind(
-        FillWork,
+        works.FillWork,
         lambda parameters, context: fill_at(structs.address_of(parameters, "CUDA_MEMSET_NODE_PARAMS"), context),
         fill_bytes,
     ),
-    "BATCH_MEM_OP": _kind_of_structure(BatchWork, "CUDA_BATCH_MEM_OP_NODE_PARAMS", batch_at, batch_bytes),
-    "HOST": _kind_of_structure(HostWork, "CUDA_HOST_NODE_PARAMS", host_at, host_bytes),
-    "EVENT_RECORD": _kind_of_event(RecordWork),
-    "WAIT_EVENT": _kind_of_event(WaitWork),
-    "EMPTY": NodeKind(EmptyWork, lambda parameters, context: EmptyWork(), lambda work: b""),
-    "MEM_ALLOC": _kind_of_structure(AllocateWork, "CUDA_MEM_ALLOC_NODE_PARAMS", allocation_at, allocation_bytes),
+    "BATCH_MEM_OP": _kind_of_structure(works.BatchWork, "CUDA_BATCH_MEM_OP_NODE_PARAMS", batch_at, batch_bytes),
+    "HOST": _kind_of_structure(works.HostWork, "CUDA_HOST_NODE_PARAMS", host_at, host_bytes),
+    "EVENT_RECORD": _kind_of_event(works.RecordWork),
+    "WAIT_EVENT": _kind_of_event(works.WaitWork),
+    "EMPTY": NodeKind(works.EmptyWork, lambda parameters, context: works.EmptyWork(), lambda work: b""),
+    "MEM_ALLOC": _kind_of_structure(
+        works.AllocateWork, "CUDA_MEM_ALLOC_NODE_PARAMS", allocation_at, allocation_bytes
+    ),
 }
 """The types of nodes that have functions of their own, by the names of CUgraphNodeType."""
 
 
 def keep_attributes(work: Any, before: Any) -> Any:
     """Return the work of a launch with the launch attributes of the work before; other work as it is."""
-    if not isinstance(work, KernelWork):
+    if not isinstance(work, works.KernelWork):
         return work
     return evolve(work, cooperative=before.cooperative, attributes=dict(before.attributes))
 
 
 _READERS: Final[dict[int, Callable[[int], Any]]] = {
-    NodeType.KERNEL: kernel_at,
-    NodeType.MEMCPY: _copy_any,
-    NodeType.MEM_ALLOC: allocation_at,
-    NodeType.MEMSET: lambda address: fill_at(address, structs.FillParametersWithContext.from_address(address).ctx),
-    NodeType.BATCH_MEM_OP: batch_at,
-    NodeType.HOST: host_at,
-    NodeType.EMPTY: lambda address: EmptyWork(),
-    NodeType.EVENT_RECORD: lambda address: RecordWork(_event_at(address)),
-    NodeType.WAIT_EVENT: lambda address: WaitWork(_event_at(address)),
+    works.NodeType.KERNEL: kernel_at,
+    works.NodeType.MEMCPY: _copy_any,
+    works.NodeType.MEM_ALLOC: allocation_at,
+    works.NodeType.MEMSET: lambda address: fill_at(
+        address, structs.FillParametersWithContext.from_address(address).ctx
+    ),
+    works.NodeType.BATCH_MEM_OP: batch_at,
+    works.NodeType.HOST: host_at,
+    works.NodeType.EMPTY: lambda address: works.EmptyWork(),
+    works.NodeType.EVENT_RECORD: lambda address: works.RecordWork(_event_at(address)),
+    works.NodeType.WAIT_EVENT: lambda address: works.WaitWork(_event_at(address)),
 }
 
 
@@ -379,16 +369,16 @@ def any_at(graph: Graph, address: int) -> Any:
     """Return the work of a CUgraphNodeParams in memory; raise CudaError."""
     kind = ctypes.c_int32.from_address(address).value
     at = address + structs.NODE_PARAMETERS_AT
-    if kind == NodeType.GRAPH:
+    if kind == works.NodeType.GRAPH:
         raw = structs.ChildParameters.from_address(at)
-        return ChildWork(child_of(graph, raw.graph, ctypes.c_int32(raw.ownership).value))
-    if kind == NodeType.CONDITIONAL:
+        return works.ChildWork(child_of(graph, raw.graph, ctypes.c_int32(raw.ownership).value))
+    if kind == works.NodeType.CONDITIONAL:
         return conditional_at(graph, at)
-    if kind == NodeType.MEM_FREE:
+    if kind == works.NodeType.MEM_FREE:
         return free_work(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
-        types = ", ".join(node_type.name for node_type in NodeType)
+        types = ", ".join(node_type.name for node_type in works.NodeType)
         reason = f"pympsd does not have graph nodes of type {kind} yet; it has {types}"
         raise not_supported(reason)
     return read(at)
@@ -402,17 +392,17 @@ def any_bytes(work: Any) -> bytes:
 
 def _any_bytes(work: Any) -> bytes:
     match work:
-        case CopyWork():
+        case works.CopyWork():
             head = (0).to_bytes(8, "little") + work.context.handle.to_bytes(8, "little")
             return head + copy_bytes(work.copy)
-        case FillWork():
+        case works.FillWork():
             return fill_bytes(work) + work.context.handle.to_bytes(8, "little")
-        case ChildWork():
+        case works.ChildWork():
             return bytes(structs.ChildParameters(work.graph.handle, CHILD_CLONED))
-        case RecordWork() | WaitWork():
+        case works.RecordWork() | works.WaitWork():
             return work.event.to_bytes(8, "little")
-        case ConditionalWork():
+        case works.ConditionalWork():
             return conditional_bytes(work)
-        case FreeWork():
+        case works.FreeWork():
             return work.address.to_bytes(8, "little")
     return bytes(NODE_KINDS[work.type.name].write(work))

@@ -30,13 +30,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final, cast
 
-MODULES: Final = (
-    "cuda.bindings.cydriver",
-    "cuda.bindings.cyruntime",
-    "cuda.bindings.cynvrtc",
-    "cuda.bindings.cynvfatbin",
-    "cuda.bindings.cynvjitlink",
-    "cuda.bindings.cynvml",
+MODULES: Final = tuple(
+    f"cuda.bindings.{name}" for name in ("cydriver", "cyruntime", "cynvrtc", "cynvfatbin", "cynvjitlink", "cynvml")
 )
 """The modules of function pointers."""
 _USERS: Final = ("cuda.bindings.driver", "cuda.bindings.runtime", "cuda.core")

@@ -139,10 +139,14 @@ cuStreamCopyAttributes(CUstream dst, CUstream src) = copy_attributes
 """
 
 _STREAM_MEMORY: Final = """
-cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) = write_value32
-cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) = write_value64
-cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) = wait_value32
-cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) = wait_value64
+cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+    = write(stream, addr, value, 4, flags)
+cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+    = write(stream, addr, value, 8, flags)
+cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+    = wait(stream, addr, value, 4, flags)
+cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+    = wait(stream, addr, value, 8, flags)
 cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
     = batch
 """

@@ -20,22 +20,7 @@ from typing import Any, Final, Protocol
 from pympsd.channel.descriptors import PROCESS_ADVICE, close_all, explain
 from pympsd.channel.trace_file import TraceFile
 from pympsd.vocabulary.results import Result
-from pympsd.wire.executor_messages import (
-    AskTrace,
-    Attach,
-    Attached,
-    ContextFaulted,
-    Detach,
-    DropClient,
-    ExecutorDone,
-    ExecutorRefused,
-    OthersMemory,
-    RoomMade,
-    StartTimeline,
-    StopTimeline,
-    Terminate,
-    Trace,
-)
+from pympsd.wire import executor_messages as messages
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
 from pympsd_server.backends.device_interface import Device
@@ -123,50 +108,50 @@ class Attachments:
     def handle(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         """Answer a request of the owner, which may bring a descriptor."""
         try:
-            if isinstance(message, StartTimeline) and fds:
+            if isinstance(message, messages.StartTimeline) and fds:
                 self._start_timeline(message, *fds)
             else:
                 close_all(fds)
                 self._answer(message)
         except Shortage as error:
             self._shortages.report()
-            self._send(ExecutorRefused(message.request, error.code, error.reason, error.short))
+            self._send(messages.ExecutorRefused(message.request, error.code, error.reason, error.short))
         except BackendError as error:
-            self._send(ExecutorRefused(message.request, error.code, error.reason))
+            self._send(messages.ExecutorRefused(message.request, error.code, error.reason))
         except Exception as error:
             reason = f"the executor failed: {type(error).__name__}: {error}"
-            self._send(ExecutorRefused(getattr(message, "request", 0), Result.ERROR_UNKNOWN, reason))
+            self._send(messages.ExecutorRefused(getattr(message, "request", 0), Result.ERROR_UNKNOWN, reason))
 
     def _answer(self, message: Any) -> None:
         match message:
-            case Attach():
+            case messages.Attach():
                 self._attach(message)
-            case Detach():
+            case messages.Detach():
                 client = self._owners.pop(message.context, None)
                 if client is None:
                     raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {message.context}")
                 client.contexts.pop(message.context).destroy()
                 del self._pids[message.context]
-                self._send(ExecutorDone(message.request, self._device.unfinished))
-            case Terminate():
+                self._send(messages.ExecutorDone(message.request, self._device.unfinished))
+            case messages.Terminate():
                 self._terminate(message)
-            case DropClient():
+            case messages.DropClient():
                 self._drop(message)
-            case OthersMemory(count, groups):
+            case messages.OthersMemory(count, groups):
                 self._device.account_others(count, groups)
-            case RoomMade():
+            case messages.RoomMade():
                 self._shortages.deliver(message)
-            case StopTimeline():
+            case messages.StopTimeline():
                 self._stop_timeline()
-                self._send(ExecutorDone(message.request))
-            case AskTrace():
+                self._send(messages.ExecutorDone(message.request))
+            case messages.AskTrace():
                 device = self._device
                 contexts, batches = tuple(device.context_traces), tuple(device.batch_traces)
-                self._send(Trace(message.request, dict(device.trace), contexts, batches))
+                self._send(messages.Trace(message.request, dict(device.trace), contexts, batches))
             case _:
                 raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is not a request")
 
-    def _attach(self, request: Attach) -> None:
+    def _attach(self, request: messages.Attach) -> None:
         if request.context in self._owners:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"context {request.context} exists")
         if request.new_stream == (request.client in self._clients):
@@ -186,10 +171,10 @@ class Attachments:
         _, total = context.backend.memory_info()
         ring = AREA_BYTES if self._native else 0
         priorities = self._device.stream_priorities
-        answer = Attached(request.request, SHARED_BYTES, total, priorities, ring)
+        answer = messages.Attached(request.request, SHARED_BYTES, total, priorities, ring)
         self._send(answer, fds)
 
-    def _create_context(self, request: Attach) -> ClientContext:
+    def _create_context(self, request: messages.Attach) -> ClientContext:
         backend = self._device.create_context(
             request.client, request.quota, self._fault_report(request.context), request.context
         )
@@ -199,11 +184,11 @@ class Attachments:
         def report(status: Status) -> None:
             if (timeline := self._timeline) is not None:
                 timeline.note_fault(context, status.reason, time.perf_counter_ns())
-            self._send(ContextFaulted(context, status.code, status.reason))
+            self._send(messages.ContextFaulted(context, status.code, status.reason))
 
         return report
 
-    def _client(self, request: Attach) -> tuple[CommandClient, tuple[int, ...]]:
+    def _client(self, request: messages.Attach) -> tuple[CommandClient, tuple[int, ...]]:
         if not request.new_stream:
             return self._clients[request.client], ()
         try:
@@ -233,15 +218,15 @@ class Attachments:
         self._clients[request.client] = client
         return client, (client_end.detach(), memory.fd)
 
-    def _terminate(self, request: Terminate) -> None:
+    def _terminate(self, request: messages.Terminate) -> None:
         client = self._owners.get(request.context)
         if client is None:
             raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
         client.contexts[request.context].backend.terminate(Status(Result(request.code), request.reason))
         self._shortages.report()
-        self._send(ExecutorDone(request.request))
+        self._send(messages.ExecutorDone(request.request))
 
-    def _drop(self, request: DropClient) -> None:
+    def _drop(self, request: messages.DropClient) -> None:
         client = self._clients.pop(request.client, None)
         if client is not None:
             contexts = tuple(client.contexts)
@@ -250,9 +235,9 @@ class Attachments:
             client.drop()
             for context in contexts:
                 del self._pids[context]
-        self._send(ExecutorDone(request.request, self._device.unfinished))
+        self._send(messages.ExecutorDone(request.request, self._device.unfinished))
 
-    def _start_timeline(self, request: StartTimeline, fd: int) -> None:
+    def _start_timeline(self, request: messages.StartTimeline, fd: int) -> None:
         self._stop_timeline()
         timeline = ExecutorTimeline(TraceFile(fd), self._ordinal, self._name, self._pids)
         try:
@@ -261,7 +246,7 @@ class Attachments:
             timeline.close()
             raise
         self._timeline = timeline
-        self._send(ExecutorDone(request.request))
+        self._send(messages.ExecutorDone(request.request))
 
     def _stop_timeline(self) -> None:
         if self._timeline is not None:

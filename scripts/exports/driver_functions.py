@@ -40,7 +40,8 @@ BEGINNING = """\
 /* Written by scripts/exports/driver_functions.py: every function of the driver API of CUDA {version}.
  *
  * FUNCTION(name, version, parameters): the version of CUDA since which cuGetProcAddress returns it for the name
- * without its suffix. PER_THREAD is a function and the one for per-thread default streams; OWN those of exports.c. */
+ * without its suffix. PER_THREAD is a function and the one for per-thread default streams, VERSION_2 a function and
+ * its second version with the same parameters (../stubs.h); OWN those of exports.c. */
 
 """
 
@@ -89,10 +90,15 @@ def versions(functions: dict[str, str], typedefs: str) -> dict[str, int]:
 
 
 def in_pairs(functions: dict[str, tuple[str, int, str]]) -> list[str]:
-    """Return the rows of a table, by name: a function and the one for per-thread default streams are one row.
+    """Return the rows of a table, by name.
+
+    A function and the one for per-thread default streams are one row, and so are a function and its second version
+    with the same parameters.
 
     >>> in_pairs({"cuF": ("FUNCTION", 4000, "int"), "cuF_ptsz": ("FUNCTION", 7000, "int"), "cuG": ("OWN", 0, "int")})
     ['PER_THREAD(cuF, _ptsz, 4000, "int")', 'OWN(cuG, 0, "int")']
+    >>> in_pairs({"cuF": ("FUNCTION", 2000, "int"), "cuF_v2": ("FUNCTION", 3020, "int")})
+    ['VERSION_2(cuF, 2000, 3020, "int")']
     """
     rows = {
         name: f'{kind}({name}, {version}, "{parameters}")' for name, (kind, version, parameters) in functions.items()
@@ -105,6 +111,13 @@ def in_pairs(functions: dict[str, tuple[str, int, str]]) -> list[str]:
                 sys.exit(f"{name} {functions[name]} is not {base} {functions[base]} for per-thread streams")
             rows[base] = f'PER_THREAD({base}, {suffix}, {version}, "{parameters}")'
             del rows[name]
+    for name, (_, version, parameters) in functions.items():
+        second = f"{name}_v2"
+        if rows.get(name, "").startswith("FUNCTION") and rows.get(second, "").startswith("FUNCTION"):
+            _, since, parameters_of_second = functions[second]
+            if parameters == parameters_of_second:
+                rows[name] = f'VERSION_2({name}, {version}, {since}, "{parameters}")'
+                del rows[second]
     return [rows[name] for name in sorted(rows)]
 
 

@@ -38,6 +38,7 @@ SAME_NAMES = {
         "HostMemory Kernel Machine Module Server Stream Waiting"
     ),
     "terms of PTX, in the syntax tree and below": "Block Frame Function Group Negative Operation Scope Target",
+    "what the daemon's I/O layer carries out, and what a kernel executes": "Instruction",
     "ordinary words for values of one module": "Condition Refused Trace",
 }
 """Public classes of several modules that have one name."""

@@ -235,7 +235,7 @@ def test_nothing_outside_is_touched(monkeypatch: pytest.MonkeyPatch, case: Case)
 
 
 @pytest.mark.long("")
-@settings(SETTINGS, max_examples=400)
+@settings(SETTINGS, max_examples=150)
 @given(case=cases())
 def test_nothing_outside_is_touched_by_many_kernels(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(monkeypatch, case)

@@ -19,7 +19,8 @@ NATIVE = SOURCES.parents[1] / "pympsd_client" / "native" / "src"
 """The sources of the libraries, which are not installed."""
 LIBRARIES = Path(pympsd_client.__file__).parent / "native" / "libraries"
 ROW = re.compile(
-    r'^(?:OF_(\d+)\()?(FUNCTION|OWN|PER_THREAD)\((\w+),(?: (_pt[sd][sz]),)? \d+, "(.*?)"\)', re.MULTILINE
+    r'^(?:OF_(\d+)\()?(FUNCTION|OWN|PER_THREAD|VERSION_2)\((\w+),(?: (_pt[sd][sz]|\d+),)? \d+, "(.*?)"\)',
+    re.MULTILINE,
 )
 Compile = Callable[..., Path]
 """From the name of a source file here, and of libraries, to the program."""
@@ -33,7 +34,7 @@ def read_table(library: str, major: str = "", *, own: bool = True) -> dict[str, 
     functions = {}
     for version, kind, name, suffix, parameters in ROW.findall((NATIVE / library / "functions.h").read_text()):
         if version in {"", major} and (own or kind != "OWN"):
-            functions |= dict.fromkeys((name, name + suffix), parameters)
+            functions |= dict.fromkeys((name, name + ("_v2" if kind == "VERSION_2" else suffix)), parameters)
     return functions
 
 

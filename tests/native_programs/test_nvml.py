@@ -35,11 +35,12 @@ from pympsd.devices.machine import describe, parse_toml
 from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
 
 SOURCES = Path(__file__).parent
-NAMES = re.findall(
-    r"^FUNCTION\((\w+),",
-    (SOURCES.parents[1] / "pympsd_client/native/src/nvml/functions.h").read_text(),
-    re.MULTILINE,
-)
+TABLE = (SOURCES.parents[1] / "pympsd_client/native/src/nvml/functions.h").read_text()
+NAMES = [
+    name + suffix
+    for kind, name in re.findall(r"^(FUNCTION|VERSION_2|OWN_IN)\((\w+),", TABLE, re.MULTILINE)
+    for suffix in (("", "_v2") if kind == "VERSION_2" else ("",))
+]
 UUID = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"
 DEVICES = parse_toml(f'[[device]]\nuuid = "{UUID}"\npci = "0001:1a.06.00"\n[[device]]\nprofile = "V100"')
 USED = 64 << 20

@@ -11,16 +11,8 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from pympsd.commands.grammar import recorded
 from pympsd.commands.grammar.privileges import Caller, check_one_percentage, limits_seen_by
-from pympsd.commands.grammar.recorded import (
-    DEVICE,
-    PID,
-    PRIORITIES,
-    LoosePercentage,
-    read_percentage,
-    read_priority,
-    read_word,
-)
 from pympsd.commands.grammar.registry import Decision, Handler, command
 from pympsd.commands.grammar.syntax import Argument, Syntax
 from pympsd.commands.v2.records import find_server, limit_record
@@ -31,8 +23,8 @@ from pympsd.vocabulary.identities import server_of_user
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
 
 INVALID: Final = "Invalid percentage, expected between (0.0, 100.0]"
-_PERCENTAGE: Final = Argument("percentage", read_percentage, "PERCENTAGE")
-_VALUE: Final = Argument("value", read_word, "VALUE")
+_PERCENTAGE: Final = Argument("percentage", recorded.read_percentage, "PERCENTAGE")
+_VALUE: Final = Argument("value", recorded.read_word, "VALUE")
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:
@@ -80,7 +72,7 @@ def _refuse_percentage(in_force: ThreadPercentage) -> Answer:
     owner_only=True,
 )
 @volta_only("active thread percentages have")
-def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePercentage) -> Decision:
+def set_default_percentage(daemon: Daemon, caller: Caller, percentage: recorded.LoosePercentage) -> Decision:
     """Set the active thread percentage that the next server starts with: above 0, up to 100."""
     if percentage.value is None:
         return Decision(_refuse_percentage(daemon.defaults.thread_percentage))
@@ -98,12 +90,12 @@ def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
 
 
 @command(
-    Syntax("set_active_thread_percentage", required=(PID, _PERCENTAGE)),
+    Syntax("set_active_thread_percentage", required=(recorded.PID, _PERCENTAGE)),
     in_protocol_3="server set NAME --active-thread-percentage={1}",
     owner_only=True,
 )
 @volta_only("active thread percentages have")
-def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePercentage) -> Decision:
+def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: recorded.LoosePercentage) -> Decision:
     """Set the active thread percentage of new clients of the server PID."""
     server = find_server(daemon, pid)
     if percentage.value is None:
@@ -112,7 +104,7 @@ def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePe
     return Decision(_print_percentage(percentage.value, percentage.note), (limits_update(server),))
 
 
-@command(Syntax("get_active_thread_percentage", required=(PID,)), view=limits_seen_by)
+@command(Syntax("get_active_thread_percentage", required=(recorded.PID,)), view=limits_seen_by)
 @volta_only("active thread percentages have")
 def get_percentage(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the active thread percentage of new clients of the server PID."""
@@ -155,7 +147,7 @@ def _set_memory(
 
 
 @command(
-    Syntax("set_default_device_pinned_mem_limit", required=(DEVICE, _VALUE)),
+    Syntax("set_default_device_pinned_mem_limit", required=(recorded.DEVICE, _VALUE)),
     in_protocol_3="namespace set default --server=NAME --pinned-memory-limit={0}={1}",
     owner_only=True,
 )
@@ -168,7 +160,7 @@ def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) 
     return Decision(_set_memory(daemon, daemon.defaults.memory_limits, device, value, logged))
 
 
-@command(Syntax("get_default_device_pinned_mem_limit", required=(DEVICE,)), view=limits_seen_by)
+@command(Syntax("get_default_device_pinned_mem_limit", required=(recorded.DEVICE,)), view=limits_seen_by)
 @volta_only("device memory limits have")
 def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
     """Print how much memory of DEVICE each client of the next server may hold; nothing if there is no limit."""
@@ -182,7 +174,7 @@ def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
 
 
 @command(
-    Syntax("set_device_pinned_mem_limit", required=(PID, DEVICE, _VALUE)),
+    Syntax("set_device_pinned_mem_limit", required=(recorded.PID, recorded.DEVICE, _VALUE)),
     in_protocol_3="server set NAME --pinned-memory-limit={1}={2}",
     owner_only=True,
 )
@@ -194,7 +186,7 @@ def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str
     return Decision(answer, () if answer.refused else (limits_update(server),))
 
 
-@command(Syntax("get_device_pinned_mem_limit", required=(PID, DEVICE)), view=limits_seen_by)
+@command(Syntax("get_device_pinned_mem_limit", required=(recorded.PID, recorded.DEVICE)), view=limits_seen_by)
 @volta_only("device memory limits have")
 def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decision:
     """Print how much memory of DEVICE each new client of the server PID may hold; nothing if there is no limit."""
@@ -212,7 +204,7 @@ def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decisio
 
 
 @command(
-    Syntax("set_default_client_priority", required=(Argument("level", read_priority, "0|1"),)),
+    Syntax("set_default_client_priority", required=(Argument("level", recorded.read_priority, "0|1"),)),
     in_protocol_3="namespace set default --server=NAME --client-priority={0}",
     owner_only=True,
 )
@@ -221,7 +213,9 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
     if level is None:
         # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
         return Decision(
-            Answer(diagnostic=f"{PRIORITIES}; {daemon.defaults.client_priority} stays in force", refused=True)
+            Answer(
+                diagnostic=f"{recorded.PRIORITIES}; {daemon.defaults.client_priority} stays in force", refused=True
+            )
         )
     try:
         daemon.defaults.client_priority = ClientPriority(level)

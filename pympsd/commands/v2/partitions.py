@@ -27,21 +27,9 @@ from pympsd.commands.grammar.recorded import MAX_QUOTED
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Argument, CommandRefused, Syntax
 from pympsd.process.version import STATIC_SINCE
+from pympsd.state_machine import partitions
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named
 from pympsd.state_machine.named_servers import NotPossible
-from pympsd.state_machine.partitions import (
-    NO_PARTITIONS,
-    NO_STATIC_MODE,
-    NotReported,
-    TooOld,
-    add_partition,
-    chunks_of,
-    clients_in,
-    count_chunks,
-    free_of,
-    partitions_on,
-    remove_partition,
-)
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.partitions import SmPartition, multiprocessors, partition_id
@@ -92,10 +80,10 @@ def _add(daemon: Daemon, device: str, chunks: str) -> Decision:
         needs = f"sm_partition add needs a device and a number of chunks from 1, not {chunks[:MAX_QUOTED]!r}."
         raise _refuse_chunks(chunks[:MAX_QUOTED] or "0", Result.ERROR_INVALID_VALUE, needs)
     try:
-        partition, log = add_partition(daemon, index, int(chunks))
-    except TooOld as error:
+        partition, log = partitions.add_partition(daemon, index, int(chunks))
+    except partitions.TooOld as error:
         raise _refuse_chunks(chunks, Result.ERROR_NOT_SUPPORTED, str(error)) from None
-    except NotReported as error:
+    except partitions.NotReported as error:
         raise _refuse_chunks(chunks, Result.ERROR_NOT_READY, str(error)) from None
     except NotPossible as error:
         raise _refuse_chunks(chunks, Result.ERROR_INVALID_RESOURCE_CONFIGURATION, str(error)) from None
@@ -115,14 +103,14 @@ def _remove(daemon: Daemon, caller: Caller, device: str, word: str) -> Decision:
             answer=refusal(f"Failed to find partition {word[:MAX_QUOTED]} on device {uuid}", diagnostic=has)
         )
     whole = f"{uuid}/{partition.name}"
-    if present := clients_in(daemon, "", partition):
+    if present := partitions.clients_in(daemon, "", partition):
         pids = ", ".join(str(client.pid) for client in present)
         text = f"Partition {whole} in use. Terminate all clients before removing."
         raise CommandRefused(answer=refusal(text, diagnostic=f"PIDs of its clients: {pids}"))
     answer = lines(f"Partition {whole} removed")
     try:
-        return Decision(None, tuple(remove_partition(daemon, partition, caller.session, answer)))
-    except NotReported as error:
+        return Decision(None, tuple(partitions.remove_partition(daemon, partition, caller.session, answer)))
+    except partitions.NotReported as error:
         raise CommandRefused(answer=refusal(f"Failed to remove partition {whole}", diagnostic=str(error))) from None
 
 
@@ -164,7 +152,7 @@ def _refuse(text: str, hint: str) -> CommandRefused:
 
 
 def _explain_how_to_enable(daemon: Daemon) -> str:
-    return "Start the daemon with -S." if daemon.options.has_own_servers else f"{NO_STATIC_MODE}."
+    return "Start the daemon with -S." if daemon.options.has_own_servers else f"{partitions.NO_STATIC_MODE}."
 
 
 # --- lspart
@@ -189,7 +177,7 @@ def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
     if daemon.options.protocol == 2 and not daemon.options.static:
         return Decision(refusal(f"{NAME} is not supported: {NOT_ENABLED}", diagnostic=_explain_how_to_enable(daemon)))
     if not daemon.options.has_own_servers:
-        return Decision(refusal(diagnostic=NO_PARTITIONS))
+        return Decision(refusal(diagnostic=partitions.NO_PARTITIONS))
     if not sees_all(daemon, caller):
         reason = "shows what all servers have; here 'sm-partition list' shows your server's partitions"
         return Decision(refusal(diagnostic=f"'{NAME}' {reason}."))
@@ -205,16 +193,16 @@ def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
 def _rows(daemon: Daemon) -> Iterator[tuple[str, str | None, *tuple[int | None, ...]]]:
     """Yield a row for each device, and below it one for each of its partitions; None where the table is blank."""
     for index, device in enumerate(daemon.devices):
-        free = free_of(daemon, index)
-        chunks, sms = count_chunks(daemon, index, free), len(multiprocessors(device, free))
-        used = len(chunks_of(daemon, index)) - chunks, device.multiprocessors - sms
+        free = partitions.free_of(daemon, index)
+        chunks, sms = partitions.count_chunks(daemon, index, free), len(multiprocessors(device, free))
+        used = len(partitions.chunks_of(daemon, index)) - chunks, device.multiprocessors - sms
         yield device.uuid, None, chunks, used[0], sms, used[1], None
-        for server, partition in partitions_on(daemon, index):
+        for server, partition in partitions.partitions_on(daemon, index):
             chunks, sms = (
-                count_chunks(daemon, index, partition.chunks),
+                partitions.count_chunks(daemon, index, partition.chunks),
                 len(multiprocessors(device, partition.chunks)),
             )
-            has_clients = bool(clients_in(daemon, server, partition))
+            has_clients = bool(partitions.clients_in(daemon, server, partition))
             yield device.uuid, partition_id(server, device, partition.name), None, chunks, None, sms, has_clients
 
 

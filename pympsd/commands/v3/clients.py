@@ -11,19 +11,8 @@ from pympsd.commands.grammar.privileges import Caller, check_owner, namespace_of
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import CommandRefused, Syntax
 from pympsd.commands.v2.records import target_text
-from pympsd.commands.v3 import view
+from pympsd.commands.v3 import output, view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
-from pympsd.commands.v3.output import (
-    Cell,
-    Column,
-    Format,
-    Row,
-    Shown,
-    cell_text,
-    data,
-    find_field,
-    listing,
-)
 from pympsd.state_machine import terminations
 from pympsd.state_machine.cgroups import limit_of, total_of
 from pympsd.state_machine.named_servers import clients as clients_of
@@ -34,15 +23,16 @@ from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.texts import format_memory_in_use, limit_of_memory_text, moment
 
 COLUMNS: Final = tuple(
-    Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
+    output.Column(name, name, name.lower().replace(" ", "-"))
+    for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
 LIMIT_COLUMNS: Final = (
-    Column("SM %", "SM %", "active_thread_percentage"),
-    Column("SMS", "SMS", "sm_count"),
-    Column("MEMORY", "MEMORY", "memory_used"),
-    Column("LIMIT", "LIMIT", "memory_limit"),
-    Column("PRIORITY", "PRIORITY", "priority"),
-    Column("FREE", "FREE", "free_clients"),
+    output.Column("SM %", "SM %", "active_thread_percentage"),
+    output.Column("SMS", "SMS", "sm_count"),
+    output.Column("MEMORY", "MEMORY", "memory_used"),
+    output.Column("LIMIT", "LIMIT", "memory_limit"),
+    output.Column("PRIORITY", "PRIORITY", "priority"),
+    output.Column("FREE", "FREE", "free_clients"),
 )
 """The columns of --limits, which stand before the command. JSON has them always."""
 _OF_DEVICES: Final = (
@@ -69,7 +59,7 @@ def list_clients(
     server: str | None = None,
     all: bool = False,
     limits: bool = False,
-    format: Format | None = None,
+    format: output.Format | None = None,
 ) -> Decision:
     """List clients, with a row for each device that a client uses: those of the server --server, with --all those of
     all servers, otherwise those of the servers that the caller owns (root: all). With --limits also the limits in
@@ -86,24 +76,24 @@ def list_clients(
     )
     rows = [row for client, owner in clients for row in _rows(daemon, caller, client, owner)]
     if not limits:
-        return listing(COLUMNS, rows, format)
+        return output.listing(COLUMNS, rows, format)
     *identity, command_line = COLUMNS
-    return listing((*identity, *LIMIT_COLUMNS, command_line), [_insert_limits(row) for row in rows], format)
+    return output.listing((*identity, *LIMIT_COLUMNS, command_line), [_insert_limits(row) for row in rows], format)
 
 
-def _insert_limits(row: Row) -> Row:
+def _insert_limits(row: output.Row) -> output.Row:
     """Return a row with the cells of LIMIT_COLUMNS before its last one."""
     extra, (*identity, command_line) = row.extra, row.cells
     percentage, memory, limit = (extra[name] for name in ("active_thread_percentage", "memory_used", "memory_limit"))
-    cells: tuple[Cell, ...] = (
-        None if percentage is None else Shown(f"{percentage:.2f}", percentage),
+    cells: tuple[output.Cell, ...] = (
+        None if percentage is None else output.Shown(f"{percentage:.2f}", percentage),
         extra["sm_count"],
-        Shown(format_memory_in_use(memory), memory),
-        None if percentage is None else Shown(limit_of_memory_text(limit), limit),
+        output.Shown(format_memory_in_use(memory), memory),
+        None if percentage is None else output.Shown(limit_of_memory_text(limit), limit),
         extra["priority"],
         extra["free_clients"],
     )
-    return Row((*identity, *cells, command_line), extra)
+    return output.Row((*identity, *cells, command_line), extra)
 
 
 @command(Syntax("client get", required=("pid", "field")), asks_servers=True)
@@ -112,14 +102,14 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
     may be named by its PID there, unless another client has that PID.
     """
     client, server = _client(daemon, pid, None)
-    name = find_field("client", FIELDS, field)
+    name = output.find_field("client", FIELDS, field)
     if name == "linux-ns":
-        return data(str(view.linux_namespace(daemon, client)))
+        return output.data(str(view.linux_namespace(daemon, client)))
     if name == "pci-id":
-        return data("\n".join(daemon.devices[index].pci for index in _devices(daemon, client)) or "-")
+        return output.data("\n".join(daemon.devices[index].pci for index in _devices(daemon, client)) or "-")
     keys = [column.key for column in COLUMNS]
-    values = [cell_text(row.cells[keys.index(name)]) for row in _rows(daemon, caller, client, server)]
-    return data("\n".join(dict.fromkeys(values)))
+    values = [output.cell_text(row.cells[keys.index(name)]) for row in _rows(daemon, caller, client, server)]
+    return output.data("\n".join(dict.fromkeys(values)))
 
 
 @command(Syntax("client terminate", required=("pid",), options={"server": SERVER, "timeout": SECONDS}))
@@ -165,7 +155,7 @@ def _devices(daemon: Daemon, client: Client) -> list[int]:
     return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
 
 
-def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -> Iterator[Row]:
+def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -> Iterator[output.Row]:
     limits = client.limits
     extra = {
         "uid": client.uid,
@@ -185,7 +175,7 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
         on_device = {"pci-id": pci, **_describe_use(daemon, client, server, ordinal)}
         if not sees_all(daemon, caller):  # a tenant does not see the clients of others
             on_device["free_clients"] = None
-        yield Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
+        yield output.Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
 
 
 def _describe_use(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:

@@ -21,23 +21,7 @@ from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v3.output import ABSENT, data
-from pympsd.configuration.changes import (
-    Change,
-    CreateNamespace,
-    CreatePartition,
-    CreateServer,
-    DeleteNamespace,
-    DeletePartition,
-    DeleteServer,
-    Impossible,
-    SetCgroupLimits,
-    SetFeature,
-    SetNamespace,
-    SetRules,
-    SetServer,
-    SetShares,
-    changes,
-)
+from pympsd.configuration import changes
 from pympsd.configuration.in_force import compute_hash, context_of, find_differences, render, state_of
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
@@ -104,7 +88,7 @@ def apply(
     except BadFile as error:
         problems = "\n".join(problem.render(file) for problem in error.problems)
         return Decision(Answer(diagnostic=problems, refused=True))
-    planned = changes(plan, state_of(daemon, context), prune=prune, force=force)
+    planned = changes.changes(plan, state_of(daemon, context), prune=prune, force=force)
     notes = [warning.render(file) for warning in warnings]
     if check:
         return Decision(_try_changes(daemon, planned, notes, force))
@@ -191,20 +175,25 @@ _SET_FEATURE: Final = {
 
 
 def _carry_out(
-    daemon: Daemon, caller: Caller, applied: Configuration, planned: list[Change], notes: list[str], force: bool
+    daemon: Daemon,
+    caller: Caller,
+    applied: Configuration,
+    planned: list[changes.Change],
+    notes: list[str],
+    force: bool,
 ) -> Iterator[Instruction]:
     compound = daemon.compound_commands.begin(caller.session)
     compound.notes += notes
     daemon.configuration = evolve(applied, command=compound)
     yield Log("configuration_applied", {"file": applied.source, "generation": applied.generation})
-    created = sum(isinstance(change, CreateServer) for change in planned)
+    created = sum(isinstance(change, changes.CreateServer) for change in planned)
     if created > daemon.options.policy.max_starts:
         compound.waits_for_starts = False
         compound.notes.append(f"{created} servers are being started; 'config status' reports when all are ready.")
     yield from _begin_all(daemon, compound, planned, force)
 
 
-def _try_changes(daemon: Daemon, planned: list[Change], notes: list[str], force: bool) -> Answer:
+def _try_changes(daemon: Daemon, planned: list[changes.Change], notes: list[str], force: bool) -> Answer:
     """Return the answer that changes would get. Begin them on a copy of the state, because whether one is possible
     may depend on those before it.
     """
@@ -217,11 +206,11 @@ def _try_changes(daemon: Daemon, planned: list[Change], notes: list[str], force:
 
 
 def _begin_all(
-    daemon: Daemon, compound: CompoundCommand, planned: list[Change], force: bool
+    daemon: Daemon, compound: CompoundCommand, planned: list[changes.Change], force: bool
 ) -> Iterator[Instruction]:
     """Begin changes, each a part of the command."""
     for change in planned:
-        if isinstance(change, Impossible):
+        if isinstance(change, changes.Impossible):
             compound.failed += 1
             daemon.compound_commands.add_text(compound, change.text)
             continue
@@ -235,11 +224,11 @@ def _begin_all(
 
 
 def _begin(
-    daemon: Daemon, compound: CompoundCommand, change: Change, part: int, force: bool
+    daemon: Daemon, compound: CompoundCommand, change: changes.Change, part: int, force: bool
 ) -> Iterator[Instruction]:
     """Begin a change; ``part`` is answered when the change is complete."""
     match change:
-        case CreateServer(plan, uid):
+        case changes.CreateServer(plan, uid):
             limits = plan.namespaces.get(DEFAULT)
             yield from create_server(daemon, plan.name, uid, plan.devices, limits, Source.CONFIG, part)
             yield from set_server(daemon, plan.name, plan.maximum, plan.contains_partitions)
@@ -252,34 +241,34 @@ def _begin(
             for partition in plan.partitions:
                 next_part = daemon.compound_commands.add_part(compound)
                 yield from _create_partition(daemon, plan.name, partition, next_part)
-        case CreateNamespace(server, name, limits, clients_only):
+        case changes.CreateNamespace(server, name, limits, clients_only):
             yield from create_namespace(daemon, server, name, limits, part, clients_only)
-        case SetNamespace(server, name, limits, _):
+        case changes.SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
             yield Reply(part, Answer())
-        case SetServer(server, maximum, contains, _):
+        case changes.SetServer(server, maximum, contains, _):
             yield from set_server(daemon, server, maximum, contains)
             yield Reply(part, Answer())
-        case CreatePartition(server, partition, _):
+        case changes.CreatePartition(server, partition, _):
             yield from _create_partition(daemon, server, partition, part)
-        case DeletePartition(server, there, _):
+        case changes.DeletePartition(server, there, _):
             yield from delete_partition(daemon, server, there.name, there.device, force, part, Answer())
-        case SetRules(rules, _):
+        case changes.SetRules(rules, _):
             daemon.process_limits.rules = rules
             yield Log("rules_set", {"count": len(rules)})
             yield Reply(part, Answer())
-        case SetCgroupLimits(limits, _):
+        case changes.SetCgroupLimits(limits, _):
             yield from replace_limits(daemon, limits)
             yield Reply(part, Answer())
-        case SetShares(shares, _):
+        case changes.SetShares(shares, _):
             yield from set_shares(daemon, shares)
             yield Reply(part, Answer())
-        case SetFeature(name, on):
+        case changes.SetFeature(name, on):
             yield from _SET_FEATURE[name](daemon, on)
             yield Reply(part, Answer())
-        case DeleteServer(name):
+        case changes.DeleteServer(name):
             yield from delete_server(daemon, name, force, part)
-        case DeleteNamespace(server, name):
+        case changes.DeleteNamespace(server, name):
             yield from delete_namespace(daemon, server, name, force, part)
 
 

@@ -13,15 +13,7 @@ from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, UID
 from pympsd.commands.v3.output import Format, Row, Shown, columns, confirm, listing
-from pympsd.state_machine import shares
-from pympsd.state_machine.cgroups import (
-    NO_CGROUPS,
-    cgroup_path,
-    clients_by_cgroup,
-    set_accounting,
-    set_audit,
-    set_limits,
-)
+from pympsd.state_machine import cgroups, shares
 from pympsd.state_machine.instructions import ReopenLogs, StartTrace, StopTrace
 from pympsd.state_machine.partitions import NO_PARTITIONS
 from pympsd.state_machine.registration import set_default_socket
@@ -56,7 +48,7 @@ def _read_switch(text: str) -> bool:
 def enable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Enable a feature: memacct enforces the limits of cgroups; context-share is always enabled."""
     is_accounting = _find_feature(name) == "memacct"
-    return Decision(confirm(), tuple(set_accounting(daemon, True)) if is_accounting else ())
+    return Decision(confirm(), tuple(cgroups.set_accounting(daemon, True)) if is_accounting else ())
 
 
 @command(Syntax("feature disable", required=("name",)), owner_only=True)
@@ -64,7 +56,7 @@ def disable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Disable a feature: memacct; context-share cannot be disabled."""
     if _find_feature(name) == "context-share":
         raise CommandRefused(ALWAYS_SHARED)
-    return Decision(confirm(), tuple(set_accounting(daemon, False)))
+    return Decision(confirm(), tuple(cgroups.set_accounting(daemon, False)))
 
 
 @command(Syntax("feature describe", optional=("name",), options={"format": FORMAT}))
@@ -78,7 +70,7 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
         "memacct": (
             accounts + " (default)" * (daemon.process_limits.accounts_cgroups or not own),
             "memacct",
-            NO_CGROUPS,
+            cgroups.NO_CGROUPS,
         ),
         "context-share": ("enabled (default)", "context-share", ""),
     }
@@ -99,7 +91,7 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
 )
 def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
     """Set whether servers log each allocation and release of more than 1 MiB by new clients."""
-    return Decision(confirm(), tuple(set_audit(daemon, audit_log)))
+    return Decision(confirm(), tuple(cgroups.set_audit(daemon, audit_log)))
 
 
 @command(Syntax("memacct describe", options={"format": FORMAT}))
@@ -124,12 +116,12 @@ def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None
     """Set how much memory the new clients of a cgroup, and of the cgroups below it, may hold together
     (--hard-limit=4G, unlimited), and how much they are guaranteed (--soft-limit=1G, none); on one device or on each.
     """
-    path = cgroup_path(cgroup)
+    path = cgroups.cgroup_path(cgroup)
     ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
     if not limits:
         raise CommandRefused("'memacct limit' needs --hard-limit, --soft-limit, or both.")
     changed = {name.removesuffix("_limit"): value for name, value in limits.items()}
-    return Decision(confirm(), tuple(set_limits(daemon, path, ordinals, changed)))
+    return Decision(confirm(), tuple(cgroups.set_limits(daemon, path, ordinals, changed)))
 
 
 @command(
@@ -144,11 +136,11 @@ def list_limits(
     format: Format | None = None,
 ) -> Decision:
     """List the limits of cgroups and how much memory their clients hold, on one device or on each."""
-    only_cgroup = None if cgroup is None else cgroup_path(cgroup)
+    only_cgroup = None if cgroup is None else cgroups.cgroup_path(cgroup)
     if only_cgroup is not None and only_cgroup not in daemon.process_limits.cgroups:
         raise CommandRefused(NO_LIMITS.format(only_cgroup))
     only_device = None if device is None else view.device_named(daemon, device)
-    rows, by_cgroup = [], clients_by_cgroup(daemon)
+    rows, by_cgroup = [], cgroups.clients_by_cgroup(daemon)
     for path, limits in sorted(daemon.process_limits.cgroups.items()):
         present = by_cgroup.get(path, [])
         for ordinal, limit in sorted(limits.items()):

@@ -6,19 +6,8 @@ from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v2.records import find_drain_of_server, target_text
-from pympsd.commands.v3 import view
+from pympsd.commands.v3 import output, view
 from pympsd.commands.v3.options import FORMAT, LIMITS, MAXIMA, UID
-from pympsd.commands.v3.output import (
-    Format,
-    Row,
-    cell_text,
-    columns,
-    confirm,
-    data,
-    find_field,
-    listing,
-    render_heading,
-)
 from pympsd.state_machine import shares
 from pympsd.state_machine.named_servers import (
     check_share,
@@ -37,8 +26,9 @@ from pympsd.vocabulary.identities import DEFAULT, NO_USER, server_of_user
 from pympsd.vocabulary.limit_table import VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.texts import CONTAINMENTS, moment, read_boolean, read_containment
 
-COLUMNS: Final = columns(
-    *("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"), heading=render_heading
+COLUMNS: Final = output.columns(
+    *("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"),
+    heading=output.render_heading,
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 NO_DOMAINS: Final = "Device {} ({}) has one locality domain: nothing to enable."
@@ -87,17 +77,19 @@ def delete(daemon: Daemon, caller: Caller, name: str, force: bool = False) -> De
 
 
 @command(Syntax("server list", optional=("name",), options={"format": FORMAT}), asks_servers=True)
-def list_servers(daemon: Daemon, caller: Caller, name: str | None = None, format: Format | None = None) -> Decision:
+def list_servers(
+    daemon: Daemon, caller: Caller, name: str | None = None, format: output.Format | None = None
+) -> Decision:
     """List the servers, or one of them."""
     servers = view.servers(daemon) if name is None else [server(daemon, name)]
-    return listing(COLUMNS, [_row(daemon, owned) for owned in servers], format)
+    return output.listing(COLUMNS, [_row(daemon, owned) for owned in servers], format)
 
 
 @command(Syntax("server get", required=("name", "field")), asks_servers=True)
 def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
     """Print one field of a server, as server list shows it."""
     row = _row(daemon, server(daemon, name))
-    return data(cell_text(row.cells[FIELDS.index(find_field("server", sorted(FIELDS), field))]))
+    return output.data(output.cell_text(row.cells[FIELDS.index(output.find_field("server", sorted(FIELDS), field))]))
 
 
 @command(Syntax("server set", required=("name",), options={"uid": UID, **LIMITS, **FOR_ALL, **LOCALITY}))
@@ -130,7 +122,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
     missing = view.note_missing_partition(owner, DEFAULT, change.sm_partition)
     restart = tuple(set_user(daemon, name, uid, caller.session)) if uid != owner.uid else ()
     limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, maximum, contains)
-    return Decision(None if restart else confirm(exception, missing), (*limits_set, *restart))
+    return Decision(None if restart else output.confirm(exception, missing), (*limits_set, *restart))
 
 
 def _refuse_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> CommandRefused:
@@ -144,7 +136,7 @@ def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -
         raise insufficient(caller, command_name, "server")
 
 
-def _row(daemon: Daemon, owner: NamedServer) -> Row:
+def _row(daemon: Daemon, owner: NamedServer) -> output.Row:
     process = daemon.server_named(owner.name)
     present = clients(daemon, owner.name)
     contexts = sorted(context.id for client in present for context in client.contexts.values())
@@ -170,4 +162,4 @@ def _row(daemon: Daemon, owner: NamedServer) -> Row:
         "source": str(owner.source),
         "draining": target_text(find_drain_of_server(daemon, owner.name)),
     }
-    return Row(cells, extra)
+    return output.Row(cells, extra)

@@ -10,12 +10,7 @@ from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Format, Row, columns, listing
 from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.named_servers import status
-from pympsd.state_machine.partitions import (
-    clients_in,
-    create_partition,
-    delete_partition,
-    free_of,
-)
+from pympsd.state_machine.partitions import clients_in, create_partition, delete_partition, free_of
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
 from pympsd.vocabulary.answers import Answer, AnswerPart

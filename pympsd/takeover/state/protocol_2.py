@@ -2,30 +2,17 @@
 
 from collections.abc import Iterator
 
-from pympsd.takeover.state.records import (
-    PersistentNamedServer,
-    PersistentServer,
-    PersistentState,
-    parse_memory,
-)
+from pympsd.takeover.state import records
+from pympsd.vocabulary import limit_table
 from pympsd.vocabulary.identities import DEFAULT, server_of_user
-from pympsd.vocabulary.limit_table import (
-    LIMITS,
-    PERCENTAGE,
-    PINNED_MEMORY,
-    WITH_MAXIMUM,
-    Limits,
-    count_bytes,
-    percentages,
-)
 from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercentage
 
 
-def list_lost(saved: PersistentState, own: Limits) -> Iterator[str]:
+def list_lost(saved: records.PersistentState, own: limit_table.Limits) -> Iterator[str]:
     """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
-    by_command = Limits(
-        None if saved.thread_percentage is None else percentages(saved.thread_percentage),
-        None if saved.memory_limits is None else parse_memory(saved.memory_limits),
+    by_command = limit_table.Limits(
+        None if saved.thread_percentage is None else limit_table.percentages(saved.thread_percentage),
+        None if saved.memory_limits is None else records.parse_memory(saved.memory_limits),
         None if saved.client_priority is None else ClientPriority(saved.client_priority),
     )
     defaults = own.overlay(by_command)
@@ -41,39 +28,43 @@ def list_lost(saved: PersistentState, own: Limits) -> Iterator[str]:
     yield from _list_lost_of_daemon(saved)
 
 
-def limits_of(process: PersistentServer, saved: PersistentState) -> tuple[float, dict[int, int]]:
+def limits_of(process: records.PersistentServer, saved: records.PersistentState) -> tuple[float, dict[int, int]]:
     """Return the percentage and memory limits of a server of protocol 2: in 3 they were those of ``default``."""
     for server in saved.named_servers:
         for namespace in server.namespaces:
             if (server.name, namespace.name) == (process.name, DEFAULT):
                 percentages_of_devices = (namespace.limits.thread_percentage or {}).values()
                 percentage = min(percentages_of_devices, default=ThreadPercentage())
-                return percentage.value, count_bytes(namespace.limits.pinned_memory)
+                return percentage.value, limit_table.count_bytes(namespace.limits.pinned_memory)
     return process.thread_percentage, process.memory_limits
 
 
-def _list_lost_of_server(server: PersistentNamedServer) -> Iterator[str]:
+def _list_lost_of_server(server: records.PersistentNamedServer) -> Iterator[str]:
     if server.name != server_of_user(server.uid):
         yield f"server '{server.name}'"
     settings = {
         "allowed-devices": server.allowed_devices is not None,
-        **{f"max-{row.name}": bool(row.of(server.maximum)) for row in WITH_MAXIMUM},
+        **{f"max-{row.name}": bool(row.of(server.maximum)) for row in limit_table.WITH_MAXIMUM},
         "contain=partition": server.contains_partitions,
     }
     yield from (f"{setting} of server '{server.name}'" for setting, is_set in settings.items() if is_set)
     yield from (f"SM partition '{partition.name}' of server '{server.name}'" for partition in server.partitions)
 
 
-def _list_lost_of_default(limits: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
+def _list_lost_of_default(
+    limits: limit_table.Limits, defaults: limit_table.Limits, is_running: bool
+) -> Iterator[str]:
     """Yield the settings of a namespace ``default`` that are lost; a server that runs keeps percentage and memory."""
     has_one_percentage = (limits.thread_percentage or {}).keys() <= {ALL_DEVICES}
-    preserved = (PINNED_MEMORY, *([PERCENTAGE] if has_one_percentage else [])) if is_running else ()
-    for row in LIMITS:
+    preserved = (
+        (limit_table.PINNED_MEMORY, *([limit_table.PERCENTAGE] if has_one_percentage else [])) if is_running else ()
+    )
+    for row in limit_table.LIMITS:
         if row not in preserved and row.differs(limits, defaults, row.indices(limits, defaults)):
             yield row.name
 
 
-def _list_lost_of_daemon(saved: PersistentState) -> Iterator[str]:
+def _list_lost_of_daemon(saved: records.PersistentState) -> Iterator[str]:
     if not saved.default_socket:
         yield "default_socket=off of context-share"
     if not saved.accounts_cgroups:

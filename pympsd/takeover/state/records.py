@@ -359,19 +359,17 @@ def _persistent_named(named_server: NamedServer) -> PersistentNamedServer:
     )
 
 
+_DRAIN_OPTIONS: Final = ("refuses", "timeout", "terminates", "releases", "since", "is_expired", "is_over")
+"""The fields that a `PersistentDrain` has as its `Drain` has them."""
+
+
 def _persistent_drain(drain: Drain) -> PersistentDrain:
     return PersistentDrain(
         drain.target.kind.value,
         drain.target.name,
-        drain.refuses,
-        drain.timeout,
-        drain.terminates,
-        drain.releases,
-        drain.since,
-        dict(drain.clients),
-        tuple(sorted(drain.terminated)),
-        drain.is_expired,
-        drain.is_over,
+        clients=dict(drain.clients),
+        terminated=tuple(sorted(drain.terminated)),
+        **{name: getattr(drain, name) for name in _DRAIN_OPTIONS},
     )
 
 
@@ -380,15 +378,9 @@ def drains_of(state: PersistentState) -> list[Drain]:
     return [
         Drain(
             DrainTarget(TargetKind(drain.kind), drain.name),
-            refuses=drain.refuses,
-            timeout=drain.timeout,
-            terminates=drain.terminates,
-            releases=drain.releases,
-            since=drain.since,
             clients=dict(drain.clients),
             terminated=set(drain.terminated),
-            is_expired=drain.is_expired,
-            is_over=drain.is_over,
+            **{name: getattr(drain, name) for name in _DRAIN_OPTIONS},
         )
         for drain in state.drains
     ]

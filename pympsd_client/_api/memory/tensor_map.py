@@ -50,12 +50,12 @@ def _tensor(
     dimensions: Any,
     strides: Any,
     element_strides: Any,
-    interleave: int,
-    swizzle: int,
-    l2_promotion: int,
-    fill: int,
+    modes: tuple[int, int, int, int],
 ) -> TensorMap:
-    """Return the map of a tensor of at least that many dimensions, less the part of it that is copied."""
+    """Return the map of a tensor of at least that many dimensions, less the part of it that is copied.
+
+    ``modes``: interleave, swizzle, L2 promotion, and the fill of what is out of bounds.
+    """
     _check_device()
     try:
         check_rank(rank, least)  # before arrays of that many elements are read
@@ -68,10 +68,7 @@ def _tensor(
         _numbers("globalStrides", strides, rank - 1, "Q"),
         (0,) * rank,
         _numbers("elementStrides", element_strides, rank, "I"),
-        interleave,
-        swizzle,
-        l2_promotion,
-        fill,
+        *modes,
     )
 
 
@@ -94,7 +91,7 @@ def encode_tiled(
     context's device has no tensor maps; INVALID_CONTEXT.
     """
     modes = interleave, swizzle, l2_promotion, fill
-    tensor = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    tensor = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, modes)
     return _pack(evolve(tensor, box=_numbers("boxDim", box, rank, "I")))
 
 
@@ -116,7 +113,7 @@ def encode_im2col(
 ) -> bytes:
     """Return a map of columns of pixels of a tensor; errors as of `encode_tiled`."""
     modes = interleave, swizzle, l2_promotion, fill
-    tensor = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    tensor = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, modes)
     lower = _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i")
     upper = _numbers("pixelBoxUpperCorner", upper_corner, rank - 2, "i")
     return _pack(evolve(tensor, im2col=Im2col(lower, upper, channels, pixels)))

@@ -11,15 +11,8 @@ from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
 from pympsd_client._arguments.jit_options import JitOptions, ptxas_message
 from pympsd_client._arguments.values import find_by_handle
+from pympsd_client._objects.code import ptx_text
 from pympsd_client._objects.code.module import load_image
-from pympsd_client._objects.code.ptx_text import (
-    LinkError,
-    check_defined,
-    declares_others,
-    is_ptx,
-    join,
-    limit_registers,
-)
 from pympsd_client._objects.context import Context, new_handle
 
 _PTX: Final = 1
@@ -60,14 +53,14 @@ class Link:
             self._error = CudaError(Result.ERROR_JIT_COMPILER_NOT_FOUND, reason)
             raise self._error.copy()
         data = self._ptx_of(kind, data)
-        data = limit_registers(data, registers or self._options.max_registers)
+        data = ptx_text.limit_registers(data, registers or self._options.max_registers)
         inputs = [*self._inputs, (name, data)]
         try:
-            join(inputs)
-        except LinkError as error:
+            ptx_text.join(inputs)
+        except ptx_text.LinkError as error:
             self._error = self._log(CudaError(Result.ERROR_UNKNOWN, str(error)))
             raise self._error.copy() from None
-        if not declares_others(data):
+        if not ptx_text.declares_others(data):
             self._layout = self._load_layout(data)
         self._inputs.append(inputs[-1])
 
@@ -76,9 +69,9 @@ class Link:
         if self._error is not None:
             raise self._error.copy()
         try:
-            check_defined(self._inputs)
-            image = join(self._inputs)
-        except LinkError as error:
+            ptx_text.check_defined(self._inputs)
+            image = ptx_text.join(self._inputs)
+        except ptx_text.LinkError as error:
             raise self._log(CudaError(Result.ERROR_UNKNOWN, str(error))) from None
         if len(self._inputs) != 1 or self._layout is None:
             self._layout = self._load_layout(image)
@@ -94,7 +87,7 @@ class Link:
             except fatbin.FatbinError as error:
                 raise self._log(CudaError(error.code, error.reason)) from None
         data = data.rstrip(b"\0")
-        if b"\0" not in data and is_ptx(data):
+        if b"\0" not in data and ptx_text.is_ptx(data):
             return data
         if kind == _PTX:
             raise self._log(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))

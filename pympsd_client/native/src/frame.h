@@ -2,7 +2,8 @@
  *
  * The function's number travels in a register that the calling convention leaves to such code: r11 on x86-64, x17 on
  * aarch64. SAVE_ARGUMENTS makes the frame, keeps the registers that hold arguments and passes the number as the first
- * argument of the C function; RESTORE_ARGUMENTS loads them. The frame pointer and unwind information are kept, so that
+ * argument of the C function; RESTORE_ARGUMENTS loads them, and LEAVE removes the frame. LANDING_PAD is what processors with
+ * control-flow protection require where an indirect call arrives. The frame pointer and unwind information are kept, so that
  * debuggers and C++ exceptions pass through. */
 
 #pragma once
@@ -12,6 +13,7 @@
 
 #if defined(__x86_64__)
 enum { REGISTERS = 6 };
+#define LANDING_PAD "    endbr64\n"
 #define SAVE_ARGUMENTS                                                                                                  \
     "    pushq %rbp\n"                                                                                                  \
     ".cfi_def_cfa_offset 16\n"                                                                                          \
@@ -50,8 +52,12 @@ enum { REGISTERS = 6 };
     "    movaps 144(%rsp), %xmm5\n"                                                                                     \
     "    movaps 160(%rsp), %xmm6\n"                                                                                     \
     "    movaps 176(%rsp), %xmm7\n"
+#define LEAVE                                                                                                           \
+    "    leave\n"                                                                                                       \
+    ".cfi_def_cfa %rsp, 8\n"
 #elif defined(__aarch64__)
 enum { REGISTERS = 8 };
+#define LANDING_PAD "    hint #34\n" /* bti c */
 #define SAVE_ARGUMENTS                                                                                                  \
     "    stp x29, x30, [sp, #-224]!\n" /* the frame, 8 words, the number, a word of padding, 8 vector registers */      \
     ".cfi_def_cfa_offset 224\n"                                                                                         \
@@ -78,6 +84,11 @@ enum { REGISTERS = 8 };
     "    ldp q2, q3, [sp, #128]\n"                                                                                      \
     "    ldp q4, q5, [sp, #160]\n"                                                                                      \
     "    ldp q6, q7, [sp, #192]\n"
+#define LEAVE                                                                                                           \
+    "    ldp x29, x30, [sp], #224\n"                                                                                    \
+    ".cfi_def_cfa sp, 0\n"                                                                                              \
+    ".cfi_restore x29\n"                                                                                                \
+    ".cfi_restore x30\n"
 #else
 #error "written for the calling conventions of x86-64 and aarch64"
 #endif

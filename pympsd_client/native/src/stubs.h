@@ -29,6 +29,9 @@ HIDDEN KEPT void *resolve_stub(uint64_t number);
 #define PER_THREAD(name, suffix, version, parameters) /* and the one for per-thread default streams: since CUDA 7 */    \
     FUNCTION(name, version, parameters)                                                                                 \
     FUNCTION(name##suffix, (version) < 7000 ? 7000 : (version), parameters)
+#define VERSION_2(name, version, since, parameters) /* and its second version, which has the same parameters */         \
+    FUNCTION(name, version, parameters)                                                                                 \
+    FUNCTION(name##_v2, since, parameters)
 
 #define FUNCTION(name, version, parameters) #name "(" parameters ")",
 static const char *const stub_prototypes[] = {
@@ -41,45 +44,34 @@ extern HIDDEN char resolve_body[];
 HIDDEN KEPT void *stub_table[stub_count] = {[0 ... stub_count - 1] = resolve_body};
 
 #if defined(__x86_64__)
-#define FUNCTION(name, version, parameters)                                                                             \
-    ".globl " #name "\n"                                                                                                \
-    ".type " #name ", @function\n"                                                                                      \
-    ".p2align 4\n" #name ":\n"                                                                                          \
-    "    endbr64\n"                                                                                                     \
+#define JUMP_THROUGH_TABLE                                                                                              \
     "    movl $number, %r11d\n"                                                                                         \
-    "    jmp *(stub_table + 8 * number)(%rip)\n"                                                                        \
-    ".size " #name ", . - " #name "\n"                                                                                  \
-    ".set number, number + 1\n"
-__asm__(".pushsection .text\n"
-        ".cfi_startproc\n"
-        ".set number, 0\n"
-#include STUBS
-        ".cfi_endproc\n"
-        ".hidden resolve_body\n"
-        ".globl resolve_body\n"
-        ".p2align 4\n"
-        "resolve_body:\n"
-        ".cfi_startproc\n"
-        "    endbr64\n"
-        SAVE_ARGUMENTS
-        "    call resolve_stub\n"
-        "    movq %rax, %r11\n"
-        RESTORE_ARGUMENTS
-        "    leave\n"
-        ".cfi_def_cfa %rsp, 8\n"
-        "    jmp *%r11\n"
-        ".cfi_endproc\n"
-        ".popsection\n");
+    "    jmp *(stub_table + 8 * number)(%rip)\n"
+#define RESOLVE                                                                                                         \
+    "    call resolve_stub\n"                                                                                           \
+    "    movq %rax, %r11\n"                                                                                             \
+    RESTORE_ARGUMENTS                                                                                                   \
+    LEAVE                                                                                                               \
+    "    jmp *%r11\n"
 #else
+#define JUMP_THROUGH_TABLE                                                                                              \
+    "    movz w17, #number\n"                                                                                           \
+    "    adrp x16, stub_table + 8 * number\n"                                                                           \
+    "    ldr x16, [x16, :lo12:stub_table + 8 * number]\n"                                                               \
+    "    br x16\n"
+#define RESOLVE                                                                                                         \
+    "    bl resolve_stub\n"                                                                                             \
+    "    mov x16, x0\n"                                                                                                 \
+    RESTORE_ARGUMENTS                                                                                                   \
+    LEAVE                                                                                                               \
+    "    br x16\n"
+#endif
 #define FUNCTION(name, version, parameters)                                                                             \
     ".globl " #name "\n"                                                                                                \
     ".type " #name ", %function\n"                                                                                      \
     ".p2align 4\n" #name ":\n"                                                                                          \
-    "    hint #34\n" /* bti c */                                                                                        \
-    "    movz w17, #number\n"                                                                                           \
-    "    adrp x16, stub_table + 8 * number\n"                                                                           \
-    "    ldr x16, [x16, :lo12:stub_table + 8 * number]\n"                                                               \
-    "    br x16\n"                                                                                                      \
+    LANDING_PAD                                                                                                         \
+    JUMP_THROUGH_TABLE                                                                                                  \
     ".size " #name ", . - " #name "\n"                                                                                  \
     ".set number, number + 1\n"
 __asm__(".pushsection .text\n"
@@ -92,19 +84,11 @@ __asm__(".pushsection .text\n"
         ".p2align 4\n"
         "resolve_body:\n"
         ".cfi_startproc\n"
-        "    hint #34\n"
+        LANDING_PAD
         SAVE_ARGUMENTS
-        "    bl resolve_stub\n"
-        "    mov x16, x0\n"
-        RESTORE_ARGUMENTS
-        "    ldp x29, x30, [sp], #224\n"
-        ".cfi_def_cfa sp, 0\n"
-        ".cfi_restore x29\n"
-        ".cfi_restore x30\n"
-        "    br x16\n"
+        RESOLVE
         ".cfi_endproc\n"
         ".popsection\n");
-#endif
 #undef FUNCTION
 #undef OWN
 __asm__(".section .note.GNU-stack, \"\", %progbits\n.text\n");

@@ -27,46 +27,43 @@ void *trampoline(int number) {
 }
 
 #if defined(__x86_64__)
-__asm__(".pushsection .text\n"
-        ".hidden trampolines_begin\n"
-        ".globl trampolines_begin\n"
-        ".p2align 4\n"
-        "trampolines_begin:\n"
-        ".cfi_startproc\n"
-        ".set number, 0\n"
-        ".rept " NUMBER(TRAMPOLINES) "\n"
-        ".p2align 4\n"
-        "    endbr64\n"
-        "    movl $number, %r11d\n"
-        "    jmp trampoline_body\n"
-        ".set number, number + 1\n"
-        ".endr\n"
-        ".cfi_endproc\n"
-        ".p2align 4\n"
-        "trampoline_body:\n"
-        ".cfi_startproc\n"
-        SAVE_ARGUMENTS
-        "    movq %rsp, %rsi\n"
-        "    leaq 16(%rbp), %rdx\n" /* above the saved frame pointer and the return address */
-        "    call enter_trampoline\n"
-        "    cmpl $" NUMBER(PASS_ON) ", %eax\n"
-        "    jne 1f\n"
-        RESTORE_ARGUMENTS
-        "    movq 48(%rsp), %r11\n"
-        "    leaq trampoline_originals(%rip), %r10\n"
-        "    movq (%r10, %r11, 8), %r11\n"
-        "    leave\n"
-        ".cfi_remember_state\n"
-        ".cfi_def_cfa %rsp, 8\n"
-        "    jmp *%r11\n"
-        ".cfi_restore_state\n"
-        "1:\n"
-        "    leave\n"
-        ".cfi_def_cfa %rsp, 8\n"
-        "    ret\n"
-        ".cfi_endproc\n"
-        ".popsection\n");
+#define JUMP_TO_BODY                                                                                                    \
+    "    movl $number, %r11d\n"                                                                                         \
+    "    jmp trampoline_body\n"
+#define ENTER                                                                                                           \
+    "    movq %rsp, %rsi\n"                                                                                             \
+    "    leaq 16(%rbp), %rdx\n" /* above the saved frame pointer and the return address */                              \
+    "    call enter_trampoline\n"                                                                                       \
+    "    cmpl $" NUMBER(PASS_ON) ", %eax\n"                                                                             \
+    "    jne 1f\n"
+#define JUMP_TO_ORIGINAL                                                                                                \
+    RESTORE_ARGUMENTS                                                                                                   \
+    "    movq 48(%rsp), %r11\n"                                                                                         \
+    "    leaq trampoline_originals(%rip), %r10\n"                                                                       \
+    "    movq (%r10, %r11, 8), %r11\n"                                                                                  \
+    ".cfi_remember_state\n"                                                                                             \
+    LEAVE                                                                                                               \
+    "    jmp *%r11\n"
 #else
+#define JUMP_TO_BODY                                                                                                    \
+    "    movz w17, #number\n"                                                                                           \
+    "    b trampoline_body\n"
+#define ENTER                                                                                                           \
+    "    add x1, sp, #16\n"                                                                                             \
+    "    add x2, sp, #224\n"                                                                                            \
+    "    bl enter_trampoline\n"                                                                                         \
+    "    cmp w0, #" NUMBER(PASS_ON) "\n"                                                                                \
+    "    b.ne 1f\n"
+#define JUMP_TO_ORIGINAL                                                                                                \
+    "    ldr x16, [sp, #80]\n"                                                                                          \
+    "    adrp x17, trampoline_originals\n"                                                                              \
+    "    add x17, x17, :lo12:trampoline_originals\n"                                                                    \
+    "    ldr x16, [x17, x16, lsl #3]\n"                                                                                 \
+    RESTORE_ARGUMENTS                                                                                                   \
+    ".cfi_remember_state\n"                                                                                             \
+    LEAVE                                                                                                               \
+    "    br x16\n" /* by x16: allowed to enter at a landing pad for calls */
+#endif
 __asm__(".pushsection .text\n"
         ".hidden trampolines_begin\n"
         ".globl trampolines_begin\n"
@@ -76,9 +73,8 @@ __asm__(".pushsection .text\n"
         ".set number, 0\n"
         ".rept " NUMBER(TRAMPOLINES) "\n"
         ".p2align 4\n"
-        "    hint #34\n" /* bti c */
-        "    movz w17, #number\n"
-        "    b trampoline_body\n"
+        LANDING_PAD
+        JUMP_TO_BODY
         ".set number, number + 1\n"
         ".endr\n"
         ".cfi_endproc\n"
@@ -86,30 +82,12 @@ __asm__(".pushsection .text\n"
         "trampoline_body:\n"
         ".cfi_startproc\n"
         SAVE_ARGUMENTS
-        "    add x1, sp, #16\n"
-        "    add x2, sp, #224\n"
-        "    bl enter_trampoline\n"
-        "    cmp w0, #" NUMBER(PASS_ON) "\n"
-        "    b.ne 1f\n"
-        "    ldr x16, [sp, #80]\n"
-        "    adrp x17, trampoline_originals\n"
-        "    add x17, x17, :lo12:trampoline_originals\n"
-        "    ldr x16, [x17, x16, lsl #3]\n"
-        RESTORE_ARGUMENTS
-        "    ldp x29, x30, [sp], #224\n"
-        ".cfi_remember_state\n"
-        ".cfi_def_cfa sp, 0\n"
-        ".cfi_restore x29\n"
-        ".cfi_restore x30\n"
-        "    br x16\n" /* by x16: allowed to enter at a landing pad for calls */
+        ENTER
+        JUMP_TO_ORIGINAL
         ".cfi_restore_state\n"
         "1:\n"
-        "    ldp x29, x30, [sp], #224\n"
-        ".cfi_def_cfa sp, 0\n"
-        ".cfi_restore x29\n"
-        ".cfi_restore x30\n"
+        LEAVE
         "    ret\n"
         ".cfi_endproc\n"
         ".popsection\n");
-#endif
 __asm__(".section .note.GNU-stack, \"\", %progbits\n.text\n");

@@ -5,16 +5,7 @@ from ctypes import memmove, string_at
 from typing import Final
 
 from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED, PACKED, Sampling, TextureFlag
-from pympsd_client._arguments.array_structs import (
-    LINEAR,
-    PITCHED,
-    ArrayDescription,
-    ResourceDescription,
-    pack_resource,
-    pack_sampling,
-    resource,
-    sampling,
-)
+from pympsd_client._arguments import array_structs as structs
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays import array, texture
@@ -64,10 +55,10 @@ def channels_of(format: int, count: int) -> bytes:
     return CHANNELS.pack(*(bits if index < count else 0 for index in range(4)), _KINDS[format])
 
 
-def _description(channels: int, width: int, height: int, depth: int, flags: int) -> ArrayDescription:
+def _description(channels: int, width: int, height: int, depth: int, flags: int) -> structs.ArrayDescription:
     check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(string_at(channels, CHANNELS.size))
-    return ArrayDescription(width, height, depth, format, count, flags)
+    return structs.ArrayDescription(width, height, depth, format, count, flags)
 
 
 def allocate(channels: int, width: int, height: int, flags: int) -> int:
@@ -125,11 +116,13 @@ _TRILINEAR, _SEAMLESS = 0x20, 0x40
 def _resource(place: int) -> bytes:
     check_not_null("the cudaResourceDesc", place)
     kind, at = _RESOURCE.unpack(string_at(place, _RESOURCE.size))
-    if kind not in (LINEAR, PITCHED):
-        return pack_resource(ResourceDescription(kind, at, 0, 0, 0, 0, 0, 0))
+    if kind not in (structs.LINEAR, structs.PITCHED):
+        return structs.pack_resource(structs.ResourceDescription(kind, at, 0, 0, 0, 0, 0, 0))
     _, _, channels, size_or_width, height, pitch = _LINEAR.unpack(string_at(place, _LINEAR.size))
     format, count = format_of(channels)
-    return pack_resource(ResourceDescription(kind, at, format, count, size_or_width, height, pitch, 0))
+    return structs.pack_resource(
+        structs.ResourceDescription(kind, at, format, count, size_or_width, height, pitch, 0)
+    )
 
 
 def create(resource_place: int, place: int, view: int) -> int:
@@ -146,7 +139,7 @@ def create(resource_place: int, place: int, view: int) -> int:
     )
     how = Sampling(modes, filter, flags, level_filter, bias, least, greatest, border)
     view_bytes = string_at(view, _VIEW_BYTES) + _RESERVED if view else None
-    return texture.create_texture(_resource(resource_place), pack_sampling(how, anisotropy), view_bytes)
+    return texture.create_texture(_resource(resource_place), structs.pack_sampling(how, anisotropy), view_bytes)
 
 
 def create_surface(place: int) -> int:
@@ -156,9 +149,9 @@ def create_surface(place: int) -> int:
 
 def _write_resource(place: int, data: bytes) -> None:
     check_not_null("the cudaResourceDesc", place)
-    of = resource(data)
+    of = structs.resource(data)
     written = _RESOURCE.pack(of.type, of.place)
-    if of.type in (LINEAR, PITCHED):
+    if of.type in (structs.LINEAR, structs.PITCHED):
         channels = channels_of(of.format, of.channels)
         written = _LINEAR.pack(of.type, of.place, channels, of.size_or_width, of.height, of.pitch)
     memmove(place, written.ljust(_LINEAR.size, b"\0"), _LINEAR.size)
@@ -183,7 +176,7 @@ def write_view(place: int, handle: int) -> None:
 
 def write_description(place: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object."""
-    of, anisotropy = sampling(texture.texture_description(handle))
+    of, anisotropy = structs.parse_sampling(texture.texture_description(handle))
     check_not_null("the cudaTextureDesc", place)
     has = [
         bool(of.flags & flag)

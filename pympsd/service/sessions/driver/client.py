@@ -13,14 +13,7 @@ from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
-from pympsd.service.processes.peers import (
-    command_of,
-    command_of_hidden,
-    container_pid_of,
-    cuda_variables_of,
-    namespace_of,
-    process_of,
-)
+from pympsd.service.processes import peers
 from pympsd.service.sessions.driver.handoffs import Offer
 from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.origins import origin_of
@@ -60,7 +53,7 @@ class DriverClientSession(WaitingConversation):
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is handed over to a server or refused, or is gone."""
-        variables = cuda_variables_of(self.known_peer)
+        variables = peers.cuda_variables_of(self.known_peer)
         self.run_id = variables.get(RUN, "")[:MAX_RUN_ID]
         self._report_settings(variables)
         try:
@@ -93,11 +86,11 @@ class DriverClientSession(WaitingConversation):
     def _process(self) -> ClientProcess:
         return ClientProcess(
             self.peer,
-            command_of(self.peer.pid, "") if self.peer.pid else command_of_hidden(self.known_peer),
-            namespace_of(self.known_peer, 0),
+            peers.command_of(self.peer.pid, "") if self.peer.pid else peers.command_of_hidden(self.known_peer),
+            peers.namespace_of(self.known_peer, 0),
             self.to_namespace,
-            number=process_of(self.known_peer.pidfd) if not self.peer.pid else 0,
-            container_pid=container_pid_of(self.peer.pid),
+            number=peers.process_of(self.known_peer.pidfd) if not self.peer.pid else 0,
+            container_pid=peers.container_pid_of(self.peer.pid),
             since=self.since,
             origin=origin_of(self.known_peer) if self.dispatcher.state.needs_origins else None,
         )

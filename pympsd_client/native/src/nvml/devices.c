@@ -23,28 +23,27 @@ static int write_text(char *place, unsigned length, const char *text) {
 
 /* --- the machine */
 
-static int own_nvmlSystemGetDriverVersion(char *version, unsigned length) {
-    int result;
-    const struct machine *machine = lock_machine(&result);
-    return machine ? unlock(version ? write_text(version, length, machine->driver) : INVALID_ARGUMENT) : result;
+int own_nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    LOCK_OR_RETURN(machine, lock_machine(&result), !version);
+    return unlock(write_text(version, length, machine->driver));
 }
 
-static int own_nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+int own_nvmlSystemGetNVMLVersion(char *version, unsigned length) {
     char text[64];
     LOCK_OR_RETURN(machine, lock_machine(&result), !version);
     snprintf(text, sizeof text, "%d.%s", machine->cuda / 1000, machine->driver);
     return unlock(write_text(version, length, text));
 }
 
-static int own_nvmlSystemGetCudaDriverVersion(int *version) {
+int own_nvmlSystemGetCudaDriverVersion(int *version) {
     LOCK_OR_RETURN(machine, lock_machine(&result), !version);
     *version = machine->api;
     return unlock(SUCCESS);
 }
 
-#define own_nvmlSystemGetCudaDriverVersion_v2 own_nvmlSystemGetCudaDriverVersion
+SAME_CODE(nvmlSystemGetCudaDriverVersion_v2, nvmlSystemGetCudaDriverVersion)
 
-static int own_nvmlSystemGetDriverBranch(void *place, unsigned length) {
+int own_nvmlSystemGetDriverBranch(void *place, unsigned length) {
     struct {
         unsigned version;
         char branch[80];
@@ -58,39 +57,37 @@ static int own_nvmlSystemGetDriverBranch(void *place, unsigned length) {
     return unlock(SUCCESS);
 }
 
-static int own_nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
+int own_nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
     char path[64], text[4096];
-    int result;
-    if (!lock_machine(&result))
-        return result;
+    LOCK_OR_RETURN(machine, lock_machine(&result), !name);
     snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
-    int command = name ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int command = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t count = command < 0 ? -1 : read(command, text, sizeof text - 1);
     if (command >= 0)
         close(command);
-    if (!name || count < 0)
-        return unlock(name ? NOT_FOUND : INVALID_ARGUMENT);
+    if (count < 0)
+        return unlock(NOT_FOUND);
     text[count] = '\0'; /* its first word ends earlier */
     return unlock(write_text(name, length, text));
 }
 
 /* --- handles */
 
-static int own_nvmlDeviceGetCount_v2(unsigned *count) {
+int own_nvmlDeviceGetCount_v2(unsigned *count) {
     LOCK_OR_RETURN(machine, lock_machine(&result), !count);
     *count = (unsigned)machine->device_count;
     return unlock(SUCCESS);
 }
 
-#define own_nvmlDeviceGetCount own_nvmlDeviceGetCount_v2
+SAME_CODE(nvmlDeviceGetCount, nvmlDeviceGetCount_v2)
 
-static int own_nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *handle) {
+int own_nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *handle) {
     LOCK_OR_RETURN(machine, lock_machine(&result), !handle || index >= machine->device_count);
     *handle = handle_of(index);
     return unlock(SUCCESS);
 }
 
-#define own_nvmlDeviceGetHandleByIndex own_nvmlDeviceGetHandleByIndex_v2
+SAME_CODE(nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2)
 
 static void bus_ids(const struct device *device, char long_id[32], char short_id[32]) {
     snprintf(long_id, 32, "%08X:%02X:%02X.%X", device->domain, device->bus, device->slot, device->function);
@@ -118,11 +115,11 @@ static int find(const char *text, nvmlDevice_t *handle, int (*has)(const struct 
     return unlock(NOT_FOUND);
 }
 
-static int own_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *handle) {
+int own_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *handle) {
     return find(uuid, handle, has_uuid);
 }
 
-static int own_nvmlDeviceGetHandleByUUIDV(const void *place, nvmlDevice_t *handle) {
+int own_nvmlDeviceGetHandleByUUIDV(const void *place, nvmlDevice_t *handle) {
     enum { ASCII = 1, BINARY = 2 };
     const struct {
         unsigned version, type;
@@ -146,23 +143,22 @@ static int own_nvmlDeviceGetHandleByUUIDV(const void *place, nvmlDevice_t *handl
     return find(text, handle, has_uuid);
 }
 
-static int own_nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *handle) {
+int own_nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *handle) {
     return find(bus_id, handle, has_bus_id);
 }
 
-#define own_nvmlDeviceGetHandleByPciBusId own_nvmlDeviceGetHandleByPciBusId_v2
+SAME_CODE(nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2)
 
 /* --- a device */
 
 #define TEXT_FUNCTION(name, member)                                                                                     \
-    static int own_##name(nvmlDevice_t handle, char *text, unsigned length) {                                           \
-        int result;                                                                                                     \
-        const struct device *device = lock_device(handle, &result);                                                     \
-        return device ? unlock(text ? write_text(text, length, device->member) : INVALID_ARGUMENT) : result;            \
+    int own_##name(nvmlDevice_t handle, char *text, unsigned length) {                                                  \
+        LOCK_OR_RETURN(device, lock_device(handle, &result), !text);                                                    \
+        return unlock(write_text(text, length, device->member));                                                        \
     }
 
 #define NUMBER_FUNCTION(name, value)                                                                                    \
-    static int own_##name(nvmlDevice_t handle, unsigned *place) {                                                       \
+    int own_##name(nvmlDevice_t handle, unsigned *place) {                                                              \
         LOCK_OR_RETURN(device, lock_device(handle, &result), !place);                                                   \
         *place = (unsigned)(value);                                                                                     \
         return unlock(SUCCESS);                                                                                         \
@@ -196,7 +192,7 @@ NUMBER_FUNCTION(nvmlDeviceGetMaxMigDeviceCount, 0)
 NUMBER_FUNCTION(nvmlDeviceGetVirtualizationMode, 0)
 
 /* NVML_DEVICE_ADDRESSING_MODE_NONE, because kernels have no access to pageable memory of the host. */
-static int own_nvmlDeviceGetAddressingMode(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetAddressingMode(nvmlDevice_t handle, void *place) {
     struct {
         unsigned version, mode;
     } *info = place;
@@ -207,19 +203,19 @@ static int own_nvmlDeviceGetAddressingMode(nvmlDevice_t handle, void *place) {
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceSetPersistenceMode(nvmlDevice_t handle, int mode) {
+int own_nvmlDeviceSetPersistenceMode(nvmlDevice_t handle, int mode) {
     int result;
     return lock_device(handle, &result) ? unlock(mode ? NOT_SUPPORTED : SUCCESS) : result;
 }
 
-static int own_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int *major, int *minor) {
+int own_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int *major, int *minor) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !major || !minor);
     *major = device->major;
     *minor = device->minor;
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetComputeMode(nvmlDevice_t handle, unsigned *mode) {
+int own_nvmlDeviceGetComputeMode(nvmlDevice_t handle, unsigned *mode) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !mode);
     *mode = (unsigned)current_compute_mode(locked_machine(), device);
     return unlock(SUCCESS);
@@ -233,13 +229,13 @@ struct fabric_info {
     unsigned char state; /* NVML_GPU_FABRIC_STATE_NOT_SUPPORTED: 0 */
 };
 
-static int own_nvmlDeviceGetGpuFabricInfo(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetGpuFabricInfo(nvmlDevice_t handle, void *place) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !place);
     memset(place, 0, sizeof(struct fabric_info));
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t handle, void *place) {
     struct {
         unsigned version;
         struct fabric_info info;
@@ -261,7 +257,7 @@ static int own_nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t handle, void *place) {
     return unlock(SUCCESS);
 }
 
-static int own_nvmlGpmQueryDeviceSupport(nvmlDevice_t handle, unsigned *place) {
+int own_nvmlGpmQueryDeviceSupport(nvmlDevice_t handle, unsigned *place) {
     enum { GPM_VERSION = 1 };
     LOCK_OR_RETURN(device, lock_device(handle, &result), !place);
     if (place[0] != GPM_VERSION)
@@ -291,19 +287,19 @@ static int write_pci_info(nvmlDevice_t handle, struct pci_info *place, size_t si
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetPciInfo_v3(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetPciInfo_v3(nvmlDevice_t handle, void *place) {
     return write_pci_info(handle, place, sizeof(struct pci_info));
 }
 
-static int own_nvmlDeviceGetPciInfo_v2(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetPciInfo_v2(nvmlDevice_t handle, void *place) {
     return write_pci_info(handle, place, offsetof(struct pci_info, long_id));
 }
 
-static int own_nvmlDeviceGetPciInfo(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetPciInfo(nvmlDevice_t handle, void *place) {
     return write_pci_info(handle, place, offsetof(struct pci_info, subsystem));
 }
 
-static int own_nvmlDeviceGetPciInfoExt(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetPciInfoExt(nvmlDevice_t handle, void *place) {
     enum { DISPLAY_CONTROLLER = 3, THREE_D = 2 }; /* these GPUs have no display */
     struct {
         unsigned version, domain, bus, device, board, subsystem, class, subclass;
@@ -326,7 +322,7 @@ static int own_nvmlDeviceGetPciInfoExt(nvmlDevice_t handle, void *place) {
 
 /* --- memory */
 
-static int own_nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, unsigned long long *place) {
+int own_nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, unsigned long long *place) {
     LOCK_OR_RETURN(device, lock_current_device(handle, &result), !place);
     place[0] = device->memory + device->reserved;
     place[1] = device->memory - device->used;
@@ -334,7 +330,7 @@ static int own_nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, unsigned long long *
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
     struct {
         unsigned version;
         unsigned long long total, reserved, free, used;
@@ -351,7 +347,7 @@ static int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
 
 /* --- utilization */
 
-static int own_nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, unsigned *place) {
+int own_nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, unsigned *place) {
     LOCK_OR_RETURN(device, lock_current_device(handle, &result), !place);
     if (!device->has_utilization)
         return unlock(NOT_SUPPORTED);
@@ -359,48 +355,3 @@ static int own_nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, unsigned *plac
     place[1] = device->utilization.memory;
     return unlock(SUCCESS);
 }
-
-const struct own_function device_functions[] = {
-    EMULATED(nvmlSystemGetDriverVersion),
-    EMULATED(nvmlSystemGetNVMLVersion),
-    EMULATED(nvmlSystemGetCudaDriverVersion),
-    EMULATED(nvmlSystemGetCudaDriverVersion_v2),
-    EMULATED(nvmlSystemGetDriverBranch),
-    EMULATED(nvmlSystemGetProcessName),
-    LISTED(nvmlDeviceGetCount),
-    LISTED(nvmlDeviceGetCount_v2),
-    LISTED(nvmlDeviceGetHandleByIndex),
-    LISTED(nvmlDeviceGetHandleByIndex_v2),
-    LISTED(nvmlDeviceGetHandleByUUID),
-    LISTED(nvmlDeviceGetHandleByUUIDV),
-    LISTED(nvmlDeviceGetHandleByPciBusId),
-    LISTED(nvmlDeviceGetHandleByPciBusId_v2),
-    LISTED(nvmlDeviceGetIndex),
-    EMULATED(nvmlDeviceGetName),
-    EMULATED(nvmlDeviceGetUUID),
-    EMULATED(nvmlDeviceGetArchitecture),
-    EMULATED(nvmlDeviceGetBrand),
-    EMULATED(nvmlDeviceIsMigDeviceHandle),
-    EMULATED(nvmlDeviceGetMinorNumber),
-    EMULATED(nvmlDeviceGetDisplayActive),
-    EMULATED(nvmlDeviceGetDisplayMode),
-    EMULATED(nvmlDeviceGetNumFans),
-    EMULATED(nvmlDeviceGetPersistenceMode),
-    EMULATED(nvmlDeviceSetPersistenceMode),
-    EMULATED(nvmlDeviceGetCudaComputeCapability),
-    EMULATED(nvmlDeviceGetComputeMode),
-    EMULATED(nvmlDeviceGetMaxMigDeviceCount),
-    EMULATED(nvmlDeviceGetVirtualizationMode),
-    EMULATED(nvmlDeviceGetAddressingMode),
-    EMULATED(nvmlDeviceGetGpuFabricInfo),
-    EMULATED(nvmlDeviceGetGpuFabricInfoV),
-    EMULATED(nvmlGpmQueryDeviceSupport),
-    EMULATED(nvmlDeviceGetPciInfo),
-    EMULATED(nvmlDeviceGetPciInfo_v2),
-    EMULATED(nvmlDeviceGetPciInfo_v3),
-    EMULATED(nvmlDeviceGetPciInfoExt),
-    EMULATED(nvmlDeviceGetMemoryInfo),
-    EMULATED(nvmlDeviceGetMemoryInfo_v2),
-    EMULATED(nvmlDeviceGetUtilizationRates),
-    {0},
-};

@@ -68,7 +68,7 @@ static int find_profile(const struct device *device, unsigned value, enum key ke
     return -1;
 }
 
-static int own_nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t handle, unsigned number, void *place) {
+int own_nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t handle, unsigned number, void *place) {
     struct {
         unsigned id, has_peers;
         struct figures figures;
@@ -116,15 +116,15 @@ static int write_profile(nvmlDevice_t handle, unsigned value, enum key key, void
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t handle, unsigned number, void *place) {
+int own_nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t handle, unsigned number, void *place) {
     return write_profile(handle, number, BY_NUMBER, place);
 }
 
-static int own_nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t handle, unsigned id, void *place) {
+int own_nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t handle, unsigned id, void *place) {
     return write_profile(handle, id, BY_ID, place);
 }
 
-static int own_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t handle, unsigned id, void *array, unsigned *count) {
+int own_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t handle, unsigned id, void *array, unsigned *count) {
     struct {
         unsigned start, size;
     } *places = array;
@@ -141,10 +141,10 @@ static int own_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t handle
     return unlock(SUCCESS);
 }
 
-#define own_nvmlDeviceGetGpuInstancePossiblePlacements own_nvmlDeviceGetGpuInstancePossiblePlacements_v2
+SAME_CODE(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
 
 /* Return how many instances could be made if MIG were enabled: as many as there can be, because there are none. */
-static int own_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t handle, unsigned id, unsigned *count) {
+int own_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t handle, unsigned id, unsigned *count) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !count);
     int index = find_profile(device, id, BY_ID);
     if (index < 0)
@@ -154,7 +154,7 @@ static int own_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t handle, un
 }
 
 /* Devices that can be divided: the large ones of compute capability 8.0 and later. None is. */
-static int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigned *pending) {
+int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigned *pending) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !mode || !pending);
     if (device->major < 8 || (device->major == 8 && device->minor))
         return unlock(NOT_SUPPORTED);
@@ -162,20 +162,8 @@ static int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigne
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned index, nvmlDevice_t *mig) {
+int own_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned index, nvmlDevice_t *mig) {
     int result;
     (void)index;
     return lock_device(handle, &result) ? unlock(mig ? NOT_FOUND : INVALID_ARGUMENT) : result;
 }
-
-const struct own_function partition_functions[] = {
-    EMULATED(nvmlDeviceGetGpuInstanceProfileInfo),
-    EMULATED(nvmlDeviceGetGpuInstanceProfileInfoV),
-    EMULATED(nvmlDeviceGetGpuInstanceProfileInfoByIdV),
-    EMULATED(nvmlDeviceGetGpuInstancePossiblePlacements),
-    EMULATED(nvmlDeviceGetGpuInstancePossiblePlacements_v2),
-    EMULATED(nvmlDeviceGetGpuInstanceRemainingCapacity),
-    EMULATED(nvmlDeviceGetMigMode),
-    EMULATED(nvmlDeviceGetMigDeviceHandleByIndex),
-    {0},
-};

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { WORD_BITS = 64, MAX_CPUS = 1 << 16, SAME_NODE = 40, INTERNAL = 0 };
+enum { WORD_BITS = 64, MAX_CPUS = 1 << 16, SAME_NODE = 40, INTERNAL = 0, SCOPES = 2 /* NVML_AFFINITY_SCOPE_NODE, _SOCKET */ };
 
 /* Set the bit of a number in a set of `words` words. Return whether it fits. */
 static int add(uint64_t *set, unsigned words, unsigned long number) {
@@ -41,48 +41,30 @@ static int add_cpus(uint64_t *set, unsigned words, int node) {
     return 1;
 }
 
-/* Check what the functions about affinity get. Return the device, locked; or NULL with the result. */
-static const struct device *lock_placed_device(nvmlDevice_t handle, const void *place, unsigned scope, int *result) {
-    enum { SCOPES = 2 }; /* NVML_AFFINITY_SCOPE_NODE and _SOCKET */
-    const struct device *device = lock_device(handle, result);
-    if (!device)
-        return NULL;
-    if (scope >= SCOPES || !place)
-        *result = unlock(INVALID_ARGUMENT);
-    else if (device->numa_node < 0)
-        *result = unlock(NOT_SUPPORTED);
-    else
-        return device;
-    return NULL;
-}
-
-static int own_nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t handle, unsigned words, uint64_t *place, unsigned scope) {
-    int result;
-    const struct device *device = lock_placed_device(handle, place, scope, &result);
-    if (!device)
-        return result;
+int own_nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t handle, unsigned words, uint64_t *place, unsigned scope) {
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !place || scope >= SCOPES);
+    if (device->numa_node < 0)
+        return unlock(NOT_SUPPORTED);
     memset(place, 0, words * sizeof *place);
     return unlock(add_cpus(place, words, device->numa_node) ? SUCCESS : INSUFFICIENT_SIZE);
 }
 
-static int own_nvmlDeviceGetCpuAffinity(nvmlDevice_t handle, unsigned words, uint64_t *place) {
+int own_nvmlDeviceGetCpuAffinity(nvmlDevice_t handle, unsigned words, uint64_t *place) {
     return own_nvmlDeviceGetCpuAffinityWithinScope(handle, words, place, 0);
 }
 
-static int own_nvmlDeviceGetMemoryAffinity(nvmlDevice_t handle, unsigned words, uint64_t *place, unsigned scope) {
-    int result;
-    const struct device *device = lock_placed_device(handle, place, scope, &result);
-    if (!device)
-        return result;
+int own_nvmlDeviceGetMemoryAffinity(nvmlDevice_t handle, unsigned words, uint64_t *place, unsigned scope) {
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !place || scope >= SCOPES);
+    if (device->numa_node < 0)
+        return unlock(NOT_SUPPORTED);
     memset(place, 0, words * sizeof *place);
     return unlock(add(place, words, (unsigned long)device->numa_node) ? SUCCESS : INSUFFICIENT_SIZE);
 }
 
-static int own_nvmlDeviceGetNumaNodeId(nvmlDevice_t handle, unsigned *node) {
-    int result;
-    const struct device *device = lock_placed_device(handle, node, 0, &result);
-    if (!device)
-        return result;
+int own_nvmlDeviceGetNumaNodeId(nvmlDevice_t handle, unsigned *node) {
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !node);
+    if (device->numa_node < 0)
+        return unlock(NOT_SUPPORTED);
     *node = (unsigned)device->numa_node;
     return unlock(SUCCESS);
 }
@@ -110,7 +92,7 @@ static int has_cpu(const struct machine *machine, size_t number, unsigned long c
     return set[cpu / WORD_BITS] >> cpu % WORD_BITS & 1;
 }
 
-static int own_nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevice_t *places) {
+int own_nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevice_t *places) {
     LOCK_OR_RETURN(machine, lock_machine(&result), !count);
     write_handles(machine, count, places, has_cpu, cpu);
     return unlock(SUCCESS);
@@ -125,28 +107,25 @@ static int is_none(const struct machine *machine, size_t number, unsigned long o
     return 0;
 }
 
-static int own_nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t handle, unsigned level, unsigned *count, nvmlDevice_t *places) {
+int own_nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t handle, unsigned level, unsigned *count, nvmlDevice_t *places) {
     enum { LEVELS = 50, STEP = 10 }; /* nvmlGpuTopologyLevel_t: 0, 10, ... 50 */
     LOCK_OR_RETURN(device, lock_device(handle, &result), level > LEVELS || level % STEP || !count);
     write_handles(locked_machine(), count, places, level == SAME_NODE ? is_other : is_none, number_of(device));
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second, unsigned *level) {
-    int result;
-    if (!lock_device(second, &result))
-        return result;
+int own_nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second, unsigned *level) {
+    int other_result;
+    if (!lock_device(second, &other_result))
+        return other_result;
     unlock(0);
-    if (!lock_device(first, &result))
-        return result;
-    if (!level)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(first, &result), !level);
     *level = first == second ? INTERNAL : SAME_NODE;
     return unlock(SUCCESS);
 }
 
 /* Each field has its own result. */
-static int own_nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, void *place) {
+int own_nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, void *place) {
     struct {
         unsigned field, scope;
         long long time, latency;
@@ -154,24 +133,8 @@ static int own_nvmlDeviceGetFieldValues(nvmlDevice_t handle, int count, void *pl
         int result;
         unsigned long long value;
     } *fields = place;
-    int result;
-    if (!lock_device(handle, &result))
-        return result;
-    if (count <= 0 || !fields)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(handle, &result), count <= 0 || !fields);
     for (int at = 0; at < count; ++at)
         fields[at].result = NOT_SUPPORTED;
     return unlock(SUCCESS);
 }
-
-const struct own_function place_functions[] = {
-    EMULATED(nvmlDeviceGetCpuAffinity),
-    EMULATED(nvmlDeviceGetCpuAffinityWithinScope),
-    EMULATED(nvmlDeviceGetMemoryAffinity),
-    EMULATED(nvmlDeviceGetNumaNodeId),
-    EMULATED(nvmlSystemGetTopologyGpuSet),
-    EMULATED(nvmlDeviceGetTopologyNearestGpus),
-    EMULATED(nvmlDeviceGetTopologyCommonAncestor),
-    EMULATED(nvmlDeviceGetFieldValues),
-    {0},
-};

@@ -61,15 +61,12 @@ static int write_processes(const struct device *device, int kinds, unsigned *cou
 }
 
 static int list_processes(nvmlDevice_t handle, int kinds, unsigned *count, void *place, size_t size) {
-    int result;
-    const struct device *device = lock_current_device(handle, &result);
-    if (!device)
-        return result;
-    return unlock(count ? write_processes(device, kinds, count, place, size) : INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_current_device(handle, &result), !count);
+    return unlock(write_processes(device, kinds, count, place, size));
 }
 
 #define LIST_FUNCTION(name, kinds, type)                                                                                \
-    static int own_##name(nvmlDevice_t handle, unsigned *count, void *infos) {                                          \
+    int own_##name(nvmlDevice_t handle, unsigned *count, void *infos) {                                                 \
         return list_processes(handle, kinds, count, infos, sizeof(type));                                               \
     }
 
@@ -83,7 +80,7 @@ LIST_FUNCTION(nvmlDeviceGetGraphicsRunningProcesses, 0, struct process_info_v1)
 LIST_FUNCTION(nvmlDeviceGetGraphicsRunningProcesses_v2, 0, struct process_info)
 LIST_FUNCTION(nvmlDeviceGetGraphicsRunningProcesses_v3, 0, struct process_info)
 
-static int own_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t handle, void *place) {
+int own_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t handle, void *place) {
     static const int kinds[] = {COMPUTE, 0, MPS, COMPUTE}; /* nvmlProcessMode_t */
     struct {
         unsigned version, mode, count;
@@ -108,14 +105,9 @@ struct process_sample {
 };
 
 /* As recorded under MPS, a server has a row for all its clients, and without kernels there is none. Its time is now. */
-static int own_nvmlDeviceGetProcessUtilization(nvmlDevice_t handle, struct process_sample *samples, unsigned *count,
+int own_nvmlDeviceGetProcessUtilization(nvmlDevice_t handle, struct process_sample *samples, unsigned *count,
                                                unsigned long long last_seen) {
-    int result;
-    const struct device *device = lock_current_device(handle, &result);
-    if (!device)
-        return result;
-    if (!count)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_current_device(handle, &result), !count);
     if (!device->has_utilization)
         return unlock(NOT_SUPPORTED);
     unsigned room = samples ? *count : 0;
@@ -163,10 +155,8 @@ static int is_set(const struct event_set *set) {
     return found;
 }
 
-static int own_nvmlEventSetCreate(struct event_set **place) {
-    int result;
-    if (!lock_machine(&result))
-        return result;
+int own_nvmlEventSetCreate(struct event_set **place) {
+    LOCK_OR_RETURN(machine, lock_machine(&result), 0);
     unlock(0);
     struct event_set *set = place ? calloc(1, sizeof *set) : NULL;
     if (!set)
@@ -179,10 +169,8 @@ static int own_nvmlEventSetCreate(struct event_set **place) {
     return SUCCESS;
 }
 
-static int own_nvmlEventSetFree(struct event_set *set) {
-    int result;
-    if (!lock_machine(&result))
-        return result;
+int own_nvmlEventSetFree(struct event_set *set) {
+    LOCK_OR_RETURN(machine, lock_machine(&result), 0);
     unlock(0);
     pthread_mutex_lock(&sets_lock);
     struct event_set **link = link_to(set);
@@ -195,29 +183,19 @@ static int own_nvmlEventSetFree(struct event_set *set) {
     return found ? SUCCESS : INVALID_ARGUMENT;
 }
 
-static int own_nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned long long types, struct event_set *set) {
-    int result;
-    if (!lock_device(handle, &result))
-        return result;
-    if (!is_set(set))
-        return unlock(INVALID_ARGUMENT);
+int own_nvmlDeviceRegisterEvents(nvmlDevice_t handle, unsigned long long types, struct event_set *set) {
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !is_set(set));
     return unlock(types & ~(unsigned long long)EVENTS ? NOT_SUPPORTED : SUCCESS);
 }
 
-static int own_nvmlDeviceGetSupportedEventTypes(nvmlDevice_t handle, unsigned long long *types) {
-    int result;
-    if (!lock_device(handle, &result))
-        return result;
-    if (!types)
-        return unlock(INVALID_ARGUMENT);
+int own_nvmlDeviceGetSupportedEventTypes(nvmlDevice_t handle, unsigned long long *types) {
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !types);
     *types = EVENTS;
     return unlock(SUCCESS);
 }
 
-static int own_nvmlEventSetWait_v2(struct event_set *set, void *data, unsigned milliseconds) {
-    int result;
-    if (!lock_machine(&result))
-        return result;
+int own_nvmlEventSetWait_v2(struct event_set *set, void *data, unsigned milliseconds) {
+    LOCK_OR_RETURN(machine, lock_machine(&result), 0);
     unlock(0);
     if (!data || !is_set(set))
         return INVALID_ARGUMENT;
@@ -234,27 +212,4 @@ static int own_nvmlEventSetWait_v2(struct event_set *set, void *data, unsigned m
     return TIMEOUT;
 }
 
-static int own_nvmlEventSetWait(struct event_set *set, void *data, unsigned milliseconds) {
-    return own_nvmlEventSetWait_v2(set, data, milliseconds);
-}
-
-const struct own_function process_functions[] = {
-    LISTED(nvmlDeviceGetComputeRunningProcesses),
-    LISTED(nvmlDeviceGetComputeRunningProcesses_v2),
-    LISTED(nvmlDeviceGetComputeRunningProcesses_v3),
-    LISTED(nvmlDeviceGetMPSComputeRunningProcesses),
-    LISTED(nvmlDeviceGetMPSComputeRunningProcesses_v2),
-    LISTED(nvmlDeviceGetMPSComputeRunningProcesses_v3),
-    EMULATED(nvmlDeviceGetGraphicsRunningProcesses),
-    EMULATED(nvmlDeviceGetGraphicsRunningProcesses_v2),
-    EMULATED(nvmlDeviceGetGraphicsRunningProcesses_v3),
-    LISTED(nvmlDeviceGetRunningProcessDetailList),
-    EMULATED(nvmlDeviceGetProcessUtilization),
-    EMULATED(nvmlEventSetCreate),
-    EMULATED(nvmlEventSetFree),
-    EMULATED(nvmlDeviceRegisterEvents),
-    EMULATED(nvmlDeviceGetSupportedEventTypes),
-    EMULATED(nvmlEventSetWait),
-    EMULATED(nvmlEventSetWait_v2),
-    {0},
-};
+SAME_CODE(nvmlEventSetWait, nvmlEventSetWait_v2)

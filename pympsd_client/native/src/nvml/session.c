@@ -29,7 +29,12 @@
 #include <string.h>
 
 #define STUBS "nvml/functions.h"
+#define OWN_IN(name, ways) FUNCTION(name, 0, "")
 #include "../stubs.h"
+#undef OWN_IN
+
+enum way { CLOSED, OURS, WITH_DRIVER, NATIVE }; /* to have devices: the rows of the table above, CLOSED before nvmlInit */
+enum { EMULATED = 1 << CLOSED | 1 << OURS, LISTED = EMULATED | 1 << WITH_DRIVER, ALWAYS = LISTED | 1 << NATIVE };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
@@ -120,24 +125,24 @@ const struct device *lock_current_device(nvmlDevice_t handle, int *result) {
 
 /* --- stubs */
 
-static const struct own_function *const own_functions[] = {session_functions, device_functions, process_functions, place_functions,
-                                                            partition_functions};
+#define FUNCTION(name, version, parameters)
+#define OWN_IN(name, ways) extern HIDDEN const char code_of_##name[] __asm__("own_" #name);
+#include "functions.h"
+#undef FUNCTION
+#undef OWN_IN
 
-static const struct own_function *find_own(uint64_t number) {
-    const char *prototype = stub_prototypes[number];
-    size_t length = strcspn(prototype, "(");
-    for (size_t of = 0; of < sizeof own_functions / sizeof *own_functions; ++of)
-        for (const struct own_function *own = own_functions[of]; own->name; ++own)
-            if (strlen(own->name) == length && !strncmp(own->name, prototype, length))
-                return own;
-    return NULL;
-}
+#define FUNCTION(name, version, parameters) {#name, NULL, 0},
+#define OWN_IN(name, ways) {#name, code_of_##name, ways},
+static const struct {
+    const char *name;
+    const void *code; /* this library's */
+    unsigned ways;    /* a bit for each way in which that is behind the name */
+} functions[] = {
+#include "functions.h"
+};
 
-static void *find_drivers(uint64_t number) {
-    const char *prototype = stub_prototypes[number];
-    char name[128];
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(prototype, "("), prototype);
-    return dlsym(drivers, name);
+static void *drivers_function(const char *name) {
+    return drivers ? dlsym(drivers, name) : NULL;
 }
 
 static int refuse(void) {
@@ -146,18 +151,17 @@ static int refuse(void) {
 }
 
 static void name_refused(uint64_t number) {
-    const char *explains = secure_getenv("PYMPSD_EXPLAIN"), *prototype = stub_prototypes[number];
-    int length = (int)strcspn(prototype, "(");
+    const char *explains = secure_getenv("PYMPSD_EXPLAIN");
     if (way == CLOSED || reported[number] || !explains || !*explains || !strcmp(explains, "0"))
         return;
     reported[number] = 1;
-    fprintf(stderr, "pympsd: %.*s: NVML_ERROR_NOT_SUPPORTED: pympsd does not have it\n", length, prototype);
+    fprintf(stderr, "pympsd: %s: NVML_ERROR_NOT_SUPPORTED: pympsd does not have it\n", functions[number].name);
 }
 
 void *resolve_stub(uint64_t number) {
-    const struct own_function *own = find_own(number);
     take_lock();
-    void *code = own && own->ways & 1u << way ? own->code : drivers ? find_drivers(number) : NULL;
+    const void *own = functions[number].ways & 1u << way ? functions[number].code : NULL;
+    void *code = own ? (void *)own : drivers_function(functions[number].name);
     if (!code) {
         name_refused(number);
         code = (void *)refuse;
@@ -170,17 +174,13 @@ void *resolve_stub(uint64_t number) {
 
 /* --- sessions */
 
-static void *drivers_function(const char *name) {
-    return dlsym(drivers, name);
-}
-
 static int init_driver(void) {
     int (*init)(void) = drivers || (drivers = open_drivers_library()) ? (int (*)(void))drivers_function("nvmlInit_v2") : NULL;
     return init && !init();
 }
 
 static void leave_driver(void) {
-    int (*shut_down)(void) = drivers ? (int (*)(void))drivers_function("nvmlShutdown") : NULL;
+    int (*shut_down)(void) = (int (*)(void))drivers_function("nvmlShutdown");
     if (shut_down)
         shut_down();
 }
@@ -237,7 +237,7 @@ static void reset_table(void) {
         stub_table[number] = resolve_body;
 }
 
-static int own_nvmlInitWithFlags(unsigned flags) {
+int own_nvmlInitWithFlags(unsigned flags) {
     enum { NO_GPUS = 1, NO_ATTACH = 2, FORCE_INIT = 4 };
     if (flags & ~(unsigned)(NO_GPUS | NO_ATTACH | FORCE_INIT))
         return INVALID_ARGUMENT;
@@ -254,15 +254,13 @@ static int own_nvmlInitWithFlags(unsigned flags) {
     return unlock(SUCCESS);
 }
 
-static int own_nvmlInit(void) {
+int own_nvmlInit_v2(void) {
     return own_nvmlInitWithFlags(0);
 }
 
-static int own_nvmlInit_v2(void) {
-    return own_nvmlInitWithFlags(0);
-}
+SAME_CODE(nvmlInit, nvmlInit_v2)
 
-static int own_nvmlShutdown(void) {
+int own_nvmlShutdown(void) {
     take_lock();
     if (!users)
         return unlock(UNINITIALIZED);
@@ -279,7 +277,7 @@ static int own_nvmlShutdown(void) {
     return unlock(SUCCESS);
 }
 
-static const char *own_nvmlErrorString(int result) {
+const char *own_nvmlErrorString(int result) {
     static const char *const texts[] = {
         "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions", "Already Initialized",
         "Not Found", "Insufficient Size", "Insufficient External Power", not_loaded, "Timeout", "Interrupt Request Issue",
@@ -295,7 +293,3 @@ static const char *own_nvmlErrorString(int result) {
 __attribute__((constructor)) static void at_load(void) {
     pthread_atfork(take_lock, release_lock, release_lock);
 }
-
-const struct own_function session_functions[] = {
-    ALWAYS(nvmlInit), ALWAYS(nvmlInit_v2), ALWAYS(nvmlInitWithFlags), ALWAYS(nvmlShutdown), ALWAYS(nvmlErrorString), {0},
-};

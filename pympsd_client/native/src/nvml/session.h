@@ -40,6 +40,7 @@ const struct machine *lock_machine(int *result);
     const struct name *name = lock;                                                                                     \
     if (!name)                                                                                                          \
         return result;                                                                                                  \
+    (void)name;                                                                                                         \
     if (is_invalid)                                                                                                     \
         return unlock(INVALID_ARGUMENT)
 
@@ -55,19 +56,5 @@ nvmlDevice_t handle_of(size_t number);
 /* Return the number of a device of the locked machine. */
 size_t number_of(const struct device *device);
 
-/* Ways to have devices (session.c). */
-enum way { CLOSED, OURS, WITH_DRIVER, NATIVE };
-
-/* The code behind a name, and a bit for each way in which it is. */
-struct own_function {
-    const char *name;
-    void *code;
-    unsigned ways;
-};
-#define ALWAYS(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS | 1 << WITH_DRIVER | 1 << NATIVE}
-#define LISTED(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS | 1 << WITH_DRIVER}
-#define EMULATED(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS}
-
-/* The functions of each file; a row without a name is the last. */
-extern const struct own_function session_functions[], device_functions[], process_functions[], place_functions[],
-    partition_functions[];
+/* Give an older name of a function the code of the newer one. */
+#define SAME_CODE(name, newer) extern __typeof__(own_##newer) own_##name __attribute__((alias("own_" #newer)));

@@ -20,15 +20,7 @@ from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.completions import PendingCompletion
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue, QueuedStream
-from pympsd_server.backends.interface import (
-    Completion,
-    Copy,
-    Extent,
-    Fill,
-    Region,
-    Space,
-    Status,
-)
+from pympsd_server.backends.interface import Completion, Copy, Extent, Fill, Region, Space, Status
 
 
 class CopyStream(QueuedStream, Protocol):

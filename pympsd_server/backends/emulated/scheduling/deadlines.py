@@ -9,15 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from pympsd_server.backends.emulated.scheduling.policy import (
-    LEAST_PRIORITY,
-    ContextQueue,
-    Runnable,
-    weight_of_priority,
-)
+from pympsd_server.backends.emulated.scheduling import policy
 
 DEFAULT_MILLISECONDS: Final = 50.0
-_WEIGHT_OF_LEAST: Final = weight_of_priority(LEAST_PRIORITY)
+_WEIGHT_OF_LEAST: Final = policy.weight_of_priority(policy.LEAST_PRIORITY)
 _BELOW_NORMAL: Final = 16
 
 
@@ -41,9 +36,9 @@ class Deadlines:
             raise ValueError(f"the period is a number of milliseconds above 0, at most 60000; not {argument!r}")
         self._period = milliseconds * 1e6
         self._clock = clock
-        self._due: dict[Runnable, float] = {}
+        self._due: dict[policy.Runnable, float] = {}
 
-    def add(self, work: Runnable) -> None:
+    def add(self, work: policy.Runnable) -> None:
         """Give work that became ready its deadline.
 
         It counts from now: the period, less by priority, and 16 times as long below normal.
@@ -51,12 +46,12 @@ class Deadlines:
         work.queue.ready.append(work)
         self._due[work] = self._deadline(work)
 
-    def _deadline(self, work: Runnable) -> float:
+    def _deadline(self, work: policy.Runnable) -> float:
         # A weight is 2 ** steps: that of a stream of the least priority is the greatest.
         period = self._period * work.time_share.weight / _WEIGHT_OF_LEAST
         return self._clock() + period * (_BELOW_NORMAL if work.queue.level else 1)
 
-    def remove(self, work: Runnable) -> None:
+    def remove(self, work: policy.Runnable) -> None:
         """Remove work that has finished.
 
         It may have finished before its deadline or after.
@@ -64,7 +59,7 @@ class Deadlines:
         work.queue.ready.remove(work)
         del self._due[work]
 
-    def drop(self, queue: ContextQueue) -> None:
+    def drop(self, queue: policy.ContextQueue) -> None:
         """Remove all work of a context, which has faulted or was destroyed.
 
         A context without ready work is allowed.
@@ -73,7 +68,7 @@ class Deadlines:
             del self._due[work]
         queue.ready.clear()
 
-    def next(self) -> Runnable | None:
+    def next(self) -> policy.Runnable | None:
         """Return what is due first, of what can run; None if nothing can.
 
         Work that is blocked keeps its deadline, and so is among the first once there is space for it.
@@ -81,7 +76,7 @@ class Deadlines:
         able = (work for work in self._due if not work.is_blocked)
         return min(able, key=self._due.__getitem__, default=None)
 
-    def charge(self, work: Runnable, nanoseconds: int) -> None:
+    def charge(self, work: policy.Runnable, nanoseconds: int) -> None:
         """Renew a deadline that is missed, from now on.
 
         ``nanoseconds`` does not matter: only when work is due does, not how much time it has had.
