@@ -70,11 +70,11 @@ def __getattr__(name: str) -> Any:
     value = getattr(_bindings, name)
     # A driver function that pympsd does not have exists only if the program runs natively.
     if _is_driver_function(name) and _process.native is None:
-        raise AttributeError(_missing(name))
+        raise AttributeError(_explain_missing(name))
     return value
 
 
-def _missing(name: str) -> str:
+def _explain_missing(name: str) -> str:
     from difflib import get_close_matches  # here, because a correct program does not need it
 
     near = ", ".join(get_close_matches(name, _FUNCTIONS))

@@ -206,11 +206,11 @@ def _driver(options: Options) -> int:
         return DRIVER  # without what takes longer to import than all else here
     _find_dependencies()
     try:
-        from pympsd.devices.discovery import expected_driver
+        from pympsd.devices.discovery import find_expected_driver
         from pympsd.devices.state_folder import add_machine_file
         from pympsd.vocabulary.settings import Settings
 
-        return expected_driver(Settings.from_environment(add_machine_file(environment)))
+        return find_expected_driver(Settings.from_environment(add_machine_file(environment)))
     except ImportError:
         return DRIVER
     except InputError as error:

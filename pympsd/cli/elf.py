@@ -56,7 +56,7 @@ class ElfFile:
             if header[:4] != MAGIC:
                 raise BadElf("it does not begin as an ELF file does")
             self.machine = _machine(header)
-            self.is_foreign = _kind(header) != _kind(_own_header())
+            self.is_foreign = _kind(header) != _kind(_read_own_header())
             self._header = header
             if not self.is_foreign:
                 self._read_libraries()
@@ -172,7 +172,7 @@ def is_elf(path: str) -> bool:
         posix.close(fd)
 
 
-def _own_header() -> bytes:
+def _read_own_header() -> bytes:
     fd = posix.open("/proc/self/exe", posix.O_RDONLY | posix.O_CLOEXEC)
     try:
         return posix.read(fd, _HEADER_BYTES)

@@ -23,7 +23,9 @@ def positions(text: str) -> dict[Path, int]:
     tables: dict[Path, int] = {}
     for line, statement in _statements(text):
         if statement.lstrip().startswith("["):
-            table = _table_path(_nested_path(tomllib.loads(statement)), statement.lstrip().startswith("[["), tables)
+            table = _table_path(
+                _find_nested_path(tomllib.loads(statement)), statement.lstrip().startswith("[["), tables
+            )
             _note(lines_by_path, table, line)
         else:
             for path in _paths(tomllib.loads(statement)):
@@ -60,7 +62,7 @@ def _is_whole(statement: str) -> bool:
     return True
 
 
-def _nested_path(parsed: Any) -> tuple[str, ...]:
+def _find_nested_path(parsed: Any) -> tuple[str, ...]:
     """Return the path of a header, which is parsed into one key a level."""
     path: tuple[str, ...] = ()
     while parsed and isinstance(parsed, dict):

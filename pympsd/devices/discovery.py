@@ -76,7 +76,7 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     return _select_devices(machine, indices)
 
 
-def expected_driver(settings: Settings) -> int:
+def find_expected_driver(settings: Settings) -> int:
     """Return the branch of the driver of a daemon with these settings, without asking the driver; raise BadMachine.
 
     With backend ``auto`` it is right except on a machine whose driver has a server of its own.

@@ -118,7 +118,7 @@ def parse_toml(text: str) -> tuple[DeviceProperties, ...]:
     driver = machine.get("driver", DRIVER)
     if type(driver) is not int or driver not in CUDA_VERSIONS:
         raise BadMachine(f"driver is one of {', '.join(map(str, CUDA_VERSIONS))}, not {driver!r}")
-    stops, isolates = (_flag(machine, ability) for ability in ABILITIES)
+    stops, isolates = (_read_flag(machine, ability) for ability in ABILITIES)
     devices = _check_devices([properties for table in tables for properties in _parse_table(table)])
     return tuple(
         evolve(
@@ -201,7 +201,7 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
     mode = table.get("compute_mode", "DEFAULT")
     if not isinstance(mode, str) or mode not in COMPUTE_MODES:
         raise BadMachine(f"compute_mode is one of {', '.join(COMPUTE_MODES)}, not {mode!r}")
-    unified = _flag(table, "unified_addressing")
+    unified = _read_flag(table, "unified_addressing")
     identity = {
         "COMPUTE_CAPABILITY_MAJOR": capability[0],
         "COMPUTE_CAPABILITY_MINOR": capability[1],
@@ -292,7 +292,7 @@ def _capability(table: dict[str, Any], profile: Profile) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _flag(table: dict[str, Any], key: str) -> bool:
+def _read_flag(table: dict[str, Any], key: str) -> bool:
     value = table.get(key, True)
     if not isinstance(value, bool):
         raise BadMachine(f"{key} is true or false, not {value!r}")

@@ -27,7 +27,7 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line, servers_to_ask
 from pympsd.errors import LimitExceeded
 from pympsd.journal.setup import Journal
-from pympsd.service.files.cgroups import existing_cgroups
+from pympsd.service.files.cgroups import find_existing_cgroups
 from pympsd.service.pacing import COMMAND_SECONDS, Pacing
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import may_queue, may_watch
@@ -136,10 +136,10 @@ class WaitingClient(Protocol):
 class ConnectedOperator(Protocol):
     """An operator's session (sessions.operator, sessions.driver.tool).
 
-    ``answer`` is called once for each line; ``note`` and ``working`` only before it.
+    ``answer`` is called once for each line; ``note`` and ``report_working`` only before it.
     """
 
-    def working(self) -> None:
+    def report_working(self) -> None:
         """Report to the operator that the command takes longer."""
 
     def note(self, text: str, is_output: bool) -> None:
@@ -344,14 +344,14 @@ class Dispatcher:
                         nursery.start_soon(refresh, self.servers[server.id])
         process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
-        cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
-        origins = self._unknown_origins() if parsed.asks_origins else {}
+        cgroups = find_existing_cgroups(passing) if passing and parsed.asks_cgroups else None
+        origins = self._find_unknown_origins() if parsed.asks_origins else {}
         at = time.time()
         self.feed(
             events.OperatorLine(session, uid, parsed, tuple(silent), file, at, *place, process, cgroups, origins)
         )
 
-    def _unknown_origins(self) -> dict[int, Origin]:
+    def _find_unknown_origins(self) -> dict[int, Origin]:
         """Return the properties of clients' processes of which none are known, by PID."""
         servers = self.state.servers.values()
         processes = [client.process for server in servers for client in server.clients.values()]
@@ -373,7 +373,7 @@ class Dispatcher:
             case do.Reply(session, answer) if session in self.operators:
                 self.operators[session].answer(answer)
             case do.Working(session) if session in self.operators:
-                self.operators[session].working()
+                self.operators[session].report_working()
             case do.Note(session, text, is_output) if session in self.operators:
                 self.operators[session].note(text, is_output)
             case do.SpawnServer():

@@ -14,7 +14,7 @@ from pympsd.state_machine import drains, shares
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.identities import DEFAULT
-from pympsd.vocabulary.limit_table import combine, differing_percentages, percentage_on
+from pympsd.vocabulary.limit_table import combine, find_differing_percentages, percentage_on
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.results import ServerStatus
 
@@ -127,7 +127,7 @@ def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
         if named_server is None
         else combine(named_server.namespace(DEFAULT).limits, named_server.maximum)
     )
-    differing = differing_percentages(limits, ordinals)
+    differing = find_differing_percentages(limits, ordinals)
     if differing:
         return _label_by_device({device: percentage / 100 for device, percentage in differing.items()})
     return [({}, percentage_on(limits, *ordinals[:1]).value / 100)]

@@ -173,7 +173,7 @@ class NamespaceSockets:
         # Other files, a user's for instance, stay, and so does their directory.
         with (
             contextlib.suppress(OSError),
-            namespace_directory.existing(self.dispatcher.pipe_directory, parent) as folder,
+            namespace_directory.open_existing(self.dispatcher.pipe_directory, parent) as folder,
         ):
             with namespace_directory.open_subdirectory(folder, name) as own:
                 namespace_directory.remove(own, files.CONTROL)

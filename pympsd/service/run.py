@@ -55,7 +55,7 @@ from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.servers import PendingServer, take_over, wait_for_reports
 from pympsd.takeover.state.entries import FIFO, listener_name
 from pympsd.takeover.state.records import InitialDefaults, snapshot
-from pympsd.takeover.state_file import StateFile, device_keys, log_folders_left, writer_runs
+from pympsd.takeover.state_file import StateFile, device_keys, is_writer_running, log_folders_left
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limits import PinnedMemory
@@ -181,7 +181,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     directory = setup.directory
     log = control_logger(setup.journal)
     # Two daemons must not accept on the same sockets.
-    previous = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
+    previous = None if is_writer_running(directory.path) else await KeeperLink.fetch(directory, log)
     keeper, entries = previous or (KeeperLink(directory, log), {})
     kept_entries = KeptEntries.of(keeper, entries)
     listening = _open_listeners(setup, kept_entries)

@@ -152,7 +152,7 @@ def render_devices(
         Refused: nvidia-smi does not have one of the fields.
     """
     readers: dict[str, Callable[[MonitoredDevice], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
-    names = _names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
+    names = _read_field_names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
     rows = ([readers[name](device) if name in readers else None for name in names] for device in devices)
     return _csv(DEVICE_FIELDS, names, rows, form)
 
@@ -162,7 +162,7 @@ def render_processes(devices: Sequence[MonitoredDevice], fields: str, form: froz
 
     A server comes before its clients. Arguments and errors are those of `render_devices`.
     """
-    names = _names(fields, PROCESS_FIELDS, PROCESS_ALIASES)
+    names = _read_field_names(fields, PROCESS_FIELDS, PROCESS_ALIASES)
     rows = (
         [_OF_PROCESSES[name](device, process) if name in _OF_PROCESSES else None for name in names]
         for device in devices
@@ -190,7 +190,7 @@ def _format_now() -> str:
     return f"{time.strftime('%Y/%m/%d %H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1000):03d}"
 
 
-def _names(fields: str, all_fields: Iterable[str], replacements: Mapping[str, str]) -> list[str]:
+def _read_field_names(fields: str, all_fields: Iterable[str], replacements: Mapping[str, str]) -> list[str]:
     names = []
     for field in (word.strip() for word in fields.split(",")):
         name = replacements.get(field, field)

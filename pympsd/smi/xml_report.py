@@ -61,7 +61,7 @@ def _device(device: MonitoredDevice, parts: frozenset[str]) -> Elements:
     return [element for name, elements in sections.items() if not parts or name in parts for element in elements]
 
 
-def _lacking(*names: str) -> Elements:
+def _make_lacking(*names: str) -> Elements:
     return tuple((name, _LACKING) for name in names)
 
 
@@ -71,48 +71,48 @@ def _identity(device: MonitoredDevice) -> Elements:
         ("pci_bus", bus),
         ("pci_device", device_and_function.partition(".")[0]),
         ("pci_domain", domain[-4:]),
-        *_lacking("pci_device_id"),
+        *_make_lacking("pci_device_id"),
         ("pci_bus_id", device.bus_id),
-        *_lacking("pci_sub_system_id"),
+        *_make_lacking("pci_sub_system_id"),
     )
     return (
         ("product_name", device.properties.name),
-        *_lacking("product_brand", "product_architecture", "display_mode", "display_attached", "display_active"),
-        *_lacking("persistence_mode", "addressing_mode"),
-        ("mig_mode", _lacking("current_mig", "pending_mig")),
+        *_make_lacking("product_brand", "product_architecture", "display_mode", "display_attached", "display_active"),
+        *_make_lacking("persistence_mode", "addressing_mode"),
+        ("mig_mode", _make_lacking("current_mig", "pending_mig")),
         ("mig_devices", "None"),
-        *_lacking("accounting_mode", "accounting_mode_buffer_size"),
-        ("driver_model", _lacking("current_dm", "pending_dm")),
-        *_lacking("serial"),
+        *_make_lacking("accounting_mode", "accounting_mode_buffer_size"),
+        ("driver_model", _make_lacking("current_dm", "pending_dm")),
+        *_make_lacking("serial"),
         ("uuid", device.properties.uuid),
-        *_lacking("minor_number", "vbios_version", "multigpu_board", "board_id", "board_part_number"),
-        ("ecc_mode", _lacking("current_ecc", "pending_ecc")),
+        *_make_lacking("minor_number", "vbios_version", "multigpu_board", "board_id", "board_part_number"),
+        ("ecc_mode", _make_lacking("current_ecc", "pending_ecc")),
         ("pci", pci),
-        *_lacking("fan_speed", "performance_state"),
+        *_make_lacking("fan_speed", "performance_state"),
     )
 
 
 def _memory(device: MonitoredDevice) -> Elements:
     return (
         ("fb_memory_usage", tuple((name, f"{size} MiB") for name, size in device.memory_mib.items())),
-        ("bar1_memory_usage", _lacking("total", "used", "free")),
+        ("bar1_memory_usage", _make_lacking("total", "used", "free")),
     )
 
 
 def _utilization(device: MonitoredDevice) -> Elements:
     rates = (("gpu_util", f"{device.utilization} %"), ("memory_util", "0 %"))
-    return (*rates, *_lacking("encoder_util", "decoder_util", "jpeg_util", "ofa_util"))
+    return (*rates, *_make_lacking("encoder_util", "decoder_util", "jpeg_util", "ofa_util"))
 
 
 def _sensors() -> Elements:
     return (
-        ("temperature", _lacking("gpu_temp", "gpu_temp_tlimit", "memory_temp")),
+        ("temperature", _make_lacking("gpu_temp", "gpu_temp_tlimit", "memory_temp")),
         (
             "gpu_power_readings",
-            _lacking("power_state", "average_power_draw", "instant_power_draw", "current_power_limit"),
+            _make_lacking("power_state", "average_power_draw", "instant_power_draw", "current_power_limit"),
         ),
-        ("clocks", _lacking("graphics_clock", "sm_clock", "mem_clock", "video_clock")),
-        ("max_clocks", _lacking("graphics_clock", "sm_clock", "mem_clock", "video_clock")),
+        ("clocks", _make_lacking("graphics_clock", "sm_clock", "mem_clock", "video_clock")),
+        ("max_clocks", _make_lacking("graphics_clock", "sm_clock", "mem_clock", "video_clock")),
     )
 
 
@@ -121,7 +121,7 @@ def _processes(device: MonitoredDevice) -> Elements:
         (
             "process_info",
             (
-                *_lacking("gpu_instance_id", "compute_instance_id"),
+                *_make_lacking("gpu_instance_id", "compute_instance_id"),
                 ("pid", process.pid),
                 ("type", process.kind),
                 ("process_name", process.name),

@@ -130,7 +130,7 @@ def create_server(
         check_share(shares.problem_of_own_server(daemon, uid))
     else:
         check_share(shares.problem(daemon, asker, shares.cost_of_server(daemon, named_server)))
-    yield from _working(session)
+    yield from _report_working(session)
     yield from registration.add(daemon, named_server, limits, session)
 
 
@@ -147,7 +147,7 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
     if current not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
         raise NotPossible(f"Server '{name}' is {current}: its user can change when it is Ready.")
     _check_user(daemon, name, uid)
-    yield from _working(session)
+    yield from _report_working(session)
     if session:
         named_server.creators.append(session)
     named_server.former_uid = named_server.uid
@@ -212,7 +212,7 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
         raise NotPossible(f"Server '{name}' has {end_of_refusal(present)}")
     if session:
         named_server.deleters.append(session)
-    yield from _working(session)
+    yield from _report_working(session)
     if not named_server.deleted:
         named_server.deleted = True
         daemon.named_servers.changes += 1
@@ -304,7 +304,7 @@ def refuse_waiting(daemon: Daemon, name: str, code: int, reason: str) -> Iterato
     yield from queueing.refuse(daemon, name, code, reason)
 
 
-def _working(session: int) -> Iterator[Instruction]:
+def _report_working(session: int) -> Iterator[Instruction]:
     if session:
         yield Working(session)
 

@@ -85,7 +85,7 @@ def count_used_together(daemon: Daemon, resource: SharedResource, *, own: bool =
     if not resource.is_named:
         return sum(n for uid, n in daemon.usage.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
     if resource is SM_CHUNKS:
-        return _percent_of_chunks(daemon, None if exempt else _sharing_users(daemon))
+        return _percent_of_chunks(daemon, None if exempt else _find_sharing_users(daemon))
     return sum(
         _cost(daemon, server, resource) + (_base_cost(daemon, server, resource) if own and is_own(server) else 0)
         for server in daemon.named_servers.values()
@@ -153,7 +153,7 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
     if is_exempt(daemon, asker):
         return ""
     every = _chunks_of(daemon, device)
-    own, together = _count_chunks(daemon, device, {asker}), _count_chunks(daemon, device, _sharing_users(daemon))
+    own, together = _count_chunks(daemon, device, {asker}), _count_chunks(daemon, device, _find_sharing_users(daemon))
     share, most = daemon.usage.shares.share(SM_CHUNKS), daemon.usage.shares.count_for_users(SM_CHUNKS)
     what = f"SM chunks of device {daemon.devices[device].uuid}"
     text = ""
@@ -250,7 +250,7 @@ def _remedy_of_all(daemon: Daemon, resource: SharedResource) -> str:
     return "an administrator can delete some ('server list' has their users)"
 
 
-def _sharing_users(daemon: Daemon) -> set[int]:
+def _find_sharing_users(daemon: Daemon) -> set[int]:
     """Return the users who have servers and shares."""
     return {server.uid for server in daemon.named_servers.values()} - exempt_users(daemon)
 

@@ -50,7 +50,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.lifetime.server_ids = Ids(first_id(daemon.lifetime.generation))
         daemon.terminations.ids = Ids(first_id(daemon.lifetime.generation))
     for process in saved.servers:
-        daemon.servers[process.serial] = _pending_server(daemon, process, saved)
+        daemon.servers[process.serial] = _make_pending_server(daemon, process, saved)
         yield Log("takeover_pending", {"server": process.pid, "uid": process.uid})
         yield SetTimer(Timer(TimerKind.RETURN, process.serial), TAKEOVER_TIMEOUT)
     if daemon.options.policy.has_named_servers:
@@ -136,7 +136,7 @@ def _take_defaults(daemon: Daemon, saved: records.PersistentState) -> None:
         daemon.defaults.memory_limits = records.parse_memory(saved.memory_limits)
 
 
-def _pending_server(daemon: Daemon, process: records.PersistentServer, saved: records.PersistentState) -> Server:
+def _make_pending_server(daemon: Daemon, process: records.PersistentServer, saved: records.PersistentState) -> Server:
     percentage, memory = process.thread_percentage, process.memory_limits
     if not daemon.options.policy.has_named_servers:
         percentage, memory = limits_of(process, saved)

@@ -146,7 +146,7 @@ def _read_left(folder: str) -> SavedState | None:
     return saved if saved.boot == _boot() else None
 
 
-def writer_runs(folder: str) -> bool:
+def is_writer_running(folder: str) -> bool:
     """Return whether the daemon that wrote the file still runs, so that what its keeper holds is in use."""
     try:
         read(folder)
@@ -177,7 +177,7 @@ def _check(data: bytes) -> SavedState:
         raise StateRefused(f"it has format {saved.format}, not {FORMAT}")
     if (saved.boot, saved.pid_namespace) != (_boot(), _pid_namespace()):
         raise StateRefused("it was written before this machine, or this container, was started")
-    if _runs(*saved.writer):
+    if _is_running(*saved.writer):
         raise StillRuns(f"the daemon that wrote it, process {saved.writer[0]}, still runs: its lock was removed")
     return saved
 
@@ -231,7 +231,7 @@ def _limits_of_numbers(numbers: dict[str, Any]) -> dict[str, Any]:
     return limits
 
 
-def _runs(pid: int, started: int) -> bool:
+def _is_running(pid: int, started: int) -> bool:
     """Return whether the daemon that wrote the file, which still owns its servers, is running."""
     try:
         pidfd = os.pidfd_open(pid)

@@ -135,7 +135,7 @@ def percentage_on(limits: Limits, index: int = ALL_DEVICES) -> ThreadPercentage:
     return find_on_device(limits.thread_percentage, index) or ThreadPercentage()
 
 
-def differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[int, float]:
+def find_differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[int, float]:
     """Return the percentage of each of some devices, by index; nothing if all have the same."""
     by_device = {index: percentage_on(limits, index).value for index in indices}
     return by_device if len(set(by_device.values())) > 1 else {}

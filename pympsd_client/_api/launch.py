@@ -49,7 +49,7 @@ def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: A
     launches.launch(number(function), shape, config.hStream, parameters, extra, cooperative, cluster)
     stream = number(config.hStream or 0)
     if (by := intercepted.by) is not None and any(_is_programmatic(attribute) for attribute in config.attrs or ()):
-        by.makes_programmatic(*resolve(stream))
+        by.make_programmatic(*resolve(stream))
     for event in recorded:
         events.record(event, stream)
 

@@ -59,7 +59,7 @@ def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[in
     read = jit_options.read(*options)
     library = new_library(limit_registers(image, read.max_registers))
     if read.logs and this_thread.stack:  # if it were loaded as late as in CUDA, the log could be gone
-        with read.logging():
+        with read.write_logs():
             library.module_in(current())
     return library.handle
 

@@ -34,7 +34,7 @@ def load_with_options(image: HostMemory, count: int, options: Any, values: Any) 
     """
     current().usable()
     read = jit_options.read(count, options, values)
-    with read.logging():
+    with read.write_logs():
         return core.load(limit_registers(core.image_at(image), read.max_registers)).handle
 
 

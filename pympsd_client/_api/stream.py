@@ -43,7 +43,7 @@ def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) 
         raise invalid_value(f"the flags are {name}_DEFAULT (0) or {name}_EXTERNAL (1), not {flags}")
     entry = event.events.find(event_handle)
     context, its_stream = stream.resolve(stream_handle)
-    if (by := intercepted.by) is None or not by.takes_external_event(context, its_stream, entry.handle, is_wait):
+    if (by := intercepted.by) is None or not by.take_external_event(context, its_stream, entry.handle, is_wait):
         raise invalid_value(f"{name}_EXTERNAL is for streams that capture; this one does not")
     return True
 

@@ -103,7 +103,7 @@ def pack_resource(values: ResourceDescription) -> bytes:
     return _RESOURCE.pack(*astuple(values))
 
 
-def sampling(data: bytes) -> tuple[Sampling, int]:
+def parse_sampling(data: bytes) -> tuple[Sampling, int]:
     """Return the values of a CUDA_TEXTURE_DESC, and the maximum anisotropy."""
     first, second, third, filter, flags, anisotropy, level_filter, *levels = _TEXTURE.unpack(data)
     bias, least, greatest, *border = levels

@@ -66,7 +66,7 @@ class JitOptions:
         return self.error.size > 0
 
     @contextmanager
-    def logging(self) -> Iterator[None]:
+    def write_logs(self) -> Iterator[None]:
         """Write the logs at the end of the block: the message of a CudaError that leaves it, else nothing."""
         try:
             yield

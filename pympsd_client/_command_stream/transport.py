@@ -68,25 +68,25 @@ HostFunction = tuple[int, int, Callable[[int], None]]
 class Interceptor(Protocol):
     """Takes work in place of the command stream, or refuses it; it raises CudaError."""
 
-    def takes_record(self, record: bytes) -> bool:
+    def take_record(self, record: bytes) -> bool:
         """Take a record, or leave it (False)."""
 
-    def takes_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
+    def take_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory, whose bytes no record has; ``make`` returns its description."""
 
-    def takes_allocation(self, context: Any, stream: int, size: int, kind: Any) -> int:
+    def take_allocation(self, context: Any, stream: int, size: int, kind: Any) -> int:
         """Take an allocation of a kind of pool and return its address, or leave it (0)."""
 
-    def takes_free(self, context: Any, stream: int, address: int) -> bool:
+    def take_free(self, context: Any, stream: int, address: int) -> bool:
         """Take the freeing of an address, or leave it."""
 
-    def makes_programmatic(self, context: Any, stream: int) -> None:
+    def make_programmatic(self, context: Any, stream: int) -> None:
         """Note that the kernel just taken may begin before the one in front of it has ended."""
 
-    def takes_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
+    def take_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of an event, or a wait for one, as work; or leave it."""
 
-    def takes_host_function(self, context: Any, stream: int, work: HostFunction | None) -> bool:
+    def take_host_function(self, context: Any, stream: int, work: HostFunction | None) -> bool:
         """Take a host function; None: a callback, which cannot be taken."""
 
 
@@ -168,7 +168,7 @@ class Transport:
 
         Raise CudaError if the executor is gone, or a capture refuses the record.
         """
-        if (by := intercepted.by) is not None and not urgent and by.takes_record(record):
+        if (by := intercepted.by) is not None and not urgent and by.take_record(record):
             return
         backpressure = self.backpressure
         if backpressure is not None and not urgent:
@@ -359,13 +359,13 @@ class Transport:
     def _lead(self, ready: Callable[[], bool], recheck_ms: int | None) -> None:
         while not ready() and self._error is None:
             if not self._handle_received():
-                if recheck_ms is not None and not self._readable(recheck_ms):
+                if recheck_ms is not None and not self._is_readable(recheck_ms):
                     continue
                 if self._ring is not None:
                     self._ring.await_answer()
                 self._receive(0)
 
-    def _readable(self, limit_ms: int) -> bool:
+    def _is_readable(self, limit_ms: int) -> bool:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(limit_ms))

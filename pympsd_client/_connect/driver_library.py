@@ -36,15 +36,15 @@ def load_driver() -> ctypes.CDLL:
 
 def _list_other_paths(environment: Mapping[str, str]) -> list[str]:
     folders = environment.get(SEARCH_PATH, "").split(":")
-    return [f"{folder}/{NAME}" for folder in folders if folder and not is_own(folder)] + cached_paths(NAME)
+    return [f"{folder}/{NAME}" for folder in folders if folder and not is_own(folder)] + read_cached_paths(NAME)
 
 
-def cached_paths(library: str) -> list[str]:
+def read_cached_paths(library: str) -> list[str]:
     """Return the paths of a library in the dynamic loader's cache (ldconfig), in its order.
 
     ``libcuda.so.1`` is typically ``["/usr/lib/x86_64-linux-gnu/libcuda.so.1"]``; without a driver the list is empty.
 
-    >>> cached_paths("libnowhere.so.7")
+    >>> read_cached_paths("libnowhere.so.7")
     []
     """
     try:

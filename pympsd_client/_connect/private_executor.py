@@ -44,7 +44,7 @@ class PrivateExecutorWarning(RuntimeWarning):
     """
 
 
-def native_driver() -> bool:
+def has_native_driver() -> bool:
     """Return whether libcuda loads and cuInit succeeds: then the program runs natively."""
     try:
         # Not by cuda.bindings, whose cuInit may be this client's own (`pympsd_client.routing`).

@@ -11,7 +11,7 @@ each record there (`Interceptor`) and decides by the table of operations:
     any other record                     -> left: it is sent
 
 Work whose bytes are not in a record (copies with pageable memory, pool allocations, host functions) is offered to the
-interceptor by its function (`takes_copy`, `takes_allocation`, ...).
+interceptor by its function (`take_copy`, `take_allocation`, ...).
 
 **How order becomes edges.** ``Capture.next`` holds, for each stream, the nodes that its next node depends on. A new
 node depends on them and replaces them. Recording an event stores them with the event; a stream that waits for the
@@ -293,11 +293,11 @@ class Captures:
 
     # --- the interceptor
 
-    def takes_copy(self, context: Context, stream: int, make: Callable[[], Any]) -> bool:
+    def take_copy(self, context: Context, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory."""
         return self.add((context, stream), lambda: CopyWork(make(), context))
 
-    def makes_programmatic(self, context: Context, stream: int) -> None:
+    def make_programmatic(self, context: Context, stream: int) -> None:
         """Make edges from kernels to the kernel that was just captured programmatic, as on an H100."""
         with self._lock:
             capture = self._captures.get((context, stream))
@@ -307,12 +307,12 @@ class Captures:
                 ]:
                     node.dependencies[kernel] = kernel.dependents[node] = Edge(1, 0, PROGRAMMATIC)
 
-    def takes_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
+    def take_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of, or wait for, an external event."""
         kind = WaitWork if is_wait else RecordWork
         return self.add((context, stream), lambda: kind(parameters.require_event(event)))
 
-    def takes_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
+    def take_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
         """Take an allocation of stream-ordered memory: it is the graph's."""
         with self._lock:
             capture = self.find_valid((context, stream))
@@ -327,7 +327,7 @@ class Captures:
             capture.add((context, stream), work)
             return work.allocation.handle
 
-    def takes_free(self, context: Context, stream: int, address: int) -> bool:
+    def take_free(self, context: Context, stream: int, address: int) -> bool:
         """Take the freeing of memory of a graph; raise INVALID_VALUE for other memory in a capturing stream."""
         with self._lock:
             capture = self.find_valid((context, stream))
@@ -344,7 +344,7 @@ class Captures:
         finally:
             self._modes.current = before
 
-    def takes_host_function(self, context: Context, stream: int, work: HostFunction | None) -> bool:
+    def take_host_function(self, context: Context, stream: int, work: HostFunction | None) -> bool:
         """Take a host function; raise UNSUPPORTED for a callback."""
         if work is None:
             with self._lock:
@@ -354,7 +354,7 @@ class Captures:
             return False
         return self.add((context, stream), lambda: HostWork(*work, context))
 
-    def takes_record(self, record: bytes) -> bool:
+    def take_record(self, record: bytes) -> bool:
         """Take a record of a capturing stream (True), or leave it to be sent (False).
 
         Raise CudaError for a record that conflicts with a capture; that capture is invalid then.
@@ -373,7 +373,7 @@ class Captures:
             is_ending = operation.name == "DESTROY_STREAM"
             capture = None if place is None else self._captures.get(place) if is_ending else self.find_valid(place)
             if event is not None:
-                return self._event(operation, flags, place, event, capture)
+                return self._take_event(operation, flags, place, event, capture)
             if place is None:
                 return self._leave(operation, flags)
             if is_ending:
@@ -404,7 +404,9 @@ class Captures:
                 "one that was created with CU_STREAM_NON_BLOCKING",
             )
 
-    def _event(self, operation: Operation, flags: int, place: StreamKey | None, event: int, capture: Any) -> bool:
+    def _take_event(
+        self, operation: Operation, flags: int, place: StreamKey | None, event: int, capture: Any
+    ) -> bool:
         if operation.name == "RECORD_EVENT" and place is not None:
             if capture is None:
                 self._events.pop(event, None)
@@ -412,7 +414,7 @@ class Captures:
             self._events[event] = capture, dict(capture.next[place])
             return True
         if operation.name == "WAIT_EVENT" and place is not None:
-            return self._wait(place, event, capture)
+            return self._take_wait(place, event, capture)
         if operation.name == "DESTROY_EVENT":
             self._events.pop(event, None)
             return False
@@ -425,7 +427,7 @@ class Captures:
             )
         return self._leave(operation, flags)
 
-    def _wait(self, place: StreamKey, event: int, waiting_capture: Capture | None) -> bool:
+    def _take_wait(self, place: StreamKey, event: int, waiting_capture: Capture | None) -> bool:
         captured = self._events.get(event)
         if captured is None:
             event_object = events.get(event)

@@ -57,7 +57,7 @@ def copy_to_device(context: Context, stream: int, destination: int, source: int,
     they are on their way: an error is then returned by a later call (CUDA driver API, API synchronization behavior).
     """
     opened = context.usable()
-    if (by := intercepted.by) is not None and by.takes_copy(
+    if (by := intercepted.by) is not None and by.take_copy(
         context, stream, lambda: linear_copy(False, destination, True, source, count)
     ):
         return
@@ -129,7 +129,7 @@ def copy_from_device(context: Context, stream: int, target: int, source: int, co
     Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
     """
     opened = context.usable()
-    if (by := intercepted.by) is not None and by.takes_copy(
+    if (by := intercepted.by) is not None and by.take_copy(
         context, stream, lambda: linear_copy(True, target, False, source, count)
     ):
         return

@@ -36,7 +36,7 @@ def launch(stream: int, function: Any, data: Any) -> None:
     """Run ``function(data)`` in stream order, unless the context is in error by then; raise CudaError."""
     context, stream_id = _place(stream)
     work = callee(function, data)
-    if (by := intercepted.by) is None or not by.takes_host_function(context, stream_id, work):
+    if (by := intercepted.by) is None or not by.take_host_function(context, stream_id, work):
         _post(context, stream_id, work[2], on_error=False)
 
 
@@ -66,7 +66,7 @@ def add_callback(stream: int, callback: Any, data: Any) -> None:
     """Run ``callback(stream, status, data)`` in stream order, or when the context ends in an error."""
     context, stream_id = _place(stream)
     if (by := intercepted.by) is not None:
-        by.takes_host_function(context, stream_id, None)
+        by.take_host_function(context, stream_id, None)
     address = _address(callback)
     if address is None:
         guarded = _CALL_BACK(callback)

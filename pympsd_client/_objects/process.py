@@ -97,9 +97,13 @@ class Process:
             self._set_connection(answer)
             return
         # Imported here, because with a daemon no program needs it.
-        from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
+        from pympsd_client._connect.private_executor import (
+            PrivateExecutors,
+            PrivateExecutorWarning,
+            has_native_driver,
+        )
 
-        way = choose_without_daemon(environment, answer, native_driver)
+        way = choose_without_daemon(environment, answer, has_native_driver)
         if way is Way.REFUSE:
             raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, refusal(answer))
         if way is Way.NATIVE:

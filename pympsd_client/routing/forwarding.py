@@ -28,7 +28,7 @@ from attrs import define
 
 from pympsd.channel.own_libraries import is_own
 from pympsd.errors import FileError
-from pympsd_client._connect.driver_library import cached_paths
+from pympsd_client._connect.driver_library import read_cached_paths
 from pympsd_client.native import _entry_points
 from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
 from pympsd_client.routing.explain import make_refusal
@@ -59,7 +59,7 @@ def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
         path = os.path.join(folder, library)
         if os.path.isfile(path) and not is_own(os.path.dirname(os.path.realpath(path))):
             return path
-    for path in cached_paths(library):
+    for path in read_cached_paths(library):
         if not is_own(os.path.dirname(os.path.realpath(path))):
             return path
     raise NotInstalled(

@@ -23,7 +23,7 @@ from pympsd.vocabulary.limit_table import (
     ClientLimits,
     Limits,
     count_bytes,
-    differing_percentages,
+    find_differing_percentages,
     find_on_device,
     lowest,
     percentage_on,
@@ -256,7 +256,7 @@ def resolve_in_force(
         (limits.own.client_priority or ClientPriority()).level,
         {ordinal: memory[ordinal] for ordinal in ordinals if ordinal in memory},
         dict(zip(ordinals, counts, strict=True)),
-        differing_percentages(limits.own, ordinals),
+        find_differing_percentages(limits.own, ordinals),
         connection_slots(environment),
     )
     return result, partitions

@@ -25,7 +25,7 @@ def refusals(
     before Volta if any is newer. ``used``: the ordinals that are checked, those that clients may use; None: all.
     """
     checked = [(ordinal, device) for ordinal, device in enumerate(devices) if used is None or ordinal in used]
-    if not platform_is_supported(system, pointer_bits):
+    if not is_platform_supported(system, pointer_bits):
         return SUPPORTED, f"This is {system} with pointers of {pointer_bits} bits."
     too_old = [
         f"{_subject(ordinal, device)} is SM {'.'.join(map(str, device.compute_capability))}."
@@ -36,7 +36,7 @@ def refusals(
     return (*((SUPPORTED, *too_old) if too_old else ()), *device_reasons)
 
 
-def platform_is_supported(system: str, pointer_bits: int) -> bool:
+def is_platform_supported(system: str, pointer_bits: int) -> bool:
     """Return whether the platform is 64-bit Linux."""
     return system == "Linux" and pointer_bits == POINTER_BITS
 

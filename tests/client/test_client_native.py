@@ -34,7 +34,7 @@ def native(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> list[tuple
 
     driver = SimpleNamespace(**{name: note(name) for name in cuda._FUNCTIONS if hasattr(bindings, name)})
     monkeypatch.setattr(process_module, "bindings", driver)
-    monkeypatch.setattr(private_executor, "native_driver", lambda: True)
+    monkeypatch.setattr(private_executor, "has_native_driver", lambda: True)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     monkeypatch.delenv("PYMPSD_REQUIRE_MPS", raising=False)
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_SUCCESS,)
@@ -69,7 +69,7 @@ def test_fork_is_left_to_the_driver(native: list[tuple[Any, ...]]) -> None:
 def test_a_program_that_requires_mps_tries_no_driver(fresh_process: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
-    monkeypatch.setattr(private_executor, "native_driver", lambda: pytest.fail("asked the driver"))
+    monkeypatch.setattr(private_executor, "has_native_driver", lambda: pytest.fail("asked the driver"))
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
 
 
@@ -88,13 +88,13 @@ def drivers_daemon(fresh_process: object, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_daemon_of_the_drivers_server_leads_to_the_native_driver(
     drivers_daemon: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_executor, "native_driver", lambda: True)
+    monkeypatch.setattr(private_executor, "has_native_driver", lambda: True)
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_SUCCESS,)
     assert process.native is bindings
 
 
 def test_without_a_driver_it_says_that_one_is_needed(drivers_daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_executor, "native_driver", lambda: False)
+    monkeypatch.setattr(private_executor, "has_native_driver", lambda: False)
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
     assert last_error().startswith(f"the MPS control daemon at {drivers_daemon} manages the driver's own server")
     assert "this machine's driver is not usable" in last_error()
@@ -113,14 +113,14 @@ def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPat
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(driver_library.ctypes, "CDLL", no_library)
-    assert not private_executor.native_driver()
+    assert not private_executor.has_native_driver()
 
 
 @pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
 def test_a_driver_counts_only_if_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
     library = SimpleNamespace(cuInit=lambda flags: int(getattr(cuda.CUresult, result)))
     monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: library)
-    assert private_executor.native_driver() is found
+    assert private_executor.has_native_driver() is found
 
 
 def test_pympsds_own_library_is_not_the_machines_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

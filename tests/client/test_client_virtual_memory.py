@@ -345,4 +345,4 @@ def test_reservations_never_overlap(steps: list[tuple[int, int, int]]) -> None:
         assert start % alignment == 0
         assert all(start >= other + length or other >= start + size for other, length in kept_open.items())
         kept_open[start] = size
-        assert table.hold(start, size)
+        assert table.is_reserved(start, size)

@@ -41,7 +41,7 @@ def test_usual_devices_are_accepted() -> None:
     ],
 )
 def test_only_64_bit_linux_is_supported(system: str, bits: int, fine: bool) -> None:
-    assert start_checks.platform_is_supported(system, bits) is fine
+    assert start_checks.is_platform_supported(system, bits) is fine
     sentences = refusals(system, bits, (H200,))
     assert sentences == (() if fine else (SUPPORTED, f"This is {system} with pointers of {bits} bits."))
 

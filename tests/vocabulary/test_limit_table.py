@@ -17,7 +17,7 @@ from pympsd.vocabulary.limit_table import (
     LimitRow,
     Limits,
     combine,
-    differing_percentages,
+    find_differing_percentages,
     percentage_on,
     percentages,
 )
@@ -54,8 +54,8 @@ def test_each_device_has_the_least_that_a_place_states_of_it() -> None:
     namespace, maximum = Limits(percentages(50.0)), Limits(by_device(d1=30, d2=70))
     combined = combine(namespace, maximum, environment=Limits(by_device(d0=40)))
     assert [percentage_on(combined, index).value for index in (0, 1, 2, 3)] == [40.0, 30.0, 50.0, 50.0]
-    assert differing_percentages(combined, (0, 1)) == {0: 40.0, 1: 30.0}
-    assert differing_percentages(combined, (2, 3)) == {}
+    assert find_differing_percentages(combined, (0, 1)) == {0: 40.0, 1: 30.0}
+    assert find_differing_percentages(combined, (2, 3)) == {}
 
 
 def test_memory_of_a_device_without_a_limit_is_that_of_the_other_place() -> None:

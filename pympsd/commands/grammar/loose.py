@@ -40,12 +40,12 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
     arguments = _take_options(syntax, recorded, places)
     arguments |= {keyword(flag.name): flag.spelling in remaining for flag in syntax.flags}
     if recorded.missing and len(places) < len(syntax.required):
-        raise _missing(syntax, recorded)
+        raise _refuse_missing(syntax, recorded)
     left_over = places[len(syntax.required) + len(syntax.optional) :]
     for index, argument in enumerate((*syntax.required, *syntax.optional)):
         value = arguments[keyword(argument.name)] = argument.read(places[index] if index < len(places) else "")
         if value is None and recorded.missing:
-            raise _missing(syntax, recorded)
+            raise _refuse_missing(syntax, recorded)
         if value is None and index < len(places):
             left_over.append(places[index])
     if flags_anywhere:
@@ -60,12 +60,12 @@ def _take_options(syntax: Syntax, recorded: Recorded, words: list[str]) -> dict[
         is_there = bool(words) and words[0] == syntax.spelling(name)
         value = values[keyword(name)] = option.read((*words, "")[1]) if is_there else None
         if value is None and name in syntax.needed:
-            raise _missing(syntax, recorded)
+            raise _refuse_missing(syntax, recorded)
         del words[: 2 * is_there]
     return values
 
 
-def _missing(syntax: Syntax, recorded: Recorded) -> CommandRefused:
+def _refuse_missing(syntax: Syntax, recorded: Recorded) -> CommandRefused:
     """Return the refusal of a command that lacks an argument."""
     if not recorded.missing:
         return CommandRefused(f"{syntax.command} needs more arguments; usage: {syntax.usage}")

@@ -72,13 +72,13 @@ def _option_value(syntax: Syntax, word: str, name: str, value: str | None, remai
     """Return the value of an option, None for a flag; take it from the following words if it stands there."""
     option = f"'--{name}' of '{syntax.command}'"
     if word.startswith("-") and not word.startswith("--"):
-        raise CommandRefused(_unknown(syntax, word.partition("=")[0]))
+        raise CommandRefused(_describe_unknown(syntax, word.partition("=")[0]))
     if any(name == flag.name for flag in syntax.flags):
         if value is not None:
             raise CommandRefused(f"Option {option} takes no value.")
         return None
     if name not in syntax.options:
-        raise CommandRefused(_unknown(syntax, f"--{name}"))
+        raise CommandRefused(_describe_unknown(syntax, f"--{name}"))
     if value is None:
         if not remaining or remaining[0].startswith("--"):
             raise CommandRefused(f"Option {option} needs a value: --{name}={syntax.options[name].placeholder}.")
@@ -86,7 +86,7 @@ def _option_value(syntax: Syntax, word: str, name: str, value: str | None, remai
     return value
 
 
-def _unknown(syntax: Syntax, option: str) -> str:
+def _describe_unknown(syntax: Syntax, option: str) -> str:
     options = sorted(syntax.option_words)
     allowed = f"Options: {', '.join(options)}." if options else "It has none."
     return f"Unknown option '{option}' of '{syntax.command}'. {suggest_word(option, options)}{allowed}"

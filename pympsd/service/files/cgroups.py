@@ -116,7 +116,7 @@ def _text(file: Path) -> str:
         return ""
 
 
-def existing_cgroups(paths: Iterable[str]) -> frozenset[str] | None:
+def find_existing_cgroups(paths: Iterable[str]) -> frozenset[str] | None:
     """Return those of some paths that are cgroups of any hierarchy; None if that is unknown."""
     try:
         mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]

@@ -27,27 +27,27 @@ class Foreign(FileError, OSError):
 def open_directory(top: str, server: str, namespace: str, uid: int) -> Iterator[int]:
     """Make what is missing of a directory; yield a descriptor of it. Raise OSError."""
     with contextlib.ExitStack() as stack:
-        fd = _closing(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
+        fd = _close_at_end(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
         path = top
         for name in filter(None, (server, namespace)):
             path = os.path.join(path, name)
-            fd = _closing(stack, _enter(fd, name, path, uid))
+            fd = _close_at_end(stack, _enter(fd, name, path, uid))
         yield fd
 
 
 @contextlib.contextmanager
-def existing(top: str, server: str) -> Iterator[int]:
+def open_existing(top: str, server: str) -> Iterator[int]:
     """Yield a descriptor of a server's directory, or (``server`` empty) of the daemon's. Raise OSError."""
     with contextlib.ExitStack() as stack:
-        fd = _closing(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
-        yield _closing(stack, os.open(server, FLAGS, dir_fd=fd)) if server else fd
+        fd = _close_at_end(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
+        yield _close_at_end(stack, os.open(server, FLAGS, dir_fd=fd)) if server else fd
 
 
 @contextlib.contextmanager
 def open_subdirectory(folder: int, name: str) -> Iterator[int]:
     """Yield a descriptor of a server's or a namespace's directory in another one. Raise OSError."""
     with contextlib.ExitStack() as stack:
-        fd = _closing(stack, os.open(name, FLAGS, dir_fd=folder))
+        fd = _close_at_end(stack, os.open(name, FLAGS, dir_fd=folder))
         _check_no_daemon(fd, name)
         yield fd
 
@@ -136,7 +136,7 @@ def _check_no_daemon(folder: int, path: str) -> None:
             raise Foreign(f"{path} has {file}, of a daemon of its own there: quit that, or remove the file")
 
 
-def _closing(stack: contextlib.ExitStack, fd: int) -> int:
+def _close_at_end(stack: contextlib.ExitStack, fd: int) -> int:
     stack.callback(os.close, fd)
     return fd
 

@@ -76,7 +76,7 @@ class LineSession(ConnectedOperator, Generic[Channel]):
 class OperatorSession(LineSession[MessageChannel]):
     """A connected user interface of pympsd's own."""
 
-    def working(self) -> None:
+    def report_working(self) -> None:
         """Report that the command takes some time."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_WORKING))
 
@@ -172,7 +172,7 @@ class _StartingOperator:
     answers: list[Answer] = field(factory=list)
     answered: trio.Event = field(factory=trio.Event)
 
-    def working(self) -> None:
+    def report_working(self) -> None:
         """Do nothing: no operator waits."""
 
     def note(self, text: str, is_output: bool) -> None:

@@ -79,7 +79,7 @@ def attribute(requested: int, address: int) -> AttributeValue:
     if this_thread.stack or memory is None or not isinstance(memory.allocation, _OF_NO_CONTEXT):
         current().usable()
     if requested not in _VALUES:
-        raise _unknown(requested)
+        raise _describe_unknown(requested)
     if memory is None:
         raise invalid_value(
             f"{address:#x} is not in memory that this process has allocated or registered, nor in a module's variable"
@@ -101,7 +101,7 @@ def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]
     values = []
     for number in numbers[:count]:
         if number not in _VALUES:
-            raise _unknown(number)
+            raise _describe_unknown(number)
         try:
             values.append(_none(number) if memory is None else _read(number, memory, address))
         except CudaError:
@@ -117,7 +117,7 @@ def set_attribute(value: Any, requested: int, address: int) -> None:
     current().usable()
     if requested != _ATTRIBUTES["SYNC_MEMOPS"]:
         if requested not in _ATTRIBUTES.values():
-            raise _unknown(requested)
+            raise _describe_unknown(requested)
         raise invalid_value("CU_POINTER_ATTRIBUTE_SYNC_MEMOPS is the only attribute of an address that can be set")
     allocation = allocations.find_containing(address)
     if allocation is None:
@@ -135,7 +135,7 @@ def address_range(address: int) -> tuple[int, int]:
     return memory.start, memory.size
 
 
-def _unknown(requested: int) -> CudaError:
+def _describe_unknown(requested: int) -> CudaError:
     return invalid_value(f"there is no pointer attribute {requested}")
 
 

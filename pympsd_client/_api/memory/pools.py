@@ -59,7 +59,7 @@ def allocate(size: int, stream: int) -> int:
     """
     context, its_stream = resolve(stream)
     kind, device = kind_of_device(context.device)
-    address = by.takes_allocation(context, its_stream, size, kind) if (by := intercepted.by) is not None else 0
+    address = by.take_allocation(context, its_stream, size, kind) if (by := intercepted.by) is not None else 0
     return address or pools.current(kind, device).allocate(size, context, its_stream)
 
 
@@ -71,7 +71,7 @@ def allocate_from(size: int, pool: int, stream: int) -> int:
     context, its_stream = resolve(stream)
     source = pools.find(pool)
     by = intercepted.by
-    address = by.takes_allocation(context, its_stream, size, source.kind) if by is not None else 0
+    address = by.take_allocation(context, its_stream, size, source.kind) if by is not None else 0
     return address or source.allocate(size, context, its_stream)
 
 
@@ -81,7 +81,7 @@ def free(address: int, stream: int) -> None:
     context.usable()
     if address == 0:
         return
-    if (by := intercepted.by) is not None and by.takes_free(context, its_stream, address):
+    if (by := intercepted.by) is not None and by.take_free(context, its_stream, address):
         return
     allocation = allocations.remove(address)
     if allocation is None:
@@ -310,7 +310,7 @@ def set_access(pool: int, argument: Any, count: int) -> None:
     for description in accesses(argument, count):
         if description.location.type not in (_DEVICE, _HOST, _NODE) or description.flags not in _ACCESSES.values():
             raise invalid_value(f"access {description.flags:#x} from a location of type {description.location.type}")
-        is_own = _reaches(entry, description.location)
+        is_own = _is_accessible(entry, description.location)
         if is_own and description.flags != _READ_AND_WRITE:
             raise invalid_value("a pool's own location has access to read and write, which cannot be taken from it")
         if not is_own and (pair := _peers(entry, description)) is not None:
@@ -336,7 +336,7 @@ def _peers(pool: Pool, requested: Access) -> Pair | None:
     return device.ordinal, pool.device.ordinal
 
 
-def _reaches(pool: Pool, location: Location) -> bool:
+def _is_accessible(pool: Pool, location: Location) -> bool:
     if location.type != _DEVICE:
         return pool.kind.is_shared
     device = process.device(location.id)
@@ -348,7 +348,7 @@ def access(pool: int, location: Location | None) -> int:
     entry = pools.find(pool)
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
-    if _reaches(entry, location):
+    if _is_accessible(entry, location):
         return _READ_AND_WRITE
     if location.type != _DEVICE or entry.device is None:
         return 0

@@ -65,7 +65,7 @@ other_ranges.append(lambda: ((array.address, array.size) for array in arrays.lis
 mipmapped_arrays: Final = HandleTable[MipmappedArray]("mipmapped array", "destroyed, or never made")
 
 
-def texturing_context() -> Context:
+def require_texturing_context() -> Context:
     """Return the current context; raise NOT_SUPPORTED if its device has no arrays and no textures."""
     return current_on_device_with(
         "MAXIMUM_TEXTURE2D_WIDTH",
@@ -75,7 +75,7 @@ def texturing_context() -> Context:
 
 
 def _check_description(description: ArrayDescription | None) -> tuple[Context, ArrayDescription]:
-    context = texturing_context()
+    context = require_texturing_context()
     if description is None:
         raise invalid_value("the description of the array is NULL")
     check(description, context.device.properties.attributes)

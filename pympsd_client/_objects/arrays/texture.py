@@ -16,7 +16,7 @@ from pympsd_client._arguments.array_structs import ARRAY, LINEAR, MIPMAPPED, PIT
 from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
-from pympsd_client._objects.arrays.array import Array, arrays, mipmapped_arrays, texturing_context
+from pympsd_client._objects.arrays.array import Array, arrays, mipmapped_arrays, require_texturing_context
 from pympsd_client._objects.arrays.shapes import CUBEMAP, LAYERED, SURFACE, check_format
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
@@ -180,10 +180,10 @@ def create_texture(description: bytes | None, how: bytes | None, view: bytes | N
     INVALID_VALUE for NULL (but no view is needed) and what CUDA does not allow; INVALID_HANDLE for no array;
     NOT_SUPPORTED for views of compressed blocks.
     """
-    context = texturing_context()
+    context = require_texturing_context()
     if description is None or how is None:
         raise invalid_value("the description of the resource or of the texture is NULL")
-    sampling, _ = structs.sampling(how)
+    sampling, _ = structs.parse_sampling(how)
     resource_view = None if view is None else structs.view(view)
     texture = texture_object(structs.resource(description), sampling, resource_view, context)
     return textures.add(Object(_place(context, texture), context, description, how, view)).handle
@@ -191,7 +191,7 @@ def create_texture(description: bytes | None, how: bytes | None, view: bytes | N
 
 def create_surface(description: bytes | None) -> int:
     """Return the handle of a new surface object of an array; raise INVALID_VALUE unless it has SURFACE_LDST."""
-    context = texturing_context()
+    context = require_texturing_context()
     if description is None:
         raise invalid_value("the description of the resource is NULL")
     surface = surface_object(structs.resource(description))

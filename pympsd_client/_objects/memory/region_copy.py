@@ -119,7 +119,7 @@ def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream
     elif source.is_host and (reached := devices_address(at, host.address, host.span(extent))):
         sides = (*destination.operands(CopySpace.DEVICE), *evolve(source, address=reached).operands(CopySpace.DEVICE))
         copy_by_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=wait or at is not context)
-    elif (by := intercepted.by) is not None and by.takes_copy(
+    elif (by := intercepted.by) is not None and by.take_copy(
         at, at_stream, partial(_describe, destination, source, extent)
     ):
         return

@@ -85,7 +85,7 @@ class Reservations:
         self._starts.remove(start)
         return True
 
-    def hold(self, start: int, size: int) -> bool:
+    def is_reserved(self, start: int, size: int) -> bool:
         """Return whether all of a range is reserved; it may be several ranges."""
         at = start
         while at < start + size:
@@ -260,7 +260,7 @@ class VirtualMemory:
         with self._lock:
             ordinal = ordinal_of(address)
             reservations = self._reservations.get(ordinal)
-            if reservations is None or not reservations.hold(address, size):
+            if reservations is None or not reservations.is_reserved(address, size):
                 raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
             if self._list_between(address, size):
                 raise invalid_value(f"memory is mapped at {address:#x}, or within {size} bytes from it")
@@ -289,7 +289,7 @@ class VirtualMemory:
             if not all(address <= mapping.handle <= address + size - mapping.size for mapping in mappings):
                 raise invalid_value(f"{size} bytes at {address:#x} contain a part of a mapping; unmap all of it")
             reservations = self._reservations.get(ordinal_of(address))
-            if reservations is None or not reservations.hold(address, size):
+            if reservations is None or not reservations.is_reserved(address, size):
                 raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
             for mapping in mappings:
                 mapping.context.call(operations.UNMAP_MEMORY, mapping.handle, mapping.size)

@@ -176,7 +176,7 @@ def write_view(place: int, handle: int) -> None:
 
 def write_description(place: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object."""
-    of, anisotropy = structs.sampling(texture.texture_description(handle))
+    of, anisotropy = structs.parse_sampling(texture.texture_description(handle))
     check_not_null("the cudaTextureDesc", place)
     has = [
         bool(of.flags & flag)

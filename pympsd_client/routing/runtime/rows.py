@@ -212,9 +212,9 @@ pympsd_unload(void *wrapper) = unload
 """Functions with such names are called by the C code of libcudart (native/src/cudart)."""
 
 _SYMBOLS: Final = """
-pympsd_kernel(out cudaKernel_t kernel, void *host) = registered_kernel
+pympsd_kernel(out cudaKernel_t kernel, void *host) = find_registered_kernel
 pympsd_variable(out void *address, out size_t size, void *host) = variable_at
-cudaGetKernel(out cudaKernel_t kernelPtr, void *entryFuncAddr) = registered_kernel
+cudaGetKernel(out cudaKernel_t kernelPtr, void *entryFuncAddr) = find_registered_kernel
 cudaGetFuncBySymbol(out cudaFunction_t functionPtr, void *symbolPtr) = function_at
 cudaKernelSetAttributeForDevice(cudaKernel_t kernel, cudaFuncAttribute attr, int value, int device)
     = set_kernel_attribute

@@ -178,7 +178,7 @@ def host_of(handle: int) -> int:
     return handle
 
 
-def registered_kernel(host: int) -> int:
+def find_registered_kernel(host: int) -> int:
     """Return the kernel of a host function, for its first launch.
 
     Raise INVALID_DEVICE_FUNCTION for a kernel's handle.
@@ -195,7 +195,7 @@ def function_at(host: int) -> int:
     INVALID_DEVICE_FUNCTION for anything else, which this function alone returns for unknown addresses (recorded).
     """
     try:
-        kernel = registered_kernel(host)
+        kernel = find_registered_kernel(host)
     except CudaError as error:
         if error.code != Result.ERROR_INVALID_HANDLE:
             raise

@@ -70,7 +70,7 @@ class DispatchText(MemoryText):
         """Return a pointer to the mask of a segment in the frame."""
         return self.field("%frame", FRAME_HEADER + 4 * segment)
 
-    def saved_mask(self, place: str) -> str:
+    def load_saved_mask(self, place: str) -> str:
         """Return a mask that is in the frame."""
         word = self.load("i32", place)
         return self.cast("trunc", word, "i32", self.mask_type) if self.width < WARP else word
@@ -96,7 +96,7 @@ class DispatchText(MemoryText):
         """Set the masks of a segment and of pending ones, which crowded kernels have already; return those set."""
         masks = {segment: mask}
         if not self.is_crowded:
-            masks |= {k: self.saved_mask(self.mask_place(k)) for k in pending}
+            masks |= {k: self.load_saved_mask(self.mask_place(k)) for k in pending}
         for k, lanes in masks.items():
             self.store(self.mask_type, lanes, f"%m{k}")
         for word in self._words if self.is_crowded else ():

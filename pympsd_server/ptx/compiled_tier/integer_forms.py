@@ -172,14 +172,16 @@ def _shift(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     value, amount = text.use(operation.operands[1], type_name, shape), text.use(operation.operands[2], "u32", shape)
     name = "shl" if operation.name == "shl" else _right_shift(type_name)
-    text.assign(operation.operands[0], _shifted(text, shape, name, BITS[type_name], value, amount), type_name, shape)
+    text.assign(
+        operation.operands[0], _shift_by_any(text, shape, name, BITS[type_name], value, amount), type_name, shape
+    )
 
 
 def _right_shift(type_name: str) -> str:
     return "ashr" if is_signed(type_name) else "lshr"
 
 
-def _shifted(text: MemoryText, shape: Shape, name: str, bits: int, value: str, amount: str) -> str:
+def _shift_by_any(text: MemoryText, shape: Shape, name: str, bits: int, value: str, amount: str) -> str:
     """Return a value shifted by any number of bits, an i32."""
     kind, word = shape.of(f"i{bits}"), shape.of("i32")
     by = call_integer(text, "umin", shape, 32, amount, shape.constant("i32", bits - 1))
@@ -276,9 +278,9 @@ def _insert_field(text: MemoryText, operation: Operation) -> None:
     kind, ones = shape.of(f"i{bits}"), shape.constant(f"i{bits}", -1)
     source, target = (text.use(v, type_name, shape) for v in operation.inputs[:2])
     position, length = _field(text, operation, shape)
-    field = text.op("xor", kind, _shifted(text, shape, "shl", bits, ones, length), ones)
-    mask = _shifted(text, shape, "shl", bits, field, position)
-    moved = text.op("and", kind, _shifted(text, shape, "shl", bits, source, position), mask)
+    field = text.op("xor", kind, _shift_by_any(text, shape, "shl", bits, ones, length), ones)
+    mask = _shift_by_any(text, shape, "shl", bits, field, position)
+    moved = text.op("and", kind, _shift_by_any(text, shape, "shl", bits, source, position), mask)
     preserved = text.op("and", kind, target, text.op("xor", kind, mask, ones))
     text.assign(operation.operands[0], text.op("or", kind, preserved, moved), type_name, shape)
 
@@ -290,9 +292,9 @@ def _extract_field(text: MemoryText, operation: Operation) -> None:
     word, whole = shape.of("i32"), shape.constant("i32", bits)
     position, length = _field(text, operation, shape)
     above = text.op("sub", word, whole, call_integer(text, "umin", shape, 32, length, whole))
-    value = _shifted(text, shape, name, bits, text.use(operation.operands[1], type_name, shape), position)
-    value = _shifted(text, shape, "shl", bits, value, above)
-    text.assign(operation.operands[0], _shifted(text, shape, name, bits, value, above), type_name, shape)
+    value = _shift_by_any(text, shape, name, bits, text.use(operation.operands[1], type_name, shape), position)
+    value = _shift_by_any(text, shape, "shl", bits, value, above)
+    text.assign(operation.operands[0], _shift_by_any(text, shape, name, bits, value, above), type_name, shape)
 
 
 @writes("prmt")

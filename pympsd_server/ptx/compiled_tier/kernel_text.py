@@ -352,6 +352,6 @@ class KernelText(StopText):
                 self.line(f"%tid{axis} = load {self.vector.of('i32')}, ptr {places}, align 4")
         if not self.whole_warps:
             self.write_lanes_here()
-        self.store(mask, self.saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
+        self.store(mask, self.load_saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
         cases = " ".join(f"i32 {index}, label %enter{index}" for index in range(1, len(self.stops)))
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")

@@ -344,7 +344,7 @@ class _ProductText:
         text, kind = self.text, self.kinds[3]
         nbytes = STORED[kind].itemsize
         place = text.value(f"getelementptr i8, ptr %d, i64 {text.op('mul', 'i64', block, str(64 * nbytes))}")
-        results = [self._rounded(row) for row in rows]
+        results = [self._round_to_element(row) for row in rows]
         element = {"f16": "half", "f32": "float", "f64": "double", "s32": "i32"}[kind]
         row_type = _ROW.of(element)
         for i in range(8):
@@ -359,7 +359,7 @@ class _ProductText:
                 )
                 text.store(half.of(element), part, text.field(place, (32 * e + 4 * i) * nbytes), nbytes)
 
-    def _rounded(self, row: str) -> str:
+    def _round_to_element(self, row: str) -> str:
         """Return sums as elements of D."""
         text, kind, double = self.text, self.kinds[3], _ROW.of("double")
         if kind == "f64" or self._element == "i32":

@@ -49,7 +49,7 @@ class Sequences:
     """Those of the certain ones that have a flag."""
 
 
-def extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument, str] | None:
+def find_extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument, str] | None:
     """Return the varying operand that an operation extends, and its type; None if there is none."""
     is_wide = operation.has("wide") and operation.name in ("mul", "mad")
     if is_wide or (operation.name == "cvt" and _nbytes(operation.types[0]) > _nbytes(operation.types[-1])):
@@ -80,7 +80,7 @@ def find_sequences(code: Code, plan: WarpPlan, *, linear: bool) -> Sequences:
         before = len(sequences.flagged)
         for operation, results, _, _ in definitions:
             inputs = {x.number for x in operation.inputs if isinstance(x, Register)}
-            if results & sequences.certain and (inputs & sequences.flagged or extended_input(operation, plan)):
+            if results & sequences.certain and (inputs & sequences.flagged or find_extended_input(operation, plan)):
                 sequences.flagged |= results
     return sequences
 

@@ -29,7 +29,7 @@ from pympsd_server.ptx.compiled_tier.native_runtime import (
     offset_of,
 )
 from pympsd_server.ptx.compiled_tier.saves import comes_by_frame, find_saved, has_many_stops
-from pympsd_server.ptx.compiled_tier.sequences import extended_input
+from pympsd_server.ptx.compiled_tier.sequences import find_extended_input
 from pympsd_server.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER
 from pympsd_server.ptx.lowering.ir import Argument, Operation, Register, has_result, registers_in
 
@@ -143,7 +143,7 @@ class StopText(DispatchText):
         self.place(f"enter{index}")
         if has_many_stops(self.plan):
             self.fence_compiler()
-        mask = self.saved_mask(self.field("%frame", FRAME_MASK))
+        mask = self.load_saved_mask(self.field("%frame", FRAME_MASK))
         if stop.is_entry and self.is_crowded:
             self._clear_frame()
         masks = self.restore_masks(mask, stop.segment, stop.pending)
@@ -197,7 +197,7 @@ class StopText(DispatchText):
         flag = "true"
         for number in set(numbers) & self.sequences.flagged:
             flag = self.op("and", "i1", flag, self.flag(number))
-        extended = extended_input(operation, self.plan)
+        extended = find_extended_input(operation, self.plan)
         if extended is None:
             return flag
         argument, type_name = extended
@@ -236,8 +236,8 @@ class StopText(DispatchText):
         arrives = last.has("arrive")
         number = str(CLUSTER_BARRIER)
         if not in_cluster:
-            number = self._barrier_number(self._agreed_value(operands[0], mask, is_firsts=arrives), mask)
-        threads = self._agreed_value(operands[1], mask, is_firsts=arrives) if len(operands) > 1 else "0"
+            number = self._barrier_number(self._write_agreed_value(operands[0], mask, is_firsts=arrives), mask)
+        threads = self._write_agreed_value(operands[1], mask, is_firsts=arrives) if len(operands) > 1 else "0"
         if arrives and len(operands) == 1:
             return self.fault(NO_COUNT, "0", self.first_lane(mask))
         if arrives:
@@ -262,7 +262,7 @@ class StopText(DispatchText):
         stop = Stop(following, (), self._origin_of(segment), None if predicate is None else last)
         return self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
-    def _agreed_value(self, operand: Argument, mask: str, *, is_firsts: bool) -> str:
+    def _write_agreed_value(self, operand: Argument, mask: str, *, is_firsts: bool) -> str:
         """Return a barrier's operand, which must be the same for all lanes; `is_firsts`: or is the first lane's."""
         if not self.plan.is_varying(operand):
             return self.use(operand, "u32", SCALAR)

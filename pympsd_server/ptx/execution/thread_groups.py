@@ -43,7 +43,7 @@ def merge(parts: list[Group], dtypes: tuple[DType, ...], everyone: Threads) -> G
     return Group(Threads(ids, total), tuple(_join(column, parts) for column in columns))
 
 
-def _uniform(values: tuple[Value, ...]) -> bool:
+def _is_uniform(values: tuple[Value, ...]) -> bool:
     first = values[0]
     if any(v.ndim for v in values):
         return False
@@ -51,13 +51,13 @@ def _uniform(values: tuple[Value, ...]) -> bool:
 
 
 def _join(values: tuple[Value, ...], parts: list[Group]) -> Value:
-    if _uniform(values):
+    if _is_uniform(values):
         return values[0]
     return np.concatenate([spread(v, p.threads.count) for v, p in zip(values, parts, strict=True)])
 
 
 def _scatter(values: tuple[Value, ...], parts: list[Group], dtype: DType, total: int) -> Value:
-    if _uniform(values):
+    if _is_uniform(values):
         return values[0]
     result = np.empty(total, dtype)
     for value, part in zip(values, parts, strict=True):

@@ -153,7 +153,7 @@ def _liveness(blocks: list[Block], carry: Register) -> None:
     """Fill live_in: follow each use of a register back to its definitions. Raises InvalidPtx above MAX_LIVE."""
     used, defined = [], []
     for block in blocks:
-        uses, definitions = _uses(block, carry)
+        uses, definitions = _collect_uses(block, carry)
         used.append(uses)
         defined.append(definitions)
     predecessors: list[list[int]] = [[] for _ in blocks]
@@ -178,7 +178,7 @@ def _liveness(blocks: list[Block], carry: Register) -> None:
         block.live_in = tuple(sorted(registers))
 
 
-def _uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
+def _collect_uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
     uses: set[int] = set()
     definitions: set[int] = set()
     if block.meeting is not None and isinstance(block.meeting.mask, Register):

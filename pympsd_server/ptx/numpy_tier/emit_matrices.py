@@ -64,7 +64,7 @@ def registers(writer: Writer, argument: Argument, matrix: str, size: Shape, kind
     return writer.tuple_of(fragment(writer, argument, fragment_of(matrix, size, kind).registers), dtype)
 
 
-def differ_of(writer: Writer, operation: Operation, kind: str) -> bool:
+def counts_differences(writer: Writer, operation: Operation, kind: str) -> bool:
     """Return whether a product counts differing bits. Raises InvalidPtx for .and, .xor or .popc out of place."""
     counted = [m for m in operation.modifiers if m in BITWISE.split()]
     if counted not in ([["and", "popc"], ["xor", "popc"]] if kind == "b1" else [[]]):
@@ -99,7 +99,7 @@ def _write_product(
 ) -> None:
     """Write D = A * B + C of fragments of A, B and C; `kinds` are the types of D, A, B and C."""
     d, a, b, c = kinds
-    differ = differ_of(writer, operation, a)
+    differ = counts_differences(writer, operation, a)
     options = f"{size}, {(a, b, c, d)}, {operation.has('satfinite')}, {', '.join(fragments)}, {differ}"
     name = writer.keep(f"multiply_matrices(B, T, {options})")
     targets = fragment(writer, operation.operands[0], fragment_of("d", size, d).registers)

@@ -16,7 +16,7 @@ from pympsd.wire.driver.handshake import END_OF_ANSWERS, LINE_BYTES, encode_prin
 class ToolSession(LineSession[PacketChannel]):
     """A connected tool."""
 
-    def working(self) -> None:
+    def report_working(self) -> None:
         """Do nothing: the tool waits without a limit."""
 
     def note(self, text: str, is_output: bool) -> None:

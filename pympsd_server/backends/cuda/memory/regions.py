@@ -73,7 +73,7 @@ def split_into_registered_pieces(host: Side, extent: Extent) -> Iterator[tuple[i
     span = (height - 1) * host.pitch + width
     layer = 0
     while layer < depth:
-        count = _fitting(host.address + layer * host.slice_pitch, span, host.slice_pitch, depth - layer)
+        count = _count_fitting(host.address + layer * host.slice_pitch, span, host.slice_pitch, depth - layer)
         if count:
             yield 0, 0, layer, Extent(width, height, count)
         else:
@@ -85,7 +85,7 @@ def _row_pieces(host: Side, layer: int, width: int, height: int) -> Iterator[tup
     row = 0
     while row < height:
         address = host.at(0, row, layer).address
-        count = _fitting(address, width, host.pitch, height - row)
+        count = _count_fitting(address, width, host.pitch, height - row)
         if count:
             yield 0, row, layer, Extent(width, count)
         else:
@@ -94,7 +94,7 @@ def _row_pieces(host: Side, layer: int, width: int, height: int) -> Iterator[tup
         row += count or 1
 
 
-def _fitting(address: int, length: int, apart: int, most: int) -> int:
+def _count_fitting(address: int, length: int, apart: int, most: int) -> int:
     """Return how many of ``most`` pieces of a length, ``apart`` from each other, the registered part still holds."""
     free_bytes = REGISTERED_BYTES - address % REGISTERED_BYTES
     if length > free_bytes:

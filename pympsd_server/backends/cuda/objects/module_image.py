@@ -55,7 +55,7 @@ class _File:
         """Return a file of which nothing was read."""
         return cls(image, _TIMES * len(image))
 
-    def reads(self, count: int) -> None:
+    def count_read(self, count: int) -> None:
         """Count bytes that are about to be read."""
         self.left -= count
         if self.left < 0:
@@ -64,7 +64,7 @@ class _File:
     def text(self, start: int, end: int) -> str:
         """Return the name at ``start``, which has its NUL before ``end``."""
         stop = self.image.find(b"\0", start, end)
-        self.reads(max(0, (end if stop < 0 else stop) - start))
+        self.count_read(max(0, (end if stop < 0 else stop) - start))
         if stop < 0:
             raise ValueError(f"the name at byte {start} has no end")
         return self.image[start:stop].decode("ascii", "replace")
@@ -157,14 +157,14 @@ def _check_supported(cubin: Cubin) -> Cubin:
 
 def _read(file: _File, base: int) -> Cubin:
     """Read the cubin that begins at byte ``base``."""
-    file.reads(_HEADER.size)
+    file.count_read(_HEADER.size)
     identity, _, machine, *_ = header = _HEADER.unpack_from(file.image, base)
     if identity[4:6] != b"\2\1" or machine != _EM_CUDA:
         raise ValueError(f"machine {machine}; a 64-bit cubin has {_EM_CUDA}")
     offset, entry_size, count, names_at = header[6], header[11], header[12], header[13]
     if entry_size != _SECTION.size:
         raise ValueError(f"section headers of {entry_size} bytes")
-    file.reads(count * entry_size)
+    file.count_read(count * entry_size)
     sections = [_section(file.image, base, offset + index * entry_size) for index in range(count)]
     variables, undefined = _symbols(file, sections, names_at) if sections else ([], [])
     device_bytes = sum(section.size for section in sections if section.flags & _ALLOCATED)
@@ -192,7 +192,7 @@ def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list
         if table.kind != _SYMBOLS:
             continue
         names = sections[table.link]
-        file.reads(table.end - table.start)
+        file.count_read(table.end - table.start)
         rows = memoryview(file.image)[table.start : table.end]
         for name, info, _, index, _, size in _SYMBOL.iter_unpack(rows):
             kind = info & 15
