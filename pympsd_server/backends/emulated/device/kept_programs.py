@@ -84,7 +84,7 @@ class UsedPrograms:
         if (total := self._total(user)) > MAX_USER_BYTES:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
-                f"the translated kernels of user {user}'s modules take {total >> 20} MiB of the emulated device's "
+                f"the kernels of user {user}'s modules take {total >> 20} MiB of the emulated device's "
                 f"process, of at most {MAX_USER_BYTES >> 20} MiB: unload modules that are not needed",
             )
 
