@@ -129,8 +129,9 @@ def nothing_leaks() -> Iterator[None]:
     before = _descriptors(), _children(), _threads()
     yield
     leaked = _leaks(*before)
-    if leaked:
-        # A descriptor may belong to an object that waits for the collector.
-        gc.collect()
-        leaked = _leaks(*before)
+    # A descriptor may belong to an object that waits for the collector, most often a young one.
+    for generation in (1, 2):
+        if leaked:
+            gc.collect(generation)
+            leaked = _leaks(*before)
     assert not leaked, f"this test left behind: {'; '.join(leaked)}"

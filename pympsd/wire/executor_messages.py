@@ -21,11 +21,10 @@ from attrs import frozen
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
-from pympsd.wire.messages import message
+from pympsd.wire.messages import message, register
 
 
 @message(64)
-@frozen
 class ExecutorSetup:
     """The device that the executor is to own; an executor of another build refuses."""
 
@@ -39,7 +38,6 @@ class ExecutorSetup:
 
 
 @message(65)
-@frozen
 class ExecutorReady:
     """The device is open."""
 
@@ -49,7 +47,6 @@ class ExecutorReady:
 
 
 @message(66)
-@frozen
 class ExecutorFailed:
     """The device could not be opened; the executor ends."""
 
@@ -58,7 +55,6 @@ class ExecutorFailed:
 
 
 @message(67)
-@frozen
 class Attach:
     """Create a context for a client process; with ``new_stream`` also its command stream."""
 
@@ -72,7 +68,6 @@ class Attach:
 
 
 @message(68)
-@frozen
 class Attached:
     """With 2 fds, the client's end of the stream and the shared memory, if ``new_stream`` was set."""
 
@@ -86,7 +81,6 @@ class Attached:
 
 
 @message(69)
-@frozen
 class Detach:
     """Destroy a context and free its resources."""
 
@@ -95,7 +89,6 @@ class Detach:
 
 
 @message(74)
-@frozen
 class Terminate:
     """Stop a context's work for good and free its memory: every later call in it fails with this CUresult."""
 
@@ -106,7 +99,6 @@ class Terminate:
 
 
 @message(70)
-@frozen
 class DropClient:
     """A client process is gone: destroy its contexts, stop its kernels, close its stream."""
 
@@ -115,7 +107,6 @@ class DropClient:
 
 
 @message(71)
-@frozen
 class ExecutorDone:
     """Answers Detach, Terminate, DropClient and Ping."""
 
@@ -128,7 +119,6 @@ class ExecutorDone:
 
 
 @message(72)
-@frozen
 class ExecutorRefused:
     """Attach, Detach, Terminate or AskTrace failed."""
 
@@ -140,7 +130,6 @@ class ExecutorRefused:
 
 
 @message(81)
-@frozen
 class MemoryShort:
     """The device is full, and a client that is within its soft limit lacks memory: answered by RoomMade.
 
@@ -154,7 +143,6 @@ class MemoryShort:
 
 
 @message(82)
-@frozen
 class RoomMade:
     """Answers MemoryShort: whether memory was freed, so that the client should try again."""
 
@@ -163,7 +151,6 @@ class RoomMade:
 
 
 @message(84)
-@frozen
 class OthersMemory:
     """The bytes that clients of other executors hold on the device, in all and by group of clients."""
 
@@ -172,7 +159,6 @@ class OthersMemory:
 
 
 @message(83)
-@frozen
 class MemoryAudited:
     """An audited client has taken memory of the device, or (negative) returned it."""
 
@@ -185,7 +171,6 @@ class MemoryAudited:
 
 
 @message(73)
-@frozen
 class ContextFaulted:
     """A kernel or a copy of a context failed, and the error is sticky: later calls in the context return it."""
 
@@ -194,7 +179,7 @@ class ContextFaulted:
     reason: str
 
 
-@message(78)
+@register(78)
 @frozen
 class MemoryUsed:
     """Device memory in bytes by client; sent when it has changed, at most a few times per second.
@@ -210,7 +195,6 @@ class MemoryUsed:
 
 
 @message(77)
-@frozen
 class Ping:
     """A health check, answered by a thread that never waits for a kernel."""
 
@@ -218,7 +202,6 @@ class Ping:
 
 
 @message(79)
-@frozen
 class StartTimeline:
     """With 1 fd: write to this trace what the device does from now on; refused if its work cannot be timed."""
 
@@ -226,7 +209,6 @@ class StartTimeline:
 
 
 @message(80)
-@frozen
 class StopTimeline:
     """Write to no trace any more; answered when all is written."""
 
@@ -234,7 +216,6 @@ class StopTimeline:
 
 
 @message(75)
-@frozen
 class AskTrace:
     """Ask for a Trace of the device."""
 
@@ -274,7 +255,6 @@ MAX_KERNEL_NAME: Final = 100
 
 
 @message(76)
-@frozen
 class Trace:
     """Answers AskTrace: counters, contexts, and the latest batches, oldest first."""
 

@@ -13,11 +13,10 @@ from pympsd.vocabulary.device_properties import DeviceProperties, DeviceUse
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
-from pympsd.wire.messages import Versions, message
+from pympsd.wire.messages import Versions, message, register
 
 
 @message(32)
-@frozen
 class ServerHello:
     """The server's first message."""
 
@@ -25,7 +24,7 @@ class ServerHello:
     pid: int
 
 
-@message(33)
+@register(33)
 @frozen
 class ServerSetup:
     """A server's configuration: its user, its devices and its initial limits."""
@@ -47,7 +46,6 @@ class ServerSetup:
 
 
 @message(34)
-@frozen
 class StatusChanged:
     """The server's status, sent whenever it changes; the daemon never asks for it."""
 
@@ -94,7 +92,7 @@ class LimitsOfOlderServers:
     """The level that its environment cannot go beyond."""
 
 
-@message(35)
+@register(35)
 @frozen
 class AdmitClient(ClientIdentity, AdmittedLimits, LimitsOfOlderServers):
     """With 2 fds: the server's end of the session and a pidfd of the client (1 fd if no pidfd is available)."""
@@ -105,7 +103,6 @@ class AdmitClient(ClientIdentity, AdmittedLimits, LimitsOfOlderServers):
 
 
 @message(62)
-@frozen
 class ClientJoined:
     """A client was accepted; the limits in force for it as long as it stays."""
 
@@ -114,7 +111,6 @@ class ClientJoined:
 
 
 @message(36)
-@frozen
 class ContextReported:
     """A client has created a context."""
 
@@ -126,7 +122,6 @@ class ContextReported:
 
 
 @message(37)
-@frozen
 class ContextGone:
     """A context is destroyed and its resources are freed."""
 
@@ -135,7 +130,6 @@ class ContextGone:
 
 
 @message(38)
-@frozen
 class ClientGone:
     """A client process is gone from the server; when none is left the daemon may pass the turn on."""
 
@@ -143,7 +137,6 @@ class ClientGone:
 
 
 @message(39)
-@frozen
 class ShutDown:
     """Shut down when the last client has gone, or (forced) immediately."""
 
@@ -153,7 +146,6 @@ class ShutDown:
 
 
 @message(40)
-@frozen
 class LogRecord:
     """A line for server.log: an event of the catalogue with its fields, at a time in seconds since the epoch."""
 
@@ -165,7 +157,6 @@ class LogRecord:
 
 
 @message(41)
-@frozen
 class LogDropped:
     """The link was full and ``count`` records were dropped."""
 
@@ -173,7 +164,6 @@ class LogDropped:
 
 
 @message(42)
-@frozen
 class LimitsChanged:
     """New limits for the server's later clients: a percentage, and bytes by device ordinal."""
 
@@ -182,7 +172,6 @@ class LimitsChanged:
 
 
 @message(43)
-@frozen
 class TerminateClient:
     """Terminate all contexts of the client process with this PID; answered by Terminated with the same token."""
 
@@ -195,7 +184,6 @@ class TerminateClient:
 
 
 @message(44)
-@frozen
 class Terminated:
     """The result of a termination: a CUresult number."""
 
@@ -203,7 +191,7 @@ class Terminated:
     code: int
 
 
-@message(56)
+@register(56)
 @frozen
 class MemoryReported(DeviceUse):
     """How this server uses a device; sent when that has changed, a few times per second."""
@@ -212,7 +200,6 @@ class MemoryReported(DeviceUse):
 
 
 @message(61)
-@frozen
 class MemoryElsewhere:
     """The bytes that clients of other servers hold on a device, in all and by group of clients."""
 
@@ -222,19 +209,16 @@ class MemoryElsewhere:
 
 
 @message(58)
-@frozen
 class StartTrace:
     """With 1 fd: the executors write to this trace what they do."""
 
 
 @message(59)
-@frozen
 class StopTrace:
     """They write no more; answered by TraceStopped."""
 
 
 @message(60)
-@frozen
 class TraceStopped:
     """All is written."""
 
@@ -243,7 +227,6 @@ class TraceStopped:
 
 
 @message(45)
-@frozen
 class StartRefused:
     """The reason why the server cannot start; the server ends after this message."""
 
@@ -251,7 +234,6 @@ class StartRefused:
 
 
 @message(46)
-@frozen
 class ReportRequest:
     """The first message of a daemon that takes the link over: the server answers with ServerReturn.
 
@@ -264,7 +246,6 @@ class ReportRequest:
 
 
 @message(52)
-@frozen
 class ServerReturn:
     """A server's report to the next daemon; ``clients`` ReturningClient follow. Earlier reports are void."""
 
@@ -278,7 +259,7 @@ class ServerReturn:
     """The token of the request."""
 
 
-@message(53)
+@register(53)
 @frozen
 class ReturningClient(ClientIdentity):
     """A client of a returning server, as the earlier daemon described it."""
@@ -294,13 +275,11 @@ class ReturningClient(ClientIdentity):
 
 
 @message(54)
-@frozen
 class ServerAdopted:
     """The new daemon adopts the server."""
 
 
 @message(55)
-@frozen
 class ServerDismissed:
     """The new daemon does not adopt the server: it ends with its last client, and no daemon after the link's end."""
 
@@ -308,6 +287,5 @@ class ServerDismissed:
 
 
 @message(57)
-@frozen
 class EndIfAlone:
     """End with the last client unless a daemon comes before; from the keeper, when none has come for a long time."""

@@ -6,10 +6,11 @@ link messages between server and daemon (``link_messages``) and between server a
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, dataclass_transform
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.errors import LocalError, RemoteError
 from pympsd.process.version import VERSION
@@ -22,10 +23,10 @@ _KIND_OF: Final[dict[type, int]] = {}
 _M = TypeVar("_M")
 
 
-def message(kind: int) -> Any:
+def register(kind: int) -> Callable[[type[_M]], type[_M]]:
     """Register a frozen class as the message of a kind."""
 
-    def register(cls: type[_M]) -> type[_M]:
+    def register_class(cls: type[_M]) -> type[_M]:
         number = frames.FIRST_MESSAGE_KIND + kind
         if number in _KINDS:
             raise LocalError(f"message kind {kind} is taken by {_KINDS[number].__name__}")
@@ -33,7 +34,17 @@ def message(kind: int) -> Any:
         _KIND_OF[cls] = number
         return cls
 
-    return register
+    return register_class
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def message(kind: int) -> Callable[[type[_M]], type[_M]]:
+    """Make a class a frozen one, and the message of a kind.
+
+    A class that inherits fields, or whose instances are evolved, is decorated with `register` and ``frozen`` instead:
+    type checkers accept both only with attrs' own decorator.
+    """
+    return lambda plain: register(kind)(frozen(plain))
 
 
 def encode(value: object, fds: int = 0) -> bytes:
@@ -62,7 +73,6 @@ def decode(frame: Frame) -> Any:
 
 
 @message(0)
-@frozen
 class ClientHello:
     """A client connects. ``environment`` holds those of its MPS and device variables that the server honours."""
 
@@ -76,7 +86,6 @@ class ClientHello:
 
 
 @message(1)
-@frozen
 class SessionGranted:
     """With 1 fd: the client's end of its session with the server."""
 
@@ -86,7 +95,6 @@ class SessionGranted:
 
 
 @message(2)
-@frozen
 class Refused:
     """A CUresult number and a sentence for the user. Ends the conversation."""
 
@@ -95,7 +103,6 @@ class Refused:
 
 
 @message(3)
-@frozen
 class GoWithoutMps:
     """A client under a debugger is to continue as without a daemon; why."""
 
@@ -106,7 +113,6 @@ class GoWithoutMps:
 
 
 @message(8)
-@frozen
 class SessionWelcome:
     """The server's first message: the devices this client sees, in its own numbering."""
 
@@ -118,7 +124,6 @@ class SessionWelcome:
 
 
 @message(9)
-@frozen
 class OpenContext:
     """The client asks for a context on a device (ordinal in its own numbering)."""
 
@@ -136,7 +141,6 @@ class OpenContext:
 
 
 @message(10)
-@frozen
 class ContextOpened:
     """With 2 fds, stream and shared memory, for the process's first context of that executor."""
 
@@ -157,7 +161,6 @@ class ContextOpened:
 
 
 @message(11)
-@frozen
 class CloseContext:
     """The client destroys a context."""
 
@@ -166,7 +169,6 @@ class CloseContext:
 
 
 @message(12)
-@frozen
 class ContextClosed:
     """Everything that the context held is freed."""
 
@@ -174,7 +176,6 @@ class ContextClosed:
 
 
 @message(13)
-@frozen
 class RequestRefused:
     """A session request failed; the session continues."""
 

@@ -1,4 +1,4 @@
-"""The paths that documents name and link to exist, and the site's navigation has every document."""
+"""The paths and names that documents give exist, links lead to files, and the navigation has every document."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATH = re.compile(r"`((?:pympsd|pympsd_server|pympsd_client|scripts|tests|docs)/[\w/.*]+)`")
+NAME_IN_PATH = re.compile(
+    r"`([A-Za-z_]\w*)`(?:, [^`.;]*| [a-z ]*)?(?: in| of| \(in|,? \() ?`([\w./]+/[\w./]*|\w+\.py)`"
+)
+"""A name, and the file or folder that a sentence says has it: "`combine` in `pympsd/vocabulary/limit_table.py`"."""
 SITE_ONLY = re.compile(r"<!-- site: .*?-->", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)\s]*\)")
 DOCUMENTS = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
@@ -37,3 +41,18 @@ def test_every_path_exists(document: str) -> None:
 def test_paths_of_the_tour_are_links() -> None:
     text = (ROOT / "docs/tour.md").read_text()
     assert [path for path in PATH.findall(text) if f"[`{path}`](../{path})" not in text] == []
+
+
+@pytest.mark.parametrize("document", ["docs/tour.md", "CONTRIBUTING.md"])
+def test_names_are_where_the_tour_and_the_recipes_say(document: str) -> None:
+    text = " ".join((ROOT / document).read_text().split())
+    pairs = NAME_IN_PATH.findall(re.sub(r"\[(`[^`]*`)\]\([^)]*\)", r"\1", text))
+    assert len(pairs) >= 8
+    assert [pair for pair in pairs if not _has_name(*pair)] == []
+
+
+def _has_name(name: str, place: str) -> bool:
+    """Return whether a file has a word, or one below a folder, or one of that name in any folder."""
+    found = [ROOT / place] if "/" in place else list((ROOT / "pympsd_server").rglob(place))
+    files = [file for path in found for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    return any(re.search(rf"\b{re.escape(name)}\b", file.read_text()) for file in files)

@@ -10,7 +10,7 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device import kept_programs
-from pympsd_server.backends.emulated.device.kept_programs import MAX_PROGRAMS, KeptPrograms
+from pympsd_server.backends.emulated.device.kept_programs import MAX_PROGRAMS, KeptPrograms, UsedPrograms
 from pympsd_server.backends.emulated.device.module import load, refusals_as_backend_errors
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.ptx.isa.faults import DeviceFault, InvalidPtx, OutOfMemory
@@ -144,7 +144,7 @@ def test_programs_are_kept_while_their_code_is_small(monkeypatch: pytest.MonkeyP
     second = kept.load(large)
     _ = second.kernels["k"]
     assert kept.load(large) is second
-    monkeypatch.setattr(kept_programs, "MAX_SOURCE", second.kernels.source_characters - 1)
+    monkeypatch.setattr(kept_programs, "MAX_KEPT_BYTES", second.kernels.nbytes - 1)
     kept.load(other)
     assert kept.load(large) is not second
 
@@ -155,6 +155,20 @@ def test_few_programs_are_kept() -> None:
     programs = [kept.load(image) for image in images]
     assert kept.load(images[1]) is programs[1]
     assert kept.load(images[0]) is not programs[0]
+
+
+def test_a_user_gets_no_more_kernels_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = UsedPrograms()
+    programs = [load_program(kernel(f"mov.u32 %r1, {i};").encode()) for i in range(3)]
+    monkeypatch.setattr(kept_programs, "MAX_USER_BYTES", 2 * programs[0].kernels.nbytes)
+    for program in programs[:2]:
+        used.check(1, program.kernels)
+    with pytest.raises(BackendError, match=r"user 1's modules take .* unload modules") as caught:
+        used.check(1, programs[2].kernels)
+    assert caught.value.code is Result.ERROR_OUT_OF_MEMORY
+    used.check(2, programs[2].kernels)
+    del program, programs[1]
+    used.check(1, programs[-1].kernels)
 
 
 def test_a_variable_larger_than_the_device_is_refused_when_it_is_placed() -> None:

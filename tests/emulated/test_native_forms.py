@@ -127,6 +127,16 @@ MATRICES = (
     "shl.b32 %m, %i, 4; mov.u32 %at, s; add.u32 %at, %at, %m; ld.shared.v4.u32 {%e4, %e5, %e6, %e7}, [%at]; "
     + _TOTAL,
 )
+ATOMIC_SUMS = tuple(
+    f"{_PLACE} and.b32 %m, %i, 3; mad.lo.u32 %m, %m, 4, %at; mov.b32 {source}; "
+    f"atom.shared.add.noftz.{kind} {old}, [%m], {operand}; {after} bar.sync 0; ld.shared.b32 %e0, [%m]; "
+    f"cvt.u64.u32 %w, %m; cvta.shared.u64 %w, %w; red.add.noftz.{kind} [%w], {operand}; bar.sync 0; "
+    "ld.shared.b32 %f0, [%m]; mad.lo.u32 %d, %e0, 3, %f0; mad.lo.u32 %d, %d, 3, %e2; cvt.u64.u32 %w, %d;"
+    for kind, source, old, operand, after in (
+        *((kind, "{%h, %g}, %a", "%g", "%h", "cvt.u32.u16 %e2, %g;") for kind in ("f16", "bf16")),
+        *((kind, "%e1, %a", "%e2", "%e1", "") for kind in ("f16x2", "bf16x2")),
+    )
+)
 KERNEL = """.visible .entry k(.param .u64 p, .param .u64 q, .param .align 8 .b8 table[36])
 {{ .reg .b32 %a, %b, %c, %d, %i, %m; .reg .b64 %x, %y, %w, %p, %q, %o; .reg .b16 %h, %g; .reg .pred %t;
 .reg .b32 %e<8>, %f<8>, %u<8>, %at; .shared .align 16 .b8 s[8192];
@@ -203,6 +213,11 @@ def test_an_index_outside_of_the_parameters(monkeypatch: pytest.MonkeyPatch, ind
 
 def test_small_floats_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, SMALL_FLOATS)
+
+
+def test_atomic_sums_of_small_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight lanes of a warp add to one address."""
+    check(monkeypatch, ATOMIC_SUMS)
 
 
 def test_matrices_and_asynchronous_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pympsd_server.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
-from pympsd_server.ptx.compiled_tier.float_forms import widen_bfloat, write_small_conversion
+from pympsd_server.ptx.compiled_tier.float_forms import add_small, widen_bfloat, write_small_conversion
 from pympsd_server.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
@@ -296,13 +296,18 @@ _MIN_SLEEP: Final = 1000
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
 """Those that are written as a load, an operation and a store for a block's own shared memory."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
+_SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
+"""The types without an atomic instruction of the processor; the only function that is written for them is a sum."""
 
 
 @writes("atom red")
 def _atomic(text: MemoryText, operation: Operation) -> None:
     function, type_name = operation.one_of(*_ATOMIC, "cas"), operation.type
     is_vector = operation.one_of("v2", "v4", "v8")
-    if type_name not in _ATOMIC_TYPES or is_vector or (type_name in FLOATS and function != "add"):
+    is_small = type_name in _SWAPPED
+    if is_vector or ((is_small or type_name in FLOATS) and function != "add"):
+        raise text.refuse()
+    if type_name not in (*_ATOMIC_TYPES, *_SWAPPED):
         raise text.refuse()
     target = operation.operands[0] if operation.name == "atom" else Sink()
     memory, *inputs = operation.inputs if operation.name == "atom" else operation.operands
@@ -314,8 +319,9 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     text.order_before(operation)
     pointers = text.check(group, mask)
     values = [text.use(value, type_name, vector) for value in inputs]
-    kind = f"i{bits}" if function == "cas" else FLOATS.get(type_name, f"i{bits}")
-    is_plain = group.space == "shared" and function in _PLAIN  # no other thread of the host runs this block
+    kind = f"i{bits}" if function == "cas" or is_small else FLOATS.get(type_name, f"i{bits}")
+    # No other thread of the host runs this block.
+    is_plain = group.space == "shared" and function in _PLAIN and not is_small
     on = text.label("done")
     if is_plain and isinstance(target, Sink) and operation.guard is None:
         whole, part = text.label("whole"), text.label("part")
@@ -334,6 +340,8 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         if function == "cas":
             pair = text.value(f"cmpxchg ptr {place}, {kind} {x[0]}, {kind} {x[1]} seq_cst seq_cst")
             old = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
+        elif is_small:
+            old = _swap_sum(text, type_name, place, x[0])
         elif is_plain:
             old = _act_plainly(text, operation, place, x[0])
         else:
@@ -350,6 +358,27 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     text.order_after(operation)
     if not isinstance(target, Sink):
         text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
+
+
+def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
+    """Write an atomic sum of small floats, a loop of comparing and swapping; return the old bits."""
+    kind, bytes_ = f"i{BITS[type_name]}", BITS[type_name] // 8
+    start, again, done = text.label("start"), text.label("again"), text.label("swapped")
+    text.jump(start)
+    text.place(start)
+    first = text.value(f"load atomic {kind}, ptr {place} monotonic, align {bytes_}")
+    text.jump(again)
+    text.place(again)
+    at = len(text.lines)
+    text.lines.append("")
+    old = f"%{text.label('old')}"
+    new = add_small(text, type_name, old, value)
+    pair = text.value(f"cmpxchg ptr {place}, {kind} {old}, {kind} {new} monotonic monotonic")
+    seen = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
+    text.lines[at] = f"  {old} = phi {kind} [{first}, %{start}], [{seen}, %{again}]"
+    text.branch(text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 1"), done, again, LIKELY)
+    text.place(done)
+    return old
 
 
 def _act_on_all_lanes(

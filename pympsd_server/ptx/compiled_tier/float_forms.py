@@ -20,7 +20,7 @@ from pympsd_server.ptx.compiled_tier.expressions import (
     tf32_from_float,
 )
 from pympsd_server.ptx.compiled_tier.instruction_table import writes
-from pympsd_server.ptx.compiled_tier.ir_text import Shape
+from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Shape
 from pympsd_server.ptx.compiled_tier.lanes import FLOATS
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.ptx.lowering.ir import Operation
@@ -60,10 +60,10 @@ def write_float(text: MemoryText, operation: Operation) -> None:
     low = compute(text, operation, shape, [text.cast("trunc", v, word, half) for v in x])
     upper = [text.op("lshr", word, v, shape.constant("i32", 16)) for v in x]
     high = compute(text, operation, shape, [text.cast("trunc", v, word, half) for v in upper])
-    return text.assign(operation.operands[0], _pack(text, shape, high, low), type_name, shape)
+    return text.assign(operation.operands[0], pack_halves(text, shape, high, low), type_name, shape)
 
 
-def _pack(text: MemoryText, shape: Shape, high: str, low: str) -> str:
+def pack_halves(text: MemoryText, shape: Shape, high: str, low: str) -> str:
     """Return two values of 16 bits as one of 32."""
     word, half = shape.of("i32"), shape.of("i16")
     above = text.op("shl", word, text.cast("zext", high, half, word), shape.constant("i32", 16))
@@ -128,6 +128,22 @@ def widen_bfloat(text: MemoryText, shape: Shape, bits: str) -> str:
     return text.cast("bitcast", wide, word, shape.of("float"))
 
 
+def add_small(text: MemoryText, type_name: str, first: str, second: str) -> str:
+    """Return the bits of a sum of scalars of 16 bits, or of pairs of them, as the NumPy tier's atomics add."""
+    if type_name.endswith("x2"):
+        halves = []
+        for shift in ("16", "0"):
+            shifted = (text.op("lshr", "i32", x, shift) for x in (first, second))
+            parts = (text.cast("trunc", x, "i32", "i16") for x in shifted)
+            halves.append(add_small(text, type_name.removesuffix("x2"), *parts))
+        return pack_halves(text, SCALAR, *halves)
+    if type_name == "bf16":
+        total = text.op("fadd", "float", *(widen_bfloat(text, SCALAR, x) for x in (first, second)))
+        return bfloat_from_float(Expression(text, SCALAR, "float", total)).name
+    total = text.op("fadd", "half", *(text.cast("bitcast", x, "i16", "half") for x in (first, second)))
+    return text.cast("bitcast", total, "half", "i16")
+
+
 def write_small_conversion(text: MemoryText, operation: Operation) -> None:
     """Write a conversion of f32 to bf16, tf32 or a pair, or of bf16 to f32; refuse others."""
     (to, source), modifiers = operation.types, operation.modifiers
@@ -145,7 +161,7 @@ def write_small_conversion(text: MemoryText, operation: Operation) -> None:
         halves = [bfloat_from_float(v).name for v in values]
     else:
         halves = [v.cast("fptrunc", "half").cast("bitcast", "i16").name for v in values]
-    return text.assign(target, _pack(text, shape, *halves) if len(halves) == 2 else halves[0], to, shape)
+    return text.assign(target, pack_halves(text, shape, *halves) if len(halves) == 2 else halves[0], to, shape)
 
 
 @writes("fma")

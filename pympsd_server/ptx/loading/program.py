@@ -42,6 +42,12 @@ EAGER_OPERATIONS: Final = 50_000
 """The operations after which no more kernels are translated at load: inlined calls can make much of a small image."""
 MAX_LOCAL_BYTES: Final = 512 << 10
 """The local memory of a thread, as on a GPU."""
+_FUNCTION_BYTES: Final = 1300
+"""The memory of a function that is not translated, without its text."""
+_CHARACTER_BYTES: Final = 2
+"""The memory of a character of a kernel's Python code, which is compiled."""
+_OPERATION_BYTES: Final = 1000
+"""The memory of an operation of a kernel, with what is known of its block."""
 _INSTRUCTION: Final = re.compile(r"[;{}:]\s*(?:@!?[\w%$]+\s+)?([a-z]\w*)(?=[.\s;])")
 """The name of an instruction: behind a semicolon, a brace or a label, and perhaps a guard."""
 _ELF = b"\x7fELF"
@@ -90,8 +96,8 @@ class Kernels(Mapping[str, Kernel]):
     _functions: dict[str, Function]
     _translated: dict[str, Kernel] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
-    source_characters: int = field(default=0, init=False)
-    """The characters of Python code of those that have been translated."""
+    nbytes: int = 0
+    """The approximate memory of the image, and of those that have been translated."""
 
     def __getitem__(self, name: str) -> Kernel:
         kernel = self._translated.get(name)
@@ -101,7 +107,7 @@ class Kernels(Mapping[str, Kernel]):
                 kernel = self._translated.get(name)
                 if kernel is None:
                     kernel = self._translated[name] = _kernel(self._table, function, self._constant_bytes)
-                    self.source_characters += sum(map(len, kernel.translation.sources))
+                    self.nbytes += _size_of(kernel.translation)
         return kernel
 
     def __iter__(self) -> Iterator[str]:
@@ -149,7 +155,9 @@ def load_program(image: bytes) -> Program:
     variables = _variables(module, table)
     constant = sum(v.size for v in variables.values() if v.space == "const")
     defined = [function for function in module.functions.values() if function.body is not None]
-    kernels = Kernels(table, constant, {function.name: function for function in defined if function.is_entry})
+    nbytes = len(text) + _FUNCTION_BYTES * len(module.functions)
+    entries = {function.name: function for function in defined if function.is_entry}
+    kernels = Kernels(table, constant, entries, nbytes=nbytes)
     if len(image) <= EAGER_BYTES:
         for function in defined:
             table.statements(function)
@@ -229,6 +237,11 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
         target=table.module.target.architecture,
         translation=translation,
     )
+
+
+def _size_of(translation: Translation) -> int:
+    characters, operations = sum(map(len, translation.sources)), len(translation.code.operations)
+    return _CHARACTER_BYTES * characters + _OPERATION_BYTES * operations
 
 
 def _block_shape(values: tuple[int, ...] | None) -> tuple[int, int, int] | None:

@@ -18,9 +18,11 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import TIER
+from pympsd_server.backends.emulated.device import kept_programs
 from pympsd_server.backends.emulated.device.context_memory import context_overhead
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.interface import BackendError, Context, Launch, Status
+from pympsd_server.ptx.loading.program import EAGER_BYTES
 from tests.support.client_kernels import BASIC
 
 MIB = 1 << 20
@@ -180,3 +182,21 @@ def test_nothing_stays_mapped_of_a_client_that_is_gone(
         wait_until(lambda: count_windows() == before, "the end of what is mapped")
     finally:
         gc.enable()
+
+
+def test_kernels_of_a_user_with_too_many_are_neither_loaded_nor_translated(
+    open_model: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = open_model()
+    context = device.create_context(1, Quota(0, 0, 0, user=7), lambda status: None)
+    header = ".version 8.0\n.target sm_80\n.address_size 64\n"
+    lazy = context.load_module(f"{header}.visible .entry k() {{ ret; }}\n//{' ' * EAGER_BYTES}".encode())
+    eager = f"{header}.visible .entry eager() {{ ret; }}".encode()
+    assert context.load_module(eager).kernel(0).name == "eager"
+    monkeypatch.setattr(kept_programs, "MAX_USER_BYTES", 1)
+    for refused in (lambda: lazy.kernel(0), lambda: context.load_module(eager)):
+        with pytest.raises(BackendError, match="user 7's modules take") as caught:
+            refused()
+        assert caught.value.code is Result.ERROR_OUT_OF_MEMORY
+    monkeypatch.undo()
+    assert lazy.kernel(0).name == "k"

@@ -169,7 +169,7 @@ class EmulatedContext:
     def load_module(self, image: bytes) -> EmulatedModule:
         """Load PTX text, or a fatbin that holds some."""
         self.check()
-        program = load(image, self.properties.compute_capability)
+        program = load(image, self.properties.compute_capability, self._facilities.user)
         module = EmulatedModule(
             self, program, self.memory.link(program, self.properties.multiprocessors, self._facilities)
         )

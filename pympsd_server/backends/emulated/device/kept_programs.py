@@ -1,24 +1,36 @@
-"""Translated programs that are kept, because contexts and clients load the same libraries.
+"""Translated programs: those that are kept, because contexts and clients load the same libraries, and each user's.
 
 A kernel is translated when it is first looked up, so a kept program grows. One of 28 KB of PTX may grow to 350 MB,
 and what is kept outlives the client that has loaded it. So the programs are bounded in number, and in what they have
 grown to: before a program is added, the ones that were not loaded for longest are dropped.
+
+The programs of loaded modules cannot be dropped. Each user may have some memory of them, and no more kernels are
+translated for a user who has more.
 """
 
 from __future__ import annotations
 
+import gc
+import os
+from collections import defaultdict
 from threading import Lock
 from typing import Final
+from weakref import WeakValueDictionary
 
 from attrs import define, field
 
-from pympsd_server.ptx.loading.program import Program, load_program
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.ptx.loading.program import Kernels, Program, load_program
 
 MAX_PROGRAMS: Final = 32
 MAX_IMAGE_BYTES: Final = 1 << 20
 """The longest image whose program is kept."""
-MAX_SOURCE: Final = 50_000_000
-"""The maximum characters of Python code of all kept programs, of which each takes 3 to 4 bytes of memory."""
+MAX_KEPT_BYTES: Final = 200 << 20
+"""The maximum memory of all kept programs."""
+_MACHINE_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+MAX_USER_BYTES: Final = max(1 << 30, _MACHINE_BYTES // 4)
+"""The maximum memory of the programs of one user's modules."""
 
 
 @define(eq=False)
@@ -43,7 +55,39 @@ class KeptPrograms:
         return program
 
     def _drop_oldest(self) -> None:
-        total = sum(program.kernels.source_characters for program in self._programs.values())
-        while self._programs and (total > MAX_SOURCE or len(self._programs) >= MAX_PROGRAMS):
+        total = sum(program.kernels.nbytes for program in self._programs.values())
+        while self._programs and (total > MAX_KEPT_BYTES or len(self._programs) >= MAX_PROGRAMS):
             oldest = next(iter(self._programs))
-            total -= self._programs.pop(oldest).kernels.source_characters
+            total -= self._programs.pop(oldest).kernels.nbytes
+
+
+@define(eq=False)
+class UsedPrograms:
+    """The programs that the modules of each user have, whose memory is bounded; any thread may use it."""
+
+    _kernels: defaultdict[int, WeakValueDictionary[int, Kernels]] = field(
+        factory=lambda: defaultdict(WeakValueDictionary), init=False
+    )
+    """By user, by the id() of the kernels."""
+    _lock: Lock = field(factory=Lock, init=False)
+
+    def check(self, user: int, kernels: Kernels) -> None:
+        """Count a program as a user's while it exists.
+
+        Raises BackendError OUT_OF_MEMORY if the user's programs have more than MAX_USER_BYTES, so that the memory of
+        other users' programs is not used up.
+        """
+        with self._lock:
+            self._kernels[user][id(kernels)] = kernels
+        if self._total(user) > MAX_USER_BYTES:
+            gc.collect()  # destroyed contexts may still have programs
+        if (total := self._total(user)) > MAX_USER_BYTES:
+            raise BackendError(
+                Result.ERROR_OUT_OF_MEMORY,
+                f"the kernels of user {user}'s modules take {total >> 20} MiB of the emulated device's "
+                f"process, of at most {MAX_USER_BYTES >> 20} MiB: unload modules that are not needed",
+            )
+
+    def _total(self, user: int) -> int:
+        with self._lock:
+            return sum(kernels.nbytes for kernels in self._kernels[user].values())

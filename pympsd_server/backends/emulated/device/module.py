@@ -13,7 +13,7 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
-from pympsd_server.backends.emulated.device.kept_programs import KeptPrograms
+from pympsd_server.backends.emulated.device.kept_programs import KeptPrograms, UsedPrograms
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
 from pympsd_server.backends.interface import BackendError
@@ -25,15 +25,16 @@ from pympsd_server.ptx.syntax.tree import Target
 _CUBIN: Final = b"\x7fELF"
 """The first bytes of a cubin."""
 _programs: Final = KeptPrograms()
+_used: Final = UsedPrograms()
 
 
-def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
-    """Load an image, of a fatbin the PTX for a device.
+def load(image: bytes, compute_capability: tuple[int, int], user: int = 0) -> Program:
+    """Load an image, of a fatbin the PTX for a device, for a user's module.
 
     Raises BackendError: NO_BINARY_FOR_GPU for machine code, INVALID_IMAGE if it is not text, INVALID_PTX with the
     line and the instruction for what cannot be executed, and for the target of another device, NOT_SUPPORTED for what
-    MPS does not support, and for code of other kinds. Kernels of a large image raise the last three when they are
-    looked up, as in `refusals_as_backend_errors`.
+    MPS does not support, and for code of other kinds, OUT_OF_MEMORY if the user has too many. Kernels of a large
+    image raise the last four when they are looked up, as in `refusals_as_backend_errors`.
     """
     with refusals_as_backend_errors():
         try:
@@ -46,6 +47,7 @@ def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
             code = Result.ERROR_NO_BINARY_FOR_GPU if image.startswith(_CUBIN) else Result.ERROR_INVALID_IMAGE
             raise BackendError(code, str(error)) from None
         _check_target(program.target, compute_capability)
+        _used.check(user, program.kernels)
         return program
 
 
@@ -168,6 +170,8 @@ class EmulatedModule:
         if not 0 <= index < len(self._names):
             reason = f"function {index} of a module that has {len(self._names)}"
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
+        if not self._kernels.is_translated(self._names[index]):
+            _used.check(self.loaded.facilities.user, self._kernels)
         with refusals_as_backend_errors():
             return self._kernels[self._names[index]]
 
