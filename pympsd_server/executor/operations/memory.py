@@ -219,5 +219,6 @@ def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high
 
 
 def map_peers_host_memory(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
+    """Map the page-locked and managed memory of the client on another device, for access by kernels of this one."""
     file = File(descriptor, high << 64 | low)
     request.context.backend.map_peer(ordinal, process, file, host_memory_only=True)
