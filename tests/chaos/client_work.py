@@ -227,5 +227,5 @@ def _count_taken() -> int:
     return int(total) - int(free)
 
 
-def _differences(found: np.ndarray, right: np.ndarray) -> int:
-    return int(np.count_nonzero(found != right))
+def _differences(actual: np.ndarray, right: np.ndarray) -> int:
+    return int(np.count_nonzero(actual != right))

@@ -59,13 +59,13 @@ async def lists(testbed: Testbed, action: Action) -> None:
                 testbed.blame(f"{line!r} at {requested_at:.3f} {problem}")
 
 
-def _is_known(testbed: Testbed, server: ServerHistory, said: str, since: float) -> bool:
+def _is_known(testbed: Testbed, server: ServerHistory, answer: str, since: float) -> bool:
     """Whether a server was asked what it knows: it and its daemon ran all the time, and it talked with no client."""
     return not (
         testbed.troubled(since)
         or server.status is not None
         or not there(server.process)
-        or "does not answer" in said
+        or "does not answer" in answer
         or any(incident.kind in UNKNOWN_WHILE and incident.ended >= since for incident in testbed.history.incidents)
     )
 

@@ -87,16 +87,16 @@ class Life:
         """Whether it may be talking with the daemon, or beginning to talk with a server."""
         return self.doing in ("starting", *CONNECTING_STEPS)
 
-    def hear(self, said: dict[str, Any]) -> None:
+    def hear(self, report: dict[str, Any]) -> None:
         """Take in a line of the client's."""
-        self.heard = said["t"]
-        self.doing = said["doing"]
-        if said["doing"] in ("init", "unresponsive"):
-            self.init_began = said["t"]
-        if said["doing"] == "open":
-            self.contexts[said["context"]] = Span(said["context"], said["device"], said["t"])
-        if "step" in said:
-            self._done(Step(ended=said["t"], **said["step"]))
+        self.heard = report["t"]
+        self.doing = report["doing"]
+        if report["doing"] in ("init", "unresponsive"):
+            self.init_began = report["t"]
+        if report["doing"] == "open":
+            self.contexts[report["context"]] = Span(report["context"], report["device"], report["t"])
+        if "step" in report:
+            self._done(Step(ended=report["t"], **report["step"]))
 
     def _done(self, step: Step) -> None:
         self.steps.append(step)

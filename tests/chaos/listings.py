@@ -15,9 +15,9 @@ ENDS: Final = frozenset({Kind.CLIENT_KILL, Kind.CLIENT_TERMINATE})
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
 
-def pids(said: str, server: int, column: int | None) -> set[int]:
+def pids(listing: str, server: int, column: int | None) -> set[int]:
     """Return the PIDs of a list; of a table (``column``: that of the server), those in the server's rows."""
-    rows = [line.split() for line in said.splitlines() if line[:1].isdigit()]
+    rows = [line.split() for line in listing.splitlines() if line[:1].isdigit()]
     return {int(row[0]) for row in rows if column is None or row[column] == str(server)}
 
 

@@ -162,30 +162,30 @@ class NamedSoak(Soak):
                 self.testbed.blame(f"what config show prints changes something: {output!r}")
         await self._compare(" ".join(words), status, expected, change)
 
-    async def _compare(self, words: str, status: int | None, wanted: Places, change: Change) -> None:
+    async def _compare(self, words: str, status: int | None, target: Places, change: Change) -> None:
         before, after = self.places, await self._listed_places()
         if after is None:
             self.testbed.blame(f"{words}: the lists cannot be had afterwards")
             return
         # A daemon that is killed answers nobody: then either is right.
-        allowed = {0: (wanted,)}.get(status, (before, wanted))  # type: ignore[arg-type]
+        allowed = {0: (target,)}.get(status, (before, target))  # type: ignore[arg-type]
         if after not in allowed and not (status != 0 and "apply" in words):
-            self.testbed.blame(f"{words}: status {status}, and there are {sorted(after)}, not {sorted(wanted)}")
+            self.testbed.blame(f"{words}: status {status}, and there are {sorted(after)}, not {sorted(target)}")
         change.ended, change.touched, change.left = now(), change.touched | (before ^ after), after
         self.places = after
         self.testbed.counts[f"named {' '.join(words.split()[:2])}: {status}"] += 1
 
     def _write_file(self, source: random.Random, count: int) -> Places:
-        lines, named = ['schema_version = "1.0"'], set()
+        lines, server_names = ['schema_version = "1.0"'], set()
         for server in source.sample(SERVERS, count):
             lines += [f"[servers.{server}]", f"uid = {self.testbed.uids[SERVERS.index(server)]}"]
-            named.add((server, "default"))
+            server_names.add((server, "default"))
             for namespace in source.sample(NAMESPACES, source.randint(0, len(NAMESPACES))):
-                named.add((server, namespace))
+                server_names.add((server, namespace))
                 lines.append(f"[servers.{server}.namespaces.{namespace}]")
                 lines += [f'{key.replace("-", "_")} = "{value}"' for key, value in source.choice(LIMITS).items()]
         self._file.write_text("\n".join(lines))
-        return frozenset(named)
+        return frozenset(server_names)
 
     @property
     def _file(self) -> Path:
@@ -303,10 +303,10 @@ class NamedSoak(Soak):
         if (listed := await self._say("server", "list", "--format=json")) != (0, "[]\n"):
             testbed.blame(f"all servers are deleted, and server list shows {listed}")
 
-    async def _until_said(self, wanted: tuple[str, ...], *words: str) -> str:
+    async def _until_said(self, expected: tuple[str, ...], *words: str) -> str:
         """Return what a query answers when it has had time to answer one of the texts that are wanted."""
         give_up = now() + CALM_SECONDS
-        while (output := (await self._say(*words))[1]) not in wanted and now() < give_up:
+        while (output := (await self._say(*words))[1]) not in expected and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
         return output
 

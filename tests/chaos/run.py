@@ -37,13 +37,13 @@ def main() -> int:
     )
     parser.add_argument("--pace", type=float, default=1.0, help="2: twice as many clients, twice as much chaos")
     parser.add_argument("--json", type=Path, help="where the summary goes")
-    given = parser.parse_args()
-    place = given.json or Path(tempfile.mkdtemp(prefix="pympsd-journal-")) / "soak.json"
+    options = parser.parse_args()
+    place = options.json or Path(tempfile.mkdtemp(prefix="pympsd-journal-")) / "soak.json"
     journal, logs = place.with_suffix(".journal.jsonl"), place.with_suffix(".logs")
-    print(f"seed {given.seed}, {given.minutes:g} minutes; journal: {journal}", flush=True)
+    print(f"seed {options.seed}, {options.minutes:g} minutes; journal: {journal}", flush=True)
     began = time.monotonic()
-    backends = tuple(Backend) if given.backend == "all" else (Backend(given.backend),)
-    summary = soak(given.seed, 60 * given.minutes, given.kinds, journal, logs, given.pace, backends)
+    backends = tuple(Backend) if options.backend == "all" else (Backend(options.backend),)
+    summary = soak(options.seed, 60 * options.minutes, options.kinds, journal, logs, options.pace, backends)
     summary = {"commit": _commit(), "duration": round(time.monotonic() - began, 1), **summary}
     text = json.dumps(summary, indent=2)
     place.write_text(text + "\n")

@@ -111,13 +111,13 @@ class Soak:
                 self._note_fault(life, document)
                 life.hear(document)
 
-    def _note_fault(self, life: Life, said: dict[str, Any]) -> None:
-        what, _, name = said["doing"].partition(" ")
+    def _note_fault(self, life: Life, report: dict[str, Any]) -> None:
+        what, _, name = report["doing"].partition(" ")
         if what == "fault":
-            details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": said["device"]}
-            details["context"] = said["context"]
+            details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": report["device"]}
+            details["context"] = report["context"]
             self.testbed.history.incidents.append(
-                Incident(Kind.CLIENT_FAULT, 0, said["t"], said["t"], code=FAULT_CODES[name], note=name, **details)
+                Incident(Kind.CLIENT_FAULT, 0, report["t"], report["t"], code=FAULT_CODES[name], note=name, **details)
             )
             self.testbed.counts[f"fault {name}"] += 1
             self.testbed.note("client_fault", name=name, **details)

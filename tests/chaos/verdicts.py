@@ -163,23 +163,23 @@ def problems(history: History, life: Life) -> Iterator[str]:
     elif not life.killed and life.status != 0:
         yield f"{name} ended with status {life.status} in {life.doing!r}: {life.complaint.strip()[-500:]}"
     history = history.around(life)
-    found = recoveries(history, life.uid)
+    repairs = recoveries(history, life.uid)
     for step in life.steps:
         if step.wrong:
             yield f"{name}: {step.wrong} wrong in {step.name!r} at {step.ended:.3f}"
-        if step.code and not explanation(history, found, life, step):
+        if step.code and not explanation(history, repairs, life, step):
             yield f"{name}: {step.code} of {step.call} in {step.name!r} at {step.ended:.3f} has no cause ({step.why})"
         elif not step.code and (why := find_earlier_end(history, life, step)) is not None:
             yield f"{name}: {step.name!r} at {step.began:.3f} continues in {why}"
 
 
-def explanation(history: History, found: list[Recovery], life: Life, step: Step) -> Incident | None:
+def explanation(history: History, repairs: list[Recovery], life: Life, step: Step) -> Incident | None:
     """Return what was done that a step's error may come of; None: nothing."""
     for incident in history.incidents:
         if incident.began > step.ended:
             continue
         table = allowances(history, incident)
-        for role in _roles(history, incident, found, life, step):
+        for role in _roles(history, incident, repairs, life, step):
             allowed = table.get(role, frozenset())
             if step.code in {incident.code if one == CULPRITS else one for one in allowed}:
                 return incident
@@ -214,11 +214,11 @@ def _lasts_over(stop: Incident, seconds: float, kinds: Collection[Kind], history
     )
 
 
-def _roles(history: History, incident: Incident, found: list[Recovery], life: Life, step: Step) -> Iterator[Role]:
+def _roles(history: History, incident: Incident, repairs: list[Recovery], life: Life, step: Step) -> Iterator[Role]:
     is_init = step.name in ("init", "unresponsive")
     if incident.kind in FAULTS:
         if incident.uid == life.uid:
-            yield from _roles_in_fault(history, incident, found, life, step)
+            yield from _roles_in_fault(history, incident, repairs, life, step)
         return
     if incident.client == life.plan.number and incident.kind is Kind.CLIENT_TERMINATE:
         yield Role.VICTIM
@@ -232,9 +232,9 @@ def _roles(history: History, incident: Incident, found: list[Recovery], life: Li
 
 
 def _roles_in_fault(
-    history: History, incident: Incident, found: list[Recovery], life: Life, step: Step
+    history: History, incident: Incident, repairs: list[Recovery], life: Life, step: Step
 ) -> Iterator[Role]:
-    recovery = next(entry for entry in found if incident in entry.faults)
+    recovery = next(entry for entry in repairs if incident in entry.faults)
     if step.name in ("init", "unresponsive"):
         if step.began <= recovery.ended and step.ended >= incident.began:
             yield Role.CONNECTING

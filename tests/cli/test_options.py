@@ -226,20 +226,20 @@ def test_static_partitions_are_not_chosen_later(
 
 
 @pytest.mark.parametrize(
-    ("words", "protocol", "said"),
+    ("words", "protocol", "message"),
     [
         (["-d", "-q"], "3", "-q quits a daemon in protocol 3; it does not go with -d or -f"),
         (["-d", "--open-queries"], "2", "--open-queries needs protocol 3"),
     ],
 )
-def test_what_a_protocol_cannot_be_started_with(words: list[str], protocol: str, said: str) -> None:
-    with pytest.raises(BadOption, match=said):
+def test_what_a_protocol_cannot_be_started_with(words: list[str], protocol: str, message: str) -> None:
+    with pytest.raises(BadOption, match=message):
         Options(words).check_start(protocol)
     Options(words).check_start("5" if protocol == "2" else "2")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-d", "--quit"], "--quit does not go with -d or -f"),
         (["--force"], "--force goes with -q"),
@@ -249,8 +249,8 @@ def test_what_a_protocol_cannot_be_started_with(words: list[str], protocol: str,
         (["-q", "-a", "F"], "-q takes no command and no file"),
     ],
 )
-def test_a_quit_goes_with_little(words: list[str], said: str) -> None:
-    with pytest.raises(BadOption, match=said):
+def test_a_quit_goes_with_little(words: list[str], message: str) -> None:
+    with pytest.raises(BadOption, match=message):
         Options(words)
     assert Options(["-q", "--force"]).force
 
@@ -262,7 +262,7 @@ def test_a_dialect_is_one_of_three(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["-d", "--user", "together"], "there is no option --user; did you mean --users?\n"),
         (["-D"], "there is no option -D; did you mean -d?\n"),
@@ -275,26 +275,26 @@ def test_a_dialect_is_one_of_three(words: list[str]) -> None:
     ],
 )
 def test_an_unknown_option_is_bad_usage_and_the_likely_one_is_suggested(
-    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    words: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == BAD_USAGE
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith(said)
+    assert captured.err.startswith(message)
     assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["trace", "start", "--fil", "x"], "pympsd trace: there is no option --fil.\n"),
         (["trace", "--hepl"], "pympsd trace: there is no option --hepl; did you mean --help?\n"),
         (["trace", "stop", "-x"], "pympsd trace: there is no option -x.\n"),
     ],
 )
-def test_trace_has_no_options(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_trace_has_no_options(words: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(words) == BAD_USAGE
-    assert capfd.readouterr() == ("", said)
+    assert capfd.readouterr() == ("", message)
 
 
 def test_under_the_vendors_name_an_unknown_option_prints_the_usage(capfd: pytest.CaptureFixture[str]) -> None:

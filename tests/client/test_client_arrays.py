@@ -73,7 +73,7 @@ def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "result", "words"),
+    ("description", "result", "words"),
     [
         ((0, 5, 0), Result.CUDA_ERROR_INVALID_VALUE, "at least 1"),
         ((7, 0, 3), Result.CUDA_ERROR_INVALID_VALUE, "a height too"),
@@ -98,8 +98,11 @@ def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) ->
         ((16384, 16384, 16384), Result.CUDA_ERROR_OUT_OF_MEMORY, ""),
     ],
 )
-def test_an_array_that_cannot_be_is_refused(context: Any, given: Any, result: Any, words: str) -> None:
-    for answer in (cuda.cuArray3DCreate(describe(*given)), cuda.cuMipmappedArrayCreate(describe(*given), 1)):
+def test_an_array_that_cannot_be_is_refused(context: Any, description: Any, result: Any, words: str) -> None:
+    for answer in (
+        cuda.cuArray3DCreate(describe(*description)),
+        cuda.cuMipmappedArrayCreate(describe(*description), 1),
+    ):
         assert answer == (result, None)
         assert words in last_error()
 

@@ -116,11 +116,11 @@ def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPat
     assert not private_executor.has_native_driver()
 
 
-@pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
-def test_a_driver_counts_only_if_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
+@pytest.mark.parametrize(("result", "expected"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
+def test_a_driver_counts_only_if_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, expected: bool) -> None:
     library = SimpleNamespace(cuInit=lambda flags: int(getattr(cuda.CUresult, result)))
     monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: library)
-    assert private_executor.has_native_driver() is found
+    assert private_executor.has_native_driver() is expected
 
 
 def test_pympsds_own_library_is_not_the_machines_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [
         ("a/typo", "no namespace 'typo' on server 'a'; there are: default, hi"),
         ("a/empty", "no namespace 'empty' on server 'a'; there are: default, hi"),
@@ -39,11 +39,11 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
         ("file", "no server 'file', or it has failed (see server list); there are: a"),
     ],
 )
-def test_a_name_that_is_not_there(pipe: Path, place: str, said: str) -> None:
+def test_a_name_that_is_not_there(pipe: Path, place: str, message: str) -> None:
     why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}/{place}"})
     assert isinstance(why, NoDaemon)
     assert why.limited
-    assert why.reason.endswith(said)
+    assert why.reason.endswith(message)
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ def _affinity(count: int, kind: Any = SM_COUNT) -> Any:
     return affinity
 
 
-def _parameters(*affinities: Any, said: int | None = None) -> Any:
+def _parameters(*affinities: Any, stated_count: int | None = None) -> Any:
     parameters = cuda.CUctxCreateParams()
     parameters.execAffinityParams = list(affinities)
-    parameters.numExecAffinityParams = len(affinities) if said is None else said
+    parameters.numExecAffinityParams = len(affinities) if stated_count is None else stated_count
     return parameters
 
 
@@ -80,8 +80,8 @@ def test_the_names_of_cuda_12_are_there_with_every_cuda_bindings(under_mps: Fake
     ("parameters", "words"),
     [
         (_parameters(_affinity(24, MAX)), "type is SM_COUNT"),
-        (_parameters(_affinity(24), said=0), "1 execution affinities, but their number is 0"),
-        (_parameters(_affinity(24), said=2), "1 execution affinities, but their number is 2"),
+        (_parameters(_affinity(24), stated_count=0), "1 execution affinities, but their number is 0"),
+        (_parameters(_affinity(24), stated_count=2), "1 execution affinities, but their number is 2"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(under_mps: FakeExecutor, parameters: Any, words: str) -> None:

@@ -93,19 +93,19 @@ def indexes(shape: dict[str, int], side: str) -> list[int]:
     ]
 
 
-def describe(shape: dict[str, int], source: tuple[Any, int], destination: tuple[Any, int], made: Any = None) -> Any:
+def describe(shape: dict[str, int], source: tuple[Any, int], destination: tuple[Any, int], fields: Any = None) -> Any:
     """The structure of a copy; each side is a memory type and an address."""
-    made = cuda.CUDA_MEMCPY3D() if made is None else made
+    fields = cuda.CUDA_MEMCPY3D() if fields is None else fields
     for name, value in shape.items():
-        if hasattr(made, name):
-            setattr(made, name, value)
+        if hasattr(fields, name):
+            setattr(fields, name, value)
     for side, (kind, address) in (("src", source), ("dst", destination)):
-        setattr(made, f"{side}MemoryType", kind)
+        setattr(fields, f"{side}MemoryType", kind)
         if kind == HOST:
-            setattr(made, f"{side}Host", address)
+            setattr(fields, f"{side}Host", address)
         else:
-            setattr(made, f"{side}Device", cuda.CUdeviceptr(address))
-    return made
+            setattr(fields, f"{side}Device", cuda.CUdeviceptr(address))
+    return fields
 
 
 def type_of(kind: str, unified: bool) -> Any:

@@ -109,11 +109,11 @@ OF_COLUMNS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("encode", "given", "words"),
+    ("encode", "arguments", "words"),
     [*((encode_tiled, *one) for one in BOTH + OF_TILES), *((im2col, *one) for one in BOTH + OF_COLUMNS)],
 )
-def test_what_is_not_allowed(context: Any, encode: Any, given: dict[str, Any], words: str) -> None:
-    assert encode(**given) == INVALID
+def test_what_is_not_allowed(context: Any, encode: Any, arguments: dict[str, Any], words: str) -> None:
+    assert encode(**arguments) == INVALID
     assert words in last_error()
 
 
@@ -128,7 +128,7 @@ def test_the_corners_of_more_dimensions_are_smaller(context: Any, rank: int, mos
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"elementStrides": [9, 1, 1]},
         {"elementStrides": [1 << 20, 1, 1]},
@@ -140,9 +140,9 @@ def test_the_corners_of_more_dimensions_are_smaller(context: Any, rank: int, mos
         {"globalDim": [cuda.cuuint64_t(5)] * 3, "boxDim": [cuda.cuuint32_t(4)] * 3},
     ],
 )
-def test_what_is_allowed(context: Any, given: dict[str, Any]) -> None:
+def test_what_is_allowed(context: Any, arguments: dict[str, Any]) -> None:
     """The first element stride is ignored; strides need not be as long as what they lead past."""
-    assert len(bytes_of(ok(encode_tiled(**given)))) == 128
+    assert len(bytes_of(ok(encode_tiled(**arguments)))) == 128
 
 
 def test_what_is_allowed_and_not_emulated(context: Any) -> None:

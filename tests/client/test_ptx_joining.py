@@ -85,6 +85,6 @@ def test_two_definitions_are_refused_and_weak_ones_are_not() -> None:
     assert link(weak, weak).count(b".weak .func") == 1
 
 
-@pytest.mark.parametrize(("image", "found"), [(CALLER, True), (CALLER + b"\0", True), (b"\x7fELF", False)])
-def test_ptx_is_known(image: bytes, found: bool) -> None:
-    assert is_ptx(image) is found
+@pytest.mark.parametrize(("image", "expected"), [(CALLER, True), (CALLER + b"\0", True), (b"\x7fELF", False)])
+def test_ptx_is_known(image: bytes, expected: bool) -> None:
+    assert is_ptx(image) is expected

@@ -105,7 +105,7 @@ def strings(*options: bytes) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("given", "reached"),
+    ("options", "reached"),
     [
         ((b"-arch=sm_90a", b"-I/x"), [b"-arch=compute_90a", b"-I/x"]),
         ((b"--gpu-architecture", b"sm_80"), [b"--gpu-architecture", b"compute_80"]),
@@ -113,8 +113,8 @@ def strings(*options: bytes) -> Any:
         ((b"-arch=sm_90", b"-dlto"), [b"-arch=sm_90", b"-dlto"]),
     ],
 )
-def test_options_of_a_compilation(library: Library, given: tuple[bytes, ...], reached: list[bytes]) -> None:
-    assert call("nvrtcCompileProgram", PROGRAM, len(given), strings(*given)) == 0
+def test_options_of_a_compilation(library: Library, options: tuple[bytes, ...], reached: list[bytes]) -> None:
+    assert call("nvrtcCompileProgram", PROGRAM, len(options), strings(*options)) == 0
     assert library.options == reached
 
 

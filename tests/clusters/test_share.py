@@ -55,11 +55,11 @@ def test_whole_devices_have_no_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "wanted"), [(1, 0), (1, 0.001), (1, -1), (1, 2), (2, 0.5), (2, 1), (2, 1.5), (0, 1)]
+    ("count", "requested"), [(1, 0), (1, 0.001), (1, -1), (1, 2), (2, 0.5), (2, 1), (2, 1.5), (0, 1)]
 )
-def test_what_cannot_be_a_share_is_refused(count: int, wanted: float) -> None:
+def test_what_cannot_be_a_share_is_refused(count: int, requested: float) -> None:
     with pytest.raises(BadShare, match=r"of \d GPUs: a share is 0.01 to 1 of one GPU, or a whole number of GPUs"):
-        share_of(DEVICES[:count], wanted)
+        share_of(DEVICES[:count], requested)
 
 
 def test_a_process_has_one_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +82,10 @@ def test_a_share_comes_before_the_first_use_of_a_gpu(monkeypatch: pytest.MonkeyP
             take(Share(("GPU-0",), 1.0), {}, {name: module})
 
 
-def _holder(folder: Path, wanted: str) -> subprocess.Popen[str]:
+def _holder(folder: Path, requested: str) -> subprocess.Popen[str]:
     """Start a process that takes parts, and keeps them until its input ends."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    command = [sys.executable, "-c", HOLDER, wanted, str(folder / "locks")]
+    command = [sys.executable, "-c", HOLDER, requested, str(folder / "locks")]
     return subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
@@ -124,10 +124,10 @@ def test_a_process_that_takes_several_parts_keeps_each(tmp_path: Path) -> None:
         first.communicate(timeout=SECONDS)
 
 
-@pytest.mark.parametrize("wanted", [0, -1, 1.5, 0.0001])
-def test_a_part_that_cannot_be_is_refused(tmp_path: Path, wanted: float) -> None:
+@pytest.mark.parametrize("requested", [0, -1, 1.5, 0.0001])
+def test_a_part_that_cannot_be_is_refused(tmp_path: Path, requested: float) -> None:
     with pytest.raises(BadShare, match=r"it is 0\.01 to 1 of a GPU"):
-        lock_part(DEVICES, wanted, str(tmp_path))
+        lock_part(DEVICES, requested, str(tmp_path))
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

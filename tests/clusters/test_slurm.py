@@ -61,8 +61,8 @@ class Slurm:
 
     def output(self, user: str, *command: str, **variables: str) -> str:
         """Return what a job prints that has variables of its user's."""
-        given = [f"{name}={value}" for name, value in variables.items()]
-        job = self.run(user, *command[:-1], f"--export=ALL,{','.join(given)}", command[-1])
+        assignments = [f"{name}={value}" for name, value in variables.items()]
+        job = self.run(user, *command[:-1], f"--export=ALL,{','.join(assignments)}", command[-1])
         return job.communicate(timeout=SECONDS)[0]
 
     def gpu_job(self, user: str, share: int) -> subprocess.Popen[str]:

@@ -36,7 +36,7 @@ def install(tmp_path: Path, launchers: Path) -> Path:
 
 def configure(tmp_path: Path, **settings: str) -> Path:
     """Write the settings; return their file."""
-    given = {
+    environment = {
         "MPS_PIPE_DIRECTORY": f"{tmp_path}/pipe",
         "MPS_LOG_DIRECTORY": f"{tmp_path}/log",
         "PYMPSD_EMULATED_DEVICES": "H200",
@@ -44,7 +44,7 @@ def configure(tmp_path: Path, **settings: str) -> Path:
         **settings,
     }
     file = tmp_path / "etc/slurm.env"
-    file.write_text("".join(f"{name}='{value}'\n" for name, value in given.items()))
+    file.write_text("".join(f"{name}='{value}'\n" for name, value in environment.items()))
     return file
 
 

@@ -145,18 +145,18 @@ def test_what_driver_580_answers_to_unknown_arguments_is_refused_all_the_same(
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("trace", "'trace' needs a verb. Verbs: start, stop."),
         ("trace go", "Unknown verb 'go' of module 'trace'. Verbs: start, stop."),
         ("rules", "'rules' needs a verb. Verbs: list, test."),
     ],
 )
-def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: int, line: str, said: str) -> None:
+def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: int, line: str, message: str) -> None:
     daemon.options = evolve(daemon.options, protocol=protocol)
     answer = _decide(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
-    assert (answer.printed, answer.diagnostic, answer.refused) == ("", said, True)
+    assert (answer.printed, answer.diagnostic, answer.refused) == ("", message, True)
 
 
 def test_the_list_of_commands_has_the_modules_of_both_protocols(daemon: Daemon) -> None:

@@ -145,7 +145,7 @@ def _partition(*texts: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('active_thread_percentage = "0"', 'servers.a.active_thread_percentage is 1 to 100, not "0"'),
         ("active_thread_percentage = nan", "servers.a.active_thread_percentage is 1 to 100, not NaN"),
@@ -217,9 +217,9 @@ def _partition(*texts: str) -> str:
         ),
     ],
 )
-def test_an_error_is_said_with_its_line_and_key(line: str, said: str) -> None:
+def test_an_error_is_said_with_its_line_and_key(line: str, message: str) -> None:
     (error,) = _errors(f'schema_version = "1.0"\n[servers.a]\n# comment\n{line}\n')
-    assert error.startswith(f"F:4: {said}")
+    assert error.startswith(f"F:4: {message}")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark
 
 @pytest.mark.parametrize("number", ["9" * 3000, f"0x{'f' * 9000}"], ids=["3000 digits", "36000 bits"])
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("[servers.a]\nactive_thread_percentage = N", "servers.a.active_thread_percentage is 1 to 100, not "),
         ("[servers.a]\nclient_priority = N", "servers.a.client_priority is 0 (normal) or 1 (below normal), not "),
@@ -317,10 +317,10 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark
         ("[[rules]]\nslurm_job = {}\ngroup = N", "rules.0.slurm_job is a text or a number, or a list"),
     ],
 )
-def test_a_number_of_thousands_of_digits_is_an_error_like_others(line: str, said: str, number: str) -> None:
+def test_a_number_of_thousands_of_digits_is_an_error_like_others(line: str, message: str, number: str) -> None:
     text = f'schema_version = "1.0"\n{line}\n'.replace("= N", f"= {number}").replace("[N]", f"[{number}]")
     error = _errors(text)[0]
-    assert error.startswith((f"F:3: {said}", f"F:4: {said}"))
+    assert error.startswith((f"F:3: {message}", f"F:4: {message}"))
     assert len(error) < 250
 
 
@@ -391,7 +391,7 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", 'F:1: schema_version is missing; it is "1.0"'),
         ('\nschema_version = "2.0"', 'F:2: schema_version is "1.0", not "2.0"'),
@@ -438,9 +438,9 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
         ('schema_version = "1.0"\nx = ' + "[" * 9999 + "]" * 9999, "F:1: nested too deeply for a configuration file"),
     ],
 )
-def test_errors_of_the_whole_file(text: str, said: str) -> None:
+def test_errors_of_the_whole_file(text: str, message: str) -> None:
     (error,) = _errors(text)
-    assert error.startswith(said)
+    assert error.startswith(message)
 
 
 def test_all_errors_are_reported_together_in_order() -> None:
@@ -512,7 +512,7 @@ def test_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('user = "nobody at all"', "rules.0.user is a user's name on this machine, or its number, not \"nobody at"),
         ("group = -1", "rules.0.group is a group's name on this machine, or its number, not -1"),
@@ -536,9 +536,9 @@ def test_rules() -> None:
         ),
     ],
 )
-def test_an_error_in_a_rule_is_said_with_its_line_and_key(line: str, said: str) -> None:
+def test_an_error_in_a_rule_is_said_with_its_line_and_key(line: str, message: str) -> None:
     (error,) = _errors(f'schema_version = "1.0"\n[[rules]]\n# comment\n{line}\n')
-    assert error.startswith(f"F:4: {said}")
+    assert error.startswith(f"F:4: {message}")
 
 
 def test_rules_that_are_never_reached_are_warned_of() -> None:

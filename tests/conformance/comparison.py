@@ -39,19 +39,19 @@ class Comparison:
         ours, more = _struck_out(ours, step.get("adds", []), self.known.agrees)
         voices = logs.VOICES[name]
         expected = voices(entries)
-        given = voices(ours)
+        our_lines = voices(ours)
         if name == "control.log":
             shown = [self.known.original(command) for command in commands]
             expected["operators"] = logs.without_unshown(expected["operators"], shown)
         else:
-            given = {self._voice(voice): output for voice, output in given.items()}
+            our_lines = {self._voice(voice): output for voice, output in our_lines.items()}
         wrong = unmet + more
-        for voice in sorted(expected.keys() | given.keys()):
-            recorded, said = expected.get(voice, []), given.get(voice, [])
+        for voice in sorted(expected.keys() | our_lines.keys()):
+            recorded, actual = expected.get(voice, []), our_lines.get(voice, [])
             if step.get("either"):
-                recorded, said = logs.with_workers_first(recorded), logs.with_workers_first(said)
+                recorded, actual = logs.with_workers_first(recorded), logs.with_workers_first(actual)
             wrong += self._of_voice(
-                voice, self._reordered(recorded, said) if step.get("reordered") else recorded, said
+                voice, self._reordered(recorded, actual) if step.get("reordered") else recorded, actual
             )
         return "\n".join(wrong)
 
@@ -67,13 +67,13 @@ class Comparison:
 
     def _not_met(self, name: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
         """Return the recorded lines of a partly shown log that ours lacks, or has in another order."""
-        given = logs.VOICES[name](ours)
+        our_lines = logs.VOICES[name](ours)
         wrong: list[str] = []
         for voice, output in sorted(logs.VOICES[name](recorded).items()):
             known = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
             # A client that only this log names may be any that is not known yet.
-            unknown_pids = [entry for entry in given if entry.isdecimal() and int(entry) not in self.known.theirs]
-            missing = [self._missing(output, given[each]) for each in ([known] if known else unknown_pids)]
+            unknown_pids = [entry for entry in our_lines if entry.isdecimal() and int(entry) not in self.known.theirs]
+            missing = [self._missing(output, our_lines[each]) for each in ([known] if known else unknown_pids)]
             wrong += min(missing, key=len, default=[f"no client of ours is left for {voice}"])
         return wrong
 
@@ -101,9 +101,9 @@ class Comparison:
         wrong = []
         for place in range(max(len(recorded), len(ours))):
             expected = recorded[place] if place < len(recorded) else None
-            given = ours[place] if place < len(ours) else None
-            if expected is None or given is None or not self.known.agrees(expected, given):
-                wrong.append(f"{what}, {place}: ours is {given!r}, recorded {expected!r}")
+            entry = ours[place] if place < len(ours) else None
+            if expected is None or entry is None or not self.known.agrees(expected, entry):
+                wrong.append(f"{what}, {place}: ours is {entry!r}, recorded {expected!r}")
         return wrong
 
 

@@ -36,10 +36,10 @@ PREFIX: Final = len("GPU-")
 def settings(machine: str, copy: Path) -> dict[str, str]:
     """Return a daemon's settings of its machine; ``copy`` is a description that every user can read."""
     if LEADS:
-        given = running.settings(copy.parent)
+        settings = running.settings(copy.parent)
         if machine == "four-h200":
-            given["CUDA_VISIBLE_DEVICES"] = "0,1"
-        return given
+            settings["CUDA_VISIBLE_DEVICES"] = "0,1"
+        return settings
     if on_gpu() and machine == "one-h200":
         return {**with_machine({}), "PYMPSD_DRIVER": "580"}
     return {"PYMPSD_EMULATED_DEVICES": str(copy)}

@@ -77,7 +77,7 @@ def test_errors_are_found(objects: dict[str, Any], path: tuple[str, ...], value:
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    assert [found[: len(error)] for found in find_errors(document, {"$ref": KINDS["DaemonSet"]}, "DaemonSet")] == [
+    assert [line[: len(error)] for line in find_errors(document, {"$ref": KINDS["DaemonSet"]}, "DaemonSet")] == [
         error
     ]
 

@@ -84,7 +84,7 @@ def test_a_machine_is_described_with_a_branch_of_the_driver(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("backend", "probed", "server", "said"),
+    ("backend", "probed", "server", "message"),
     [
         (
             "auto",
@@ -99,8 +99,8 @@ def test_a_machine_is_described_with_a_branch_of_the_driver(tmp_path: Path) -> N
         ("vendor", UNUSABLE, "", r"no nvidia-cuda-mps-server is in PATH"),
     ],
 )
-def test_what_is_requested_and_not_there_is_an_error(backend: str, probed: Probed, server: str, said: str) -> None:
-    with pytest.raises(NoDriver, match=said):
+def test_what_is_requested_and_not_there_is_an_error(backend: str, probed: Probed, server: str, message: str) -> None:
+    with pytest.raises(NoDriver, match=message):
         machine(backend, probed, server)
 
 
@@ -215,14 +215,14 @@ def test_without_a_path_the_systems_is_searched() -> None:
 
 
 def test_a_given_one_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
-    given = program(tmp_path / "a", "pympsd-server")
-    assert find_driver_server(given, path_of(tmp_path)) == given
+    server_path = program(tmp_path / "a", "pympsd-server")
+    assert find_driver_server(server_path, path_of(tmp_path)) == server_path
     assert find_driver_server(str(tmp_path / "nowhere"), path_of(tmp_path / "a")) == ""
     assert find_driver_server(program(tmp_path / "b", mode=0o644), path_of(tmp_path / "b")) == ""
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("exit 3", "ended with status 3: no word"),
         ("echo first >&2; echo last >&2; exit 1", "ended with status 1: last"),
@@ -230,9 +230,9 @@ def test_a_given_one_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
         ("kill -9 $$", "ended with status -9"),
     ],
 )
-def test_a_probe_that_fails_means_that_the_driver_is_unusable(script: str, said: str) -> None:
+def test_a_probe_that_fails_means_that_the_driver_is_unusable(script: str, message: str) -> None:
     probed = run_probe(["/bin/sh", "-c", script])
-    assert said in probed.unusable
+    assert message in probed.unusable
     assert not probed.devices
     with pytest.raises(NoDriver, match="cannot be used"):
         machine("auto", probed, SERVER)

@@ -29,8 +29,8 @@ class Never:
 
 
 def three(values: int | tuple[int, ...]) -> tuple[int, int, int]:
-    given = (values,) if isinstance(values, int) else values
-    x, y, z = (*given, 1, 1)[:3]
+    arguments = (values,) if isinstance(values, int) else values
+    x, y, z = (*arguments, 1, 1)[:3]
     return x, y, z
 
 

@@ -34,8 +34,8 @@ def on_cluster(instruction: str, count: int, map: TensorMap | None, tensor: Arra
     out, address = np.zeros((4, 1024), "u1"), device.put(tensor)
     place = device.put(out)
     numbers = device.put(np.array([0, 0, address & 0xFFFFFFFF, address >> 32, *[0] * 4], "u4"))
-    given = bytes(BYTES) if map is None else pack(evolve(map, address=address))
-    device.launch(device.load(text), "k", 4, 128, given, place, numbers)
+    packed_map = bytes(BYTES) if map is None else pack(evolve(map, address=address))
+    device.launch(device.load(text), "k", 4, 128, packed_map, place, numbers)
     return device.get(place, out)
 
 
@@ -94,13 +94,13 @@ def machine() -> Machine:
 )
 def test_bulk_reductions_in_global_memory(machine: Machine, name: str, dtype: str) -> None:
     memory, image = np.zeros(Machine.ROOM, "u1"), np.zeros(SHARED, "u1")
-    old, given = np.arange(64, dtype=dtype), np.arange(64, dtype=dtype)[::-1].copy()
-    memory[: old.nbytes], image[: old.nbytes] = old.view("u1"), given.view("u1")
+    old, operand = np.arange(64, dtype=dtype), np.arange(64, dtype=dtype)[::-1].copy()
+    memory[: old.nbytes], image[: old.nbytes] = old.view("u1"), operand.view("u1")
     body = f"""ld.global.u64 %d5, [%d2]; bar.sync 0; setp.ne.u32 %p0, %r0, 0; @%p0 ret;
     cp.reduce.async.bulk.global.shared::cta.bulk_group.{name} [%d5], [%r2], {old.nbytes};"""
     numbers = [machine.tensor, machine.tensor >> 32]
     left, _ = machine.run(kernel(COPY_IN + body), bytes(BYTES), memory, image, numbers)
-    expected = old + given if name.startswith("add") else np.maximum(old, given)
+    expected = old + operand if name.startswith("add") else np.maximum(old, operand)
     np.testing.assert_array_equal(left[: old.nbytes].view(dtype), expected)
 
 

@@ -22,14 +22,14 @@ def execute(name: str, kind: str, flag: int, a: int, b: int, c: int) -> tuple[in
     """The result of an instruction, and the flag after it."""
     bits, most = int(kind[1:]), 2 ** int(kind[1:]) - 1
     base, *modifiers = name.split(".")
-    given = flag if base.endswith("c") else int(base == "sub")
+    carry = flag if base.endswith("c") else int(base == "sub")
     if base.startswith("mad"):
         numbers = [signed(v, bits) for v in (a, b)] if kind[0] == "s" else [a, b]
         product = numbers[0] * numbers[1]
         a, b = (product >> bits if "hi" in modifiers else product) & most, c
     elif base.startswith("sub"):
         b = ~b & most
-    total = a + b + given
+    total = a + b + carry
     return total & most, total >> bits if "cc" in modifiers else flag
 
 

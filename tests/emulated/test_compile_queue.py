@@ -57,14 +57,14 @@ def counts(*contexts: Context) -> list[int]:
 def contexts() -> Iterator[list[Context]]:
     """Four contexts, each of another user, which have twelve slots."""
     queue = CompileQueue(12)
-    made = [Context(queue) for _ in range(4)]
-    for uid, context in enumerate(made):
+    contexts = [Context(queue) for _ in range(4)]
+    for uid, context in enumerate(contexts):
         context.facilities.user = uid
-    yield made
-    for context in made:
+    yield contexts
+    for context in contexts:
         context.facilities.ended.set()
-    while any(counts(*made)):
-        for context in made:
+    while any(counts(*contexts)):
+        for context in contexts:
             while context.running:
                 context.finish()
 

@@ -112,17 +112,17 @@ def test_a_batch_of_several_threads_of_the_host_continues_as_machine_code(
 
 
 def test_the_exits_of_a_batch_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    created = []
 
     class CountedExits(Exits):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            made.append(self)
+            created.append(self)
 
     monkeypatch.setattr(selection, "Exits", CountedExits)
     ptx = KERNEL.format(body=BODIES["barriers"])
     assert run(ptx, 3, 80, "auto")[0] == run(ptx, 3, 80, "numpy")[0]
-    assert len(made) == 1
+    assert len(created) == 1
 
 
 ENDLESS = """.visible .entry k(.param .u64 p)

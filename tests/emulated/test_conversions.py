@@ -277,9 +277,9 @@ def test_no_number_becomes_zero_or_the_lowest_integer(source: str, bits: int) ->
     values = values.view("u2") if source == "f16" else values
     nan = 1 << (bits - 1) if bits == 64 or source == "f64" else 0
     for sign, lowest, highest in (("s", 1 << (bits - 1), (1 << (bits - 1)) - 1), ("u", 0, (1 << bits) - 1)):
-        got = run_fragment(f"cvt.rzi.{sign}{bits}.{source} %d, %a;", f"u{bits // 8}", values)
+        actual = run_fragment(f"cvt.rzi.{sign}{bits}.{source} %d, %a;", f"u{bits // 8}", values)
         below = (1 << bits) - 2 if sign == "s" else 0
-        assert got.tolist() == [nan, nan, highest, lowest, 2, below] * 6
+        assert actual.tolist() == [nan, nan, highest, lowest, 2, below] * 6
 
 
 def test_integers_are_packed_at_the_ends_of_their_type() -> None:

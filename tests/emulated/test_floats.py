@@ -27,13 +27,13 @@ def floats(dtype: str, count: int, seed: int) -> Array:
     return bits
 
 
-def same(actual: Array, wanted: Array) -> None:
+def same(actual: Array, expected: Array) -> None:
     """Equal bit by bit, any NaN being as good as another."""
-    assert actual.dtype == wanted.dtype
-    equal = (actual.view(f"u{actual.itemsize}") == wanted.view(f"u{actual.itemsize}")) | (
-        np.isnan(actual) & np.isnan(wanted)
+    assert actual.dtype == expected.dtype
+    equal = (actual.view(f"u{actual.itemsize}") == expected.view(f"u{actual.itemsize}")) | (
+        np.isnan(actual) & np.isnan(expected)
     )
-    assert equal.all(), (actual[~equal][:4], wanted[~equal][:4])
+    assert equal.all(), (actual[~equal][:4], expected[~equal][:4])
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])

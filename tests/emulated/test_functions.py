@@ -62,11 +62,11 @@ def test_errors_are_within_the_bounds_of_the_ptx_isa(
     ],
 )
 def test_special_values(name: str, arguments: list[float], results: list[float]) -> None:
-    given, expected = np.array(arguments, "f4"), np.array(results, "f4")
+    inputs, expected = np.array(arguments, "f4"), np.array(results, "f4")
     with np.errstate(all="ignore"):
-        actual = FUNCTIONS[name](given)
+        actual = FUNCTIONS[name](inputs)
         assert (actual.view("u4") == expected.view("u4")).all()
-        assert [FUNCTIONS[name](x) for x in given] == actual.tolist()  # uniform values are NumPy's scalars
+        assert [FUNCTIONS[name](x) for x in inputs] == actual.tolist()  # uniform values are NumPy's scalars
 
 
 @pytest.mark.parametrize(

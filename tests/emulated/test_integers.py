@@ -76,8 +76,8 @@ def check(instruction: str, text: str, bits: int, is_signed: bool, rule: Rule, c
     a, b, c = (operands(bits, count, seed) for seed in (1, 2, 3))
     actual = run_fragment(text, f"u{bits // 8}", a, b, c)
     for x, y, z, result in zip(a.tolist(), b.tolist(), c.tolist(), actual.tolist(), strict=True):
-        given = [signed(v, bits) for v in (x, y, z)] if is_signed else [x, y, z]
-        assert result == rule(given[0], given[1], given[2], bits) & (2**bits - 1), (instruction, given)
+        inputs = [signed(v, bits) for v in (x, y, z)] if is_signed else [x, y, z]
+        assert result == rule(inputs[0], inputs[1], inputs[2], bits) & (2**bits - 1), (instruction, inputs)
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -264,7 +264,7 @@ def test_guarded_instruction_keeps_the_old_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value", "position", "length", "wanted"),
+    ("text", "value", "position", "length", "expected"),
     [
         ("bfe.u64 %d, %a, %i1, %i2;", 0x26857D500D93AF3E, 0, 0x1108CA37, 0x26857D500D93AF3E),
         ("bfe.u64 %d, %a, %i1, %i2;", 0x3D4EB7D3E6E32E23, 0x3E142610, 0x3E142610, 0),
@@ -276,10 +276,10 @@ def test_guarded_instruction_keeps_the_old_value() -> None:
     ],
 )
 def test_fields_of_64_bits_that_ptx_does_not_allow(
-    text: str, value: int, position: int, length: int, wanted: int
+    text: str, value: int, position: int, length: int, expected: int
 ) -> None:
     """Positions and lengths are 0 to 255; what an H200 answered beyond shows that it looks at all of their bits."""
     level = np.array([value], "u8")
     before = f"mov.b32 %i1, {position:#x}; mov.b32 %i2, {length:#x}; "
     actual = run_fragment(f"mov.u64 %d, 0x1234; {before}{text}", "u8", level)
-    assert actual.tolist() == [wanted]
+    assert actual.tolist() == [expected]

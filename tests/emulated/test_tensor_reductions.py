@@ -34,15 +34,15 @@ FUNCTIONS = {
 )  # fmt: skip
 def test_reductions(machine: Machine, function: str, dtype: str) -> None:
     kind, random = np.dtype(dtype), np.random.default_rng(5)
-    old, given = (random.integers(0, 100, 16 * 256 // kind.itemsize).astype(kind) for _ in range(2))
+    old, operand = (random.integers(0, 100, 16 * 256 // kind.itemsize).astype(kind) for _ in range(2))
     memory, image = np.zeros(Machine.ROOM, "u1"), np.zeros(SHARED, "u1")
-    memory[:4096], image[:4096] = old.view("u1"), given.view("u1")
+    memory[:4096], image[:4096] = old.view("u1"), operand.view("u1")
     of = plain(machine, dtype)
     # Three rows and half of each are outside.
     start = (of.dimensions[0] - of.box[0] // 2, 11)
     left, _ = machine.run(storing(2, function), of, memory, image, start)
     expected = old.reshape(16, -1).copy()
-    part = given[: of.box[0] * 8].reshape(8, -1)[:5, : of.box[0] // 2]
+    part = operand[: of.box[0] * 8].reshape(8, -1)[:5, : of.box[0] // 2]
     expected[11:, start[0] :] = FUNCTIONS[function](expected[11:, start[0] :], part)
     np.testing.assert_array_equal(left[:4096].view(kind).reshape(16, -1), expected)
 

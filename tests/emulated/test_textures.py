@@ -59,11 +59,11 @@ class Machine:
         self.device = Device(1 << 22)
         self.loaded: dict[str, Any] = {}
 
-    def run(self, text: str, texture: int, given: Any) -> Any:
+    def run(self, text: str, texture: int, inputs: Any) -> Any:
         """Return what a kernel makes of rows of four numbers: rows of four u32."""
         if text not in self.loaded:
             self.loaded[text] = self.device.load(text)
-        rows = np.ascontiguousarray(given)
+        rows = np.ascontiguousarray(inputs)
         out, into = np.zeros((len(rows), 4), np.uint32), self.device.put(rows)
         place = self.device.put(out)
         try:
@@ -147,11 +147,11 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
     data = elements(F32, (*shape, 2))
     level = machine.array(data)
     rng = np.random.default_rng(3)
-    given = rng.uniform(-2.5, 3.5, (60, 4)) * (1 if normalized else 6)
-    given[:12] = np.round(given[:12] * 2) / 2
-    given = given.astype("f4")
+    coordinates = rng.uniform(-2.5, 3.5, (60, 4)) * (1 if normalized else 6)
+    coordinates[:12] = np.round(coordinates[:12] * 2) / 2
+    coordinates = coordinates.astype("f4")
     if layered:
-        given[:, 0] = rng.integers(0, 5, 60)
+        coordinates[:, 0] = rng.integers(0, 5, 60)
     flags = NORMALIZED if normalized else 0
     # A GPU rounds the products of weights to 8 bits as well, in an order that the corpus's texture_filter shows.
     near = 0.05 if linear and dimensions > 1 else 1e-6
@@ -159,8 +159,8 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
         modes = (mode, (mode + 1) % 4, (mode + 2) % 4)
         texture = machine.object(F32, 2, level, address_modes=modes, filter=linear, flags=flags)
         text = module(f"tex.{geometry}.v4.u32.f32 {{%r0, %r1, %r2, %r3}}, [%d1, {{{COORDINATES[geometry]}}}];")
-        actual = machine.run(text, texture, given).view("f4")
-        for row, result in zip(given, actual, strict=True):
+        actual = machine.run(text, texture, coordinates).view("f4")
+        for row, result in zip(coordinates, actual, strict=True):
             place, layer = (row[1:], min(int(row[0]), 2)) if layered else (row, 0)
             expected = model(data, place[:dimensions], modes, linear, normalized, layer)
             np.testing.assert_allclose(result[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
@@ -172,19 +172,19 @@ def test_formats(machine: Machine, format: int, channels: int) -> None:
     """Integers as they are, or from -1 or 0 to 1; channels that are not there are 0, 0 and 1."""
     data = elements(format, (1, 1, 16, channels))
     level = machine.array(data)
-    given = np.zeros((16, 4), "f4")
-    given[:, 0] = np.arange(16)
+    coordinates = np.zeros((16, 4), "f4")
+    coordinates[:, 0] = np.arange(16)
     text = module("tex.1d.v4.s32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0}];")
     expected = np.zeros((16, 4), data.dtype)
     expected[:, 3] = 1
     expected[:, :channels] = data[0, 0]
-    raw = machine.run(text, machine.object(format, channels, level, flags=AS_INTEGER), given)
+    raw = machine.run(text, machine.object(format, channels, level, flags=AS_INTEGER), coordinates)
     if format in (F16, F32):
         np.testing.assert_array_equal(raw.view("f4"), expected.astype("f4"))
         return
     np.testing.assert_array_equal(raw, expected.astype(np.int64).astype(np.uint32))
     if format not in (U32, S32):
-        actual = machine.run(text, machine.object(format, channels, level), given).view("f4")[:, :channels]
+        actual = machine.run(text, machine.object(format, channels, level), coordinates).view("f4")[:, :channels]
         reference = np.maximum(data[0, 0] / float(np.iinfo(data.dtype).max), -1)
         np.testing.assert_allclose(actual, reference, rtol=1e-7)
 
@@ -278,11 +278,11 @@ def test_cubes(machine: Machine, layered: bool) -> None:
         s, t = _across(direction, face)
         x, y = (min(3, int((each / abs(direction[axis]) + 1) / 2 * 4)) for each in (s, t))
         expected.append(data[face + (6 if layered else 0), y, x, 0])
-    given = np.ones((80, 4), "f4")
-    given[:, 1 if layered else 0 :][:, :3] = directions
+    coordinates = np.ones((80, 4), "f4")
+    coordinates[:, 1 if layered else 0 :][:, :3] = directions
     geometry = "acube" if layered else "cube"
     text = module(f"tex.{geometry}.v4.f32.f32 {{%r0, %r1, %r2, %r3}}, [%d1, {{{COORDINATES[geometry]}}}];")
-    np.testing.assert_array_equal(machine.run(text, texture, given).view("f4")[:, 0], expected)
+    np.testing.assert_array_equal(machine.run(text, texture, coordinates).view("f4")[:, 0], expected)
 
 
 def _across(direction: Any, face: int) -> tuple[float, float]:
@@ -317,15 +317,15 @@ def test_queries(machine: Machine) -> None:
 def test_threads_with_textures_of_their_own(machine: Machine) -> None:
     """Each thread names its object; threads whose guard is false read nothing."""
     handles = [machine.object(F32, 1, machine.array(np.full((1, 1, 1, 1), n, "f4"))) for n in (3, 4)]
-    given = np.zeros((6, 4), "u4")
-    given[:, :2] = np.array([handles[0], handles[1], handles[0], 7, 7, handles[1]], "u8").view("u4").reshape(6, 2)
-    given[3:5, 2] = 1
+    inputs = np.zeros((6, 4), "u4")
+    inputs[:, :2] = np.array([handles[0], handles[1], handles[0], 7, 7, handles[1]], "u8").view("u4").reshape(6, 2)
+    inputs[3:5, 2] = 1
     text = module(
         "mov.b64 %d6, {%r4, %r5}; setp.eq.u32 %p, %r6, 0; mov.u32 %r0, 9;"
         "@%p tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d6, %r6];",
         "{%r0, %r0, %r0, %r0}",
     )
-    actual = machine.run(text, 0, given)[:, 0]
+    actual = machine.run(text, 0, inputs)[:, 0]
     assert actual[3:5].tolist() == [9, 9]
     np.testing.assert_array_equal(actual[[0, 1, 2, 5]].view("f4"), [3, 4, 3, 4])
 
@@ -354,8 +354,8 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
     )
     # No thread reads what another one writes.
     x, y, z = np.meshgrid([-5, 0, 1, 2, 3], range(-1, 5), range(-1, 4), indexing="ij")
-    given = np.stack([x.ravel() * size, y.ravel(), z.ravel(), z.ravel()], 1).astype("i4")
-    actual = machine.run(text, surface, given)[:, 0]
+    coordinates = np.stack([x.ravel() * size, y.ravel(), z.ravel(), z.ravel()], 1).astype("i4")
+    actual = machine.run(text, surface, coordinates)[:, 0]
     expected, after = [], data.copy()
     for column, row, slice in zip(x.ravel(), y.ravel(), z.ravel(), strict=True):
         at = (slice if layered or dimensions == 3 else 0, row if dimensions > 1 else 0, column)
@@ -376,13 +376,13 @@ def test_vectors_of_surfaces(machine: Machine) -> None:
         "suld.b.2d.v4.b32.clamp {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}]; xor.b32 %r6, %r4, 16;"
         "@!%p sust.b.2d.v2.b32.trap [%d1, {%r6, %r5}], {%r3, %r2};"
     )
-    given = np.array([[16, 1, 0, 0], [0, 0, 0, 0]], "i4")
-    assert machine.run(text, surface, given).tolist() == [[12, 13, 14, 15], [0, 1, 2, 3]]
+    coordinates = np.array([[16, 1, 0, 0], [0, 0, 0, 0]], "i4")
+    assert machine.run(text, surface, coordinates).tolist() == [[12, 13, 14, 15], [0, 1, 2, 3]]
     after = machine.device.get(level.address, data).reshape(4, 4)
     assert after.tolist() == [[0, 1, 2, 3], [3, 2, 6, 7], [15, 14, 10, 11], [12, 13, 14, 15]]
     text = module("suld.b.2d.v4.b32.clamp {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
-    given = np.array([[99, 99, 0, 0], [-8, -1, 0, 0], [1 << 30, 0, 0, 0]], "i4")
-    assert machine.run(text, surface, given)[:, 0].tolist() == [12, 0, 3]
+    coordinates = np.array([[99, 99, 0, 0], [-8, -1, 0, 0], [1 << 30, 0, 0, 0]], "i4")
+    assert machine.run(text, surface, coordinates)[:, 0].tolist() == [12, 0, 3]
 
 
 SAMPLES = """mov.u32 %r11, 0; mov.f32 %f7, 0f00000000;
@@ -398,8 +398,8 @@ def test_a_sample_in_a_loop_is_compiled(machine: Machine, monkeypatch: pytest.Mo
     escapes = []
     original = CompiledBatch._escape
     monkeypatch.setattr(CompiledBatch, "_escape", lambda *them: (escapes.append(1), original(*them))[1])
-    given = np.random.default_rng(5).uniform(-9, 9, (250, 4)).astype("f4")
-    given[:5, 0] = (np.nan, np.inf, -np.inf, 1e30, 2.5)
+    coordinates = np.random.default_rng(5).uniform(-9, 9, (250, 4)).astype("f4")
+    coordinates[:5, 0] = (np.nan, np.inf, -np.inf, 1e30, 2.5)
     for format, channels, filter, modes, flags in product(
         (U8, S16, F16, F32), (1, 4), (0, 1), ((0, 2, 0), (1, 3, 0)), (0, 2)
     ):
@@ -408,11 +408,11 @@ def test_a_sample_in_a_loop_is_compiled(machine: Machine, monkeypatch: pytest.Mo
         results = []
         for tier in ("compiled", "numpy"):
             use_tier(monkeypatch, tier)
-            results.append(machine.run(module(SAMPLES, SAMPLED), texture, given))
+            results.append(machine.run(module(SAMPLES, SAMPLED), texture, coordinates))
         np.testing.assert_array_equal(*results)
     assert not escapes
     use_tier(monkeypatch, "compiled")
-    machine.run(module(SAMPLES, SAMPLED), machine.object(F32, 1, level, level), given)
+    machine.run(module(SAMPLES, SAMPLED), machine.object(F32, 1, level, level), coordinates)
     assert escapes
 
 

@@ -70,9 +70,9 @@ def merge(result: int, c: int, selector: str) -> int:
     return (result & mask) << low | c & ~(mask << low)
 
 
-def check(text: str, wanted: Iterator[int], a: Array = A, b: Array = B, c: Array = C) -> None:
+def check(text: str, expected: Iterator[int], a: Array = A, b: Array = B, c: Array = C) -> None:
     actual = run_fragment(text, "u4", a, b, c)
-    assert actual.tolist() == [value & WORD for value in wanted], text
+    assert actual.tolist() == [value & WORD for value in expected], text
 
 
 # Scalars.
@@ -195,7 +195,7 @@ def test_multiply_and_add_one_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "a", "b", "c", "wanted"),
+    ("text", "a", "b", "c", "expected"),
     [
         # A sum beyond .u32 is not saturated; one below 0 is.
         ("vadd.u32.u32.u32.sat %d, %a, %b;", 0xFFFFFFFF, 2, 0, 1),
@@ -220,8 +220,8 @@ def test_multiply_and_add_one_more() -> None:
         ("vmad.u32.u32.u32.shr7 %d, %a, %b, %c;", 0xFFFFFF80, 1, 0, 0xFFFFFFFF),
     ],
 )
-def test_what_a_gpu_does_otherwise(text: str, a: int, b: int, c: int, wanted: int) -> None:
-    check(text, iter([wanted]), *(np.array([value], "u4") for value in (a, b, c)))
+def test_what_a_gpu_does_otherwise(text: str, a: int, b: int, c: int, expected: int) -> None:
+    check(text, iter([expected]), *(np.array([value], "u4") for value in (a, b, c)))
 
 
 # Two and four lanes.
@@ -229,13 +229,13 @@ def test_what_a_gpu_does_otherwise(text: str, a: int, b: int, c: int, wanted: in
 
 def lanes_of(text: str, x: int, y: int, z: int) -> int:
     """What an instruction of two or four lanes answers, after the ISA; `text` has %d, %a, %b and %c."""
-    opcode, *given = re.split(r"[ ,;]+", text.strip(" ;"))
+    opcode, *operands = re.split(r"[ ,;]+", text.strip(" ;"))
     name, *modifiers = opcode.split(".")
     lanes, types = int(name[-1]), [m for m in modifiers if m in TYPES]
     d, a, b = types if len(types) == 3 else ("u32", *types)
     function = OPERATIONS[next((m for m in modifiers if m in COMPARISONS), name[:-1])]
     width = 32 // lanes
-    digits = [[int(digit) for digit in reversed(operand[4:])] for operand in given[:3]]
+    digits = [[int(digit) for digit in reversed(operand[4:])] for operand in operands[:3]]
     everything = x | y << 32
     written = digits[0] or range(lanes)
     left, right = digits[1] or range(lanes), digits[2] or range(lanes, 2 * lanes)

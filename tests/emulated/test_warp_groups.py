@@ -203,8 +203,8 @@ def kernel(body: str, count: int) -> str:
     """The kernel whose threads have `count` registers of D."""
     load = "".join(f"ld.global.u32 %c{i}, [%at+{4 * i}]; " for i in range(count))
     store = "".join(f"st.global.u32 [%at+{4 * i}], %c{i}; " for i in range(count))
-    made = SM_90A + KERNEL.replace("@BODY@", body).replace("@BYTES@", str(4 * count))
-    return made.replace("@LOAD@", load).replace("@STORE@", store)
+    ptx = SM_90A + KERNEL.replace("@BODY@", body).replace("@BYTES@", str(4 * count))
+    return ptx.replace("@LOAD@", load).replace("@STORE@", store)
 
 
 def count_held_by_groups(groups: Array, place: Callable[[int, int, int], tuple[int, int]], per_thread: int) -> Array:

@@ -67,8 +67,8 @@ class Matrix:
         result[:, :, : lines.shape[2]] = lines
         return result
 
-    def of_memory(self, found: Array) -> Array:
-        values = found[:, :, : self.stride - self.spare]
+    def of_memory(self, elements: Array) -> Array:
+        values = elements[:, :, : self.stride - self.spare]
         return values if self.layout == "row" else values.transpose(0, 2, 1)
 
     def transfer(self, space: str) -> str:

@@ -81,17 +81,17 @@ trees = st.recursive(
 @settings(max_examples=30)
 @given(st.lists(st.lists(trees, max_size=20), max_size=6))
 def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[GraphStep]]) -> None:
-    context, budget, made = FakeContext(), StreamBudget(LIMIT), []
+    context, budget, created = FakeContext(), StreamBudget(LIMIT), []
     for steps in graphs:
         before, refused = len(context.streams), None
         try:
-            made.append(ExecutableGraph.make(context, steps, budget))  # type: ignore[arg-type]
+            created.append(ExecutableGraph.make(context, steps, budget))  # type: ignore[arg-type]
         except BackendError as error:
             refused = error
         if refused is not None:
             assert (refused.code, len(context.streams)) == (Result.ERROR_OUT_OF_MEMORY, before)
         assert len(context.streams) <= LIMIT
-    for graph in made:
+    for graph in created:
         graph.destroy()
     assert not context.streams
     ExecutableGraph.make(context, [GraphStep(None)] * 16, StreamBudget(15))  # type: ignore[arg-type]

@@ -42,9 +42,9 @@ class Reports:
             self.utilization = message.utilization
         return message, fds
 
-    def until(self, wanted: Callable[[dict[int, int]], bool]) -> None:
+    def until(self, condition: Callable[[dict[int, int]], bool]) -> None:
         """Wait for a report that satisfies a condition."""
-        while not wanted(self.held):
+        while not condition(self.held):
             self.next()
 
     def attach(self, client: int) -> RawClient:

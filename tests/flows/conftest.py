@@ -47,15 +47,15 @@ def directory() -> Iterator[Path]:
 @pytest.fixture
 def make_daemon(directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Make daemons that are ended after the test; each is started by the test."""
-    made: list[DaemonProcess] = []
+    daemons: list[DaemonProcess] = []
 
     def make(**settings: str) -> DaemonProcess:
         daemon = DaemonProcess(directory, settings)
-        made.append(daemon)
+        daemons.append(daemon)
         return daemon
 
     yield make
-    for daemon in made:
+    for daemon in daemons:
         daemon.stop()
 
 

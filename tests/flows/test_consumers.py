@@ -90,7 +90,7 @@ def test_c2_captured_output_ends_with_the_parent(make_daemon: MakeDaemon) -> Non
 
 @pytest.mark.long(but=["  get_default_active_thread_percentage\\r\\n"])
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "get_default_active_thread_percentage",
         "get_default_active_thread_percentage\n",
@@ -98,8 +98,8 @@ def test_c2_captured_output_ends_with_the_parent(make_daemon: MakeDaemon) -> Non
         "\tget_default_active_thread_percentage \r",
     ],
 )
-def test_c3_commands_on_stdin_however_they_end(daemon: DaemonProcess, said: str) -> None:
-    assert daemon.say(said) == "100.0\n"
+def test_c3_commands_on_stdin_however_they_end(daemon: DaemonProcess, text: str) -> None:
+    assert daemon.say(text) == "100.0\n"
 
 
 def test_c3_a_caller_that_writes_and_closes_later(daemon: DaemonProcess) -> None:
@@ -129,9 +129,9 @@ def test_c3_with_stdin_closed_there_is_no_request(daemon: DaemonProcess) -> None
 
 
 @pytest.mark.long(but=["get_server_status 1"])
-@pytest.mark.parametrize("said", ["get_server_list", "frobnicate", "get_server_status 1", "", "set_default_x 7\n\n"])
-def test_c4_exit_status_0_while_it_is_reachable(daemon: DaemonProcess, said: str) -> None:
-    assert daemon.run([], said).returncode == 0
+@pytest.mark.parametrize("text", ["get_server_list", "frobnicate", "get_server_status 1", "", "set_default_x 7\n\n"])
+def test_c4_exit_status_0_while_it_is_reachable(daemon: DaemonProcess, text: str) -> None:
+    assert daemon.run([], text).returncode == 0
 
 
 def test_c4_exit_status_1_when_it_is_not(daemon: DaemonProcess) -> None:

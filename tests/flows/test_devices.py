@@ -110,10 +110,10 @@ def refusal(node: Node) -> list[str]:
 
 
 def test_a_device_below_3_5_is_refused(node: Callable[[str], Node]) -> None:
-    said = refusal(node('[[device]]\nprofile = "P100"\n[[device]]\nprofile = "P100"\ncompute_capability = "3.0"\n'))
-    assert said[0] == SUPPORTED
-    assert said[1].startswith("Device 1 (Tesla P100-SXM2-16GB, GPU-")
-    assert said[1].endswith("is SM 3.0.")
+    answer = refusal(node('[[device]]\nprofile = "P100"\n[[device]]\nprofile = "P100"\ncompute_capability = "3.0"\n'))
+    assert answer[0] == SUPPORTED
+    assert answer[1].startswith("Device 1 (Tesla P100-SXM2-16GB, GPU-")
+    assert answer[1].endswith("is SM 3.0.")
 
 
 def test_a_device_without_unified_addressing_is_refused(node: Callable[[str], Node]) -> None:

@@ -118,10 +118,10 @@ def test_somebody_who_never_speaks_disturbs_nobody(daemon: DaemonProcess, name: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("said", [0, 1])
-def test_somebody_who_stops_speaking_is_closed_after_a_while(daemon: DaemonProcess, said: int) -> None:
+@pytest.mark.parametrize("count", [0, 1])
+def test_somebody_who_stops_speaking_is_closed_after_a_while(daemon: DaemonProcess, count: int) -> None:
     with visitor(control(daemon)) as silent:
-        if said:
+        if count:
             silent.introduce()
         began = time.monotonic()
         assert silent.is_closed()

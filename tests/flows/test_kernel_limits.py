@@ -67,9 +67,9 @@ def daemon(make_daemon: Callable[..., DaemonProcess], directory: Path, root: Pat
     inside = 'mount --bind "$0" /sys/fs/cgroup && exec "$@"'
     script.write_text(f"#!/bin/sh\nexec unshare --mount sh -c '{inside}' {root} {PYMPSD} \"$@\"\n")
     script.chmod(0o755)
-    made = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
-    made.command = str(script)
-    return made
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
+    daemon.command = str(script)
+    return daemon
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         # Others may be installed.
         (
@@ -27,11 +27,11 @@ MakeDaemon = Callable[..., DaemonProcess]
     ],
 )
 def test_a_policy_that_cannot_be_keeps_the_daemon_from_starting(
-    make_daemon: MakeDaemon, setting: dict[str, str], said: str
+    make_daemon: MakeDaemon, setting: dict[str, str], message: str
 ) -> None:
     done = make_daemon(**setting).start()
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.match(said, done.stderr)
+    assert re.match(message, done.stderr)
     assert done.stderr.count("\n") == 1
 
 

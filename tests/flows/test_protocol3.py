@@ -38,21 +38,21 @@ def daemons() -> Iterator[dict[tuple[str, str], DaemonProcess]]:
     """A daemon of each protocol and backend, which the sequences that do not end it share."""
     root = Path(tempfile.mkdtemp(prefix="pympsd-p3-"))
     root.chmod(0o755)
-    made = {}
+    names = {}
     for protocol, backend in sorted({(entry["daemon"], backend) for entry, backend in CASES}):
         if protocol == "none":
             continue
         directory = root / f"{backend}-{protocol}"
         for name in ("pipe", "log"):
             (directory / name).mkdir(parents=True)
-        made[protocol, backend] = DaemonProcess(directory, settings_of(backend, MACHINE, directory))
+        names[protocol, backend] = DaemonProcess(directory, settings_of(backend, MACHINE, directory))
     try:
-        for (protocol, _), daemon in made.items():
+        for (protocol, _), daemon in names.items():
             done = daemon.start("-d", "-p", protocol)
             assert (done.returncode, done.stderr) == (0, "")
-        yield made
+        yield names
     finally:
-        for daemon in made.values():
+        for daemon in names.values():
             daemon.stop()
         shutil.rmtree(root)
 

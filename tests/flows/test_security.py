@@ -145,12 +145,12 @@ def test_a_user_can_neither_read_nor_signal_nor_trace_processes_of_another_user(
 def sockets_of(pid: int) -> list[str]:
     """Return the names of a process's sockets in order, nothing for one that has none."""
     lines = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    named = {fields[6]: fields[7].rpartition("/")[2] for fields in lines if len(fields) == 8}
+    inodes = {fields[6]: fields[7].rpartition("/")[2] for fields in lines if len(fields) == 8}
     result = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed
             if inode := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
-                result.append(named.get(inode[1], ""))
+                result.append(inodes.get(inode[1], ""))
     return sorted(result)
 
 

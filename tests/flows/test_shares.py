@@ -87,8 +87,8 @@ def check_others_are_served(daemon: DaemonProcess, join: Join) -> None:
 @pytest.mark.long
 def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonProcess, join: Join) -> None:
     start(daemon, "--user-share", "servers=6", "--user-share=processes=20")
-    made, refusal = repeat_until_refused(daemon, GREEDY, "server create greedy{}")
-    assert made == 6
+    count, refusal = repeat_until_refused(daemon, GREEDY, "server create greedy{}")
+    assert count == 6
     assert refusal == (
         "User 10001 has 6 of at most 6 servers (greedy0, greedy1, greedy2, greedy3, greedy4, greedy5): delete one of "
         "them ('server delete <name>'), or ask an administrator for a larger share (--user-share servers=7, or "
@@ -118,12 +118,12 @@ def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
     assert share == 64
     assert refusal_of(daemon, GREEDY, "server create greedy") == ""
     assert refusal_of(daemon, GREEDY, "server create greedier") == ""
-    made, refusal = repeat_until_refused(daemon, GREEDY, "namespace create n{} --server=greedy")
+    count, refusal = repeat_until_refused(daemon, GREEDY, "namespace create n{} --server=greedy")
     assert refusal.startswith(
         f"User 10001 has {share} of at most {share} descriptors, and 2 more are needed: delete "
     )
     used = row(daemon, GREEDY, "descriptors")[1]
-    assert used == 2 * 10 + 2 * made == share
+    assert used == 2 * 10 + 2 * count == share
     assert len(os.listdir(f"/proc/{daemon.pid}/fd")) - before <= used, "no more are open than are counted"
     check_others_are_served(daemon, join)
 
@@ -151,8 +151,8 @@ def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: Daemo
     assert ctl(daemon, f"config apply {file}") == "set shares: namespaces 1 -> 2, buffers 16777216 -> 33554432"
     assert ctl(daemon, f"config apply {file}") == "no change"
     assert refusal_of(daemon, GREEDY, "server create greedy") == ""
-    made, refusal = repeat_until_refused(daemon, GREEDY, "namespace create n{} --server=greedy")
-    assert (made, refusal[:50]) == (2, "User 10001 has 2 of at most 2 namespaces: delete o")
+    count, refusal = repeat_until_refused(daemon, GREEDY, "namespace create n{} --server=greedy")
+    assert (count, refusal[:50]) == (2, "User 10001 has 2 of at most 2 namespaces: delete o")
     daemon.kill()
     start(daemon, "--user-share", "namespaces=1")
     assert row(daemon, GREEDY, "namespaces")[:2] == [2, 2]

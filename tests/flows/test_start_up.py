@@ -308,14 +308,14 @@ def test_a_command_after_the_start_options_is_ignored_as_recorded_and_reported(
 
 
 @pytest.mark.parametrize(
-    ("words", "given"), [([], "get_default_client_priority\n"), (["get_default_client_priority"], ""), (["-v"], "")]
+    ("words", "message"), [([], "get_default_client_priority\n"), (["get_default_client_priority"], ""), (["-v"], "")]
 )
 def test_a_full_standard_output_is_no_absence_of_a_daemon(
-    daemon: DaemonProcess, words: list[str], given: str
+    daemon: DaemonProcess, words: list[str], message: str
 ) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [PYMPSD, *words], env=daemon.environment, input=given.encode(), stdout=full, stderr=subprocess.PIPE,
+            [PYMPSD, *words], env=daemon.environment, input=message.encode(), stdout=full, stderr=subprocess.PIPE,
             timeout=SECONDS,
         )  # fmt: skip
     output = b"standard output: No space left on device: not all could be printed\n"

@@ -21,10 +21,10 @@ MIB = 1 << 20
 
 
 def client(pid: int, memory: int, contexts: int = 1, command: str = "python") -> dict[str, Any]:
-    made = [{"id": n, "number": n, "device": 0} for n in range(contexts)]
+    contexts_made = [{"id": n, "number": n, "device": 0} for n in range(contexts)]
     own = {"active_thread_percentage": 25.0, "namespace": None, "memory_bytes": {"0": memory}, "pid_namespace": 1}
     own |= {"multiprocessors": {"0": 32}, "memory_limits": {}, "priority": 0}
-    return {"pid": pid, "uid": 7, "command": command, "contexts": made, **own}
+    return {"pid": pid, "uid": 7, "command": command, "contexts": contexts_made, **own}
 
 
 SERVER = {
@@ -146,8 +146,8 @@ def test_a_client_of_a_namespace(make_daemon: Callable[..., DaemonProcess]) -> N
     daemon = make_daemon()
     assert daemon.start("-d", "-p", "3").returncode == 0
     assert daemon.run(["server", "create", "s"]).returncode == 0
-    made = daemon.run(["namespace", "create", "small", "--server=s", "--active-thread-percentage=30"])
-    assert made.returncode == 0, made.stdout + made.stderr
+    creation = daemon.run(["namespace", "create", "small", "--server=s", "--active-thread-percentage=30"])
+    assert creation.returncode == 0, creation.stdout + creation.stderr
     with clients_of(daemon) as start:
         folder = f"{daemon.environment['CUDA_MPS_PIPE_DIRECTORY']}/s/small"
         process = start(CUDA_MPS_PIPE_DIRECTORY=folder).connect()

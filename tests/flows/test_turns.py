@@ -57,7 +57,7 @@ class Users:
         """Return when a server takes no new clients, for a user's sake."""
         line = f"s; server {server} no longer accepts new clients from user "
         wait_until(
-            lambda: any(line in said and said.startswith(f"User {waiting} has waited") for said in self.daemon.log()),
+            lambda: any(line in text and text.startswith(f"User {waiting} has waited") for text in self.daemon.log()),
             "the end of patience",
         )
 

@@ -38,22 +38,22 @@ def main() -> None:
     parser.add_argument(
         "--vendor", type=int, default=2_000, help="sessions on the vendor's wire, for daemon and tool"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     adopt_orphans()
-    if given.sessions:
+    if options.sessions:
         began = time.monotonic()
-        fuzz_state_machine(given.seed, given.sessions)
-        print(f"state machine: {given.sessions} sessions of 40 steps, {time.monotonic() - began:.0f} s", flush=True)
+        fuzz_state_machine(options.seed, options.sessions)
+        print(f"state machine: {options.sessions} sessions of 40 steps, {time.monotonic() - began:.0f} s", flush=True)
     for name, count, fuzz in (
-        ("daemon", given.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, given.seed, count))),
-        ("server", given.server, lambda count: _live(lambda daemon: _at_a_server(daemon, given.seed, count))),
+        ("daemon", options.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, options.seed, count))),
+        ("server", options.server, lambda count: _live(lambda daemon: _at_a_server(daemon, options.seed, count))),
         (
             "vendor",
-            given.vendor,
-            lambda count: _leading(lambda daemon: fuzz_driver_daemon(daemon, given.seed, count)),
+            options.vendor,
+            lambda count: _leading(lambda daemon: fuzz_driver_daemon(daemon, options.seed, count)),
         ),
-        ("tool", given.vendor, lambda count: _at_a_tool(given.seed, count)),
-        ("executor", given.records, lambda count: fuzz_stream(given.seed, count)),
+        ("tool", options.vendor, lambda count: _at_a_tool(options.seed, count)),
+        ("executor", options.records, lambda count: fuzz_stream(options.seed, count)),
     ):
         began = time.monotonic()
         if count:

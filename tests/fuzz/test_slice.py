@@ -36,12 +36,12 @@ def test_sessions_with_a_running_daemon(daemon: DaemonProcess) -> None:
 def test_a_clients_sessions_with_a_running_server(daemon: DaemonProcess) -> None:
     good = daemon.client().connect()
     try:
-        found = fuzz_session(daemon, good, SEED, 100)
+        result = fuzz_session(daemon, good, SEED, 100)
     finally:
         good.end()
-    assert found.descriptors_after <= found.descriptors_before
-    assert found.answered > 20
-    assert found.checks > 10
+    assert result.descriptors_after <= result.descriptors_before
+    assert result.answered > 20
+    assert result.checks > 10
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the visitors are root")

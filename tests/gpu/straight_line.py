@@ -65,16 +65,16 @@ def with_registers(instruction: str, rng: np.random.Generator) -> tuple[list[str
     """Return the instructions that an entry's brackets ask for, and the entry itself, with registers chosen."""
     before: list[str] = []
 
-    def add_brackets(found: re.Match[str]) -> str:
-        letter, number, name, other = found.groups()
+    def add_brackets(match: re.Match[str]) -> str:
+        letter, number, name, other = match.groups()
         held = f"%x{letter}{len(before)}"
         before.append(f"{name} {held}, %{letter}{number}, {other};")
         return held
 
-    def choose(found: re.Match[str]) -> str:
-        letter = found[1].lower()
+    def choose(match: re.Match[str]) -> str:
+        letter = match[1].lower()
         count = PREDICATES if letter == "p" else KINDS[letter].count if letter in KINDS else 0
-        return f"%{letter}{rng.integers(count)}" if count else found[0]
+        return f"%{letter}{rng.integers(count)}" if count else match[0]
 
     # Two destinations of one instruction must differ.
     text = re.sub(

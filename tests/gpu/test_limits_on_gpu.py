@@ -111,8 +111,8 @@ def test_clients_of_static_partitions_have_their_chunks_alone(
     counts = {"small": 2 * chunk_size(gpu()), "large": 5 * chunk_size(gpu()) + rest}
     for name, chunks, remainder in (("small", 2, "false"), ("large", 5, "true")):
         options = ["--server=a", "--device=0", f"--chunks={chunks}", f"--include-remainder={remainder}"]
-        made = daemon.run(["sm-partition", "create", name, *options])
-        assert f"(sm-count={counts[name]})" in made.stdout, made
+        creation = daemon.run(["sm-partition", "create", name, *options])
+        assert f"(sm-count={counts[name]})" in creation.stdout, creation
     pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.directory / "pipe" / "a")}
     clients = {name: start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION=name) for name in counts}
     assert {name: int(client.do("sm")) for name, client in clients.items()} == counts

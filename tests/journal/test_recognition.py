@@ -108,9 +108,9 @@ def test_fields(text: str, expected: Recognised | None) -> None:
     assert Recogniser().recognise(5, text) == expected
 
 
-def _events(said: list[tuple[int, str]]) -> list[str | None]:
+def _events(lines: list[tuple[int, str]]) -> list[str | None]:
     recogniser = Recogniser()
-    return [result and result.event for result in (recogniser.recognise(pid, text) for pid, text in said)]
+    return [result and result.event for result in (recogniser.recognise(pid, text) for pid, text in lines)]
 
 
 DEVICES = "The following devices will be reset:"

@@ -80,7 +80,7 @@ def test_a_cut_trace_has_what_was_written_before(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "it is not a trace"),
         ("{}\n", "it is not a trace"),
@@ -94,8 +94,8 @@ def test_a_cut_trace_has_what_was_written_before(
         ("[\n[1]\n]\n", "line 2 is not an event"),
     ],
 )
-def test_what_is_no_trace_is_refused(text: str, said: str) -> None:
-    with pytest.raises(BadTrace, match=said):
+def test_what_is_no_trace_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BadTrace, match=message):
         read_tracks([text])
 
 
@@ -219,7 +219,7 @@ def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["{}/none.json"], "{}/none.json: No such file or directory"),
         (["{}/bad.json"], "{}/bad.json: it is not a trace of pympsd, whose first line is '['"),
@@ -228,9 +228,9 @@ def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) ->
     ],
 )
 def test_what_cannot_be_drawn_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "bad.json").write_text("not a trace")
     write_slices(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
     assert main([argument.format(tmp_path) for argument in arguments]) == 1
-    assert capsys.readouterr().err.startswith(said.format(tmp_path))
+    assert capsys.readouterr().err.startswith(message.format(tmp_path))

@@ -90,20 +90,20 @@ def test_the_result_is_what_the_kernel_allows(
         top = Path(name)
         top.chmod(0o755)
         place = top / "way"
-        made = []
+        created = []
         for number, _ in enumerate(folders):
             place = place / str(number)
-            made.append(place)
+            created.append(place)
         place.mkdir(parents=True)
         (place / "file").write_text("")
         (top / "way").chmod(0o755)
         path = _make_linked(top, place, link)
-        for folder, (mode, (uid, gid)) in zip(made, folders, strict=True):
+        for folder, (mode, (uid, gid)) in zip(created, folders, strict=True):
             os.chown(folder, uid, gid)
             folder.chmod(mode)
         computed = unreachable_folder(str(path), UID, frozenset({GID + 9, *groups}))
         assert (computed is None) == _reachable_as(path, UID, GID + 9, groups)
-        assert computed is None or Path(computed).resolve() in made
+        assert computed is None or Path(computed).resolve() in created
 
 
 def _make_linked(top: Path, place: Path, link: str | None) -> Path:

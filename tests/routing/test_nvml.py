@@ -137,7 +137,7 @@ refused(nvml.device_get_temperature_v, handle, 0)
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         ("device_get_name, 7", "2 Invalid Argument"),
         ("device_get_memory_info_v2, 0", "2 Invalid Argument"),
@@ -147,8 +147,8 @@ refused(nvml.device_get_temperature_v, handle, 0)
         ("system_get_process_name, 1 << 30", "6 Not Found"),
     ],
 )
-def test_bad_arguments(run: Run, call: str, said: str) -> None:
-    assert run(f"{INITIALIZED}\nrefused(nvml.{call})").stdout == f"{said}\n"
+def test_bad_arguments(run: Run, call: str, message: str) -> None:
+    assert run(f"{INITIALIZED}\nrefused(nvml.{call})").stdout == f"{message}\n"
 
 
 def test_pynvml_finds_it_too(run: Run) -> None:

@@ -142,9 +142,9 @@ def test_a_rehearsal(environment: dict[str, str], program: Path, tmp_path: Path)
     figures = Figures.load(place)
     assert figures.failures == []
     assert "left behind" not in done.stdout
-    made = {name: set(figures.values[name]) for name in figures.values}
+    keys = {name: set(figures.values[name]) for name in figures.values}
     both = {ways.PYMPSD, ways.VENDOR}
-    assert made == {
+    assert keys == {
         sections.PS: {*both, sections.BARE},
         sections.JOIN: both,
         sections.ARRIVAL: both,

@@ -21,7 +21,7 @@ def test_the_generated_docs_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "passed_on", "last"),
+    ("argument", "passed_on", "last"),
     [
         ("", "-q {parallel} -m not long", "left out: the long tests "),
         ("--all -q", "{parallel} -q", ""),
@@ -29,7 +29,7 @@ def test_the_generated_docs_are_those_of_the_code() -> None:
     ],
 )
 def test_the_tests_run_in_parallel_without_the_long_ones(
-    tmp_path: Path, given: str, passed_on: str, last: str
+    tmp_path: Path, argument: str, passed_on: str, last: str
 ) -> None:
     pytest_stub = tmp_path / "pytest"
     pytest_stub.write_text('#!/bin/sh\nprintf "%s\\n" "$*"\nexit 3\n')
@@ -38,7 +38,7 @@ def test_the_tests_run_in_parallel_without_the_long_ones(
     shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts")
     environment = f"root={tmp_path}; bin={tmp_path}; install_pympsd() {{ :; }}\n"
     (tmp_path / "scripts" / "environment").write_text(environment)
-    done = subprocess.run([tmp_path / "scripts" / "test", *given.split()], capture_output=True, text=True)
+    done = subprocess.run([tmp_path / "scripts" / "test", *argument.split()], capture_output=True, text=True)
     parallel = f"-n {2 * len(os.sched_getaffinity(0))} --dist worksteal"
     first, _, rest = done.stdout.partition("\n")
     assert (done.returncode, first) == (3, passed_on.format(parallel=parallel))

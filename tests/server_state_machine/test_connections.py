@@ -108,12 +108,12 @@ class Clients(RuleBasedStateMachine):
     def open(self, data: st.DataObject, device: int, slots: int) -> None:
         client = self._some(data)
         room = 60 - self._taken(device)
-        made = client.contexts_made
+        created = client.contexts_made
         try:
             context = self.client_table.open_context(client, device, 1, slots)
         except PoolExhausted:
             assert slots > room, "refused although there was room"
-            assert client.contexts_made == made
+            assert client.contexts_made == created
             return
         assert slots <= room
         self.slots[context.id] = (device, slots)

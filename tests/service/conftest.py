@@ -182,7 +182,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
     ended = trio.Event()
     state = Daemon(DaemonOptions(os.geteuid()), describe("H200"))
     settings = Settings.from_environment({})
-    made: list[RunningDaemon] = []
+    daemons: list[RunningDaemon] = []
 
     async def run(task_status: trio.TaskStatus[None]) -> None:
         try:
@@ -192,7 +192,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
                         state, settings, str(tmp_path / "control"), "pympsd-server", journal,
                         control_logger(journal), inner, spawn,
                     )  # fmt: skip
-                    made.append(
+                    daemons.append(
                         RunningDaemon(
                             dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, pending
                         )
@@ -205,8 +205,8 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
             ended.set()
 
     await nursery.start(run)
-    yield made[0]
-    for caller in made[0].callers:
+    yield daemons[0]
+    for caller in daemons[0].callers:
         caller.sock.close()
     scope.cancel()
     await ended.wait()

@@ -216,11 +216,11 @@ def _identity(path: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("name", files.OF_THE_DAEMON)
-@pytest.mark.parametrize("found", FOREIGN)
-def test_what_no_daemon_made_is_neither_replaced_nor_removed(tmp_path: Path, name: str, found: str) -> None:
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_no_daemon_made_is_neither_replaced_nor_removed(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
-    FOREIGN[found](path)
-    if found == EXPECTED.get(name):
+    FOREIGN[kind](path)
+    if kind == EXPECTED.get(name):
         PipeDirectory.claim(str(tmp_path)).release()
         return
     before = _identity(path)
@@ -299,15 +299,15 @@ def test_a_link_that_another_user_controls_is_not_followed(tmp_path: Path, link:
     above = place == "a folder above it"
     (folder / "l").symlink_to(target if above else "../t/p")
     change(folder, folder / "l")
-    given = folder / "l" / "p" if above else folder / "l"
+    requested_path = folder / "l" / "p" if above else folder / "l"
     if place == "behind another link":
         (tmp_path / "first").symlink_to("f/l")
-        given = tmp_path / "first"
+        requested_path = tmp_path / "first"
     if not reason:
-        PipeDirectory.claim(str(given)).release()
+        PipeDirectory.claim(str(requested_path)).release()
         return
     with pytest.raises(Unusable, match=f"{folder / 'l'}: it is a symbolic link to .* {reason}: name the directory"):
-        PipeDirectory.claim(str(given))
+        PipeDirectory.claim(str(requested_path))
     assert os.listdir(target / "p") == []
 
 

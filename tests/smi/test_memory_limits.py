@@ -39,8 +39,8 @@ def limits(daemon: Daemon) -> list[tuple[str, int | None, int | None]]:
 
 def test_limits_are_set_and_shown(daemon: Daemon) -> None:
     cgroup, device = "/sys/fs/cgroup/job", ("-i", "1")
-    given = ("--set", *device, "-n", cgroup, "--soft-limit", "4096", "--hard-limit", "8192")
-    assert smi(daemon.pipe_directory, *given) == (0, "")
+    options = ("--set", *device, "-n", cgroup, "--soft-limit", "4096", "--hard-limit", "8192")
+    assert smi(daemon.pipe_directory, *options) == (0, "")
     assert limits(daemon) == [("/job", 4096 * MIB, 8192 * MIB)]
     assert not daemon.listing("memacct list --device=0"), "it is of one device"
     text = f"namespace: {cgroup}\nsoft limit: 4096 MiB\nhard limit: 8192 MiB\ncurrent used: 0 MiB\n"
@@ -64,7 +64,7 @@ def test_the_greatest_soft_limit_is_the_hard_one_that_is_set(daemon: Daemon) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "message"),
     [
         ("-i 0 -n /x --soft-limit 1.5", 2, "--soft-limit must be a non-negative MebiByte value, max or default"),
         ("-i 0 -n /x --hard-limit 0", 2, "--hard-limit must be a MebiByte value above 0, max or default, not '0'"),
@@ -78,10 +78,10 @@ def test_the_greatest_soft_limit_is_the_hard_one_that_is_set(daemon: Daemon) -> 
         ("-i 0 -n /x --hard-limit 5 --soft-limit 6", 3, "The soft limit of a cgroup is at most its hard limit, 5M"),
     ],
 )
-def test_what_is_refused(daemon: Daemon, words: str, status: int, said: str) -> None:
+def test_what_is_refused(daemon: Daemon, words: str, status: int, message: str) -> None:
     code, printed = smi(daemon.pipe_directory, *words.split())
     assert code == status
-    assert said in printed
+    assert message in printed
     assert not limits(daemon)
 
 

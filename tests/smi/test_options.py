@@ -50,7 +50,7 @@ def test_the_uses(line: str, request_: SmiRequest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "status", "said"),
+    ("line", "status", "message"),
     [
         ("--bogus", 255, "ERROR: Option --bogus is not recognized. Please run '{program} -h'.\n\n"),
         ("bogus", 255, "ERROR: Option bogus is not recognized. Please run '{program} -h'.\n\n"),
@@ -73,11 +73,11 @@ def test_the_uses(line: str, request_: SmiRequest) -> None:
         ("--query-gpu=index --format=csv,Noheader", 2, "Format modifier is not recognized.\n"),
     ],
 )
-def test_the_refusals(line: str, status: int, said: str) -> None:
+def test_the_refusals(line: str, status: int, message: str) -> None:
     with pytest.raises(UnsupportedRequest) as refused:
         parse(line.split())
     assert refused.value.status == status
-    assert refused.value.text.startswith(said)
+    assert refused.value.text.startswith(message)
 
 
 WORDS = st.sampled_from(["-i", "0", "-c", "3", "-q", "-d", "-L", "-r", "--format=csv", "--query-gpu=x", "=", ""])

@@ -229,7 +229,7 @@ def test_a_reset(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("-i", "7", "-q"), 6, "No devices were found\n"),
         (("-i", "7", "-c", "0"), 6, "No devices were found\n"),
@@ -244,8 +244,8 @@ def test_a_reset(node: Node) -> None:
         (("--query-gpu=index", "--format=bogus"), 2, "Format modifier is not recognized.\n"),
     ],
 )
-def test_refusals_as_recorded(node: Node, arguments: tuple[str, ...], status: int, said: str) -> None:
-    assert get_printed(node, *arguments, status=status) == said
+def test_refusals_as_recorded(node: Node, arguments: tuple[str, ...], status: int, message: str) -> None:
+    assert get_printed(node, *arguments, status=status) == message
     assert modes(node) == ["Default"] * 4
 
 
@@ -339,7 +339,7 @@ def test_an_invalid_machine_is_reported_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--list-gpu"], "pympsd-smi: there is no option --list-gpu; did you mean --list-gpus?\n"),
         (["-Q"], "pympsd-smi: there is no option -Q; did you mean -q?\n"),
@@ -348,9 +348,9 @@ def test_an_invalid_machine_is_reported_once() -> None:
         (["-L=1"], "pympsd-smi: there is no option -L=1.\n"),
     ],
 )
-def test_a_mistyped_option_is_bad_usage(words: list[str], said: str) -> None:
+def test_a_mistyped_option_is_bad_usage(words: list[str], message: str) -> None:
     done = smi("H200", *words)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
 def test_a_mistyped_option_of_memory_limits_is_bad_usage() -> None:

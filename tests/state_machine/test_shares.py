@@ -137,12 +137,12 @@ def test_the_daemons_own_user_has_no_share(say: Say, daemon: Daemon) -> None:
 @pytest.mark.parametrize(("devices", "cost"), [("", 3), (" --allowed-devices=1", 2)])
 def test_processes_are_counted_as_they_may_become(daemon: Daemon, say: Say, devices: str, cost: int) -> None:
     daemon.usage.shares = Shares({"processes": 7})
-    made = 0
-    while not (refusal := say(USER, f"server create s{made}{devices}")):
-        made += 1
-    assert (made, shares.count_used(daemon, PROCESSES, USER)) == (7 // cost, 7 // cost * cost)
+    count = 0
+    while not (refusal := say(USER, f"server create s{count}{devices}")):
+        count += 1
+    assert (count, shares.count_used(daemon, PROCESSES, USER)) == (7 // cost, 7 // cost * cost)
     assert (
-        f"has {made * cost} of at most 7 processes, and {cost} more are needed: delete a server, or give" in refusal
+        f"has {count * cost} of at most 7 processes, and {cost} more are needed: delete a server, or give" in refusal
     )
 
 

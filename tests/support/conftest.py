@@ -15,8 +15,8 @@ from fake_mps.programs import DriverClient
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[MinimalDaemon]:
     """A daemon without a server."""
-    with minimal_daemon(tmp_path) as made:
-        yield made
+    with minimal_daemon(tmp_path) as daemon:
+        yield daemon
 
 
 @pytest.fixture

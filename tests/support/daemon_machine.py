@@ -260,10 +260,10 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _came_last(self, ticket: int) -> Waiter:
         last = max(self.came.values())
-        came = [waiter for waiter, moment in self.came.items() if moment == last]
+        latest = [waiter for waiter, moment in self.came.items() if moment == last]
         # Only a daemon that starts takes several at the same time: the start requests of the previous one.
         (uid,) = {entry.uid for entry in self.daemon.queue if entry.ticket == ticket}
-        return next(waiter for waiter in came if len(came) == 1 or waiter == ("request", uid))
+        return next(waiter for waiter in latest if len(latest) == 1 or waiter == ("request", uid))
 
     def _timed_by(self, ticket: int) -> Waiter:
         """Return who waits with a ticket: in order of arrival only the last one to come gets a timer."""
@@ -295,9 +295,9 @@ class DaemonMachine(RuleBasedStateMachine):
     def _first_without_server(self) -> int:
         """Return the first user, in order of arrival, that waits without a server, and not in a pause."""
         waiting = {user for user in self._without_server() if not self._pause_of(user)}
-        came = {waiter: self.came[waiter] for waiter in self._waiters() if self._user_of(waiter) in waiting}
-        first = min(came.values())
-        users = {self._user_of(waiter) for waiter, moment in came.items() if moment == first}
+        arrivals = {waiter: self.came[waiter] for waiter in self._waiters() if self._user_of(waiter) in waiting}
+        first = min(arrivals.values())
+        users = {self._user_of(waiter) for waiter, moment in arrivals.items() if moment == first}
         # Only the start requests of a previous daemon come together: they are in the queue in their old order.
         return next(entry.uid for entry in self.daemon.queue if entry.uid in users)
 

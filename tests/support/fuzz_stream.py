@@ -389,12 +389,12 @@ class StreamFuzz:
         assert self.executor.alive, "the executor has ended"
 
 
-def fuzz_stream(seed: int, wanted: int) -> Found:
+def fuzz_stream(seed: int, count: int) -> Found:
     """Throw at least that many records at an executor; raise AssertionError when it, or a witness, took harm."""
     with tempfile.TemporaryFile() as output:
         executor = ExecutorOwner.start(stderr=output).ready()
         try:
-            result = _fuzz(executor, seed, wanted)
+            result = _fuzz(executor, seed, count)
         finally:
             executor.close()
         output.seek(0)
@@ -403,7 +403,7 @@ def fuzz_stream(seed: int, wanted: int) -> Found:
         return result
 
 
-def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:
+def _fuzz(executor: ExecutorOwner, seed: int, count: int) -> Found:
     witnesses = [Witness(executor.attach(client=1000, context=1000))]
     executor.by_ring = has_ring = bool(witnesses[0].client.attached.ring_bytes)
     witnesses.append(Witness(executor.attach(client=1001, context=1001)))
@@ -413,7 +413,7 @@ def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:
     for witness in witnesses:
         witness.start()
     try:
-        while fuzz.consumed < wanted:
+        while fuzz.consumed < count:
             try:
                 fuzz.session()
             except Exception as error:

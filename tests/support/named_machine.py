@@ -266,8 +266,8 @@ class NamedMachine(RuleBasedStateMachine):
     def connect(self, server: str, namespace: str, uid: int, partition: str = "") -> None:
         self.id_ += 1
         own = f"uid_{0 if self.multiuser else uid}"
-        came = (server or own, namespace if server else DEFAULT)
-        self.waiting[self.id_] = came
+        destination = (server or own, namespace if server else DEFAULT)
+        self.waiting[self.id_] = destination
         peer = Peer(5000 + self.id_, uid, uid, (uid,))
         process = ClientProcess(peer, "train", 7, namespace if server else "")
         environment = {"CUDA_MPS_SM_PARTITION": partition}

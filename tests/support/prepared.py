@@ -121,18 +121,23 @@ class PreparedProcess(subprocess.Popen[str]):
 
     def _execute_child(self, *arguments: Any) -> None:
         """Start it, in place of subprocess's fork and exec."""
-        given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
-        program, *words = given["args"]
-        directory = str(given["cwd"] or os.getcwd())
-        request = {"words": words, "environment": given["env"], "uid": given["uid"], "directory": directory}
-        streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
+        call = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
+        program, *words = call["args"]
+        directory = str(call["cwd"] or os.getcwd())
+        request = {
+            "words": words,
+            "environment": call["env"],
+            "uid": call["uid"],
+            "directory": directory,
+        }
+        streams = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
         process = _prepared[program]
         with process.in_use, _adopting_orphans():
             socket.send_fds(process.requests, [json.dumps(request).encode()], streams)
             self.pid = int(process.requests.recv(64))
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(call[name] for name in pipes))  # type: ignore[attr-defined]
 
 
 @contextmanager

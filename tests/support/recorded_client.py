@@ -35,8 +35,8 @@ class RecordedProgram(Program):
         return self.do_newctx(device)
 
     def do_ctxaff(self, device: str, count: str) -> str:
-        code, given = super().do_ctxaff(device, count).split()
-        return f"{code} req={count} got={given} {code}"
+        code, affinity = super().do_ctxaff(device, count).split()
+        return f"{code} req={count} got={affinity} {code}"
 
     def do_contexts(self) -> str:  # type: ignore[override]
         return str(1 + int(super().do_contexts(sys.maxsize).split()[0]))

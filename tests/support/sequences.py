@@ -284,13 +284,13 @@ class Replay:
         assert Path(f"/proc/{pid}/cmdline").read_text() == "".join(f"{word}\0" for word in words)
         assert f"CUDA_MPS_PIPE_DIRECTORY={self.text('{P}')}" in Path(f"/proc/{pid}/environ").read_text().split("\0")
 
-    def _compare(self, said: str, step: dict[str, Any], key: str, context: str = "") -> None:
-        said = said.removesuffix("\n")
+    def _compare(self, text: str, step: dict[str, Any], key: str, context: str = "") -> None:
+        text = text.removesuffix("\n")
         if f"{key}_like" in step:
             pattern = self.text(step[f"{key}_like"])
-            assert re.fullmatch(pattern, said), (step, said, context)
+            assert re.fullmatch(pattern, text), (step, text, context)
         else:
-            assert said == self.text(step.get(key, "")), (step, context)
+            assert text == self.text(step.get(key, "")), (step, context)
 
     def _count(self, words: str, count: int) -> None:
         """Compare the numbers of rows that a list has in JSON and in CSV."""

@@ -15,17 +15,17 @@ from fake_mps.programs import SECONDS, DriverClient
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [((99,), "command 99"), ((9, 1), "4 bytes instead of 8 after command 9"), ((14, 1), "instead of int32 0")],
 )
 def test_what_no_daemon_says_ends_the_server(
-    daemon: MinimalDaemon, launcher: Path, messages: tuple[int, ...], said: str
+    daemon: MinimalDaemon, launcher: Path, messages: tuple[int, ...], message: str
 ) -> None:
     daemon.start(launcher)
     daemon.say(*messages)
     status, error = daemon.await_end()
     assert status == 3
-    assert said in error
+    assert message in error
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang"])

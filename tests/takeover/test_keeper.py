@@ -719,11 +719,11 @@ async def test_without_a_connection_or_a_listening_socket_it_says_so(tmp_path: P
 
 
 async def test_a_stopped_keeper_gets_one_request_and_its_late_answer_counts(tmp_path: Path) -> None:
-    late, came = [], trio.Event()
+    late, arrived = [], trio.Event()
 
     def take(fd: int) -> None:
         late.append(fd)
-        came.set()
+        arrived.set()
 
     async with _keeper(tmp_path, Log()) as (keeper, address):
         assert await keeper.accept("listener control", "connection 0", b"", _fail_unexpected) == -1
@@ -735,7 +735,7 @@ async def test_a_stopped_keeper_gets_one_request_and_its_late_answer_counts(tmp_
             assert await keeper.accept("listener control", "connection 2", b"", _fail_unexpected) is None
             os.kill(pid, signal.SIGCONT)
             with trio.fail_after(SECONDS):
-                await came.wait()
+                await arrived.wait()
             with socket.socket(fileno=late[0]) as connection:
                 connection.send(b"served")
                 assert client.recv(100) == b"served"

@@ -39,7 +39,7 @@ def of_default(**more: object) -> PersistentState:
 
 
 @pytest.mark.parametrize(
-    ("left", "named"),
+    ("left", "names"),
     [
         (PersistentState(), []),
         (of_server(), []),
@@ -72,8 +72,8 @@ def of_default(**more: object) -> PersistentState:
         ),
     ],
 )
-def test_what_protocol_2_has_none_of_is_named(left: PersistentState, named: list[str]) -> None:
-    assert list(list_lost(left, Limits())) == named
+def test_what_protocol_2_has_none_of_is_named(left: PersistentState, names: list[str]) -> None:
+    assert list(list_lost(left, Limits())) == names
 
 
 def test_defaults_that_are_the_same_are_kept() -> None:

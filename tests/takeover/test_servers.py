@@ -107,16 +107,16 @@ async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemo
 
 
 @with_limit
-@pytest.mark.parametrize("said", ["nothing", "its report without its clients", "half of a message"])
+@pytest.mark.parametrize("message", ["nothing", "its report without its clients", "half of a message"])
 async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
-    daemon: RunningDaemon, killed: list[int], monkeypatch: pytest.MonkeyPatch, said: str
+    daemon: RunningDaemon, killed: list[int], monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     monkeypatch.setattr(servers, "LEAVE_SECONDS", 0.0)
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
-    if said == "its report without its clients":
+    if message == "its report without its clients":
         await server_end.report(ME, CLIENT, count=2)
-    elif said == "half of a message":
+    elif message == "half of a message":
         await server_end.report(ME, count=1)
         await server_end.send(messages.encode(CLIENT)[:20])
     server_end.sock.close()
@@ -125,7 +125,7 @@ async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
     (server,) = daemon.dispatcher.state.servers.values()
     assert (server.pending, server.clients) == (True, {})
     violations = [line for line in daemon.sentences() if line.startswith("Protocol violation")]
-    assert len(violations) == (1 if said == "half of a message" else 0)
+    assert len(violations) == (1 if message == "half of a message" else 0)
 
 
 @with_limit

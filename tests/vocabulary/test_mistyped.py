@@ -21,7 +21,7 @@ def test_the_word_that_was_probably_meant(word: str, similar: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "words", "said"),
+    ("program", "words", "message"),
     [
         ("top", ["--jsn"], "pympsd top: there is no option --jsn; did you mean --json?\n"),
         ("top", ["--once", "--nothing-like-it"], "pympsd top: there is no option --nothing-like-it.\n"),
@@ -34,13 +34,13 @@ def test_the_word_that_was_probably_meant(word: str, similar: str) -> None:
     ],
 )
 def test_a_mistyped_option_is_bad_usage_in_one_sentence(
-    program: str, words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+    program: str, words: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exited:
         {"top": lambda: top(words, 1.0), "plot": lambda: plot(words), "server": lambda: server(words)}[program]()
     captured = capfd.readouterr()
     assert (exited.value.code, captured.out) == (BAD_USAGE, "")
-    assert captured.err.startswith(said)
+    assert captured.err.startswith(message)
     assert captured.err.count("\n") == 1
 
 

@@ -12,8 +12,8 @@ def test_the_files_are_the_documented_ones() -> None:
 
 
 def test_directories_come_from_the_environment_or_are_the_documented_ones() -> None:
-    given = {"CUDA_MPS_PIPE_DIRECTORY": "a", "CUDA_MPS_LOG_DIRECTORY": "b"}
-    assert (files.pipe_directory(given), files.log_directory(given)) == ("a", "b")
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": "a", "CUDA_MPS_LOG_DIRECTORY": "b"}
+    assert (files.pipe_directory(environment), files.log_directory(environment)) == ("a", "b")
     assert (files.pipe_directory({}), files.log_directory({})) == ("/tmp/nvidia-mps", "/var/log/nvidia-mps")
 
 

@@ -521,8 +521,8 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
         contexts = draw(st.lists(st.tuples(PIDS, PIDS), max_size=3))
         packets += [uuid, struct.pack("<ii", 0, place) + pad(name, 68), struct.pack("<i", len(contexts))]
         packets += [struct.pack("<ii32x", *context) for context in contexts]
-        named = tuple(commands.DriverContext(*context) for context in contexts)
-        result.append(commands.DeviceClients(uuid_text(uuid), name, named))
+        expected = tuple(commands.DriverContext(*context) for context in contexts)
+        result.append(commands.DeviceClients(uuid_text(uuid), name, expected))
     return packets, tuple(result)
 
 

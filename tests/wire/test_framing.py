@@ -40,8 +40,8 @@ def test_frames_in_any_chunks_are_read_whole_with_their_own_descriptors(
     got: list[Frame] = []
     for start, data in _cut(stream, cuts):
         # The kernel delivers descriptors with the first byte they were sent with.
-        came = tuple(n for at, fds in starts if start <= at < start + len(data) for n in fds)
-        got.extend(reader.feed(data, came))
+        fds_received = tuple(n for at, fds in starts if start <= at < start + len(data) for n in fds)
+        got.extend(reader.feed(data, fds_received))
     assert got == expected
     assert not reader.mid_frame
     assert reader.take_unclaimed_fds() == ()

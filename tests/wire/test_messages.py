@@ -50,8 +50,8 @@ def _values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
 
 def test_all_modules_of_messages_are_tested() -> None:
     for module in (messages, link_messages, executor_messages):
-        named = {value for value in vars(module).values() if isinstance(value, type) and value in messages._KIND_OF}
-        assert named, module.__name__
+        classes = {value for value in vars(module).values() if isinstance(value, type) and value in messages._KIND_OF}
+        assert classes, module.__name__
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)

@@ -35,9 +35,9 @@ Bytes = np.ndarray[Any, Any]
 @pytest.fixture
 def pinned(device: Device) -> Iterator[tuple[PinnedMemory, PinnedMemory]]:
     """Registered memory to copy from and to copy to."""
-    made = PinnedMemory(device, SIZE), PinnedMemory(device, SIZE)
-    yield made
-    for entry in made:
+    memories = PinnedMemory(device, SIZE), PinnedMemory(device, SIZE)
+    yield memories
+    for entry in memories:
         entry.unregister()
 
 

@@ -152,7 +152,7 @@ def test_no_name_is_missed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("cu.cuMemSetDAsync(1)", "cuMemSetDAsync is not there"),
         ("cu.cuMemUnmap(1)", "cuMemUnmap takes 2 arguments, not 1"),
@@ -171,6 +171,6 @@ def test_no_name_is_missed() -> None:
         ("library['cuEventReport_v2']", "cuEventReport is not there"),
     ],
 )
-def test_wrong_names_and_calls_are_found(text: str, said: str) -> None:
+def test_wrong_names_and_calls_are_found(text: str, message: str) -> None:
     (result,) = wrong(Names.of(text))
-    assert result.partition(": ")[2] == said
+    assert result.partition(": ")[2] == message

@@ -69,11 +69,11 @@ MEASURED = [
 def test_an_h200_leaves_what_was_measured_of_a_limit(
     open_model: Open, multiprocessors: int, limit_mib: int, left_mib: int
 ) -> None:
-    made = context(open_model(), multiprocessors=multiprocessors, memory_bytes=limit_mib << 20)
+    created = context(open_model(), multiprocessors=multiprocessors, memory_bytes=limit_mib << 20)
     for _ in range(left_mib // 16):
-        made.allocate(16 * MIB)
+        created.allocate(16 * MIB)
     with pytest.raises(BackendError) as caught:
-        made.allocate(16 * MIB)
+        created.allocate(16 * MIB)
     assert caught.value.code == Result.ERROR_OUT_OF_MEMORY
 
 
@@ -128,27 +128,27 @@ def test_a_destroyed_context_frees_its_multiprocessors(open_model: Open) -> None
 def test_before_volta_contexts_are_small_and_have_no_limits(open_model: Open) -> None:
     device = open_model("P100")
     total = describe("P100")[0].memory_bytes
-    made = [context(device, client=number, multiprocessors=1, memory_bytes=MIB) for number in (1, 2)]
-    assert made[0].memory_info() == (total - 16 * MIB, total)
+    contexts = [context(device, client=number, multiprocessors=1, memory_bytes=MIB) for number in (1, 2)]
+    assert contexts[0].memory_info() == (total - 16 * MIB, total)
     assert {len(traced.multiprocessors) for traced in device.context_traces} == {56}
 
 
 def test_a_cooperative_launch_is_refused_if_the_attribute_is_0(open_model: Open) -> None:
     attributes = {**describe("H200")[0].attributes, "COOPERATIVE_LAUNCH": 0}
-    made = context(open_model(attributes=attributes))
-    module = made.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n")
+    created = context(open_model(attributes=attributes))
+    module = created.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n")
     with pytest.raises(BackendError) as caught:
-        made.default_stream.launch(Launch(module, 0, (1, 1, 1), (1, 1, 1), 0, b"", cooperative=True))
+        created.default_stream.launch(Launch(module, 0, (1, 1, 1), (1, 1, 1), 0, b"", cooperative=True))
     assert caught.value.code == Result.ERROR_NOT_SUPPORTED
     assert describe("P100")[0].attributes["COOPERATIVE_LAUNCH"] == 1
 
 
 def test_a_block_that_no_multiprocessor_holds_is_refused(open_model: Open) -> None:
     attributes = {**describe("H200")[0].attributes, "MAX_THREADS_PER_MULTIPROCESSOR": 512}
-    made = context(open_model(attributes=attributes))
-    module = made.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n")
+    created = context(open_model(attributes=attributes))
+    module = created.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n")
     with pytest.raises(BackendError) as caught:
-        made.default_stream.launch(Launch(module, 0, (1, 1, 1), (1024, 1, 1), 0, b""))
+        created.default_stream.launch(Launch(module, 0, (1, 1, 1), (1024, 1, 1), 0, b""))
     assert caught.value.code == Result.ERROR_LAUNCH_OUT_OF_RESOURCES
 
 
@@ -170,15 +170,15 @@ def test_nothing_stays_mapped_of_a_client_that_is_gone(
     gc.disable()  # when that runs in an executor is not known
     try:
         for client in (1, 2, 3):
-            made, done = context(device, client), threading.Event()
-            address = made.allocate(4096) if ends == "finished" else 64
-            launch = Launch(made.load_module(BASIC), 0, (1, 1, 1), (32, 1, 1), 0, struct.pack("<QI", address, 32))
-            made.default_stream.launch(launch)
-            made.notify(lambda status, done=done: done.set())  # type: ignore[misc]
+            created, done = context(device, client), threading.Event()
+            address = created.allocate(4096) if ends == "finished" else 64
+            launch = Launch(created.load_module(BASIC), 0, (1, 1, 1), (32, 1, 1), 0, struct.pack("<QI", address, 32))
+            created.default_stream.launch(launch)
+            created.notify(lambda status, done=done: done.set())  # type: ignore[misc]
             assert done.wait(60)
             assert count_windows() > before
-            made.destroy()
-            del made, launch
+            created.destroy()
+            del created, launch
         wait_until(lambda: count_windows() == before, "the end of what is mapped")
     finally:
         gc.enable()

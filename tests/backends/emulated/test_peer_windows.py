@@ -34,9 +34,9 @@ def reach(one: AddressSpace, other: AddressSpace) -> None:
 
 @pytest.fixture
 def spaces() -> Iterator[list[AddressSpace]]:
-    made = [space(number) for number in range(3)]
-    yield made
-    for closable in made:
+    all_spaces = [space(number) for number in range(3)]
+    yield all_spaces
+    for closable in all_spaces:
         closable.close()
 
 

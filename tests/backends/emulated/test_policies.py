@@ -206,15 +206,15 @@ def test_whatever_is_ready_runs_some_time(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("nonsense", "PYMPSD_SCHEDULING_POLICY is one of deadline, fair, memory, or an entry point of the group"),
         ("fair:1", "PYMPSD_SCHEDULING_POLICY=fair:1: the policy takes no argument"),
         (":", "PYMPSD_SCHEDULING_POLICY is one of"),
     ],
 )
-def test_a_policy_that_is_not_there_is_refused(text: str, said: str) -> None:
-    with pytest.raises(BadSetting, match=said):
+def test_a_policy_that_is_not_there_is_refused(text: str, message: str) -> None:
+    with pytest.raises(BadSetting, match=message):
         policy_of({"PYMPSD_SCHEDULING_POLICY": text})
 
 

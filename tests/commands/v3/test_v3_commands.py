@@ -226,7 +226,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("server list x", "No server named 'x'."),
         ("server get a foo", "A server has no field 'foo'. Fields: allowed-devices, context-ids, name, pid, "),
@@ -256,15 +256,15 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ),
     ],
 )
-def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line: str, said: str) -> None:
+def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line: str, message: str) -> None:
     answer = _ask(daemon, line)
     assert answer.refused
     assert answer.printed == ""
-    assert answer.diagnostic.startswith(said)
+    assert answer.diagnostic.startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("server create", "'server create' needs <name> or --uid=<n>."),
         ("server create a", "Server 'a' exists already."),
@@ -329,10 +329,10 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("config apply F", "'config apply' needs the text of the file"),
     ],
 )
-def test_what_a_change_refuses_is_printed_and_changes_nothing(daemon: Daemon, line: str, said: str) -> None:
+def test_what_a_change_refuses_is_printed_and_changes_nothing(daemon: Daemon, line: str, message: str) -> None:
     answer = _ask(daemon, line)
     assert answer.refused
-    assert answer.printed.startswith(said)
+    assert answer.printed.startswith(message)
     assert set(daemon.named_servers) == {"a", "b"}
     assert set(daemon.named_servers["a"].namespaces) == {"default", "hi"}
     assert daemon.compound_commands.pending == []
@@ -610,10 +610,10 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
     starting = [each for each in opened if isinstance(each, do.SpawnServer)]
     assert len(starting) == most
     # A client's is not held back.
-    came = ClientConnected(
+    event = ClientConnected(
         1, ClientProcess(Peer(50, 0, 0, (0,)), "train", 7, namespace="default"), server=f"m{count - 1}"
     )
-    (others,) = [each for each in _handle(daemon, came) if isinstance(each, do.SpawnServer)]
+    (others,) = [each for each in _handle(daemon, event) if isinstance(each, do.SpawnServer)]
     assert others.name == f"m{count - 1}"
     for turn in range(count):
         entry = [others, *starting][turn]
@@ -731,8 +731,8 @@ devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
     second = _ask(daemon, "config apply F", file=text.format('allowed_devices = "0"', zero))
     assert second.printed == "server 'c' keeps its devices: delete it first to give it others\n"
     # As for the server's clients, the device has ordinal 0.
-    made = _ask(daemon, "config apply F", file=text.format("", first))
-    assert made.printed == "created SM partition 'c/p' on device 0\n"
+    answer = _ask(daemon, "config apply F", file=text.format("", first))
+    assert answer.printed == "created SM partition 'c/p' on device 0\n"
 
 
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
@@ -852,10 +852,10 @@ def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon)
 def test_a_cgroup_whose_client_came_and_went_between_two_commands_is_not_waited_for(daemon: Daemon) -> None:
     _ask(daemon, "memacct limit /pod --hard-limit=2G")
     origin = Origin(7, cgroups=("/pod/box",))
-    came = ClientConnected(
+    event = ClientConnected(
         9, ClientProcess(Peer(50, 7, 7, (7,)), "train", 7, namespace="hi", origin=origin), server="a"
     )
-    _handle(daemon, came)
+    _handle(daemon, event)
     _handle(daemon, ClientGonePushed(1, 9))
     assert _cgroups(daemon) == []
 
@@ -866,10 +866,10 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
         return [(row["pid"], row["memory_hard_limit"]) for row in rows if row["device"] == DEVICES[0].uuid]
 
     def joins(client_id: int) -> None:
-        came = ClientConnected(
+        event = ClientConnected(
             client_id, ClientProcess(Peer(50 + client_id, 7, 7, (7,)), "c", 7, origin=origin), server="a"
         )
-        _handle(daemon, came)
+        _handle(daemon, event)
         _handle(daemon, ContextPushed(1, client_id, client_id, 1, 0))
 
     origin = Origin(7, cgroups=("/pod",))

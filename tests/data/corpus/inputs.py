@@ -113,8 +113,8 @@ def fill(spec: dict[str, Any]) -> np.ndarray:
 
 def contents(entry: dict[str, Any]) -> dict[str, np.ndarray]:
     """The first contents of every buffer, array and written global of a kernel, by name."""
-    named = {**entry["buffers"], **entry.get("arrays", {}), **entry.get("globals", {})}
-    return {name: fill(spec) for name, spec in named.items() if "fill" in spec}
+    objects = {**entry["buffers"], **entry.get("arrays", {}), **entry.get("globals", {})}
+    return {name: fill(spec) for name, spec in objects.items() if "fill" in spec}
 
 
 def digest(values: np.ndarray) -> str:
@@ -154,7 +154,7 @@ MAP_TYPES = {
 def tensor_map(spec: dict[str, Any], addresses: dict[str, int]) -> dict[str, Any]:
     """The arguments of cuTensorMapEncodeTiled, or with corners of cuTensorMapEncodeIm2col, by their names there."""
     dimensions = spec["dimensions"]
-    given = {
+    arrays = {
         "tensorDataType": MAP_TYPES[spec["type"]],
         "tensorRank": len(dimensions),
         "globalAddress": addresses[spec["buffer"]],
@@ -162,12 +162,12 @@ def tensor_map(spec: dict[str, Any], addresses: dict[str, int]) -> dict[str, Any
         "globalStrides": spec["strides"],
     }
     if "lower_corner" in spec:
-        given |= {"pixelBoxLowerCorner": spec["lower_corner"], "pixelBoxUpperCorner": spec["upper_corner"]}
-        given |= {"channelsPerPixel": spec["channels"], "pixelsPerColumn": spec["pixels"]}
+        arrays |= {"pixelBoxLowerCorner": spec["lower_corner"], "pixelBoxUpperCorner": spec["upper_corner"]}
+        arrays |= {"channelsPerPixel": spec["channels"], "pixelsPerColumn": spec["pixels"]}
     else:
-        given["boxDim"] = spec["box"]
-    given["elementStrides"] = spec.get("element_strides", [1] * len(dimensions))
-    return given | {
+        arrays["boxDim"] = spec["box"]
+    arrays["elementStrides"] = spec.get("element_strides", [1] * len(dimensions))
+    return arrays | {
         "interleave": 0,
         "swizzle": spec.get("swizzle", 0),
         "l2Promotion": 0,
@@ -196,5 +196,5 @@ def arguments(entry: dict[str, Any], addresses: dict[str, int], maps: dict[str, 
 
 def outputs(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The buffers, arrays and globals whose contents after the launch are compared, with their specification."""
-    named = {**entry["buffers"], **entry.get("arrays", {}), **entry.get("globals", {})}
-    return {name: spec for name, spec in named.items() if "compare" in spec}
+    objects = {**entry["buffers"], **entry.get("arrays", {}), **entry.get("globals", {})}
+    return {name: spec for name, spec in objects.items() if "compare" in spec}
