@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
-from typing import Final
+from typing import Final, cast
 from weakref import WeakSet
 
 from pympsd.vocabulary.settings import read_tier
@@ -136,9 +136,10 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
     shape = translation.shapes.get(setup.block)
     if shape is None:
         shape = translation.shapes[setup.block] = ShapeClass.of(translation.code, setup.block)
-    if shape not in codes:
-        codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
-    if codes[shape] == _NOT_COMPILED:
+    state: MachineCode | str | None = codes.get(shape)
+    if state is None:
+        state = codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
+    if state == _NOT_COMPILED:
         if waits:
             codes[shape] = _compile(translation, shape, setup.block)
         elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
@@ -149,7 +150,7 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
                 lambda is_abandoned: codes.update({shape: _compile(translation, shape, setup.block, is_abandoned)}),
                 lambda: codes.update({shape: _NOT_COMPILED}),
             )
-    state: MachineCode | str = codes[shape]
+        state = cast("MachineCode | str", codes[shape])
     if isinstance(state, MachineCode):
         _loaded.use(state, state.nbytes)
     return state

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 from typing import Final, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from attrs import define, field
 
@@ -41,11 +41,16 @@ class BoundedUse(Generic[_Item]):
     _drop: Callable[[_Item], None]
     _sizes: WeakKeyDictionary[_Item, int] = field(factory=WeakKeyDictionary, init=False)
     """The bytes of each object, the one that was used last at the end."""
+    _latest: Callable[[], object] = field(default=lambda: None, init=False)
+    """A weak reference to the object that was used last: small launches use the same again and again."""
     _lock: Lock = field(factory=Lock, init=False)
 
     def use(self, item: _Item, nbytes: int) -> None:
         """Note a use of an object. If it is new or was dropped, others may be dropped, but never this one."""
+        if self._latest() is item:
+            return
         with self._lock:
+            self._latest = ref(item)
             is_new = self._sizes.pop(item, None) is None
             self._sizes[item] = nbytes
             if is_new:
