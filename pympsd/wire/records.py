@@ -291,7 +291,6 @@ _VIRTUAL_MEMORY: Final = (
     Operation(0x70B, "UNMAP_PEER", _u64("ordinal"), answered=True),
     Operation(0x70C, "PUBLISH_MEMORY", (_MEMORY_HANDLE,), answered=True, answers=_FILE + _u64("offset")),
     Operation(0x70D, "IMPORT_PEERS_MEMORY", (_NEW_MEMORY, *_FILE, *_u64("offset bytes")), answered=True),
-    Operation(0x70E, "MAP_PEERS_HOST_MEMORY", (*_u64("ordinal"), *_FILE), answered=True),
 )
 
 _GRAPHS: Final = (

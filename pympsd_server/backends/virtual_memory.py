@@ -5,12 +5,10 @@ NOT_SUPPORTED without the capability ``maps_virtual_memory``. Addresses and size
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from attrs import frozen
 
-FILE_NAME: Final = "pympsd-memory-"
-"""The prefix of the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
 Charge = Callable[[int], Callable[[], None]]
 """Counts bytes of memory, and returns what counts them no more; BackendError OUT_OF_MEMORY."""
 
@@ -29,20 +27,6 @@ class File:
     descriptor: int
     secret: int
     offset: int = 0
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return file_name(self.secret)
-
-
-def file_name(secret: int) -> str:
-    """Return the name of a file of memory.
-
-    >>> file_name(0x1234)
-    'pympsd-memory-00000000000000000000000000001234'
-    """
-    return f"{FILE_NAME}{secret:032x}"
 
 
 class PhysicalMemory(Protocol):
@@ -115,13 +99,10 @@ class MapsMemory(Protocol):
         The descriptor stays the context's. BackendError NOT_SUPPORTED.
         """
 
-    def map_peer(self, ordinal: int, process: int, file: File, *, host_memory_only: bool = False) -> None:
-        """Make the memory of the client on another device accessible to its kernels here, at its addresses.
+    def map_peer(self, ordinal: int, process: int, file: File) -> None:
+        """Make the allocations of the client on another device accessible to its kernels here, at their addresses.
 
-        ``host_memory_only``: only the host memory that was registered there.
-
-        Raises:
-            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
+        BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
     def import_peers_memory(self, process: int, file: File, count: int) -> PhysicalMemory:

@@ -1,13 +1,10 @@
 """Peer access: which devices' kernels access this process's memory on which other devices, and for whom.
 
-An executor maps all of the process's memory on another device, or only the host memory that is shared with that
-device's executor, or none of it. So access that one context, pool or mapping gives lets all kernels of that device
-reach all of that memory (docs/decisions/020-peer-access.md). Page-locked and managed memory needs no access: kernels
-of every device reach it as soon as the process has contexts on both.
+An executor maps all of the process's memory on another device, or none of it. So access that one context, pool or
+mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
 """
 
 from contextlib import suppress
-from enum import IntEnum
 from threading import RLock
 from typing import Final
 
@@ -16,22 +13,10 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Connection, VisibleDevice
 from pympsd_client._objects.context import Context, contexts, usable_on, when_closed, when_opened
-from pympsd_client._objects.memory.shared_pages import when_shared
 from pympsd_client._objects.process import process
 
 Pair = tuple[int, int]
 """The ordinals of the device whose kernels have access, and of that whose memory it is."""
-
-
-class _Reach(IntEnum):
-    """What kernels of a device reach of this process's memory on another."""
-
-    NOTHING = 0
-    HOST_MEMORY = 1
-    ALL = 2
-
-
-_MAP: Final = {_Reach.HOST_MEMORY: operations.MAP_PEERS_HOST_MEMORY, _Reach.ALL: operations.MAP_PEER}
 
 
 def is_possible(device: VisibleDevice, peer: VisibleDevice) -> bool:
@@ -51,13 +36,11 @@ class PeerAccess:
         """Pairs of contexts: the first has access to the memory of the second."""
         self._memory: set[tuple[int, Pair]] = set()
         """Memory pools (handle) and mapped memory (address), each with a pair that it gives access to."""
-        self._hosts: set[int] = set()
-        """The devices, by ordinal, whose executors share host memory with this process."""
-        self._mapped: dict[Pair, _Reach] = {}
+        self._mapped: set[Pair] = set()
 
     def _forget_old_connection(self) -> None:
         if self._connection is not process.connection:
-            for table in (self._contexts, self._memory, self._hosts, self._mapped):
+            for table in (self._contexts, self._memory, self._mapped):
                 table.clear()
             self._connection = process.connection
 
@@ -114,55 +97,24 @@ class PeerAccess:
         pairs = ((context.device.ordinal, peer.device.ordinal) for context, peer in self._contexts)
         return pair in pairs or any(pair == allowed for _, allowed in self._memory)
 
-    def _find_reach(self, context: Context, pair: Pair) -> _Reach:
-        """Return what kernels of a context on the first device of a pair are to reach on the second."""
-        if self._is_allowed(pair):
-            return _Reach.ALL
-        shares_memory = pair[1] in self._hosts and context.device.properties.isolates_address_spaces
-        return _Reach.HOST_MEMORY if shares_memory else _Reach.NOTHING
-
     def _update(self, pair: Pair) -> None:
         """Map, or unmap, one device's memory for another if that is to change; raise CudaError."""
         context, peer = (usable_on(ordinal) for ordinal in pair)
         if context is None:
             return
-        reach = self._find_reach(context, pair)
-        if reach == self._mapped.get(pair, _Reach.NOTHING):
-            return
-        if reach is _Reach.NOTHING:
-            del self._mapped[pair]
+        if pair in self._mapped and not self._is_allowed(pair):
+            self._mapped.discard(pair)
             context.call(operations.UNMAP_PEER, pair[1])
-        elif peer is not None:
+        elif pair not in self._mapped and peer is not None and self._is_allowed(pair):
             window = peer.query(operations.PUBLISH_WINDOW)
-            context.call(_MAP[reach], pair[1], *window)
-            self._mapped[pair] = reach
+            context.call(operations.MAP_PEER, pair[1], *window)
+            self._mapped.add(pair)
 
     def on_open(self, context: Context) -> None:
-        """Map the memory that pools give access to, and host memory, when the first context of a device opens."""
+        """Map the memory that pools give access to, when the first context of a device opens."""
         with self._lock:
             self._forget_old_connection()
-            ordinal = context.device.ordinal
-            self._update_all({allowed for _, allowed in self._memory if ordinal in allowed})
-            self._update_all({(ordinal, host) for host in self._hosts} | self._pairs_to(ordinal))
-
-    def on_share(self, context: Context) -> None:
-        """Let kernels of the other devices reach the host memory that the executor of a context shares now."""
-        ordinal = context.device.ordinal
-        with self._lock:
-            self._forget_old_connection()
-            if ordinal not in self._hosts and context.device.properties.isolates_address_spaces:
-                self._hosts.add(ordinal)
-                self._update_all(self._pairs_to(ordinal))
-
-    def _pairs_to(self, ordinal: int) -> set[Pair]:
-        """Return the pairs of each device on which there is a context with a device that shares host memory."""
-        if ordinal not in self._hosts:
-            return set()
-        return {(context.device.ordinal, ordinal) for context in tuple(contexts.values())}
-
-    def _update_all(self, pairs: set[Pair]) -> None:
-        for pair in pairs:
-            if pair[0] != pair[1]:
+            for pair in {allowed for _, allowed in self._memory if context.device.ordinal in allowed}:
                 with suppress(CudaError):  # the context is there, though its kernels do not reach that memory
                     self._update(pair)
 
@@ -175,9 +127,9 @@ class PeerAccess:
             is_last = not any(other.active and other.device.ordinal == ordinal for other in tuple(contexts.values()))
             for pair in [pair for pair in self._mapped if ordinal in pair]:
                 if is_last and pair[0] == ordinal:
-                    del self._mapped[pair]  # its executor unmaps everything
+                    self._mapped.discard(pair)  # its executor unmaps everything
                 elif is_last and (accessing := usable_on(pair[0])) is not None:
-                    del self._mapped[pair]
+                    self._mapped.discard(pair)
                     with suppress(CudaError):
                         accessing.call(operations.UNMAP_PEER, ordinal)
                 else:
@@ -188,4 +140,3 @@ class PeerAccess:
 peer_access: Final = PeerAccess()
 when_opened.append(peer_access.on_open)
 when_closed.append(peer_access.on_close)
-when_shared.append(peer_access.on_share)

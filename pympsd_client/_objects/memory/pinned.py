@@ -1,8 +1,7 @@
 """Page-locked host memory of this process, and its accounting (CUDA driver API, Memory Management).
 
 - **Allocated** memory (cuMemHostAlloc) is shared with the executor of the context that was current. That executor
-  copies from and to it directly. Copies with other devices work as for pageable memory; kernels of other emulated
-  devices reach it through their peer's window (peer_access.py).
+  copies from and to it directly. Copies with other devices work as for pageable memory.
 - **Registered** memory (cuMemHostRegister) stays the program's own until the program asks for the address by which
   kernels reach it. Then shared pages replace the program's pages in place, and unregistering replaces those by
   private ones again; the bytes stay (`RegisteredPages`). No Python code runs while a page is replaced, but a native
@@ -35,12 +34,10 @@ from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._objects.handle_table import next_buffer_id
-from pympsd_client._objects.memory.peer_access import is_possible
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
-    from pympsd_client._connect.connection import VisibleDevice
     from pympsd_client._objects.context import Context
 
 try:
@@ -58,8 +55,6 @@ class RegisteredPages:
 
     start: int
     pages: SharedPages
-    device: VisibleDevice
-    """The device whose executor they are of."""
 
     @property
     def end(self) -> int:
@@ -278,24 +273,21 @@ class Pinned:
     def device_address(self, context: Context, address: int) -> int:
         """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
         transport, region = context.usable().transport, self.region_at(address)
-        device = context.device
-        if region is not None and region.pages is not None:
-            owner = None if region.context is None else region.context.device
-            if region.pages.transport is transport or (owner is not None and is_possible(device, owner)):
-                return address
+        if region is not None and region.pages is not None and region.pages.transport is transport:
+            return address
         if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
             raise invalid_value(
                 f"{address:#x} is not within memory of cuMemAllocHost or cuMemHostAlloc on device "
-                f"{device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
+                f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
-        if mapped.pages.transport is not transport and not is_possible(device, mapped.device):
-            raise invalid_value(f"{address:#x} is mapped for a device other than {device.number}")
+        if mapped.pages.transport is not transport:
+            raise invalid_value(f"{address:#x} is mapped for a device other than {context.device.number}")
         return mapped.pages.address + address - mapped.start
 
     def _map(self, context: Context, region: PinnedRegion) -> RegisteredPages:
         start, size = _whole_pages(region.address, region.size)
-        registered = RegisteredPages(start, share(context, size), context.device)  # waits, so without the lock
+        registered = RegisteredPages(start, share(context, size))  # waits, so without the lock
         try:
             with self._changing:
                 if self._regions.get(region.address) is not region or region.address in self._mapped:

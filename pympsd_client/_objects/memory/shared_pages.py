@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -36,8 +35,6 @@ _NO_CONTEXT: Final = 0
 _ADDRESS: Final = struct.Struct("=Q")
 _MAX_TRIES: Final = 16
 """The number of pieces, some of them in pairs, that may be allocated in vain for one that this process can map."""
-when_shared: Final[list[Callable[[Context], None]]] = []
-"""Called with the context behind whose executor new pages are."""
 _preparing: Final = Lock()
 _mapped_here: Final[dict[int, int]] = {}
 """Sizes by address."""
@@ -73,8 +70,7 @@ def share(context: Context, size: int) -> SharedPages:
             try:
                 map_at(fd, address, size)
                 in_the_way.remove(address)
-                pages = SharedPages(address, size, transport)
-                break
+                return SharedPages(address, size, transport)
             except OSError as error:
                 if error.errno != errno.EEXIST or len(in_the_way) > _MAX_TRIES:
                     raise _not_mapped(size, address, error) from None
@@ -87,9 +83,6 @@ def share(context: Context, size: int) -> SharedPages:
     finally:
         for address in in_the_way:
             _free(transport, address)
-    for call in when_shared:
-        call(context)
-    return pages
 
 
 def free_address(maps: str, address: int, size: int) -> int:

@@ -7,7 +7,6 @@ work on the device can access it; the backend determines when.
 import errno
 import mmap
 import os
-import secrets
 import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from pympsd.channel.mapping import make_sealed, map_file, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import File, file_name
 from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 
 _TRIES: Final = 8
@@ -62,11 +60,9 @@ class PinnedPieces:
         if count == 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation has at least 1 byte")
         size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
-        secret = secrets.randbits(128)
-        address, fd, memory = self._map(size, file_name(secret))
+        address, fd, memory = self._map(size)
         try:
-            file = File(fd, secret)
-            unregister = self._device.register_host_memory(self._address_space, address, memory, file)
+            unregister = self._device.register_host_memory(self._address_space, address, memory)
             with self._lock:
                 closed = self._closed
                 if not closed:
@@ -84,12 +80,12 @@ class PinnedPieces:
         """Count other host memory of the client; return what counts it no more. BackendError OUT_OF_MEMORY."""
         return self._addresses.charge(count, self)
 
-    def _map(self, size: int, name: str) -> tuple[int, int, memoryview]:
+    def _map(self, size: int) -> tuple[int, int, memoryview]:
         addresses = self._addresses
         for _ in range(_TRIES):
             address = addresses.take(size, self)
             try:
-                fd = make_sealed(name, size)
+                fd = make_sealed("pympsd-pinned", size)
                 try:
                     return address, fd, map_at(fd, address, size, partial(addresses.give, address))
                 except BaseException:

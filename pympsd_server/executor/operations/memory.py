@@ -216,9 +216,3 @@ def publish_window(request: Request) -> OperationAnswer:
 def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
     """Map the memory of the client on another device, for access by kernels of this one."""
     request.context.backend.map_peer(ordinal, process, File(descriptor, high << 64 | low))
-
-
-def map_peers_host_memory(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
-    """Map the host memory that the client has registered on another device, for access by kernels of this one."""
-    file = File(descriptor, high << 64 | low)
-    request.context.backend.map_peer(ordinal, process, file, host_memory_only=True)

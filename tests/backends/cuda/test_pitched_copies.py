@@ -16,7 +16,6 @@ from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, address_of
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region, Space, Status
-from pympsd_server.backends.virtual_memory import File
 from tests.backends.contract.port_user import in_pinned, in_staging, on_device
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
@@ -70,7 +69,7 @@ def place(
         start = -address_of(memory) % REGISTERED_BYTES
         start = start - 1000 if space is Space.PINNED and start > 1000 else next(numbers)
         if space is Space.PINNED:
-            device.register_host_memory(1, address_of(memory), memory, NO_FILE)
+            device.register_host_memory(1, address_of(memory), memory)
         own = memory[start : start + content.size]
         own[:] = memoryview(content)
         return own, own.tobytes
@@ -78,8 +77,6 @@ def place(
     return put
 
 
-NO_FILE = File(descriptor=-1, secret=0)
-"""No other executor of a GPU maps host memory."""
 SPACES = [
     (Space.DEVICE, Space.DEVICE),
     (Space.DEVICE, Space.STAGING),

@@ -134,10 +134,10 @@ class EmulatedContext:
         self.check()
         return self.memory.mapped.publish()
 
-    def map_peer(self, ordinal: int, process: int, file: File, *, host_memory_only: bool = False) -> None:
-        """Make the client's memory on another device accessible."""
+    def map_peer(self, ordinal: int, process: int, file: File) -> None:
+        """Make the client's allocations on another device accessible."""
         self.check()
-        self.memory.mapped.map_peer(ordinal, process, file, host_memory_only=host_memory_only)
+        self.memory.mapped.map_peer(ordinal, process, file)
 
     def import_peers_memory(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device."""

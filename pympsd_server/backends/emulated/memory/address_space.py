@@ -39,7 +39,7 @@ from attrs import frozen
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
-from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, Version, holds, select_below
+from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, holds, select_below
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import Array, DType, Value
@@ -122,7 +122,7 @@ class _Arrays:
     """The ranges that kernels reach, as arrays, and the objects that they were made from."""
 
     ranges: Ranges
-    peers: list[tuple[PeerWindow, Version]]
+    peers: list[tuple[PeerWindow, int]]
     starts: Array
     ends: Array
 
@@ -231,9 +231,9 @@ class AddressSpace(AccessibleMemory):
             ends.insert(at, high)
         self._set_ranges((starts, ends))
 
-    def attach(self, address: int, memory: memoryview, file: File) -> None:
-        """Make whole shared pages of this process accessible at an address behind the allocations, to peers too."""
-        self.place(address, memory, file)
+    def attach(self, address: int, memory: memoryview) -> None:
+        """Make whole shared pages of this process accessible at an address behind the allocations."""
+        self.place(address, memory)
         self._insert(address - self.base, memory.nbytes)
 
     def detach(self, address: int) -> None:
@@ -351,12 +351,12 @@ class AddressSpace(AccessibleMemory):
     def reach(self) -> tuple[Array, Array]:
         """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
-        versions = [(peer, version) for peer, version, _, _ in peers]
+        generations = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
-        if arrays is None or arrays.ranges is not ranges or arrays.peers != versions:
+        if arrays is None or arrays.ranges is not ranges or arrays.peers != generations:
             starts = [np.array(ranges[0], np.int64), *(peer.place + low for peer, _, low, _ in peers)]
             ends = [np.array(ranges[1], np.int64), *(peer.place + high for peer, _, _, high in peers)]
-            arrays = _Arrays(ranges, versions, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
+            arrays = _Arrays(ranges, generations, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 
@@ -377,18 +377,12 @@ class AddressSpace(AccessibleMemory):
         """Show peers what kernels may access here; return the file that they map, which stays the window's."""
         return self._window.publish(self._ranges)
 
-    def map_peer(self, process: int, file: File, distance: int, first: int = 0) -> None:
+    def map_peer(self, process: int, file: File, distance: int) -> None:
         """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
 
-        ``first``: the offset in it from which on it is accessible. Raises OSError; ValueError if the file is not such
-        a window.
+        Raises OSError; ValueError if the file is not such a window.
         """
-        for mapped in self._peers:
-            if (mapped.distance, mapped.process, mapped.secret) == (distance, process, file.secret):
-                mapped.first = first  # kernels that run go on
-                return
-        self.unmap_peer(distance)
-        peer = self._window.map_peer(process, file, distance, self._peers, first)
+        peer = self._window.map_peer(process, file, distance, self._peers)
         self._peers = tuple(sorted((*self._peers, peer), key=lambda other: other.place))
 
     def unmap_peer(self, distance: int) -> None:

@@ -5,11 +5,10 @@ the machine's description asks for it, all clients of an executor share one: the
 calls only their own allocations.
 """
 
-import os
 from collections.abc import Mapping
 from threading import Lock
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.vocabulary.device_properties import VIRTUAL_OFFSET, WINDOW_BITS, DeviceProperties
@@ -20,7 +19,6 @@ from pympsd_server.backends.emulated.memory.address_space import AccessibleMemor
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.faults import IllegalAddress
 
 
@@ -93,57 +91,43 @@ class ClientSpace:
             self.owned.starts.discard(address)
 
 
-@frozen(eq=False)
-class _HostPiece:
-    """Host memory of a client, and the file by which its other executors find it, with a descriptor of its own."""
-
-    memory: memoryview
-    file: File
-
-
 class HostMemory:
     """Host memory of clients, in their address spaces while they have contexts. Its owner locks it."""
 
     def __init__(self, clients: Mapping[int, ClientSpace]) -> None:
         self._clients = clients
-        self._pieces: dict[int, dict[int, _HostPiece]] = {}
+        self._pieces: dict[int, dict[int, memoryview]] = {}
         """The pieces by client, by address."""
 
-    def add(self, key: int, address: int, memory: memoryview, file: File) -> None:
+    def add(self, key: int, address: int, memory: memoryview) -> None:
         """Add memory of a client; BackendError OUT_OF_MEMORY if it cannot be mapped."""
         client = self._clients.get(key)
-        try:
-            piece = _HostPiece(memory, evolve(file, descriptor=os.dup(file.descriptor)))
+        if client is not None:
             try:
-                if client is not None:
-                    _attach(client, address, piece)
-            except OSError:
-                os.close(piece.file.descriptor)
-                raise
-        except OSError as error:
-            raise _not_mapped(memory.nbytes, error) from None
-        self._pieces.setdefault(key, {})[address] = piece
+                _attach(client, address, memory)
+            except OSError as error:
+                raise _not_mapped(memory.nbytes, error) from None
+        self._pieces.setdefault(key, {})[address] = memory
 
     def remove(self, key: int, address: int) -> None:
         """Remove memory of a client."""
         pieces, client = self._pieces[key], self._clients.get(key)
-        piece = pieces.pop(address)
+        del pieces[address]
         if not pieces:
             del self._pieces[key]
         if client is not None:
             _detach(client, address)
-        os.close(piece.file.descriptor)
 
     def attach_all(self, key: int) -> None:
         """Map all of a client's into its new address space, or none; BackendError OUT_OF_MEMORY."""
         client, attached = self._clients[key], list[int]()
-        for address, piece in self._pieces.get(key, {}).items():
+        for address, memory in self._pieces.get(key, {}).items():
             try:
-                _attach(client, address, piece)
+                _attach(client, address, memory)
             except OSError as error:
                 for attached_space in attached:
                     _detach(client, attached_space)
-                raise _not_mapped(piece.memory.nbytes, error) from None
+                raise _not_mapped(memory.nbytes, error) from None
             attached.append(address)
 
     def detach_all(self, key: int) -> None:
@@ -153,13 +137,13 @@ class HostMemory:
 
 
 def _not_mapped(count: int, error: OSError) -> BackendError:
-    reason = f"no {count} bytes of host memory for kernels: {explain(error)}"
+    reason = f"no {count} bytes of host memory for kernels: {error.strerror}"
     return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 
-def _attach(client: ClientSpace, address: int, piece: _HostPiece) -> None:
+def _attach(client: ClientSpace, address: int, memory: memoryview) -> None:
     with client.lock:
-        client.space.attach(address, piece.memory, piece.file)
+        client.space.attach(address, memory)
         client.own(address)
 
 

@@ -152,13 +152,13 @@ class MappedMemory:
             self._check_own_space()
             return self._client.space.publish()
 
-    def map_peer(self, ordinal: int, process: int, file: File, *, host_memory_only: bool) -> None:
+    def map_peer(self, ordinal: int, process: int, file: File) -> None:
         """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
-        first = MAPPED_OFFSET if host_memory_only else 0
         with self._client.lock:
             self._check_own_space()
+            self._client.space.unmap_peer(self._distance(ordinal))
             with refusals():
-                self._client.space.map_peer(process, file, self._distance(ordinal), first)
+                self._client.space.map_peer(process, file, self._distance(ordinal))
 
     def import_peers(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device; BackendError INVALID_VALUE, OUT_OF_MEMORY."""

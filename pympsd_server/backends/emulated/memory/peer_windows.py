@@ -23,8 +23,8 @@ from pympsd_server.ptx.isa.datatypes import Array
 Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""
 
-Version = tuple[int, int]
-"""What changes whenever what kernels may access of a peer does: the table's generation, and the first offset."""
+FILE_NAME: Final = "pympsd-memory-"
+"""The prefix of the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
 RANGES: Final = 1 << 20
 """The most ranges in a table; peers can access no more than these."""
 SEGMENTS: Final = 8192
@@ -132,34 +132,27 @@ class PeerWindow:
     place: Final[int]
     """The offset at which it is mapped in the mapping of the own window, behind all that this has."""
     size: Final[int]
-    process: Final[int]
-    """The peer's executor."""
-    secret: Final[int]
-    """The secret of the window's file."""
+    _process: Final[int]
     _table: Final[Table]
     _mapping: Final[MapsFiles]
-    first: int
-    """The offset in the peer's window from which on kernels may access it."""
     _mapped: set[Segment] = field(factory=set, init=False)
     _lock: RLock = field(factory=RLock, init=False)
-    _read: tuple[Version, Array, Array] = field(init=False)
+    _read: tuple[int, Array, Array] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._read = (-2, 0), np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._read = -2, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def has(self, offset: Any) -> Any:
         """Return whether an offset, or each of an array of them, from the own window's base is in the peer's."""
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
-    def ranges(self) -> tuple[Version, Array, Array]:
-        """Return the version, the starts and the ends of what kernels may access, as offsets in its window."""
-        if self._read[0] != (self._table.generation, self.first):
+    def ranges(self) -> tuple[int, Array, Array]:
+        """Return the generation, the starts and the ends of what kernels may access, as offsets in its window."""
+        if self._read[0] != self._table.generation:
             with self._lock:
-                first = self.first
                 generation, starts, ends, segments = self._table.read(self.size)
                 self._follow(segments)
-                reached = starts >= first
-                self._read = (generation, first), starts[reached], ends[reached]
+                self._read = generation, starts, ends
         return self._read
 
     def _follow(self, segments: set[Segment]) -> None:
@@ -169,7 +162,7 @@ class PeerWindow:
         self._mapped &= segments
         for new in segments - self._mapped:
             try:
-                self._mapping.map_file(self.process, Segment(self.place + new.offset, new.size, new.file))
+                self._mapping.map_file(self._process, Segment(self.place + new.offset, new.size, new.file))
             except (OSError, ValueError):
                 continue  # unmapped in between: the next generation shows it
             self._mapped.add(new)

@@ -17,8 +17,9 @@ from pympsd.channel.mapping import make_sealed, open_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import File, file_name
+from pympsd_server.backends.virtual_memory import File
 
 MAX_MAPPINGS: Final = 4096
 """The largest number of mappings of one client: each is a mapping of this process, which may have 65,530."""
@@ -108,7 +109,7 @@ class PeersPages(_FilePages):
 
     def __init__(self, process: int, file: File, size: int, freed: Callable[[Storage], None]) -> None:
         """Open a file of another executor. Raises OSError, ValueError."""
-        fd = open_sealed(process, file.descriptor, file.name, file.offset + size)
+        fd = open_sealed(process, file.descriptor, file_name(file.secret), file.offset + size)
         super().__init__(File(fd, file.secret, file.offset), size, 0, freed)
 
 

@@ -15,15 +15,17 @@ import numpy as np
 
 from pympsd.channel.mapping import NORESERVE, make_sealed, map_again, map_file_over, map_nothing, open_sealed
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.device_properties import WINDOW_BITS
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.peer_windows import (
+    FILE_NAME,
     TABLE_BYTES,
     PeerWindow,
     Ranges,
     Segment,
     Table,
+    select_below,
 )
-from pympsd_server.backends.virtual_memory import File, file_name
+from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import DTYPES, Array, DType
 
 _PAGE: Final = mmap.PAGESIZE
@@ -100,7 +102,7 @@ class Window:
     def map_file(self, process: int, segment: Segment) -> None:
         """Map a file of another process; OSError, ValueError if it is not the one that is meant."""
         size = segment.file.offset + segment.size
-        file = open_sealed(process, segment.file.descriptor, segment.file.name, size)
+        file = open_sealed(process, segment.file.descriptor, file_name(segment.file.secret), size)
         try:
             with self._lock:
                 if not self.is_closed:
@@ -147,17 +149,14 @@ class Window:
         if self._table is not None:
             entries = self._placed.items()
             segments = [Segment(offset, count, file) for offset, (count, file) in entries if file is not None]
-            self._table.write(self.size, ranges, segments)
+            self._table.write(self.size, select_below(ranges, MAPPED_OFFSET), segments)
 
-    def map_peer(
-        self, process: int, file: File, distance: int, peers: Iterable[PeerWindow], first: int
-    ) -> PeerWindow:
+    def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
         """Map a window that another process has published, behind this one and in no peer's place.
 
-        ``first``: the offset in it from which on kernels may access it.
         Raises OSError; ValueError if the file is not such a window.
         """
-        opened = open_sealed(process, file.descriptor, file.name, TABLE_BYTES + _PAGE)
+        opened = open_sealed(process, file.descriptor, file_name(file.secret), TABLE_BYTES + _PAGE)
         try:
             allocatable = os.fstat(opened).st_size - TABLE_BYTES
             table = Table(opened, allocatable)
@@ -175,7 +174,7 @@ class Window:
                 self._placed[place] = allocatable, None
         finally:
             os.close(opened)
-        return PeerWindow(distance, place, size, process, file.secret, table, self, first)
+        return PeerWindow(distance, place, size, process, table, self)
 
     # --- its end
 
@@ -203,3 +202,8 @@ class Window:
             os.close(file)
 
     __del__ = _close_file
+
+
+def file_name(secret: int) -> str:
+    """Return the name of a file of memory."""
+    return f"{FILE_NAME}{secret:032x}"
