@@ -54,7 +54,7 @@ CONTROL_LINES: Final = {
     "debugged_without_mps": Line("Client {pid} of user {uid} is being debugged; it runs without MPS", None),
     "client_held": Line("Client {pid} of user {uid} is waiting because {target} is being drained", None),
     "drain_started": Line("Draining {target}: {clients} clients are running, {waiting} are waiting", None),
-    "drain_client_ended": Line("Draining {target}: client {pid} (user {uid}) {how}", None),
+    "drain_client_ended": Line("Draining {target}; client {pid} of user {uid}: {how}", None),
     "drain_expired": Line("Draining {target}: {count} clients are still running after {seconds:g} s", None),
     "drain_done": Line("Drained {target}: no clients remain", None),
     "drain_failed": Line("Could not drain {target}; {count} clients remain", None),

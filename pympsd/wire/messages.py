@@ -39,7 +39,7 @@ def register(kind: int) -> Callable[[type[_M]], type[_M]]:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def message(kind: int) -> Callable[[type[_M]], type[_M]]:
-    """Make a class a frozen one, and the message of a kind.
+    """Freeze a class and register it as the message of a kind.
 
     A class that inherits fields, or whose instances are evolved, is decorated with `register` and ``frozen`` instead:
     type checkers accept both only with attrs' own decorator.

@@ -259,7 +259,7 @@ class CompiledBatch:
         self._local = allocate_aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
         memory = allocate_aligned(slots * self._warps_per_block * code.frame_bytes)
         self._frames = Frames(code, memory, kernel.translation)
-        self._nbytes = self._shared.nbytes + self._local.nbytes + memory.nbytes
+        self._nbytes = self._shared.nbytes + self._local.nbytes + memory.nbytes + self._slots.nbytes + states.nbytes
         common.shared_slab, common.local_slab = self._shared.ctypes.data, self._local.ctypes.data
         common.frame_slab, common.frame_bytes = memory.ctypes.data, code.frame_bytes
         common.slot, common.warp_states = self._slots.ctypes.data, self._warps.ctypes.data

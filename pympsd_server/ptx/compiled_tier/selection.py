@@ -61,7 +61,7 @@ _queue: Final = CompileQueue(MAX_PROCESSES)
 
 
 def _unload(code: MachineCode) -> None:
-    """Drop machine code that no batch has; the next launch loads it again."""
+    """Make a kernel drop its machine code; the next launch that needs it loads or compiles it again."""
     if (translation := code.translation()) is not None:
         codes = translation.machine_codes
         for shape in [shape for shape, other in list(codes.items()) if other is code]:

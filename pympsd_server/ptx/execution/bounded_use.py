@@ -10,8 +10,9 @@ together exceed the bound, the owners of those that were not used for longest dr
 
     launch ----> use(code, nbytes) ----> total over MAX_CODE_BYTES? ----> drop(oldest)
 
-Dropped code is loaded from the disk again (kernel_cache.py) at the next launch that needs it, in 1 to 3 ms. A batch
-that runs keeps its code alive until it has finished. So no launch fails because of these bounds.
+Dropped code is loaded from the disk again (kernel_cache.py) at the next launch that needs it, in 1 to 3 ms, or
+compiled again if it is not there. A batch that runs keeps its code alive until it has finished. So no launch fails
+because of these bounds.
 """
 
 from __future__ import annotations

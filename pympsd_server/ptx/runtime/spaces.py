@@ -42,7 +42,7 @@ def global_elements(state: BatchState, address: Value, size: int, nbytes: int, a
 
 
 def frame_elements(state: BatchState, threads: Threads, space: str, address: Value, size: int, nbytes: int) -> Value:
-    """Return the same for shared, local and parameter memory, whose addresses begin at 0 in each frame.
+    """Return the indices of elements of shared, local and parameter memory, whose addresses begin at 0 in each frame.
 
     Addresses of these spaces have 32 bits: wider ones are cut off. Alignment is that of ``nbytes``.
     """
