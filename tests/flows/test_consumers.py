@@ -466,7 +466,7 @@ def test_c17_foreground_stays_restarts_and_takes_the_unit_along(
     try:
         client.connect()
         client.do("endless")
-        assert len(supervisor.unit()) == 3, "daemon, server, executor"
+        wait_until(lambda: len(supervisor.unit()) == 3, "daemon, server, executor, and no compiler any more")
         began = time.monotonic()
         status, left = supervisor.stop(whole_group=whole_group)
         assert (status, left) == (0, [])

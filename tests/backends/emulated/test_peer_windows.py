@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pympsd.channel.mapping import make_sealed
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES, Segment, Table
+from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.faults import IllegalAddress
 
@@ -120,6 +122,27 @@ def test_an_allocation_that_reaches_the_end_of_a_window_is_the_windows_alone(spa
     assert not reaches(first, last + 4 + 512), "beyond what kernels reach of an allocation"
     assert not reaches(first, address - 4)
     assert not reaches(first, first.base + first.size), "where the peer's memory is mapped"
+
+
+def test_kernels_do_not_reach_memory_that_cannot_be_mapped(
+    spaces: list[AddressSpace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = spaces[:2]
+    reach(first, second)
+    behind = second.base + ROOM
+    own = second.allocate(512)
+    second.place_file(behind, second.publish(), PAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Window, "map_file", _refuse_mapping)
+        second.set_accessible(behind, PAGE, True)
+        assert not reaches(first, behind), "else it would read zeros, and what it writes would be lost"
+        assert reaches(first, own)
+    second.free(own)
+    assert reaches(first, behind), "once it can be mapped"
+
+
+def _refuse_mapping(window: Window, process: int, segment: Segment) -> None:
+    raise OSError(errno.ENOMEM, "no room")
 
 
 def test_a_closed_window_has_nothing(spaces: list[AddressSpace]) -> None:

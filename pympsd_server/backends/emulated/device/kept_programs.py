@@ -11,7 +11,9 @@ translated for a user who has more.
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
 from collections import defaultdict
 from threading import Lock
 from typing import Final
@@ -23,6 +25,8 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.ptx.loading.program import Kernels, Program, load_program
 
+_PAUSE_SECONDS: Final = 1.0
+"""Between two searches for garbage: all clients wait for each, and a user at the bound can ask for any number."""
 MAX_PROGRAMS: Final = 32
 MAX_IMAGE_BYTES: Final = 1 << 20
 """The longest image whose program is kept."""
@@ -70,6 +74,7 @@ class UsedPrograms:
     )
     """By user, by the id() of the kernels."""
     _lock: Lock = field(factory=Lock, init=False)
+    _collected_at: float = field(default=-math.inf, init=False)
 
     def check(self, user: int, kernels: Kernels) -> None:
         """Count a program as a user's while it exists.
@@ -79,8 +84,9 @@ class UsedPrograms:
         """
         with self._lock:
             self._kernels[user][id(kernels)] = kernels
-        if self._total(user) > MAX_USER_BYTES:
+        if self._total(user) > MAX_USER_BYTES and time.monotonic() - self._collected_at >= _PAUSE_SECONDS:
             gc.collect()  # destroyed contexts may still have programs
+            self._collected_at = time.monotonic()
         if (total := self._total(user)) > MAX_USER_BYTES:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,

@@ -152,11 +152,14 @@ class PeerWindow:
             with self._lock:
                 generation, starts, ends, segments = self._table.read(self.size)
                 self._follow(segments)
+                for lacking in segments - self._mapped:
+                    reached = (ends <= lacking.offset) | (lacking.offset + lacking.size <= starts)
+                    starts, ends = starts[reached], ends[reached]
                 self._read = generation, starts, ends
         return self._read
 
     def _follow(self, segments: set[Segment]) -> None:
-        """Map what the peer has mapped behind its allocations, and no more."""
+        """Map what the peer has mapped behind its allocations, as far as that is possible, and no more."""
         for segment in self._mapped - segments:
             self._mapping.clear(self.place + segment.offset, segment.size)
         self._mapped &= segments
@@ -164,7 +167,7 @@ class PeerWindow:
             try:
                 self._mapping.map_file(self._process, Segment(self.place + new.offset, new.size, new.file))
             except (OSError, ValueError):
-                continue  # unmapped in between: the next generation shows it
+                continue  # unmapped in between, as the next generation shows; or this process has no room for it
             self._mapped.add(new)
 
     def clear(self) -> None:
