@@ -84,10 +84,11 @@ class UsedPrograms:
         """
         with self._lock:
             self._kernels[user][id(kernels)] = kernels
-        if self._total(user) > MAX_USER_BYTES and time.monotonic() - self._collected_at >= _PAUSE_SECONDS:
+        total = self._total(user)
+        if total > MAX_USER_BYTES and time.monotonic() - self._collected_at >= _PAUSE_SECONDS:
             gc.collect()  # destroyed contexts may still have programs
-            self._collected_at = time.monotonic()
-        if (total := self._total(user)) > MAX_USER_BYTES:
+            self._collected_at, total = time.monotonic(), self._total(user)
+        if total > MAX_USER_BYTES:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
                 f"the kernels of user {user}'s modules take {total >> 20} MiB of the emulated device's "
