@@ -155,7 +155,9 @@ def _round_up(nbytes: int) -> int:
     return -(-nbytes // CACHE_LINE) * CACHE_LINE
 
 
-_allowed_threads: Final = lru_cache(lambda setting: read_kernel_threads({KERNEL_THREADS: setting}))
+@lru_cache
+def _allowed_threads(setting: str) -> int:
+    return read_kernel_threads({KERNEL_THREADS: setting})
 
 
 def _count_threads(sm_of_block: Array) -> int:
