@@ -27,18 +27,20 @@ _map.restype = ctypes.c_void_p
 _map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _unmap = _libc.munmap
 _unmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_advise = _libc.madvise
+_advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _remap = _libc.mremap
 _remap.restype = ctypes.c_void_p
 _remap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
 
-def map_file(fd: int, size: int, address: int = 0) -> int:
-    """Map a file's first ``size`` bytes, at an address if one is given; return where.
+def map_file(fd: int, size: int, address: int = 0, offset: int = 0) -> int:
+    """Map ``size`` bytes of a file, from an offset on, at an address if one is given; return where.
 
     Raises OSError: EEXIST if something else is mapped at the address.
     """
     flags = mmap.MAP_SHARED | FIXED_NOREPLACE if address else mmap.MAP_SHARED
-    mapped = _check(_map(address or None, size, _READ_AND_WRITE, flags, fd, 0))
+    mapped = _check(_map(address or None, size, _READ_AND_WRITE, flags, fd, offset))
     if address and mapped != address:
         _unmap(mapped, size)
         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -63,6 +65,11 @@ def map_again(source: int, size: int, address: int) -> None:
     """Map whole pages of a shared mapping a second time, over what is mapped at an address. Raises OSError."""
     # An old size of 0 leaves the first mapping as it is.
     _check(_remap(source, 0, size, _MAY_MOVE_TO, address))
+
+
+def release(address: int, size: int) -> None:
+    """Release whole pages of a file in memory that are mapped at an address; they are zero when next accessed."""
+    _advise(address, size, mmap.MADV_REMOVE)
 
 
 def unmap(address: int, size: int) -> None:

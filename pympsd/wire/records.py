@@ -201,7 +201,7 @@ _MEMORY: Final = (
     Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.COMPLETE, answered=True),
     # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
     # process: to free it no context is named (0), and it stays until the work enqueued before is done.
-    Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address"), brings_fd=True),
+    Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address offset"), brings_fd=True),
     Operation(0x111, "FREE_PINNED", _u64("address"), answered=True, scope=Scope.PROCESS),
     # Copies from and to that memory, not answered: it may change, and has changed, when the stream is done with them.
     Operation(0x112, "COPY_TO_DEVICE_PINNED", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
@@ -285,10 +285,11 @@ _VIRTUAL_MEMORY: Final = (
     Operation(0x707, "IMPORT_MEMORY", (_NEW_MEMORY, *_SECRET), answered=True, answers=_u64("bytes of_host")),
     # An allocation as memory to be imported: its secret, and its offset in that memory.
     Operation(0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_SECRET + _u64("offset")),
-    # A client's window, or memory, as a file that a peer's executor opens by its descriptor in this process.
-    Operation(0x709, "PUBLISH_WINDOW", (), answered=True, answers=_FILE),
-    Operation(0x70A, "MAP_PEER", (*_u64("ordinal"), *_FILE), answered=True),
-    Operation(0x70B, "UNMAP_PEER", _u64("ordinal"), answered=True),
+    # Memory as a file that a peer's executor opens by its descriptor in this process: a part of a client's window, by
+    # the address where it begins (allocations are one part, host memory is the other), or memory without an address.
+    Operation(0x709, "PUBLISH_WINDOW", _u64("address"), answered=True, answers=_FILE),
+    Operation(0x70A, "MAP_PEER", (*_u64("address"), *_FILE), answered=True),
+    Operation(0x70B, "UNMAP_PEER", _u64("address"), answered=True),
     Operation(0x70C, "PUBLISH_MEMORY", (_MEMORY_HANDLE,), answered=True, answers=_FILE + _u64("offset")),
     Operation(0x70D, "IMPORT_PEERS_MEMORY", (_NEW_MEMORY, *_FILE, *_u64("offset bytes")), answered=True),
 )

@@ -108,11 +108,12 @@ class StagingMemory:
         return len(self._slots)
 
 
-def map_at(fd: int, address: int, size: int) -> None:
-    """Map a descriptor's first ``size`` bytes at an address, and close it; OSError, EEXIST when it is taken."""
+def map_at(fd: int, address: int, size: int, offset: int = 0) -> None:
+    """Map ``size`` bytes of a descriptor's file at an address, and close it; OSError, EEXIST when it is taken."""
     try:
-        if not 0 < size <= os.fstat(fd).st_size:
-            raise OSError(errno.EINVAL, f"shared memory of {os.fstat(fd).st_size} bytes where {size} were announced")
-        map_file(fd, size, address)
+        if not 0 < size <= os.fstat(fd).st_size - offset:
+            reason = f"shared memory of {os.fstat(fd).st_size} bytes where {size} from {offset} on were announced"
+            raise OSError(errno.EINVAL, reason)
+        map_file(fd, size, address, offset)
     finally:
         os.close(fd)

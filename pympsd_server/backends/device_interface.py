@@ -18,6 +18,7 @@ from typing import Protocol
 from pympsd.vocabulary.limits import Quota
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.interface import Capabilities, Context, Status
+from pympsd_server.backends.virtual_memory import File
 
 Audit = Callable[[int, int, int, int], None]
 """Called when an audited client has taken more than 1 MiB of device memory at a time, or returned it.
@@ -116,7 +117,9 @@ class Device(Protocol):
         The client maps pinned memory there, at the same address as the executor.
         """
 
-    def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
+    def register_host_memory(
+        self, address_space: int, address: int, memory: memoryview, file: File
+    ) -> Callable[[], None]:
         """Register pinned host memory for direct access, also by kernels of one client if the device maps it.
 
         Args:
@@ -124,6 +127,8 @@ class Device(Protocol):
             address: Where the memory lies, in this process and in the client's.
             memory: Its bytes, whole shared pages, which stay mapped while referenced. The reference is dropped when
                 no work can access the memory any more.
+            file: All pinned memory of the client on this device, HOST_FILE_BYTES, for executors of other devices. It
+                stays open until the client's contexts are destroyed.
 
         Returns:
             A callback that unregisters it, to be called once after its last use.

@@ -4,11 +4,18 @@ Ranges are of whole granules (`pympsd.vocabulary.device_properties.MAPPING_GRANU
 NOT_SUPPORTED without the capability ``maps_virtual_memory``. Addresses and sizes are in bytes.
 """
 
+import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import frozen
 
+from pympsd.vocabulary.device_properties import PINNED_BITS
+
+TABLE_BYTES: Final = 17 << 20
+"""The bytes behind the memory in a file that peers map: room for a table of what they may access."""
+HOST_FILE_BYTES: Final = (1 << PINNED_BITS) + TABLE_BYTES
+"""The size of the file with all host memory of a client on a device. It has no pages where no memory was accessed."""
 Charge = Callable[[int], Callable[[], None]]
 """Counts bytes of memory, and returns what counts them no more; BackendError OUT_OF_MEMORY."""
 
@@ -27,6 +34,20 @@ class File:
     descriptor: int
     secret: int
     offset: int = 0
+
+
+def file_name(secret: int) -> str:
+    """Return the name of a file of memory (memfd_create(2)).
+
+    >>> file_name(0x1234)
+    'pympsd-memory-00000000000000000000000000001234'
+    """
+    return f"pympsd-memory-{secret:032x}"
+
+
+def new_secret() -> int:
+    """Return a number that cannot be guessed, not 0."""
+    return int.from_bytes(os.urandom(16), "little") or 1
 
 
 class PhysicalMemory(Protocol):
@@ -93,16 +114,19 @@ class MapsMemory(Protocol):
         stays as long as it is mapped.
         """
 
-    def publish_window(self) -> File:
-        """Return a file with all of the client's allocations on the device, which other executors map by `map_peer`.
+    def publish_window(self, address: int) -> File:
+        """Return a file with a part of the client's memory on the device, which other executors map by `map_peer`.
 
-        The descriptor stays the context's. BackendError NOT_SUPPORTED.
+        ``address``: the first address of the device's window, for what the client has allocated and mapped, or
+        ``Device.host_memory_base``, for host memory that was registered. The descriptor stays the context's.
+        BackendError INVALID_VALUE, NOT_SUPPORTED.
         """
 
-    def map_peer(self, ordinal: int, process: int, file: File) -> None:
-        """Make the allocations of the client on another device accessible to its kernels here, at their addresses.
+    def map_peer(self, address: int, process: int, file: File) -> None:
+        """Make a part of the client's memory on another device accessible to its kernels here, at its addresses.
 
-        BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
+        ``address``: the one that `publish_window` was given there. BackendError INVALID_VALUE,
+        OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
     def import_peers_memory(self, process: int, file: File, count: int) -> PhysicalMemory:
@@ -111,11 +135,11 @@ class MapsMemory(Protocol):
         BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
-    def unmap_peer(self, ordinal: int) -> None:
-        """Undo `map_peer` for a device; no effect if nothing was mapped.
+    def unmap_peer(self, address: int) -> None:
+        """Undo `map_peer` of an address; no effect if nothing was mapped.
 
         Raises:
-            BackendError: NOT_SUPPORTED.
+            BackendError: INVALID_VALUE, NOT_SUPPORTED.
         """
 
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:

@@ -65,6 +65,7 @@ class Giver:
         self.sends: Callable[[bytes, int], None] = self.send
         self.done_with: Callable[[int], None] = os.close
         self.bytes: int | None = None
+        self.offset = 3 * PAGE
         executor.reply = self.reply
 
     def send(self, answer: bytes, fd: int) -> None:
@@ -79,9 +80,9 @@ class Giver:
             return self.executor.succeed(record)
         (size,) = self.executor.operands(record)
         fd = os.memfd_create("given", os.MFD_CLOEXEC)
-        os.ftruncate(fd, size if self.bytes is None else self.bytes)
+        os.ftruncate(fd, self.offset + size if self.bytes is None else self.bytes)
         self.given.append(self.place())
-        self.sends(self.executor.answer(record, struct.pack("=Q", self.given[-1])), fd)
+        self.sends(self.executor.answer(record, struct.pack("=QQ", self.given[-1], self.offset)), fd)
         self.done_with(fd)
         return None
 

@@ -189,7 +189,7 @@ class Spaces:
         self.device, self.other = Device(1 << 12), Device(1 << 12)
         self.device.space, self.other.space = self.own, self.peer
         self.own.bounds = self.peer.bounds = STRICT
-        self.own.map_peer(os.getpid(), self.peer.publish(), self.peer.base - self.own.base)
+        self.own.map_peer(os.getpid(), self.peer.publish(self.peer.base), self.peer.base - self.own.base)
 
 
 @pytest.fixture
@@ -234,7 +234,8 @@ def test_a_peer_is_mapped_while_a_kernel_runs_and_between_two_launches(tier: str
         (batch,) = batches(module, "k", (1, 1, 1), (1, 1, 1), (address, rounds))
         if rounds > 1:
             assert not batch.step(0, Never())
-            device.space.map_peer(os.getpid(), other.space.publish(), other.space.base - device.space.base)
+            window = other.space.publish(other.space.base)
+            device.space.map_peer(os.getpid(), window, other.space.base - device.space.base)
             gc.collect()  # the former mapping, unless it is used
             if isinstance(batch, CompiledBatch):
                 batch.look_at_allocations(at_rest=False)  # as when a thread has accessed what it did not know

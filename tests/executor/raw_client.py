@@ -205,10 +205,10 @@ class RawClient:
 
     def allocate_pinned(self, count: int) -> tuple[int, mmap.mmap]:
         """Return the address that records name page-locked memory by, and a mapping of it, wherever."""
-        (address,) = struct.unpack("=Q", self.good("ALLOCATE_PINNED", count))
+        address, offset = struct.unpack("=QQ", self.good("ALLOCATE_PINNED", count))
         fd = self.received_fds.pop(0)
         try:
-            return address, mmap.mmap(fd, os.fstat(fd).st_size)
+            return address, mmap.mmap(fd, -(-count // mmap.PAGESIZE) * mmap.PAGESIZE, offset=offset)
         finally:
             os.close(fd)
 

@@ -30,7 +30,7 @@ SECONDS = 30.0
 def map_pieces(executor: ExecutorOwner) -> int:
     """How many pieces the executor has mapped at their own addresses, next to the clients' address spaces."""
     lines = Path(f"/proc/{executor.process.pid}/maps").read_text().splitlines()
-    starts = [int(line.partition("-")[0], 16) for line in lines if "memfd:pympsd-pinned" in line]
+    starts = [int(line.partition("-")[0], 16) for line in lines if "memfd:pympsd-memory-" in line]
     return sum(mapped_window_of(0) <= start < window_of(1) for start in starts)
 
 
@@ -47,17 +47,18 @@ def defer(client: RawClient) -> int:
 def test_memory_is_made_in_the_window_sealed_and_zero(client: RawClient, executor: ExecutorOwner) -> None:
     answer = client.call("ALLOCATE_PINNED", 100_000)
     assert answer.result == 0
-    (address,) = struct.unpack("=Q", answer.body)
+    address, offset = struct.unpack("=QQ", answer.body)
     assert mapped_window_of(0) <= address < address + 100_000 < window_of(1)
     assert address % PAGE == 0
+    assert offset == address - mapped_window_of(0)
     (fd,) = client.received_fds
-    assert os.fstat(fd).st_size == -(-100_000 // PAGE) * PAGE
-    for size in (0, 1 << 30):
+    for size in (0, 1 << 30, 1 << 40):
         with pytest.raises(OSError, check=lambda error: error.errno == errno.EPERM):
             os.ftruncate(fd, size)
-    assert os.pread(fd, 1 << 20, 0) == bytes(os.fstat(fd).st_size)
+    assert os.pread(fd, 100_000, offset) == bytes(100_000)
+    assert os.fstat(fd).st_blocks == 0, "nothing has been accessed yet"
     maps = Path(f"/proc/{executor.process.pid}/maps").read_text()
-    assert any(line.startswith(f"{address:x}-") and "pympsd-pinned" in line for line in maps.splitlines())
+    assert any(line.startswith(f"{address:x}-") and "pympsd-memory-" in line for line in maps.splitlines())
 
 
 def test_bytes_go_there_and_back_by_the_device_alone(client: RawClient) -> None:
@@ -268,13 +269,30 @@ def test_what_one_client_may_have_is_bounded_in_bytes_and_pieces(executor: Execu
     assert client.received_fds == []
     neighbour.allocate_pinned(1)
     deadline = time.monotonic() + SECONDS
-    while executor.fd_count() > descriptors:  # the last one is closed when its answer is sent
+    while executor.fd_count() > descriptors + 1:  # the neighbour has a file; others are closed with their answers
         assert time.monotonic() < deadline
     assert client.free_pinned(addresses[0]).result == 0
     client.allocate_pinned(1)
     executor.drop(1)
     client = executor.attach(client=1, context=1)
     client.allocate_pinned(1)
+    deadline = time.monotonic() + SECONDS
+    while executor.fd_count() > descriptors + 1:  # a file for each of the two
+        assert time.monotonic() < deadline
+
+
+def test_what_is_freed_has_no_pages(executor: ExecutorOwner, client: RawClient) -> None:
+    address, _ = struct.unpack("=QQ", client.good("ALLOCATE_PINNED", 1))
+    fd = client.received_fds.pop()  # the file has all of the client's memory
+    for _ in range(3):
+        assert client.free_pinned(address).result == 0
+        wait_until_unmapped(executor)
+        assert os.fstat(fd).st_blocks == 0
+        address, memory = client.allocate_pinned(1 << 20)
+        assert not any(memory[:])
+        memory[:] = b"x" * (1 << 20)
+        assert os.fstat(fd).st_blocks >= (1 << 20) // 512
+    os.close(fd)
 
 
 def test_bodies_of_any_length_are_read_or_refused(client: RawClient) -> None:

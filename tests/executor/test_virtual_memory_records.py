@@ -8,7 +8,14 @@ import struct
 import pytest
 from processes import wait_until
 
-from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
+from pympsd.vocabulary.device_properties import (
+    MAPPED_OFFSET,
+    MAPPING_GRANULE,
+    PINNED_WINDOWS,
+    VIRTUAL_OFFSET,
+    mapped_window_of,
+    window_of,
+)
 from pympsd.vocabulary.results import Result
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import RawClient
@@ -121,3 +128,25 @@ def test_a_client_that_goes_leaves_nothing(executor: ExecutorOwner) -> None:
     executor.drop(2)
     assert first.memory_info() == free
     wait_until(lambda: executor.fd_count() <= descriptors, "the end of its descriptors")
+
+
+def test_memory_of_peers_begins_where_a_part_of_their_windows_does(client: RawClient) -> None:
+    places = (window_of(0), mapped_window_of(0), window_of(1) + 1, AREA + (1 << 40), window_of(PINNED_WINDOWS), 0)
+    for address in (*places, window_of(-1), 2**64 - 1):
+        assert client.call("MAP_PEER", address, os.getpid(), 0, 1, 1).result == VALUE, hex(address)
+        answer = client.call("UNMAP_PEER", address)
+        assert answer.result == VALUE, hex(address)
+        assert f"{address:#x}" in answer.reason
+    for begin in (window_of, mapped_window_of):
+        assert "another file" in client.call("MAP_PEER", begin(1), os.getpid(), 0, 1, 1).reason
+        assert client.call("UNMAP_PEER", begin(1)).result == 0, "nothing is mapped there"
+
+
+def test_host_memory_is_published_once_there_is_some(client: RawClient) -> None:
+    client.good("PUBLISH_WINDOW", window_of(0))
+    for address in (mapped_window_of(0), AREA, window_of(1), 0):
+        assert client.call("PUBLISH_WINDOW", address).result == VALUE
+    client.allocate_pinned(1)
+    process, _, *secret = struct.unpack("=4Q", client.good("PUBLISH_WINDOW", mapped_window_of(0)))
+    assert any(secret)
+    assert client.call("MAP_PEER", mapped_window_of(0), process, 0, *secret).result == VALUE, "it is the device's own"

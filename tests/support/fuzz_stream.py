@@ -23,6 +23,7 @@ from processes import wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from pympsd.vocabulary.device_properties import mapped_window_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import ContextFaulted, DropClient, ExecutorDone
@@ -230,6 +231,8 @@ class Attack:
                 return [HELD_UP, source.choice(self.graphs), source.randrange(1, 20), source.randrange(4)]
             case "IMAGE_PART" | "GRAPH_PART":
                 return [fresh, source.randrange(1 << 20), size]
+            case "PUBLISH_WINDOW" | "UNMAP_PEER":
+                return [source.choice((window_of, mapped_window_of))(source.randrange(2))]
             case "WAIT_EVENT":
                 return [stream, event]
             case "RECORD_EVENT":
@@ -410,6 +413,7 @@ def _fuzz(executor: ExecutorOwner, seed: int, count: int) -> Found:
     fuzz = StreamFuzz(executor, seed, has_ring)
     fuzz.session()
     before, descriptors = _resident_kib(executor.process.pid), executor.fd_count()
+    descriptors += len(witnesses)  # each gets a file for its page-locked memory
     for witness in witnesses:
         witness.start()
     try:

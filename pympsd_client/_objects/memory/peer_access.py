@@ -1,18 +1,22 @@
 """Peer access: which devices' kernels access this process's memory on which other devices, and for whom.
 
-An executor maps all of the process's memory on another device, or none of it. So access that one context, pool or
-mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
+An executor maps all device memory of the process on another device, or none of it. So access that one context, pool
+or mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
+
+Page-locked and managed memory is accessible without such access: an executor maps that of another device while the
+process has contexts on both. Freeing it waits for the devices that map it (`PeerAccess.wait_for_peers`).
 """
 
 from contextlib import suppress
 from threading import RLock
 from typing import Final
 
+from pympsd.vocabulary.device_properties import mapped_window_of, ordinal_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Connection, VisibleDevice
-from pympsd_client._objects.context import Context, contexts, usable_on, when_closed, when_opened
+from pympsd_client._objects.context import Context, contexts, this_thread, usable_on, when_closed, when_opened
 from pympsd_client._objects.process import process
 
 Pair = tuple[int, int]
@@ -36,11 +40,14 @@ class PeerAccess:
         """Pairs of contexts: the first has access to the memory of the second."""
         self._memory: set[tuple[int, Pair]] = set()
         """Memory pools (handle) and mapped memory (address), each with a pair that it gives access to."""
-        self._mapped: set[Pair] = set()
+        self._sharing: set[int] = set()
+        """The ordinals of the devices that have page-locked or managed memory."""
+        self._mapped: set[tuple[int, int]] = set()
+        """The ordinals of devices, each with the first address of what its executor maps of another device."""
 
     def _forget_old_connection(self) -> None:
         if self._connection is not process.connection:
-            for table in (self._contexts, self._memory, self._mapped):
+            for table in (self._contexts, self._memory, self._sharing, self._mapped):
                 table.clear()
             self._connection = process.connection
 
@@ -56,7 +63,7 @@ class PeerAccess:
                 raise CudaError(Result.ERROR_PEER_ACCESS_ALREADY_ENABLED, reason)
             self._contexts.add((context, peer))
             try:
-                self._update((context.device.ordinal, peer.device.ordinal))
+                self._update(context.device.ordinal, window_of(peer.device.ordinal))
             except CudaError:
                 self._contexts.discard((context, peer))
                 raise
@@ -69,7 +76,7 @@ class PeerAccess:
                 reason = "the current context has no access to that one: cuCtxEnablePeerAccess was not called"
                 raise CudaError(Result.ERROR_PEER_ACCESS_NOT_ENABLED, reason)
             self._contexts.discard((context, peer))
-            self._update((context.device.ordinal, peer.device.ordinal))
+            self._update(context.device.ordinal, window_of(peer.device.ordinal))
 
     def set_of(self, memory: int, pair: Pair, allowed: bool) -> None:
         """Give kernels of a device access to a pool's or mapped memory, or take it; raise OUT_OF_MEMORY."""
@@ -79,7 +86,7 @@ class PeerAccess:
                 self._memory.add((memory, pair))
             else:
                 self._memory.discard((memory, pair))
-            self._update(pair)
+            self._update(pair[0], window_of(pair[1]))
 
     def is_of(self, memory: int, pair: Pair) -> bool:
         """Return whether a pool's or mapped memory can be accessed so."""
@@ -93,30 +100,63 @@ class PeerAccess:
             for entry in [entry for entry in self._memory if entry[0] == memory]:
                 self.set_of(*entry, False)
 
-    def _is_allowed(self, pair: Pair) -> bool:
+    def share(self, device: VisibleDevice) -> None:
+        """Let the other devices' kernels access page-locked memory that a device has now; raise OUT_OF_MEMORY."""
+        with self._lock:
+            self._forget_old_connection()
+            self._sharing.add(device.ordinal)
+            for other in {context.device for context in tuple(contexts.values())}:
+                if is_possible(other, device):
+                    try:
+                        self._update(other.ordinal, mapped_window_of(device.ordinal))
+                    except CudaError as error:
+                        if error.code == Result.ERROR_OUT_OF_MEMORY:
+                            raise
+                        # else one of the devices has failed, and its kernels with it
+
+    def wait_for_peers(self, device: VisibleDevice) -> None:
+        """Wait until the devices that map a device's page-locked memory have done their work, which may access it."""
+        address = mapped_window_of(device.ordinal)
+        if this_thread.in_host_function:
+            return  # that work may wait for this function, which must free nothing; but finalizers do
+        for context in tuple(contexts.values()):
+            if (context.device.ordinal, address) in self._mapped:
+                with suppress(CudaError):  # its kernels have ended, then
+                    context.call(operations.SYNCHRONIZE_CONTEXT)
+
+    def _is_allowed(self, device: int, address: int) -> bool:
+        pair = device, ordinal_of(address)
+        if address == mapped_window_of(pair[1]):
+            return pair[1] in self._sharing
         pairs = ((context.device.ordinal, peer.device.ordinal) for context, peer in self._contexts)
         return pair in pairs or any(pair == allowed for _, allowed in self._memory)
 
-    def _update(self, pair: Pair) -> None:
-        """Map, or unmap, one device's memory for another if that is to change; raise CudaError."""
-        context, peer = (usable_on(ordinal) for ordinal in pair)
+    def _update(self, device: int, address: int) -> None:
+        """Map, or unmap, another device's memory from an address on, if that is to change; raise CudaError."""
+        context, peer, mapped = usable_on(device), usable_on(ordinal_of(address)), (device, address)
         if context is None:
             return
-        if pair in self._mapped and not self._is_allowed(pair):
-            self._mapped.discard(pair)
-            context.call(operations.UNMAP_PEER, pair[1])
-        elif pair not in self._mapped and peer is not None and self._is_allowed(pair):
-            window = peer.query(operations.PUBLISH_WINDOW)
-            context.call(operations.MAP_PEER, pair[1], *window)
-            self._mapped.add(pair)
+        if mapped in self._mapped and not self._is_allowed(*mapped):
+            self._mapped.discard(mapped)
+            context.call(operations.UNMAP_PEER, address)
+        elif mapped not in self._mapped and peer is not None and self._is_allowed(*mapped):
+            window = peer.query(operations.PUBLISH_WINDOW, address)
+            context.call(operations.MAP_PEER, address, *window)
+            self._mapped.add(mapped)
 
     def on_open(self, context: Context) -> None:
-        """Map the memory that pools give access to, when the first context of a device opens."""
+        """Map the memory that needs no access of contexts, when the first context of a device opens."""
+        own = context.device
         with self._lock:
             self._forget_old_connection()
-            for pair in {allowed for _, allowed in self._memory if context.device.ordinal in allowed}:
+            expected = {(pair[0], window_of(pair[1])) for _, pair in self._memory if own.ordinal in pair}
+            for other in {entry.device for entry in tuple(contexts.values()) if is_possible(own, entry.device)}:
+                for device, owner in ((own, other), (other, own)):
+                    if owner.ordinal in self._sharing:
+                        expected.add((device.ordinal, mapped_window_of(owner.ordinal)))
+            for device_and_address in expected:
                 with suppress(CudaError):  # the context is there, though its kernels do not reach that memory
-                    self._update(pair)
+                    self._update(*device_and_address)
 
     def on_close(self, context: Context) -> None:
         """Drop the access of a context that closes, and to its memory."""
@@ -125,16 +165,16 @@ class PeerAccess:
             self._forget_old_connection()
             self._contexts = {pair for pair in self._contexts if context not in pair}
             is_last = not any(other.active and other.device.ordinal == ordinal for other in tuple(contexts.values()))
-            for pair in [pair for pair in self._mapped if ordinal in pair]:
-                if is_last and pair[0] == ordinal:
-                    self._mapped.discard(pair)  # its executor unmaps everything
-                elif is_last and (accessing := usable_on(pair[0])) is not None:
-                    self._mapped.discard(pair)
+            for device, address in [entry for entry in self._mapped if ordinal in (entry[0], ordinal_of(entry[1]))]:
+                if is_last and device == ordinal:
+                    self._mapped.discard((device, address))  # its executor unmaps everything
+                elif is_last and (accessing := usable_on(device)) is not None:
+                    self._mapped.discard((device, address))
                     with suppress(CudaError):
-                        accessing.call(operations.UNMAP_PEER, ordinal)
+                        accessing.call(operations.UNMAP_PEER, address)
                 else:
                     with suppress(CudaError):
-                        self._update(pair)
+                        self._update(device, address)
 
 
 peer_access: Final = PeerAccess()

@@ -1,7 +1,8 @@
 """Page-locked host memory of this process, and its accounting (CUDA driver API, Memory Management).
 
 - **Allocated** memory (cuMemHostAlloc) is shared with the executor of the context that was current. That executor
-  copies from and to it directly. Copies with other devices work as for pageable memory.
+  copies from and to it directly. Copies with other devices work as for pageable memory. Kernels access it by its
+  address, those of other emulated devices too (`peer_access`).
 - **Registered** memory (cuMemHostRegister) stays the program's own until the program asks for the address by which
   kernels reach it. Then shared pages replace the program's pages in place, and unregistering replaces those by
   private ones again; the bytes stay (`RegisteredPages`). No Python code runs while a page is replaced, but a native
@@ -34,6 +35,7 @@ from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._objects.handle_table import next_buffer_id
+from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
 if TYPE_CHECKING:
@@ -273,7 +275,11 @@ class Pinned:
     def device_address(self, context: Context, address: int) -> int:
         """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
         transport, region = context.usable().transport, self.region_at(address)
-        if region is not None and region.pages is not None and region.pages.transport is transport:
+
+        def has(pages: SharedPages) -> bool:
+            return pages.transport is transport or is_possible(context.device, pages.device)
+
+        if region is not None and region.pages is not None and has(region.pages):
             return address
         if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
             raise invalid_value(
@@ -281,7 +287,7 @@ class Pinned:
                 f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
-        if mapped.pages.transport is not transport:
+        if not has(mapped.pages):
             raise invalid_value(f"{address:#x} is mapped for a device other than {context.device.number}")
         return mapped.pages.address + address - mapped.start
 
@@ -357,6 +363,7 @@ class Pinned:
             if region.context is not None:
                 with suppress(CudaError):  # its kernels have ended, then
                     region.context.synchronize()
+            peer_access.wait_for_peers(mapped.pages.device)
             mapped.make_private()
             mapped.pages.close()
 

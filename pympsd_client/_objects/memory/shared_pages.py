@@ -1,8 +1,9 @@
 """Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly.
 
 The executor allocates the pages, and this process maps them by their descriptor. The address may be in use here; then
-the executor is asked for another one (`share`). This process unmaps freed pages immediately, the executor after the
-work submitted before.
+the executor is asked for another one (`share`). Kernels of the process's other emulated devices access them, too
+(`peer_access`): freeing waits for these devices. Then this process unmaps the pages immediately, the executor after
+the work submitted before.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import NO_ROOM, ReceivedFds
 from pympsd_client._command_stream.operations import OperationLayout
 from pympsd_client._command_stream.staging import map_at
+from pympsd_client._objects.memory.peer_access import peer_access
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
+    from pympsd_client._connect.connection import VisibleDevice
     from pympsd_client._objects.context import Context
 
 _NO_CONTEXT: Final = 0
@@ -47,9 +50,14 @@ class SharedPages:
     address: int
     size: int
     transport: Transport
+    device: VisibleDevice
 
     def close(self) -> None:
-        """Free the pages: in this process immediately, in the executor when the work submitted before is done."""
+        """Free the pages: in this process once the other devices that access them have done their work.
+
+        In the executor they are freed when the work submitted before is done.
+        """
+        peer_access.wait_for_peers(self.device)
         unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
         _free(self.transport, self.address)
 
@@ -65,24 +73,31 @@ def share(context: Context, size: int) -> SharedPages:
     in_the_way: list[int] = []
     try:
         while True:
-            address, fd = _allocate(context, size)
+            address, offset, fd = _allocate(context, size)
             in_the_way.append(address)
             try:
-                map_at(fd, address, size)
+                map_at(fd, address, size, offset)
                 in_the_way.remove(address)
-                return SharedPages(address, size, transport)
+                pages = SharedPages(address, size, transport, context.device)
+                break
             except OSError as error:
                 if error.errno != errno.EEXIST or len(in_the_way) > _MAX_TRIES:
                     raise _not_mapped(size, address, error) from None
             occupied = free_address(_maps(), address, size) - address - size
             if occupied > 0:
                 with suppress(CudaError):  # more than this process may have: try without
-                    address, fd = _allocate(context, occupied)
+                    address, _, fd = _allocate(context, occupied)
                     os.close(fd)
                     in_the_way.append(address)
     finally:
         for address in in_the_way:
             _free(transport, address)
+    try:
+        peer_access.share(context.device)
+    except CudaError:
+        pages.close()
+        raise
+    return pages
 
 
 def free_address(maps: str, address: int, size: int) -> int:
@@ -100,12 +115,12 @@ def _maps() -> str:
         return file.read()
 
 
-def _allocate(context: Context, size: int) -> tuple[int, int]:
-    """Return the address of new memory of the executor's, and a descriptor of it; raise CudaError."""
+def _allocate(context: Context, size: int) -> tuple[int, int, int]:
+    """Return the address of new memory, its offset in a file, and the file's descriptor; raise CudaError."""
     answer, fd = call_for_descriptor(context, operations.ALLOCATE_PINNED, size)
-    (address,) = _ADDRESS.unpack_from(answer)
+    address, offset = operations.ALLOCATE_PINNED.answer.unpack_from(answer)
     try:
-        return address, require_descriptor(fd)
+        return address, offset, require_descriptor(fd)
     except CudaError:
         _free(context.usable().transport, address)
         raise

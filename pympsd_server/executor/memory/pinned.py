@@ -1,7 +1,8 @@
 """Page-locked memory of one client: shared with it at the same address, and reached by its device's copies.
 
-The executor creates and seals it, so that no client can shrink it. Freed memory stays mapped in the executor until no
-work on the device can access it; the backend determines when.
+All of it is in one file, at the offsets of its addresses, so that executors of other devices map it as a whole. The
+file has pages only where memory is used. The executor creates and seals it, so that no client can shrink it. Freed
+memory stays mapped in the executor until no work on the device can access it; the backend determines when.
 """
 
 import errno
@@ -18,10 +19,11 @@ import numpy as np
 from attrs import define, field, frozen
 
 from pympsd.channel.descriptors import explain
-from pympsd.channel.mapping import make_sealed, map_file, unmap
+from pympsd.channel.mapping import make_sealed, map_file, release, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.virtual_memory import HOST_FILE_BYTES, File, file_name, new_secret
 from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 
 _TRIES: Final = 8
@@ -30,9 +32,10 @@ _TRIES: Final = 8
 
 @frozen
 class PinnedPiece:
-    """A new piece; ``fd`` is for the client, and is closed once it is sent."""
+    """A new piece, at an offset of a file; ``fd`` is for the client, and is closed once it is sent."""
 
     address: int
+    offset: int
     fd: int
 
 
@@ -54,15 +57,20 @@ class PinnedPieces:
     _closed: bool = field(default=False, init=False)
     _starts: list[int] = field(factory=list, init=False)
     _pieces: dict[int, _Piece] = field(factory=dict, init=False)
+    _file: File | None = field(default=None, init=False)
 
     def allocate(self, count: int) -> PinnedPiece:
         """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count == 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation has at least 1 byte")
         size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
-        address, fd, memory = self._map(size)
         try:
-            unregister = self._device.register_host_memory(self._address_space, address, memory)
+            file, fd = self._open_file()
+        except OSError as error:
+            raise _allocation_error(size, error) from None
+        try:
+            address, memory = self._map(fd, size)
+            unregister = self._device.register_host_memory(self._address_space, address, memory, file)
             with self._lock:
                 closed = self._closed
                 if not closed:
@@ -74,23 +82,29 @@ class PinnedPieces:
         except BaseException:
             os.close(fd)
             raise
-        return PinnedPiece(address, fd)
+        return PinnedPiece(address, self._addresses.offset_of(address), fd)
+
+    def _open_file(self) -> tuple[File, int]:
+        """Return the file, and a descriptor of it for the caller; OSError, BackendError CONTEXT_IS_DESTROYED."""
+        with self._lock:
+            if self._closed:
+                raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "this client is gone")
+            if self._file is None:
+                secret = new_secret()
+                self._file = File(make_sealed(file_name(secret), HOST_FILE_BYTES), secret)
+            return self._file, os.dup(self._file.descriptor)
 
     def charge(self, count: int) -> Callable[[], None]:
         """Count other host memory of the client; return what counts it no more. BackendError OUT_OF_MEMORY."""
         return self._addresses.charge(count, self)
 
-    def _map(self, size: int) -> tuple[int, int, memoryview]:
+    def _map(self, fd: int, size: int) -> tuple[int, memoryview]:
         addresses = self._addresses
         for _ in range(_TRIES):
             address = addresses.take(size, self)
             try:
-                fd = make_sealed("pympsd-pinned", size)
-                try:
-                    return address, fd, map_at(fd, address, size, partial(addresses.give, address))
-                except BaseException:
-                    os.close(fd)
-                    raise
+                offset = addresses.offset_of(address)
+                return address, map_at(fd, address, size, partial(addresses.give, address), offset)
             except OSError as error:
                 addresses.give(address)
                 if error.errno != errno.EEXIST:
@@ -128,8 +142,11 @@ class PinnedPieces:
             pieces = tuple(self._pieces.values())
             self._pieces.clear()
             self._starts.clear()
+            file, self._file = self._file, None
         for piece in pieces:
             piece.unregister()
+        if file is not None:
+            os.close(file.descriptor)
 
 
 def _allocation_error(size: int, error: OSError) -> BackendError:
@@ -150,17 +167,18 @@ class _Bytes:
         }
 
 
-def map_at(fd: int, address: int, size: int, on_end: Callable[[], None]) -> memoryview:
+def map_at(fd: int, address: int, size: int, on_end: Callable[[], None], offset: int = 0) -> memoryview:
     """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
 
-    When the last reference to the bytes is dropped, unmap them and then call ``on_end``, from any thread.
+    When the last reference to the bytes is dropped, release and unmap them and then call ``on_end``, from any thread.
     """
-    map_file(fd, size, address)
+    map_file(fd, size, address, offset)
     owner = _Bytes(address, size)
     weakref.finalize(owner, _end, address, size, on_end).atexit = False
     return np.asarray(owner).data
 
 
 def _end(address: int, size: int, on_end: Callable[[], None]) -> None:
+    release(address, size)
     unmap(address, size)
     on_end()

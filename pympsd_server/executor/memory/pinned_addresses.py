@@ -96,6 +96,10 @@ class PinnedAddresses:
             self._next = address + _space_between(size)
         return address
 
+    def offset_of(self, address: int) -> int:
+        """Return the offset of an address in the window, and of its bytes in its owner's file."""
+        return address - self._base
+
     def give(self, address: int) -> None:
         """Free a range that is not mapped any more."""
         with self._lock:

@@ -128,9 +128,9 @@ def fill(
 
 
 def allocate_pinned(request: Request, count: int) -> OperationAnswer:
-    """Answer with the address of ``count`` bytes of page-locked memory, and its file descriptor."""
+    """Answer with the address of ``count`` bytes of page-locked memory, their offset in a file, and the file."""
     piece = request.resources.pinned.allocate(count)
-    return OperationAnswer((piece.address,), fds=(piece.fd,))
+    return OperationAnswer((piece.address, piece.offset), fds=(piece.fd,))
 
 
 def free_pinned(request: Request, address: int) -> None:
@@ -208,11 +208,11 @@ def import_peers_memory(
     return OperationAnswer(created=request.context.backend.import_peers_memory(process, file, count))
 
 
-def publish_window(request: Request) -> OperationAnswer:
-    """Answer with the file of the client's allocations, which peers map."""
-    return OperationAnswer(_words_of(request.context.backend.publish_window()))
+def publish_window(request: Request, address: int) -> OperationAnswer:
+    """Answer with the file of the client's allocations or of its host memory, which peers map."""
+    return OperationAnswer(_words_of(request.context.backend.publish_window(address)))
 
 
-def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
-    """Map the memory of the client on another device, for access by kernels of this one."""
-    request.context.backend.map_peer(ordinal, process, File(descriptor, high << 64 | low))
+def map_peer(request: Request, address: int, process: int, descriptor: int, high: int, low: int) -> None:
+    """Map memory of the client on another device, for access by kernels of this one."""
+    request.context.backend.map_peer(address, process, File(descriptor, high << 64 | low))

@@ -47,7 +47,7 @@ _CALLS_OF_THE_PORT: Final[Mapping[str, Execute]] = {
     "release_memory": lambda request, memory: memory.release(),
     "map_memory": lambda request, memory, address: request.context.backend.map_memory(memory, address),
     "unmap_memory": lambda request, address, count: request.context.backend.unmap_memory(address, count),
-    "unmap_peer": lambda request, ordinal: request.context.backend.unmap_peer(ordinal),
+    "unmap_peer": lambda request, address: request.context.backend.unmap_peer(address),
     "free": lambda request, address, done: request.context.backend.free(address, done),
     "memory_info": lambda request: OperationAnswer(request.context.backend.memory_info()),
     "destroy_graph": lambda request, graph: graph.destroy(),

@@ -11,9 +11,12 @@ from itertools import count
 from pympsd.channel.mapping import make_sealed
 from pympsd.vocabulary.device_properties import pinned_window_of
 from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.virtual_memory import File
 from pympsd_server.executor.memory.pinned import map_at
 
 _NUMBER = count(1).__next__
+NO_FILE = File(descriptor=-1, secret=0)
+"""No executor of another device maps it."""
 
 
 class PinnedMemory:
@@ -27,7 +30,9 @@ class PinnedMemory:
             self.bytes: memoryview | None = map_at(fd, self.address, size, self.gone.set)
         finally:
             os.close(fd)
-        self._unregister: Callable[[], None] | None = device.register_host_memory(client, self.address, self.bytes)
+        self._unregister: Callable[[], None] | None = device.register_host_memory(
+            client, self.address, self.bytes, NO_FILE
+        )
 
     @property
     def memory(self) -> memoryview:

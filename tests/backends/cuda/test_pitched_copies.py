@@ -16,6 +16,7 @@ from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, address_of
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region, Space, Status
+from tests.backends.contract.pinned_memory import NO_FILE
 from tests.backends.contract.port_user import in_pinned, in_staging, on_device
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
@@ -69,7 +70,7 @@ def place(
         start = -address_of(memory) % REGISTERED_BYTES
         start = start - 1000 if space is Space.PINNED and start > 1000 else next(numbers)
         if space is Space.PINNED:
-            device.register_host_memory(1, address_of(memory), memory)
+            device.register_host_memory(1, address_of(memory), memory, NO_FILE)
         own = memory[start : start + content.size]
         own[:] = memoryview(content)
         return own, own.tobytes

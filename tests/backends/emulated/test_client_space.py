@@ -16,6 +16,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.backends.interface import BackendError, Status
+from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.faults import IllegalAddress
 from tests.backends.contract.pinned_memory import PinnedMemory
 
@@ -70,11 +71,11 @@ def test_a_client_whose_host_memory_cannot_be_mapped_is_not_counted(
 
     attach, attached = AddressSpace.attach, list[int]()
 
-    def attach_once(space: AddressSpace, address: int, memory: memoryview) -> None:
+    def attach_once(space: AddressSpace, address: int, memory: memoryview, file: File) -> None:
         if attached:
             raise OSError(errno.ENOMEM, "no memory")
         attached.append(address)
-        attach(space, address, memory)
+        attach(space, address, memory, file)
 
     device = EmulatedDevice(describe(model)[0], 0)
     pieces = [PinnedMemory(device, 4096) for _ in range(2)]

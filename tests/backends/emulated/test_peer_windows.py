@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import mmap
 import os
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pympsd.channel.mapping import make_sealed
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, PINNED_BITS, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES, Segment, Table
+from pympsd_server.backends.emulated.memory.peer_windows import Segment, Table
 from pympsd_server.backends.emulated.memory.window import Window
-from pympsd_server.backends.virtual_memory import File
+from pympsd_server.backends.virtual_memory import HOST_FILE_BYTES, TABLE_BYTES, File, file_name, new_secret
 from pympsd_server.ptx.isa.faults import IllegalAddress
 
 PAGE = 4096
@@ -31,7 +33,7 @@ def space(number: int) -> AddressSpace:
 
 def reach(one: AddressSpace, other: AddressSpace) -> None:
     """Have kernels of one reach the other's allocations."""
-    one.map_peer(os.getpid(), other.publish(), other.base - one.base)
+    one.map_peer(os.getpid(), other.publish(other.base), other.base - one.base)
 
 
 @pytest.fixture
@@ -131,7 +133,7 @@ def test_kernels_do_not_reach_memory_that_cannot_be_mapped(
     reach(first, second)
     behind = second.base + ROOM
     own = second.allocate(512)
-    second.place_file(behind, second.publish(), PAGE)
+    second.place_file(behind, second.publish(second.base), PAGE)
     with monkeypatch.context() as patch:
         patch.setattr(Window, "map_file", _refuse_mapping)
         second.set_accessible(behind, PAGE, True)
@@ -157,7 +159,7 @@ def test_a_closed_window_has_nothing(spaces: list[AddressSpace]) -> None:
 def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSpace]) -> None:
     first, second = spaces[:2]
     reach(first, second)
-    file = second.publish().descriptor
+    file = second.publish(second.base).descriptor
     before = os.fstat(file).st_blocks
     address = second.allocate(8 * PAGE)
     first.write(address, b"x" * (8 * PAGE))
@@ -170,7 +172,7 @@ def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSp
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("named", [True, False])
 def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces: list[AddressSpace]) -> None:
-    secret = spaces[1].publish().secret
+    secret = spaces[1].publish(spaces[1].base).secret
     name = f"pympsd-memory-{secret:032x}" if named else "another"
     file = os.memfd_create(name, os.MFD_ALLOW_SEALING)
     try:
@@ -186,7 +188,7 @@ def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces:
 
 def test_a_file_of_huge_pages_is_refused(spaces: list[AddressSpace]) -> None:
     """Where there are no huge pages, touching it would end the process."""
-    secret = spaces[1].publish().secret
+    secret = spaces[1].publish(spaces[1].base).secret
     file = os.memfd_create(f"pympsd-memory-{secret:032x}", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
     try:
         os.ftruncate(file, 32 << 20)
@@ -247,3 +249,97 @@ def test_memory_that_is_mapped_behind_the_allocations(spaces: list[AddressSpace]
 def test_a_process_that_is_gone_has_no_window(spaces: list[AddressSpace]) -> None:
     with pytest.raises(OSError, match="No such file"):
         spaces[0].map_peer(1 << 22, File(3, 5), WINDOW)
+
+
+# --- host memory
+
+
+class HostMemory:
+    """The host memory of one client, as an executor makes it: pieces of one file."""
+
+    def __init__(self, owner: AddressSpace) -> None:
+        self.owner = owner
+        secret = new_secret()
+        self.file = File(make_sealed(file_name(secret), HOST_FILE_BYTES), secret)
+        self.base = owner.base + MAPPED_OFFSET
+
+    def add(self, offset: int) -> int:
+        """Add a page at an offset; return its address."""
+        memory = mmap.mmap(self.file.descriptor, PAGE, offset=offset)
+        self.owner.attach(self.base + offset, np.frombuffer(memory, np.uint8).data, self.file)
+        return self.base + offset
+
+
+@pytest.fixture
+def windows() -> Iterator[list[AddressSpace]]:
+    all_windows = [AddressSpace(number << WINDOW_BITS, ROOM, 1 << WINDOW_BITS) for number in (1, 2)]
+    yield all_windows
+    for window in all_windows:
+        window.close()
+
+
+@pytest.fixture
+def host(windows: list[AddressSpace]) -> Iterator[HostMemory]:
+    """The second window's."""
+    memory = HostMemory(windows[1])
+    yield memory
+    os.close(memory.file.descriptor)
+
+
+def test_host_memory_is_mapped_alone_and_takes_the_addresses_of_a_quarter(
+    windows: list[AddressSpace], host: HostMemory
+) -> None:
+    first, second = windows
+    allocation, piece = second.allocate(512), host.add(PAGE)
+    first.map_peer(os.getpid(), second.publish(host.base), host.base - first.base)
+    assert len(first.views[np.dtype(np.uint8)]) == (1 << WINDOW_BITS) + (1 << PINNED_BITS)
+    later = host.add((1 << PINNED_BITS) - PAGE)
+    for address in (piece, later):
+        assert reaches(first, address)
+        assert not reaches(first, address - 4)
+        assert not reaches(first, address + PAGE)
+        first.write(address, b"mine")
+        assert second.read(address, 4) == b"mine"
+    assert not reaches(first, allocation)
+    second.detach(piece)
+    assert not reaches(first, piece)
+    assert reaches(first, later)
+
+
+def test_both_parts_of_a_window_are_mapped_and_unmapped_by_themselves(
+    windows: list[AddressSpace], host: HostMemory
+) -> None:
+    first, second = windows
+    places = {second.base: second.allocate(512), host.base: host.add(0)}
+    for begin in (*places, *places):
+        first.map_peer(os.getpid(), second.publish(begin), begin - first.base)
+        assert reaches(first, places[begin])
+        for other in places.keys() - {begin}:
+            first.unmap_peer(other - first.base)
+            assert reaches(first, places[begin])
+            assert not reaches(first, places[other])
+
+
+def test_peers_keep_neither_descriptors_nor_mappings(windows: list[AddressSpace], host: HostMemory) -> None:
+    first, second = windows
+    for number in range(8):
+        host.add(2 * PAGE * number)
+
+    def count() -> tuple[int, int]:
+        gc.collect()
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+            return len(os.listdir("/proc/self/fd")), sum("pympsd-memory-" in line for line in lines)
+
+    second.publish(host.base)
+    before = count()
+    for _ in range(2):
+        first.map_peer(os.getpid(), second.publish(host.base), host.base - first.base)
+        assert count() == (before[0], before[1] + 2), "the memory and its table"
+        first.unmap_peer(host.base - first.base)
+        assert count() == before
+
+
+def test_a_window_without_host_memory_or_at_another_address_is_not_published(windows: list[AddressSpace]) -> None:
+    for begin in (MAPPED_OFFSET, PAGE):
+        with pytest.raises(ValueError, match="no memory for peers"):
+            windows[0].publish(windows[0].base + begin)

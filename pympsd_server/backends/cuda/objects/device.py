@@ -48,6 +48,7 @@ from pympsd_server.backends.cuda.submission.stream_markers import EventPool, Mar
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
 from pympsd_server.backends.device_interface import Timeline
 from pympsd_server.backends.interface import BackendError, Capabilities, Status
+from pympsd_server.backends.virtual_memory import File
 from pympsd_server.native.states import NativeAccess
 
 CAPABILITIES: Final = Capabilities(
@@ -188,7 +189,9 @@ class CudaDevice(AccountedDevice):
         """Host memory may lie anywhere."""
         return 0
 
-    def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
+    def register_host_memory(
+        self, address_space: int, address: int, memory: memoryview, file: File
+    ) -> Callable[[], None]:
         """Register host memory for copies and kernels; unregistering waits until no work runs on the device."""
         pinned, cleanup = RegisteredMemory(self._driver, address, memory), self.services.cleanup
         try:

@@ -129,24 +129,24 @@ class EmulatedContext:
         self.check()
         return self.memory.share(address)
 
-    def publish_window(self) -> File:
-        """Return the file with the client's allocations."""
+    def publish_window(self, address: int) -> File:
+        """Return the file with the client's allocations, or its host memory."""
         self.check()
-        return self.memory.mapped.publish()
+        return self.memory.mapped.publish(address)
 
-    def map_peer(self, ordinal: int, process: int, file: File) -> None:
-        """Make the client's allocations on another device accessible."""
+    def map_peer(self, address: int, process: int, file: File) -> None:
+        """Make the client's allocations on another device accessible, or its host memory there."""
         self.check()
-        self.memory.mapped.map_peer(ordinal, process, file)
+        self.memory.mapped.map_peer(address, process, file)
 
     def import_peers_memory(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device."""
         self.check()
         return self.memory.mapped.import_peers(process, file, count)
 
-    def unmap_peer(self, ordinal: int) -> None:
+    def unmap_peer(self, address: int) -> None:
         """Undo `map_peer`."""
-        self.memory.mapped.unmap_peer(ordinal)
+        self.memory.mapped.unmap_peer(address)
 
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Map memory at an address, not accessible yet."""

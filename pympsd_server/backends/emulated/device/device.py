@@ -18,6 +18,7 @@ from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY,
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
 from pympsd_server.backends.interface import BackendError, Capabilities, Status
+from pympsd_server.backends.virtual_memory import File
 
 
 class EmulatedDevice(AccountedDevice):
@@ -101,10 +102,12 @@ class EmulatedDevice(AccountedDevice):
         """The last part of the device's window."""
         return mapped_window_of(self._ordinal)
 
-    def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
+    def register_host_memory(
+        self, address_space: int, address: int, memory: memoryview, file: File
+    ) -> Callable[[], None]:
         """Map it into the client's address space; copies can access all memory of this process directly."""
         with self._lock:
-            self._spaces.host_memory.add(address_space, address, memory)
+            self._spaces.host_memory.add(address_space, address, memory, file)
 
         def unregister() -> None:
             with self._lock:

@@ -10,7 +10,8 @@ all threads is one NumPy index into a view of it:
 
     base                                VIRTUAL_OFFSET           MAPPED_OFFSET            size
     | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows of peers,
-    |            |512 B|            |   | client (cuMemMap)      | client registered      |  behind the own one
+    |            |512 B|            |   | client (cuMemMap)      | client registered      |  behind the own one,
+    |                                                                                     |  or their host memory
 
 Allocations are kept as two sorted lists, starts and ends. Kernels check the lowest and the highest address of an
 access first: if both lie in the same allocation, all in between do, too. Only if not, `locate` looks at each address
@@ -231,9 +232,13 @@ class AddressSpace(AccessibleMemory):
             ends.insert(at, high)
         self._set_ranges((starts, ends))
 
-    def attach(self, address: int, memory: memoryview) -> None:
-        """Make whole shared pages of this process accessible at an address behind the allocations."""
+    def attach(self, address: int, memory: memoryview, file: File) -> None:
+        """Make whole shared pages of this process accessible at an address behind the allocations.
+
+        ``file``: all of the client's host memory, for peers.
+        """
         self.place(address, memory)
+        self._window.host_file = file
         self._insert(address - self.base, memory.nbytes)
 
     def detach(self, address: int) -> None:
@@ -373,9 +378,12 @@ class AddressSpace(AccessibleMemory):
 
     # --- peers
 
-    def publish(self) -> File:
-        """Show peers what kernels may access here; return the file that they map, which stays the window's."""
-        return self._window.publish(self._ranges)
+    def publish(self, address: int) -> File:
+        """Show peers what kernels may access from ``address`` on, where a part of the window begins.
+
+        Return the file that they map, which stays the owner's. Raises ValueError if there is none.
+        """
+        return self._window.publish(address - self.base, self._ranges)
 
     def map_peer(self, process: int, file: File, distance: int) -> None:
         """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.

@@ -19,6 +19,7 @@ from pympsd_server.backends.emulated.memory.address_space import AccessibleMemor
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.faults import IllegalAddress
 
 
@@ -96,18 +97,18 @@ class HostMemory:
 
     def __init__(self, clients: Mapping[int, ClientSpace]) -> None:
         self._clients = clients
-        self._pieces: dict[int, dict[int, memoryview]] = {}
+        self._pieces: dict[int, dict[int, tuple[memoryview, File]]] = {}
         """The pieces by client, by address."""
 
-    def add(self, key: int, address: int, memory: memoryview) -> None:
+    def add(self, key: int, address: int, memory: memoryview, file: File) -> None:
         """Add memory of a client; BackendError OUT_OF_MEMORY if it cannot be mapped."""
         client = self._clients.get(key)
         if client is not None:
             try:
-                _attach(client, address, memory)
+                _attach(client, address, memory, file)
             except OSError as error:
                 raise _not_mapped(memory.nbytes, error) from None
-        self._pieces.setdefault(key, {})[address] = memory
+        self._pieces.setdefault(key, {})[address] = memory, file
 
     def remove(self, key: int, address: int) -> None:
         """Remove memory of a client."""
@@ -121,9 +122,9 @@ class HostMemory:
     def attach_all(self, key: int) -> None:
         """Map all of a client's into its new address space, or none; BackendError OUT_OF_MEMORY."""
         client, attached = self._clients[key], list[int]()
-        for address, memory in self._pieces.get(key, {}).items():
+        for address, (memory, file) in self._pieces.get(key, {}).items():
             try:
-                _attach(client, address, memory)
+                _attach(client, address, memory, file)
             except OSError as error:
                 for attached_space in attached:
                     _detach(client, attached_space)
@@ -141,9 +142,9 @@ def _not_mapped(count: int, error: OSError) -> BackendError:
     return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 
-def _attach(client: ClientSpace, address: int, memory: memoryview) -> None:
+def _attach(client: ClientSpace, address: int, memory: memoryview, file: File) -> None:
     with client.lock:
-        client.space.attach(address, memory)
+        client.space.attach(address, memory, file)
         client.own(address)
 
 

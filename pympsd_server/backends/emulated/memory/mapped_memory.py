@@ -6,7 +6,14 @@ from functools import partial
 from typing import Final
 
 from pympsd.channel.descriptors import explain
-from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, PINNED_WINDOWS, window_of
+from pympsd.vocabulary.device_properties import (
+    MAPPED_OFFSET,
+    MAPPING_GRANULE,
+    PINNED_WINDOWS,
+    mapped_window_of,
+    ordinal_of,
+    window_of,
+)
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
 from pympsd_server.backends.emulated.memory.peer_windows import refusals
@@ -146,19 +153,21 @@ class MappedMemory:
             self.check_room()
             self._client.mappings.set_access(address, count, accessible)
 
-    def publish(self) -> File:
-        """Return the file with the client's allocations; BackendError."""
+    def publish(self, address: int) -> File:
+        """Return the file with the client's allocations, or its host memory; BackendError INVALID_VALUE."""
         with self._client.lock:
             self._check_own_space()
-            return self._client.space.publish()
+            with refusals():
+                return self._client.space.publish(address)
 
-    def map_peer(self, ordinal: int, process: int, file: File) -> None:
+    def map_peer(self, address: int, process: int, file: File) -> None:
         """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         with self._client.lock:
             self._check_own_space()
-            self._client.space.unmap_peer(self._distance(ordinal))
+            distance = self._distance(address)
+            self._client.space.unmap_peer(distance)
             with refusals():
-                self._client.space.map_peer(process, file, self._distance(ordinal))
+                self._client.space.map_peer(process, file, distance)
 
     def import_peers(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
@@ -171,17 +180,19 @@ class MappedMemory:
             self._client.memories += 1
         return self._enter(pages)
 
-    def unmap_peer(self, ordinal: int) -> None:
+    def unmap_peer(self, address: int) -> None:
         """Undo `map_peer`; BackendError INVALID_VALUE."""
         with self._client.lock:
             self._check_own_space()
-            self._client.space.unmap_peer(self._distance(ordinal))
+            self._client.space.unmap_peer(self._distance(address))
 
-    def _distance(self, ordinal: int) -> int:
-        distance = window_of(ordinal) - self._client.space.base
-        if not distance or ordinal >= PINNED_WINDOWS:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is not a peer of this one")
-        return distance
+    def _distance(self, address: int) -> int:
+        ordinal, base = ordinal_of(address), self._client.space.base
+        is_part = address in (window_of(ordinal), mapped_window_of(ordinal))
+        if not is_part or not 0 <= ordinal < PINNED_WINDOWS or base == window_of(ordinal):
+            reason = f"{address:#x} is not where memory of another device begins"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        return address - base
 
     def close(self) -> list[Callable[[], None]]:
         """Unmap all of it; the caller has the client's lock, and calls what this returns without it."""

@@ -1,7 +1,8 @@
 """The memory of one client on other devices, as its kernels access it there: windows that several executors map.
 
 A window's file has its allocations and behind them a table, which its owner writes and its peers read: what kernels
-may access, and the files of memory that is mapped behind the allocations.
+may access, and the files of memory that is mapped behind the allocations. The host memory of the client is in a file
+of the same form, which peers map by itself, as the memory of a window that begins there.
 """
 
 import mmap
@@ -15,22 +16,20 @@ from typing import Any, Final, Protocol
 import numpy as np
 from attrs import define, field, frozen
 
+from pympsd.channel.mapping import NORESERVE, map_file_over
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import File
+from pympsd_server.backends.virtual_memory import TABLE_BYTES, File
 from pympsd_server.ptx.isa.datatypes import Array
 
 Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""
 
-FILE_NAME: Final = "pympsd-memory-"
-"""The prefix of the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
 RANGES: Final = 1 << 20
 """The most ranges in a table; peers can access no more than these."""
 SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
-TABLE_BYTES: Final = -(-(_HEAD + 2 * RANGES + _WORDS * SEGMENTS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _READ_TIMEOUT_SECONDS: Final = 1.0
 """The time to wait for a table that is being written, or written repeatedly."""
 _PAUSE_SECONDS: Final = 50e-6
@@ -54,7 +53,10 @@ class Table:
 
     def __init__(self, fd: int, offset: int) -> None:
         """Map the table at an offset of a file. Raises OSError."""
-        words = np.frombuffer(mmap.mmap(fd, TABLE_BYTES, offset=offset), np.int64)
+        # An mmap of the file itself would keep a descriptor of its own.
+        mapping = mmap.mmap(-1, TABLE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+        words = np.frombuffer(mapping, np.int64)
+        map_file_over(fd, TABLE_BYTES, words.ctypes.data, offset)
         self._head = words[:_HEAD]
         self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
         at = _HEAD + 2 * RANGES

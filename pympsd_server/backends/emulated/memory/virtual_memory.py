@@ -17,9 +17,8 @@ from pympsd.channel.mapping import make_sealed, open_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import File
+from pympsd_server.backends.virtual_memory import File, file_name, new_secret
 
 MAX_MAPPINGS: Final = 4096
 """The largest number of mappings of one client: each is a mapping of this process, which may have 65,530."""
@@ -138,11 +137,6 @@ class WindowPages(Storage):
 
     def _close(self) -> None:
         self._pages = None
-
-
-def new_secret() -> int:
-    """Return a number that cannot be guessed, not 0."""
-    return int.from_bytes(os.urandom(16), "little") or 1
 
 
 class Exports:

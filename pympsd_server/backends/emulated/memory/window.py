@@ -6,6 +6,7 @@ The file has no pages where nothing was accessed yet, and again none where memor
 import errno
 import mmap
 import os
+from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import RLock
@@ -17,15 +18,12 @@ from pympsd.channel.mapping import NORESERVE, make_sealed, map_again, map_file_o
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.peer_windows import (
-    FILE_NAME,
-    TABLE_BYTES,
     PeerWindow,
     Ranges,
     Segment,
     Table,
-    select_below,
 )
-from pympsd_server.backends.virtual_memory import File
+from pympsd_server.backends.virtual_memory import TABLE_BYTES, File, file_name, new_secret
 from pympsd_server.ptx.isa.datatypes import DTYPES, Array, DType
 
 _PAGE: Final = mmap.PAGESIZE
@@ -42,10 +40,13 @@ class Window:
         """Make ``size`` bytes for allocations, in ``reserved`` addresses at least; ReserveRefused, OSError."""
         self.allocatable: Final = -(-size // _PAGE) * _PAGE
         self.size: Final = max(self.allocatable, reserved)
-        self._secret: Final = int.from_bytes(os.urandom(16), "little")
+        self._secret: Final = new_secret()
         self._file = -1
         self._bytes: Array = np.zeros(0, np.uint8)
-        self._table: Table | None = None
+        self.host_file: File | None = None
+        """All host memory of the client."""
+        self._tables: dict[int, Table] = {}
+        """What peers may access of each part that is published, by the offset where the part begins."""
         self._placed: dict[int, tuple[int, File | None]] = {}
         """The mappings behind the allocations: sizes by offset, and the files that peers can map."""
         self._lock: Final = RLock()
@@ -137,19 +138,31 @@ class Window:
 
     # --- peers
 
-    def publish(self, ranges: Ranges) -> File:
-        """Show peers which ranges kernels may access; return the file, which stays the window's."""
-        if self._table is None:
-            self._table = Table(self._file, self.allocatable)
+    def publish(self, begin: int, ranges: Ranges) -> File:
+        """Show peers which ranges kernels may access in the part that begins at an offset; return its file.
+
+        The allocations and what is mapped behind them are one part; host memory is the other, and has a file of its
+        own. Raises OSError; ValueError if the client has no such memory.
+        """
+        file = {0: self.file_at(0), MAPPED_OFFSET: self.host_file}.get(begin)
+        if file is None:
+            raise ValueError(f"there is no memory for peers at offset {begin:#x} of the window")
+        if begin not in self._tables:
+            self._tables[begin] = Table(file.descriptor, _table_at(file.descriptor))
             self.publish_again(ranges)
-        return self.file_at(0)
+        return file
 
     def publish_again(self, ranges: Ranges) -> None:
         """Show peers what has changed, if there may be peers."""
-        if self._table is not None:
+        starts, ends = ranges
+        first = bisect_left(starts, MAPPED_OFFSET)
+        if allocations := self._tables.get(0):
             entries = self._placed.items()
             segments = [Segment(offset, count, file) for offset, (count, file) in entries if file is not None]
-            self._table.write(self.size, select_below(ranges, MAPPED_OFFSET), segments)
+            allocations.write(min(self.size, MAPPED_OFFSET), (starts[:first], ends[:first]), segments)
+        if host_memory := self._tables.get(MAPPED_OFFSET):
+            pieces = [[offset - MAPPED_OFFSET for offset in bounds[first:]] for bounds in ranges]
+            host_memory.write(self.size - MAPPED_OFFSET, (pieces[0], pieces[1]), [])
 
     def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
         """Map a window that another process has published, behind this one and in no peer's place.
@@ -158,7 +171,7 @@ class Window:
         """
         opened = open_sealed(process, file.descriptor, file_name(file.secret), TABLE_BYTES + _PAGE)
         try:
-            allocatable = os.fstat(opened).st_size - TABLE_BYTES
+            allocatable = _table_at(opened)
             table = Table(opened, allocatable)
             size, place = table.size, self.size
             if not allocatable <= size <= 1 << WINDOW_BITS or size % _PAGE:
@@ -188,7 +201,7 @@ class Window:
         with self._lock:
             if self.is_closed:
                 return
-            self._placed, self._table = {}, None
+            self._placed, self._tables = {}, {}
             self.views = {}
             self._bytes = np.zeros(0, np.uint8)
             self._close_file()
@@ -204,6 +217,6 @@ class Window:
     __del__ = _close_file
 
 
-def file_name(secret: int) -> str:
-    """Return the name of a file of memory."""
-    return f"{FILE_NAME}{secret:032x}"
+def _table_at(file: int) -> int:
+    """Return the offset of the table in a file: the size of the memory before it."""
+    return os.fstat(file).st_size - TABLE_BYTES

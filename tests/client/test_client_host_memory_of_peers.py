@@ -1,0 +1,227 @@
+"""Page-locked and managed memory of one device in kernels of another, for which no peer access is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pympsd.vocabulary.results import Result
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.context import Context, contexts
+from pympsd_client._objects.memory.shared_pages import share
+from tests.client.conftest import ok
+from tests.client.test_client_mapped import kernel, launch
+from tests.client.test_client_peer_access import DONE, ILLEGAL, WORDS, add_one, numbers, peers, read, use
+from tests.client.test_client_pinned import at
+from tests.support.client_kernels import MORE
+
+__all__ = ["peers"]
+SIZE = 4 * WORDS
+DEVICE_MAP = 2
+ATTACH_GLOBAL = 1
+_kept: list[mmap.mmap] = []
+
+
+def _allocate() -> tuple[int, int]:
+    address = int(ok(cuda.cuMemHostAlloc(SIZE, DEVICE_MAP)))
+    return address, address
+
+
+def _allocate_managed() -> tuple[int, int]:
+    address = int(ok(cuda.cuMemAllocManaged(SIZE, ATTACH_GLOBAL)))
+    return address, address
+
+
+def _register() -> tuple[int, int]:
+    pages = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _kept.append(pages)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    ok(cuda.cuMemHostRegister(address, SIZE, DEVICE_MAP))
+    return address, int(ok(cuda.cuMemHostGetDevicePointer(address, 0)))
+
+
+def _free(make: Callable[[], tuple[int, int]], address: int) -> None:
+    free = {_allocate: cuda.cuMemFreeHost, _allocate_managed: cuda.cuMemFree, _register: cuda.cuMemHostUnregister}
+    ok(free[make](address))
+
+
+KINDS = pytest.mark.parametrize("make", [_allocate, _allocate_managed, _register])
+"""Each returns the program's address and that of kernels."""
+
+
+@KINDS
+@pytest.mark.parametrize("own", [0, 1])
+def test_kernels_of_another_device_read_and_write_it(
+    make: Callable[[], tuple[int, int]], own: int, peers: list[Any]
+) -> None:
+    use(peers[1 - own])
+    address, of_kernels = make()
+    memory = at(address, SIZE).view(np.float32)
+    memory[:] = np.arange(WORDS)
+    for context in (peers[own], peers[1 - own], peers[own]):
+        use(context)
+        assert add_one(of_kernels) == DONE, last_error()
+    assert (memory == np.arange(WORDS) + 3).all()
+
+
+def test_a_context_that_is_created_later_reaches_it(context: Any) -> None:
+    address, _ = _allocate()
+    at(address, SIZE).view(np.float32)[:] = 0
+    ok(cuda.cuCtxCreate(None, 0, 1))
+    assert add_one(address) == DONE, last_error()
+    ok(cuda.cuMemsetD32(address + 4, 0, 1))
+    assert at(address, SIZE).view(np.float32)[:3].tolist() == [1, 0, 1]
+
+
+def test_a_running_kernel_sees_what_the_program_writes(peers: list[Any]) -> None:
+    use(peers[1])
+    address, _ = _allocate()
+    use(peers[0])
+    stream = ok(cuda.cuStreamCreate(1))
+    launch(kernel(MORE, b"wait_for_word"), (address, ctypes.c_uint64), stream=stream)
+    assert cuda.cuStreamQuery(stream)[0] == cuda.CUresult.CUDA_ERROR_NOT_READY
+    at(address, 4)[0] = 1
+    assert cuda.cuStreamSynchronize(stream) == DONE
+
+
+def test_its_address_is_the_same_for_both(peers: list[Any]) -> None:
+    use(peers[1])
+    address, _ = _allocate()
+    registered, of_kernels = _register()
+    use(peers[0])
+    assert int(ok(cuda.cuMemHostGetDevicePointer(address, 0))) == address
+    assert int(ok(cuda.cuMemHostGetDevicePointer(registered, 0))) == of_kernels
+
+
+@pytest.mark.parametrize("what", ["device memory", "device memory after peer access", "freed"])
+def test_what_kernels_of_another_device_do_not_reach(what: str, peers: list[Any]) -> None:
+    use(peers[1])
+    address, _ = _allocate()
+    wrong = numbers(peers[1])
+    use(peers[0])
+    if what == "device memory after peer access":
+        ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+        assert add_one(wrong) == DONE
+        ok(cuda.cuCtxDisablePeerAccess(peers[1]))
+    assert add_one(address) == DONE, last_error()
+    if what == "freed":
+        ok(cuda.cuMemFreeHost(address))
+        wrong = address
+    assert add_one(wrong) == ILLEGAL
+    assert f"{wrong:#x}" in last_error()
+
+
+def test_a_running_kernel_goes_on_when_peer_access_ends(peers: list[Any]) -> None:
+    use(peers[1])
+    address, _ = _allocate()
+    use(peers[0])
+    ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    stream = ok(cuda.cuStreamCreate(1))
+    launch(kernel(MORE, b"wait_for_word"), (address, ctypes.c_uint64), stream=stream)
+    for _ in range(3):
+        ok(cuda.cuCtxDisablePeerAccess(peers[1]))
+        ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    assert cuda.cuStreamQuery(stream)[0] == cuda.CUresult.CUDA_ERROR_NOT_READY
+    at(address, 4)[0] = 1
+    assert cuda.cuStreamSynchronize(stream) == DONE
+
+
+def test_without_a_context_of_its_device_kernels_do_not_reach_it(peers: list[Any]) -> None:
+    use(peers[1])
+    address, _ = _allocate()
+    at(address, SIZE)[:] = 0
+    ok(cuda.cuCtxDestroy(peers[1]))
+    again = ok(cuda.cuCtxCreate(None, 0, 1))
+    use(peers[0])
+    assert add_one(address) == DONE, last_error()
+    assert (at(address, SIZE).view(np.float32) == 1).all()
+    ok(cuda.cuCtxDestroy(again))
+    assert add_one(address) == ILLEGAL
+
+
+def test_many_pieces_and_device_memory_beside_them(peers: list[Any]) -> None:
+    use(peers[1])
+    pieces = [_allocate()[0] for _ in range(50)]
+    for piece in pieces[::2]:
+        ok(cuda.cuMemFreeHost(piece))
+    use(peers[0])
+    own = numbers(peers[0])
+    for piece in pieces[1::2]:
+        at(piece, SIZE)[:] = 0
+        assert add_one(piece) == DONE, last_error()
+        assert (at(piece, SIZE).view(np.float32) == 1).all()
+    assert add_one(own) == DONE
+    assert (read(own) == np.arange(WORDS) + 1).all()
+
+
+@KINDS
+def test_freeing_waits_for_kernels_of_another_device(
+    make: Callable[[], tuple[int, int]], peers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(peers[1])
+    word, _ = _allocate()
+    address, _ = make()
+    use(peers[0])
+    stream = ok(cuda.cuStreamCreate(1))
+    launch(kernel(MORE, b"wait_for_word"), (word, ctypes.c_uint64), stream=stream)
+    call = Context.call
+    waited = []
+
+    def end_kernel(context: Context, operation: Any, *operands: int) -> bytes:
+        if operation is operations.SYNCHRONIZE_CONTEXT and context is contexts[int(peers[0])]:
+            waited.append(cuda.cuStreamQuery(stream)[0])
+            at(word, 4)[0] = 1
+        return call(context, operation, *operands)
+
+    use(peers[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "call", end_kernel)
+        _free(make, address)
+    assert waited[:1] == [cuda.CUresult.CUDA_ERROR_NOT_READY]
+    assert cuda.cuStreamQuery(stream) == DONE, "nothing else waits for it"
+    ok(cuda.cuMemFreeHost(word))
+
+
+def test_freeing_within_a_host_function_waits_for_nothing(peers: list[Any]) -> None:
+    """As a finalizer may: the function would wait for itself."""
+    pages = share(contexts[int(peers[1])], SIZE)
+    use(peers[0])
+    assert add_one(pages.address) == DONE, last_error()
+    ok(cuda.cuLaunchHostFunc(0, lambda _: pages.close(), None))
+    assert cuda.cuStreamSynchronize(0) == DONE
+    assert add_one(pages.address) == ILLEGAL
+
+
+@pytest.mark.parametrize("code", [Result.ERROR_OUT_OF_MEMORY, Result.ERROR_ILLEGAL_ADDRESS])
+def test_memory_that_another_device_cannot_map_is_refused_unless_it_has_failed(
+    code: Result, peers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Context.call
+
+    def refuse_mapping(context: Context, operation: Any, *operands: int) -> bytes:
+        if operation is operations.MAP_PEER:
+            raise CudaError(code, "the memory of the peer cannot be mapped")
+        return call(context, operation, *operands)
+
+    ok(cuda.cuCtxDestroy(peers[1]))
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "call", refuse_mapping)
+        again = ok(cuda.cuCtxCreate(None, 0, 1))
+        use(peers[0])
+        if code == Result.ERROR_OUT_OF_MEMORY:
+            assert cuda.cuMemHostAlloc(SIZE, DEVICE_MAP) == (cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+            assert "cannot be mapped" in last_error()
+        else:
+            ok(cuda.cuMemFreeHost(ok(cuda.cuMemHostAlloc(SIZE, DEVICE_MAP))))
+    address, _ = _allocate()
+    at(address, SIZE)[:] = 0
+    use(again)
+    assert add_one(address) == DONE, last_error()
