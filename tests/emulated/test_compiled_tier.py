@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 import pytest
+from processes import wait_until
 
 from pympsd_server.ptx.compiled_tier import batch as compiled_batch
 from pympsd_server.ptx.compiled_tier import selection
@@ -399,6 +400,21 @@ ld.param.u64 %a, [p]; ld.global.u32 %n, [%a]; add.u32 %n, %n, 1; st.global.u32 [
         kept.update(module.kept.values())
         assert device.get(address, np.zeros(1, "u4")) == [count]
         assert (len(codes), len(kept)) == (1, 1)
+
+
+def test_code_is_counted_when_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only at the next launch of its kernel, which may never come."""
+    monkeypatch.setattr(selection._loaded, "max_bytes", 1)
+    monkeypatch.setattr(selection, "_SECONDS_BEFORE_COMPILING", 0)
+    monkeypatch.setenv("PYMPSD_KERNEL_CACHE", "off")
+    device = Device(1 << 20)
+    module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
+    device.launch(module, "k", 1, 32, address)
+    codes = module.program.kernels["k"].translation.machine_codes
+    assert [type(code) for code in codes.values()] == [MachineCode]
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    device.launch(device.load(f"{HEADER}{ROUNDS}// another"), "k", 1, 32, address)
+    wait_until(lambda: not codes, "the drop of the first kernel's code")
 
 
 def test_bounded_objects_are_dropped_in_the_order_of_their_last_use() -> None:
