@@ -421,13 +421,38 @@ def test_bounded_objects_are_dropped_in_the_order_of_their_last_use() -> None:
     dropped: list[Never] = []
     bounded, items = BoundedUse(30, dropped.append), [Never() for _ in range(5)]
     for index in (0, 1, 0, 2, 3):
-        bounded.use(items[index], 10)
+        bounded.use(items[index], 10, 0)
     assert dropped == [items[1]]
     del items[2]  # its owner has dropped it
-    bounded.use(items[3], 10)
+    bounded.use(items[3], 10, 0)
     assert dropped == [items[1]]
-    bounded.use(items[1], 100)
+    bounded.use(items[1], 100, 0)
     assert dropped == [items[1], items[0], items[2], items[3]]
+
+
+def test_bounded_objects_of_the_user_who_has_most_are_dropped() -> None:
+    dropped: list[Never] = []
+    bounded = BoundedUse(40, dropped.append)
+    first, second, third = ([Never() for _ in range(5)] for _ in range(3))
+    bounded.use(second[0], 10, 2)
+    for item in first:
+        bounded.use(item, 10, 1)
+    assert dropped == first[:2]
+    for item in second[1:]:
+        bounded.use(item, 10, 2)
+    assert dropped == [*first[:3], *second[:3]]
+    bounded.use(third[0], 15, 3)
+    assert dropped[6:] == [first[3], second[3]]
+
+
+def test_an_object_counts_as_that_of_the_user_who_used_it_last() -> None:
+    dropped: list[Never] = []
+    bounded, items = BoundedUse(30, dropped.append), [Never() for _ in range(4)]
+    for item, user in zip(items[:3], (1, 1, 2), strict=True):
+        bounded.use(item, 10, user)
+    bounded.use(items[0], 10, 2)
+    bounded.use(items[3], 10, 3)
+    assert dropped == [items[2]]
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:

@@ -137,6 +137,7 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
     shape = translation.shapes.get(setup.block)
     if shape is None:
         shape = translation.shapes[setup.block] = ShapeClass.of(translation.code, setup.block)
+    user = module.facilities.user
     state: MachineCode | str | None = codes.get(shape)
     if state is None:
         state = codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
@@ -146,27 +147,20 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
         elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
             state, translation.decided_at = _COMPILING, time.monotonic() + _MAX_WAIT
             codes[shape] = state
-            _queue.add(
-                module.facilities,
-                len(translation.code.operations),
-                lambda is_abandoned: _store(
-                    translation, shape, _compile(translation, shape, setup.block, is_abandoned)
-                ),
-                lambda: _store(translation, shape, _NOT_COMPILED),
-            )
-    _count_use(state)
+
+            def compile_queued(is_abandoned: Callable[[], bool]) -> None:
+                codes[shape] = code = _compile(translation, shape, setup.block, is_abandoned)
+                _count_use(code, user)
+
+            size = len(translation.code.operations)
+            _queue.add(module.facilities, size, compile_queued, lambda: codes.update({shape: _NOT_COMPILED}))
+    _count_use(state, user)
     return state
 
 
-def _store(translation: Translation, shape: ShapeClass, state: MachineCode | str) -> None:
-    """Keep what has become of a kernel that was queued."""
-    translation.machine_codes[shape] = state
-    _count_use(state)
-
-
-def _count_use(state: MachineCode | str) -> None:
+def _count_use(state: MachineCode | str, user: int) -> None:
     if isinstance(state, MachineCode):
-        _loaded.use(state, state.nbytes)
+        _loaded.use(state, state.nbytes, user)
 
 
 def _has_loops(translation: Translation) -> bool:
