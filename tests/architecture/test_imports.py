@@ -260,11 +260,11 @@ def _rings(arrows: dict[str, set[str]]) -> list[list[str]]:
 def _find_reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
     """Return the nodes that one or more arrows lead to."""
     result: set[str] = set()
-    left = [start]
-    while left:
-        new = arrows[left.pop()] - result
+    pending = [start]
+    while pending:
+        new = arrows[pending.pop()] - result
         result |= new
-        left += new
+        pending += new
     return result
 
 

@@ -128,8 +128,8 @@ class LogHistory:
         elif matched := _RUN_BY.fullmatch(text):
             server.executors[self.identify(int(matched[1]))] = int(matched[2])
         elif matched := _ENDED.fullmatch(text):
-            for one in [executor for executor in server.executors if executor.pid == int(matched[1])]:
-                del server.executors[one]
+            for executor in [executor for executor in server.executors if executor.pid == int(matched[1])]:
+                del server.executors[executor]
         elif text == _ENDED_BY_FAULT:
             server.by_fault = True
         elif _DROPPED.match(text):
@@ -216,7 +216,7 @@ def _ends(server: ServerHistory, cut_short: bool) -> Iterator[str]:
 
 
 def _books(server: ServerHistory, cut_short: bool) -> Iterator[str]:
-    for what, counts in (("client", server.clients), ("context", server.contexts)):
+    for kind, counts in (("client", server.clients), ("context", server.contexts)):
         for name, count in counts.items():
             if count < 0 or (count and not cut_short):
-                yield f"server {server.pid}: {what} {name} came {count:+d} times more often than it left"
+                yield f"server {server.pid}: {kind} {name} came {count:+d} times more often than it left"

@@ -193,7 +193,7 @@ def rounds(seed: int, seconds: float, backends: Collection[Backend] = tuple(Back
     variants = [entry for entry in VARIANTS if entry.backend in backends and entry != first]
     others = [entry for entry in SETUPS if entry.backend in backends]
     count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(variants), int(seconds / SHORTEST_ROUND)))
-    setups = [first, *sorted(source.sample(variants, len(variants)), key=lambda each: each != NAMED)]
+    setups = [first, *sorted(source.sample(variants, len(variants)), key=lambda variant: variant != NAMED)]
     while len(setups) < count:
         setups += source.sample(others, len(others))
     return tuple(Round(index + 1, seconds / count, setups[index], 1000 * seed + index) for index in range(count))

@@ -39,9 +39,9 @@ def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, 
     """Return a CUDA_MEMCPY3D: of each side its type, what it is, and where the copy begins; packed if no array."""
     description = cuda.CUDA_MEMCPY3D()
     description.WidthInBytes, description.Height, description.Depth = extent
-    for name, (kind, what, (x, y, z)) in sides.items():
+    for name, (kind, operand, (x, y, z)) in sides.items():
         field = {HOST: "Host", DEVICE: "Device", ARRAY: "Array"}[kind]
-        for key, value in {"MemoryType": kind, field: what, "XInBytes": x, "Y": y, "Z": z}.items():
+        for key, value in {"MemoryType": kind, field: operand, "XInBytes": x, "Y": y, "Z": z}.items():
             setattr(description, name + key, value)
     return description
 
@@ -256,10 +256,10 @@ def peer_copy(extent: tuple[int, int, int], source: Any, destination: Any) -> An
     """Return a CUDA_MEMCPY3D_PEER; each side is a context, a memory type and what it is."""
     description = cuda.CUDA_MEMCPY3D_PEER()
     description.WidthInBytes, description.Height, description.Depth = extent
-    for name, (context, kind, what) in (("src", source), ("dst", destination)):
+    for name, (context, kind, operand) in (("src", source), ("dst", destination)):
         setattr(description, f"{name}Context", context)
         setattr(description, f"{name}MemoryType", kind)
-        setattr(description, name + {DEVICE: "Device", ARRAY: "Array"}[kind], what)
+        setattr(description, name + {DEVICE: "Device", ARRAY: "Array"}[kind], operand)
     return description
 
 

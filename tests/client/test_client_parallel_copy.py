@@ -84,10 +84,10 @@ def test_the_caller_copies_a_slice_that_its_helper_has_not_begun(monkeypatch: py
     assert result == [0, 4096, 8192], "and none twice"
 
 
-def interrupt_the_wait(thread: int, left: threading.Event) -> None:
+def interrupt_the_wait(thread: int, has_left: threading.Event) -> None:
     """Press Ctrl-C when this thread waits for the others, or has left."""
     give_up = time.monotonic() + 30
-    while not left.is_set() and time.monotonic() < give_up:
+    while not has_left.is_set() and time.monotonic() < give_up:
         if "wait" in sys._current_frames()[thread].f_code.co_name:
             signal.pthread_kill(thread, signal.SIGINT)
             return

@@ -199,7 +199,7 @@ def test_a_stream_writes_words(context: Any) -> None:
 def test_a_stream_waits_for_a_word(context: Any, flags: int, value: int, short: int, enough: int, bits: int) -> None:
     stream, address, out = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(8)), ok(cuda.cuMemAlloc(4))
     writer = ok(cuda.cuStreamCreate(1))
-    wait, write = (getattr(cuda, f"cuStream{what}Value{bits}") for what in ("Wait", "Write"))
+    wait, write = (getattr(cuda, f"cuStream{operation}Value{bits}") for operation in ("Wait", "Write"))
     if bits == 64 and short > 1 << 31:
         short |= 0xFFFFFFFF << 32
     if flags == 3 and bits == 64:
@@ -226,7 +226,7 @@ def _word_on(stream: Any, address: Any) -> int:
 def test_wrong_words(context: Any) -> None:
     address = int(ok(cuda.cuMemAlloc(64)))
     for bits in (32, 64):
-        wait, write = (getattr(cuda, f"cuStream{what}Value{bits}") for what in ("Wait", "Write"))
+        wait, write = (getattr(cuda, f"cuStream{operation}Value{bits}") for operation in ("Wait", "Write"))
         for call in (wait, write):
             for wrong in (0, address + 1, address + bits // 16):
                 assert _name(call(0, wrong, 0, 0)) == "INVALID_VALUE"
@@ -285,12 +285,12 @@ def _operation(extent: tuple[int, int, int], *operands: tuple[Any, ...]) -> Any:
     """Return a CUDA_MEMCPY3D_BATCH_OP; operands are source and destination: memory or an array, and its sizes."""
     description, Type = cuda.CUDA_MEMCPY3D_BATCH_OP(), cuda.CUmemcpy3DOperandType
     description.extent.width, description.extent.height, description.extent.depth = extent
-    for side, (what, *sizes) in zip((description.src, description.dst), operands, strict=True):
-        if isinstance(what, cuda.CUarray):
-            side.type, side.op.array.array = Type.CU_MEMCPY_OPERAND_TYPE_ARRAY, what
+    for side, (operand, *sizes) in zip((description.src, description.dst), operands, strict=True):
+        if isinstance(operand, cuda.CUarray):
+            side.type, side.op.array.array = Type.CU_MEMCPY_OPERAND_TYPE_ARRAY, operand
             side.op.array.offset.x, side.op.array.offset.y, side.op.array.offset.z = sizes
         else:
-            side.type, side.op.ptr.ptr = Type.CU_MEMCPY_OPERAND_TYPE_POINTER, what
+            side.type, side.op.ptr.ptr = Type.CU_MEMCPY_OPERAND_TYPE_POINTER, operand
             side.op.ptr.rowLength, side.op.ptr.layerHeight = sizes
     return description
 

@@ -110,9 +110,11 @@ def test_a_server_that_is_named_and_no_program_is_named_in_the_error() -> None:
 
 
 def test_one_device_is_one() -> None:
-    one = evolve(FOUND, devices=DEVICES[:1])
-    assert machine("auto", one, SERVER).reason == f"the driver finds 1 device, and its MPS server is {SERVER}"
-    assert machine("auto", one).reason == "the driver finds 1 device, but not its MPS server"
+    machine_of_one = evolve(FOUND, devices=DEVICES[:1])
+    assert (
+        machine("auto", machine_of_one, SERVER).reason == f"the driver finds 1 device, and its MPS server is {SERVER}"
+    )
+    assert machine("auto", machine_of_one).reason == "the driver finds 1 device, but not its MPS server"
 
 
 def test_a_described_machine_is_emulated_whatever_is_installed() -> None:

@@ -157,9 +157,9 @@ def test_vectors_of_floats(kind: str, function: str) -> None:
     new = rule(old, values)
     for row in range(4):
         # Elements are updated one by one, in any order of the threads: what one leaves the next one finds.
-        result = np.vstack([old[row::4], expected[row : row + 1]])
-        left = np.vstack([new[row::4], memory[row : row + 1]])
-        np.testing.assert_array_equal(np.sort(result, axis=0), np.sort(left, axis=0))
+        values_read = np.vstack([old[row::4], expected[row : row + 1]])
+        values_written = np.vstack([new[row::4], memory[row : row + 1]])
+        np.testing.assert_array_equal(np.sort(values_read, axis=0), np.sort(values_written, axis=0))
 
 
 @pytest.mark.parametrize("function", ["add", "min", "max"])

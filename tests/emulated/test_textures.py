@@ -276,7 +276,7 @@ def test_cubes(machine: Machine, layered: bool) -> None:
         axis = int(np.argmax(np.abs(direction)))
         face = 2 * axis + (direction[axis] < 0)
         s, t = _across(direction, face)
-        x, y = (min(3, int((each / abs(direction[axis]) + 1) / 2 * 4)) for each in (s, t))
+        x, y = (min(3, int((coordinate / abs(direction[axis]) + 1) / 2 * 4)) for coordinate in (s, t))
         expected.append(data[face + (6 if layered else 0), y, x, 0])
     coordinates = np.ones((80, 4), "f4")
     coordinates[:, 1 if layered else 0 :][:, :3] = directions
@@ -449,14 +449,14 @@ def test_memory_that_is_no_object_is_refused() -> None:
     random = np.random.default_rng(11)
     refused = 0
     for _ in range(400):
-        data = bytearray(good)
-        data[random.integers(0, 120)] = random.integers(0, 256)
+        damaged = bytearray(good)
+        damaged[random.integers(0, 120)] = random.integers(0, 256)
         try:
-            tensor_map = unpack(bytes(data))
+            texture = unpack(bytes(damaged))
         except ValueError:
             refused += 1
             continue
-        for each in tensor_map.levels:
-            assert max(each.width, each.height, each.depth) < 1 << 31
-            assert each.address + each.depth * each.slice_pitch + each.height * each.pitch >= 0
+        for accepted in texture.levels:
+            assert max(accepted.width, accepted.height, accepted.depth) < 1 << 31
+            assert accepted.address + accepted.depth * accepted.slice_pitch + accepted.height * accepted.pitch >= 0
     assert refused > 100

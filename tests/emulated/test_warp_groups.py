@@ -225,11 +225,11 @@ def place_d(i: int, row: int, t: int) -> tuple[int, int]:
 
 def place_a(size: int) -> Callable[[int, int, int], tuple[int, int]]:
     """The same for A, of elements of `size` bytes: registers have the rows 0 and 8, then the next 16 bytes of K."""
-    each = 4 // size
+    elements = 4 // size
 
     def place(i: int, row: int, t: int) -> tuple[int, int]:
-        register = i // each
-        return row + 8 * (register % 2), t * each + i % each + 4 * each * (register // 2)
+        register = i // elements
+        return row + 8 * (register % 2), t * elements + i % elements + 4 * elements * (register // 2)
 
     return place
 

@@ -74,10 +74,10 @@ class Matrix:
     def transfer(self, space: str) -> str:
         """The instruction that loads it, or stores D."""
         rest = f", {self.stride}" if self.spare else ""
-        what = f"{self.name}.sync.aligned.{self.layout}.@SHAPE@{space}.{self.kind}"
+        suffix = f"{self.name}.sync.aligned.{self.layout}.@SHAPE@{space}.{self.kind}"
         if self.name == "d":
-            return f"wmma.store.{what} [%pd], {self.registers}{rest};"
-        return f"wmma.load.{what} {self.registers}, [%p{self.name}]{rest};"
+            return f"wmma.store.{suffix} [%pd], {self.registers}{rest};"
+        return f"wmma.load.{suffix} {self.registers}, [%p{self.name}]{rest};"
 
 
 COPY = """ld.param.u64 %g, [a]; mov.u32 %s, s; mov.u32 %i, %t;
@@ -100,7 +100,7 @@ def kernel(matrices: tuple[Matrix, ...], shape: str, space: str, modifier: str) 
             lines.append(COPY.replace("@WORDS@", str(WARPS * size // 4)))
         lines.append(f"shr.u32 %i, %t, 5; mul.wide.u32 %w, %i, {size}; add.u64 %p{matrix.name}, %p{matrix.name}, %w;")
     types = f"{d.kind}.{c.kind}" if a.kind == "f16" else f"{d.kind}.{a.kind}.{b.kind}.{c.kind}"
-    operands = ", ".join(each.registers for each in matrices)
+    operands = ", ".join(matrix.registers for matrix in matrices)
     lines += [a.transfer(space), b.transfer(".global"), c.transfer("")]
     lines.append(f"wmma.mma.sync.aligned.{a.layout}.{b.layout}.@SHAPE@.{types}{modifier} {operands};")
     lines.append(d.transfer(".global"))

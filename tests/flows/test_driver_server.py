@@ -249,7 +249,7 @@ def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProc
             entry.as_client()
             assert select.select([entry.connection], [], [], 30)[0], "no connection came"
         # The stopped server may have heard of the first; the third has taken nothing.
-        taken = [stack.enter_context(each.take_connection()) for each in here[:2]]
+        taken = [stack.enter_context(client_process.take_connection()) for client_process in here[:2]]
         daemon.kill()
         taken.append(stack.enter_context(here[2].take_connection()))
         os.kill(server, signal.SIGCONT)

@@ -62,20 +62,20 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     family, kind = "", ""
     for line in lines:
         if line.startswith("# "):
-            _, what, name, rest = line.split(" ", 3)
-            if what == "TYPE":
+            _, keyword, name, rest = line.split(" ", 3)
+            if keyword == "TYPE":
                 assert name not in result, "the lines of a family are together"
                 family, kind = name, rest
                 result[family] = []
             assert name == family
-            assert what in ("TYPE", "HELP") or family.endswith(f"_{rest}")
+            assert keyword in ("TYPE", "HELP") or family.endswith(f"_{rest}")
             continue
         match = SAMPLE.fullmatch(line)
         assert match, line
         assert match[1] == family + {"info": "_info", "counter": "_total"}.get(kind, "")
         labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match[2]))
         assert (kind != "stateset") or family in labels
-        assert labels not in [each for each, _ in result[family]], "a sample is there once"
+        assert labels not in [earlier for earlier, _ in result[family]], "a sample is there once"
         result[family].append((labels, float(match[3])))
     return result
 

@@ -156,12 +156,12 @@ def sockets_of(pid: int) -> list[str]:
 
 def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
-    named = ["control", "control_privileged"]
+    listening = ["control", "control_privileged"]
     # A connection that is still being closed has the name of the socket it came in by.
-    wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == named, "two named sockets, and no more")
+    wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == listening, "two named sockets, and no more")
     result = {name: sockets_of(pid) for name, pid in processes.items()}
     assert sum(map(len, result.values())) > 8
-    assert [name for names in result.values() for name in names if name] == named
+    assert [name for names in result.values() for name in names if name] == listening
 
 
 def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess, owner: ClientProcess) -> None:

@@ -97,14 +97,14 @@ def kernel(name: str, lines: list[str]) -> str:
             "ld.param.u64 %in, [p_in]; ld.param.u64 %out, [p_out];",
             "mov.u32 %t, %tid.x; mul.wide.u32 %at, %t, 8; add.s64 %in, %in, %at; add.s64 %out, %out, %at;",
             *(
-                f"ld.global.b{kind.bits} %{one}, [%in+{_ROW_BYTES * row}];"
-                for row, (one, kind) in enumerate(REGISTERS)
+                f"ld.global.b{kind.bits} %{register}, [%in+{_ROW_BYTES * row}];"
+                for row, (register, kind) in enumerate(REGISTERS)
             ),
             *(f"setp.gt.s32 %p{number}, %w{number}, 0;" for number in range(PREDICATES)),
             *lines,
             *(
-                f"st.global.b{kind.bits} [%out+{_ROW_BYTES * row}], %{one};"
-                for row, (one, kind) in enumerate(REGISTERS)
+                f"st.global.b{kind.bits} [%out+{_ROW_BYTES * row}], %{register};"
+                for row, (register, kind) in enumerate(REGISTERS)
             ),
             *(_store_predicate(number) for number in range(PREDICATES)),
             "ret; }",

@@ -100,7 +100,7 @@ def test_zsh_completes(line: str, completed: list[str]) -> None:
 def test_every_command_and_option_is_completed() -> None:
     first = set(bash("pympsd "))
     assert first >= {*MODULES, *(command.module for command in COMMANDS.values()), "top", "plot"}
-    assert first >= {word for left, _ in OPTIONS for word in left.replace(",", "").split() if word.startswith("-")}
+    assert first >= {word for usage, _ in OPTIONS for word in usage.replace(",", "").split() if word.startswith("-")}
     for module in MODULES:
         assert set(bash(f"pympsd {module} ")) == set(verbs_of(module, 3))
     assert set(bash("pympsd-smi -")) == {*SHORT, *PLAIN, *VALUED}

@@ -51,7 +51,7 @@ class _Executors:
     def at(cls, *executors: _Executor) -> _Executors:
         """Return executors of devices 0, 1 ... for all users."""
         slots = (ExecutorSlot(device) for device in range(len(executors)))
-        return cls({slot: evolve(each, slot=slot) for slot, each in zip(slots, executors, strict=True)})
+        return cls({slot: evolve(executor, slot=slot) for slot, executor in zip(slots, executors, strict=True)})
 
     @property
     def ended_devices(self) -> list[int]:

@@ -62,10 +62,10 @@ class Supervisor:
         for pid in unit if whole_group else [self.pid]:
             _kill(pid, signal.SIGTERM)
         status = self._wait()
-        left = [pid for pid in children if alive(pid)]
+        remaining = [pid for pid in children if alive(pid)]
         # Executors that are killed with their server may take a moment more.
         wait_until(lambda: not any(map(alive, unit)), "the end of the whole unit")
-        return status, left
+        return status, remaining
 
     def _wait(self) -> int:
         assert self.process is not None

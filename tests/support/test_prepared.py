@@ -127,12 +127,12 @@ def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
         assert [entry["parent, group, session"][1:] for entry in reported] == 2 * [[str(server)] * 2]
         assert [entry["parent, group, session"][0] for entry in reported] == [str(daemon.pid), str(server)]
         assert not any(map(alive, (server, executor)))
-        for each in reported:
-            del each["parent, group, session"]
-            each["descriptors"] = Counter(RANDOM.sub("", target) for target in each["descriptors"].values())
+        for report in reported:
+            del report["parent, group, session"]
+            report["descriptors"] = Counter(RANDOM.sub("", target) for target in report["descriptors"].values())
             # The interpreter of an executed server adds its locale.
-            entries = {entry.replace(name.encode(), b"") for entry in each["environment"]}
-            each["environment"] = entries - {b"LC_CTYPE=C.UTF-8"}
+            entries = {entry.replace(name.encode(), b"") for entry in report["environment"]}
+            report["environment"] = entries - {b"LC_CTYPE=C.UTF-8"}
         result.append(reported)
     adopt_orphans(False)
     for ordinary, forked in zip(*result, strict=True):

@@ -13,8 +13,8 @@ POD = "8dd5e6d0-7d1c-4b5f-9a5e-0c6a1f1e2d3c"
 MANAGER = "/user.slice/user-1000.slice/user@1000.service"
 
 
-def _fits(kind: str, *values: str, namespace: str = "serve/chat", **what: object) -> bool:
-    origin = Origin(**{"uid": 1000, "groups": (100, 27), "cgroups": ("/",), "executable": "/bin/x", **what})  # type: ignore[arg-type]
+def _fits(kind: str, *values: str, namespace: str = "serve/chat", **properties: object) -> bool:
+    origin = Origin(**{"uid": 1000, "groups": (100, 27), "cgroups": ("/",), "executable": "/bin/x", **properties})  # type: ignore[arg-type]
     return Rule(1, conditions=(Condition(kind, values),)).examine(origin, namespace)[0]
 
 

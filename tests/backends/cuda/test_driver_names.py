@@ -120,7 +120,7 @@ class Names(ast.NodeVisitor):
 def is_there(name: str) -> bool:
     """Return whether the driver has it; ``*NAME`` is an attribute of devices or of functions."""
     if name.startswith("*"):
-        return any(is_there(f"{each}{name[1:]}") for each in ATTRIBUTES)
+        return any(is_there(f"{attribute}{name[1:]}") for attribute in ATTRIBUTES)
     kind, _, member = name.partition(".")
     result: Any = getattr(real, kind, None)
     return member in getattr(result, "__members__", ()) if member else result is not None

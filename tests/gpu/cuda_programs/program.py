@@ -106,10 +106,10 @@ class CudaProgram(Program):
         return str(got(cuda.cuDeviceGetAttribute(MULTIPROCESSORS, got(cuda.cuCtxGetDevice()))))
 
     def do_launch(self) -> str:
-        given = (ctypes.c_uint32 * COUNT)(*range(COUNT))
+        inputs = (ctypes.c_uint32 * COUNT)(*range(COUNT))
         result = (ctypes.c_uint32 * COUNT)()
         there, back = (got(cuda.cuMemAlloc(4 * COUNT)) for _ in range(2))
-        got(cuda.cuMemcpyHtoD(there, ctypes.addressof(given), 4 * COUNT))
+        got(cuda.cuMemcpyHtoD(there, ctypes.addressof(inputs), 4 * COUNT))
         self._run("add", COUNT // 256, 256, (int(there), int(back)))
         got(cuda.cuMemcpyDtoH(ctypes.addressof(result), back, 4 * COUNT))
         for address in (there, back):
