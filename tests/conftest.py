@@ -31,13 +31,13 @@ KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
 
 
 def _descriptors() -> set[tuple[int, str]]:
-    result = set()
+    descriptors = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            result.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+            descriptors.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
         except FileNotFoundError:
             continue  # the descriptor of this very listing
-    return {(fd, target) for fd, target in result if not target.startswith(KEPT_BY_LIBRARIES)}
+    return {(fd, target) for fd, target in descriptors if not target.startswith(KEPT_BY_LIBRARIES)}
 
 
 def _children() -> set[int]:

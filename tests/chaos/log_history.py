@@ -193,17 +193,17 @@ def judge(
     ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers forced to end,
     which say no more. ``attached``: PIDs of clients that have had a server: each was met.
     """
-    result = list(logs.problems)
+    problems = list(logs.problems)
     met: set[int] = set()
     for server in logs.servers:
         met |= server.met
         cut_short = server.process in killed or server.process in forced or server.by_fault
-        result += _ends(server, cut_short)
+        problems += _ends(server, cut_short)
         if server.complete and not server.gone_on:
-            result += _books(server, cut_short)
+            problems += _books(server, cut_short)
     if all(server.complete and not server.gone_on for server in logs.servers):
-        result += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
-    return result
+        problems += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
+    return problems
 
 
 def _ends(server: ServerHistory, cut_short: bool) -> Iterator[str]:

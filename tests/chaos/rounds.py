@@ -80,5 +80,5 @@ def _last_words(testbed: Testbed) -> list[str]:
         return []  # its logs are not read
     attached = [life.pid for life in testbed.history.lives if life.attached != FOR_EVER]
     ordered = tuple(f"Protocol violation by server {process.pid}:" for process in testbed.misbehaving)
-    result = judge(testbed.logs, testbed.killed, testbed.forced, attached)
-    return [problem for problem in result if not any(line in problem for line in ordered)]
+    problems = judge(testbed.logs, testbed.killed, testbed.forced, attached)
+    return [problem for problem in problems if not any(line in problem for line in ordered)]

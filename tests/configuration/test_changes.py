@@ -147,9 +147,9 @@ def test_what_a_server_keeps_is_said() -> None:
         (7, "server 'a' stays that of user 0: 'server set a --uid=7' changes it"),
         (0, "server 'a' keeps its devices: delete it first to give it others"),
     ):
-        result = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
-        assert [type(change) for change in result] == [Impossible]
-        assert [str(entry) for entry in result] == [text]
+        kept = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
+        assert [type(change) for change in kept] == [Impossible]
+        assert [str(entry) for entry in kept] == [text]
     assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []
     every = State({"a": NamedServer("a", 0)}, HERE)
     assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []

@@ -57,13 +57,13 @@ class Comparison:
 
     def _reordered(self, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[logs.Entry]:
         """Bring recorded lines into the order that ours have."""
-        waiting, result = list(recorded), []
+        waiting, reordered = list(recorded), []
         for entry in ours:
             same = next((candidate for candidate in waiting if self.known.agrees(candidate.text, entry.text)), None)
             if same is not None:
                 waiting.remove(same)
-                result.append(same)
-        return result + waiting
+                reordered.append(same)
+        return reordered + waiting
 
     def _not_met(self, name: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
         """Return the recorded lines of a partly shown log that ours lacks, or has in another order."""

@@ -41,7 +41,7 @@ def _both_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def kernel(operation: str, space: str, name: str) -> str:
-    result = "%r4, " if name == "atom" else ""
+    destination = "%r4, " if name == "atom" else ""
     return (
         HEADER
         + f"""
@@ -52,7 +52,7 @@ def kernel(operation: str, space: str, name: str) -> str:
   add.s64 %d1, %d1, %d4; add.s64 %d2, %d2, %d4; add.s64 %d3, %d3, %d4;
   ld.global.u32 %r1, [%d1]; ld.global.u32 %r2, [%d2]; mul.wide.u32 %d5, %r1, 4; add.s64 %d0, %d0, %d5;
   mov.u32 %r4, 0; setp.ne.u32 %p, %r1, 99;
-  @%p {name}{space}.{operation} {result}[%d0], %r2;
+  @%p {name}{space}.{operation} {destination}[%d0], %r2;
   st.global.u32 [%d3], %r4; ret; }}
 """
     )

@@ -226,8 +226,8 @@ def test_im2col(machine: Machine) -> None:
         point = (n, h + 2, w + 1)
         inside = all(0 <= coordinate < most for coordinate, most in zip(point, shape, strict=False))
         expected = source[point].tolist() if inside else [0] * 8
-        result = [image.view("u4")[swizzled(32 * row + 4 * c, 1) // 4] for c in range(8)]
-        assert result == expected, (row, point)
+        row_values = [image.view("u4")[swizzled(32 * row + 4 * c, 1) // 4] for c in range(8)]
+        assert row_values == expected, (row, point)
 
 
 def test_im2col_stores_have_no_offsets(machine: Machine) -> None:
@@ -339,9 +339,9 @@ def test_a_map_made_of_zeros(machine: Machine) -> None:
     numbers = [16, 1, 0, 0, 0, 128, machine.tensor, machine.tensor >> 32]
     _, image = machine.run(text, bytes(BYTES), memory, np.zeros(SHARED, "u1"), numbers)
     table = values.reshape(7, 20)
-    result = [[image.view("f8")[swizzled(64 * row + 8 * c, 2) // 8] for c in range(8)] for row in range(2)]
+    loaded = [[image.view("f8")[swizzled(64 * row + 8 * c, 2) // 8] for c in range(8)] for row in range(2)]
     expected = [[*table[1 + 2 * row, 16:], *[math.nan] * 4] for row in range(2)]
-    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(loaded, expected)
 
 
 def test_a_global_map_is_changed(machine: Machine) -> None:

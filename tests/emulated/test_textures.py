@@ -160,10 +160,10 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
         texture = machine.object(F32, 2, level, address_modes=modes, filter=linear, flags=flags)
         text = module(f"tex.{geometry}.v4.u32.f32 {{%r0, %r1, %r2, %r3}}, [%d1, {{{COORDINATES[geometry]}}}];")
         actual = machine.run(text, texture, coordinates).view("f4")
-        for row, result in zip(coordinates, actual, strict=True):
+        for row, colour in zip(coordinates, actual, strict=True):
             place, layer = (row[1:], min(int(row[0]), 2)) if layered else (row, 0)
             expected = model(data, place[:dimensions], modes, linear, normalized, layer)
-            np.testing.assert_allclose(result[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
+            np.testing.assert_allclose(colour[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])

@@ -63,9 +63,9 @@ class Matrix:
     def memory(self, values: Array) -> Array:
         """The matrices of all warps, one after another."""
         lines = values if self.layout == "row" else values.transpose(0, 2, 1)
-        result = np.zeros((len(lines), lines.shape[1], self.stride), self.dtype)
-        result[:, :, : lines.shape[2]] = lines
-        return result
+        padded = np.zeros((len(lines), lines.shape[1], self.stride), self.dtype)
+        padded[:, :, : lines.shape[2]] = lines
+        return padded
 
     def of_memory(self, elements: Array) -> Array:
         values = elements[:, :, : self.stride - self.spare]

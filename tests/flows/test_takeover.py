@@ -87,11 +87,11 @@ def sockets_of(pid: int) -> set[str]:
 
 def links_of(pid: int) -> list[str]:
     """Return what a process has open."""
-    result = []
+    targets = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed
-            result.append(os.readlink(path))
-    return result
+            targets.append(os.readlink(path))
+    return targets
 
 
 def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:

@@ -215,7 +215,7 @@ def _wait_for(pid: int, seconds: float) -> None:
 
 def _alive(pid: int) -> list[int]:
     """Return the descendants of a process that are not zombies."""
-    result = []
+    pids = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             children = (task / "children").read_text()
@@ -224,10 +224,10 @@ def _alive(pid: int) -> list[int]:
         for child in map(int, children.split()):
             try:
                 state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-                result += ([] if state in "ZX" else [child]) + _alive(child)
+                pids += ([] if state in "ZX" else [child]) + _alive(child)
             except OSError:
                 continue  # it ended
-    return result
+    return pids
 
 
 def _reap() -> None:

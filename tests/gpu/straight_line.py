@@ -120,14 +120,14 @@ def _store_predicate(number: int) -> str:
 def differing(left: Array, right: Array) -> list[tuple[str, int]]:
     """Return where two output buffers differ, as (register, thread); any NaN is as good as another."""
     rows = REGISTERS + [(f"p{number}", KINDS["w"]) for number in range(PREDICATES)]
-    result = []
+    differences = []
     for (name, kind), first, second in zip(rows, left, right, strict=True):
         same = first == second
         if kind.dtype in _INFINITY:
             magnitude, infinity = np.uint64((1 << (kind.bits - 1)) - 1), np.uint64(_INFINITY[kind.dtype])
             same |= ((first & magnitude) > infinity) & ((second & magnitude) > infinity)
-        result += [(name, int(thread)) for thread in np.flatnonzero(~same)]
-    return result
+        differences += [(name, int(thread)) for thread in np.flatnonzero(~same)]
+    return differences
 
 
 def row_of(register: str) -> int:

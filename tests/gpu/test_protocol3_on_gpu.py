@@ -54,12 +54,12 @@ def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: Dae
 
     def request_in(place: str) -> list[tuple[str, ...]]:
         requests = "sms", f"alloc {GIB // 2}", f"alloc {3 * GIB // 2}"
-        result = []
+        answers = []
         for _ in range(ROUNDS):
             with client(named, settings=at(named, place)) as client_process:
                 connect(client_process)
-                result.append(tuple(client_process.ask(line).split()[-1] for line in requests))
-        return result
+                answers.append(tuple(client_process.ask(line).split()[-1] for line in requests))
+        return answers
 
     with ThreadPoolExecutor(len(expected)) as pool:
         answers = list(pool.map(request_in, expected))

@@ -205,9 +205,9 @@ def test_before_a_long_operation_python_gets_the_pending_waits(rig: Rig, driver:
     waits = [_synchronize(rig, handle) for handle in STREAMS[:3]]
     assert rig.run(*map(rig.launch, STREAMS[:3]), *waits) == []
     long = rig.pack(name, *[0] * len(records.BY_NAME[name].operands))
-    result = rig.run(long)
-    assert sorted(taken.record for taken in result[:-1]) == sorted(waits)
-    assert result[-1] == DeclinedRecord(long, 0), "the long operation comes last"
+    items = rig.run(long)
+    assert sorted(taken.record for taken in items[:-1]) == sorted(waits)
+    assert items[-1] == DeclinedRecord(long, 0), "the long operation comes last"
     for stream in streams:
         driver.advance(stream)
     assert rig.run() == []

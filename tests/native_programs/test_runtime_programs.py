@@ -17,9 +17,9 @@ from tests.native_programs.conftest import NATIVE, SOURCES, Compile, read_table
 
 def _nvcc() -> str | None:
     """Return a compiler that works; .ci/run hides the toolkit, but not a link to it."""
-    result = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    works = result and subprocess.run([result, "--version"], capture_output=True, check=False).returncode == 0
-    return result if works else None
+    path = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    works = path and subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0
+    return path if works else None
 
 
 NVCC = _nvcc()

@@ -58,8 +58,8 @@ class _Executors:
         return [slot.device for slot in self.ended]
 
     def executor_of(self, context: ContextRecord) -> _Executor | None:
-        result = self.running.get(context.slot)
-        return result if result is not None and result.generation == context.generation else None
+        executor = self.running.get(context.slot)
+        return executor if executor is not None and executor.generation == context.generation else None
 
     def next_request(self) -> int:
         return 1

@@ -157,10 +157,10 @@ class NamedMachine(RuleBasedStateMachine):
                 self.timers.remove(timer)
 
     def _check_limits(self, server: str, namespace: str, priority: int, limits: ClientLimits | None) -> None:
-        result = self.daemon.named_servers[server].namespaces[namespace]
+        entry = self.daemon.named_servers[server].namespaces[namespace]
         assert limits is not None
-        assert limits.own == result.limits
-        assert priority == (result.limits.client_priority or ClientPriority()).level
+        assert limits.own == entry.limits
+        assert priority == (entry.limits.client_priority or ClientPriority()).level
         assert limits.namespace == namespace
 
     def _check_partitions(self, server: str, limits: ClientLimits) -> None:

@@ -43,11 +43,11 @@ class Supervisor:
 
     def unit(self) -> list[int]:
         """Return every process of the unit: the main one and its descendants."""
-        result = [self.pid]
-        for pid in result:
+        pids = [self.pid]
+        for pid in pids:
             with contextlib.suppress(FileNotFoundError):  # it has ended
-                result += children_of(pid)
-        return result
+                pids += children_of(pid)
+        return pids
 
     def restart_when_it_ends(self) -> int:
         """Wait for the main process's end, whatever it was, and start it again; return the old exit status."""

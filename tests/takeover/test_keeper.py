@@ -141,8 +141,8 @@ class Daemons:
         """Fetch what the keeper holds, as the next daemon, and end the keeper when the block is left."""
         directory = PipeDirectory.claim(str(self.folder))
         log = Log()
-        result = await KeeperLink.fetch(directory, log, seconds)  # type: ignore[arg-type]
-        keeper, held = result or (None, {})
+        entries = await KeeperLink.fetch(directory, log, seconds)  # type: ignore[arg-type]
+        keeper, held = entries or (None, {})
         try:
             yield held, log.events
         finally:

@@ -130,7 +130,7 @@ PATHS = st.lists(st.sampled_from(["a", "b", "pod1"]), max_size=4).map(lambda par
 
 @given(st.lists(PATHS, max_size=3), PATHS)
 def test_the_cgroups_at_or_above_are_those_that_the_others_are_below(cgroups: list[str], path: str) -> None:
-    result = expand_cgroups(cgroups)
-    assert (path in result) == any(is_below(cgroup, path) for cgroup in cgroups)
-    assert len(set(result)) == len(result)
-    assert result[:1] == ["/"][: len(cgroups)]
+    expanded = expand_cgroups(cgroups)
+    assert (path in expanded) == any(is_below(cgroup, path) for cgroup in cgroups)
+    assert len(set(expanded)) == len(expanded)
+    assert expanded[:1] == ["/"][: len(cgroups)]

@@ -515,15 +515,15 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
                 packets.append(struct.pack("<6i", place, 1, 2, 3, 0, 0) + uuid + pad(name, 132))
                 devices.append(commands.ServerDevice(place, "0003:01.02.00", uuid_text(uuid), name))
             return packets, tuple(devices)
-    packets, result = [struct.pack("<i", listed := draw(count))], []
+    packets, devices = [struct.pack("<i", listed := draw(count))], []
     for place in range(listed):
         uuid, name = draw(UUIDS), draw(NAMES_OF_DEVICES)
         contexts = draw(st.lists(st.tuples(PIDS, PIDS), max_size=3))
         packets += [uuid, struct.pack("<ii", 0, place) + pad(name, 68), struct.pack("<i", len(contexts))]
         packets += [struct.pack("<ii32x", *context) for context in contexts]
         expected = tuple(commands.DriverContext(*context) for context in contexts)
-        result.append(commands.DeviceClients(uuid_text(uuid), name, expected))
-    return packets, tuple(result)
+        devices.append(commands.DeviceClients(uuid_text(uuid), name, expected))
+    return packets, tuple(devices)
 
 
 @given(st.data())

@@ -68,7 +68,7 @@ def run_cupy() -> bool:
     twice = cp.ElementwiseKernel("float64 x", "float64 y", "y = 2 * x", "twice")
     doubled = cp.asnumpy(twice(cp.asarray(left)))
     pairs = ((product, left @ right), (spectrum, np.fft.fft(left[0])), (doubled, 2 * left))
-    return all(np.allclose(result, expected) for result, expected in pairs)
+    return all(np.allclose(actual, expected) for actual, expected in pairs)
 
 
 def run_jax() -> bool:
