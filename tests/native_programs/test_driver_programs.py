@@ -17,7 +17,7 @@ from processes import SECONDS, DaemonProcess
 
 from tests.native_programs.conftest import LIBRARIES, SOURCES, Compile, read_table
 
-NEEDS_TABLES = "which needs undocumented parts of NVIDIA's driver"
+STATIC_RUNTIME = "has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver"
 USER = 10001
 Ran = subprocess.CompletedProcess[str]
 
@@ -167,7 +167,7 @@ def test_a_static_runtime_is_reported_with_the_file_that_has_it(
     run(compiler, *options, "-o", file, source, f"-L{LIBRARIES}", "-l:libcuda.so.1").check_returncode()
     ran = run(compile_program("opens"), file, "request") if is_library else run(file)
     assert ran.stdout == "801\n", ran.stderr
-    assert ran.stderr == f"pympsd: {sentence.format(needs=NEEDS_TABLES)}\n"
+    assert ran.stderr == f"pympsd: {sentence.format(has=STATIC_RUNTIME)}\n"
 
 
 @pytest.mark.long("it waits for ten seconds")
