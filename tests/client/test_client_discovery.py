@@ -38,6 +38,10 @@ def test_the_control_socket_is_in_the_pipe_directory(environment: dict[str, str]
         ({"PYMPSD_REQUIRE_MPS": "1"}, True, Way.REFUSE),
         ({"PYMPSD_REQUIRE_MPS": "0"}, True, Way.NATIVE),
         ({"PYMPSD_REQUIRE_MPS": ""}, False, Way.PRIVATE),
+        ({"PYMPSD_BACKEND": "emulated"}, True, Way.PRIVATE),
+        ({"PYMPSD_EMULATED_DEVICES": "2xH200"}, True, Way.PRIVATE),
+        ({"PYMPSD_EMULATED_DEVICES": "2xH200", "PYMPSD_BACKEND": "cuda"}, True, Way.NATIVE),
+        ({"PYMPSD_BACKEND": "auto"}, True, Way.NATIVE),
     ],
 )
 def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way: Way) -> None:

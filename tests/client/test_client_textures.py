@@ -198,10 +198,10 @@ def test_objects_know_what_they_were_made_of(context: Any) -> None:
         cuda.cuTexObjectCreate(of_memory(memory, 4096, FLOAT, 2), make_sampling(NORMALIZED, mode=Mode(2)), None)
     )
     assert isinstance(texture, cuda.CUtexObject)
-    result, how = ok(cuda.cuTexObjectGetResourceDesc(texture)), ok(cuda.cuTexObjectGetTextureDesc(texture))
-    assert result.resType == Type.CU_RESOURCE_TYPE_LINEAR
-    assert (int(result.res.linear.devPtr), result.res.linear.numChannels) == (int(memory), 2)
-    assert (result.res.linear.format, result.res.linear.sizeInBytes) == (FLOAT, 4096)
+    resource, how = ok(cuda.cuTexObjectGetResourceDesc(texture)), ok(cuda.cuTexObjectGetTextureDesc(texture))
+    assert resource.resType == Type.CU_RESOURCE_TYPE_LINEAR
+    assert (int(resource.res.linear.devPtr), resource.res.linear.numChannels) == (int(memory), 2)
+    assert (resource.res.linear.format, resource.res.linear.sizeInBytes) == (FLOAT, 4096)
     assert (how.flags, list(how.borderColor), how.maxMipmapLevelClamp) == (NORMALIZED, [1.0, 2.0, 3.0, 4.0], 9.0)
     assert [int(item) for item in how.addressMode] == [2, 2, 2]
     assert cuda.cuTexObjectGetResourceViewDesc(texture)[0] == INVALID
@@ -270,10 +270,10 @@ REFUSED = {
 def test_a_texture_that_cannot_be_is_refused(context: Any, case: str) -> None:
     memory, array = ok(cuda.cuMemAlloc(4096)), ok(cuda.cuArray3DCreate(describe(8, 4, 0)))
     pyramid = ok(cuda.cuMipmappedArrayCreate(describe(8, 4, 0), 2))
-    make, result, words = REFUSED[case]
+    make, code, words = REFUSED[case]
     arguments = make(int(memory), array, pyramid)
     free = ok(cuda.cuMemGetInfo())[0]
-    assert cuda.cuTexObjectCreate(*arguments) == (result, None)
+    assert cuda.cuTexObjectCreate(*arguments) == (code, None)
     assert words in last_error()
     assert ok(cuda.cuMemGetInfo())[0] == free
 

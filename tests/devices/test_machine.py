@@ -158,7 +158,7 @@ def test_a_machine_may_take_abilities_away(ability: str, line: str, able: bool) 
     output = f"{ability} = {line}\n" if line else ""
     devices = parse_toml(f"{output}[[device]]\ncount = 2\n")
     assert [getattr(device, ability) for device in devices] == [able] * 2
-    other = next(each for each in ABILITIES if each != ability)
+    other = next(candidate for candidate in ABILITIES if candidate != ability)
     assert all(getattr(device, other) for device in devices)
     with pytest.raises(BadMachine, match=f"{ability} must be true or false, not 'no'"):
         parse_toml(f"{ability} = 'no'\n[[device]]\n")

@@ -28,9 +28,11 @@ def daemon(make_daemon: MakeDaemon) -> DaemonProcess:
 
 def servers_by_user(daemon: DaemonProcess) -> dict[int, int]:
     """Return the PID of each user's server; its executors are that user's too."""
-    result = {os.stat(f"/proc/{pid}").st_uid: pid for pid in daemon.servers()}
-    assert all(os.stat(f"/proc/{each}").st_uid == uid for uid, pid in result.items() for each in children_of(pid))
-    return result
+    servers = {os.stat(f"/proc/{pid}").st_uid: pid for pid in daemon.servers()}
+    assert all(
+        os.stat(f"/proc/{executor}").st_uid == uid for uid, pid in servers.items() for executor in children_of(pid)
+    )
+    return servers
 
 
 def test_clients_of_two_users_compute_at_the_same_time_and_quit_ends_both_servers(

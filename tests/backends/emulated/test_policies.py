@@ -188,11 +188,11 @@ def test_any_order_of_events(name: str, steps: list[tuple[str, int]], kinds: lis
             ready.discard(entry)
         elif step == "d":
             policy.drop(entry.queue)
-            ready -= {one for one in ready if one.queue is entry.queue}
+            ready -= {other for other in ready if other.queue is entry.queue}
         elif (chosen := policy.next()) is not None:
             assert chosen in ready
             policy.charge(chosen, MILLISECOND)
-        assert {one for queue in queues for one in queue.ready} == ready
+        assert {entry for queue in queues for entry in queue.ready} == ready
         assert (policy.next() is None) == (not ready)
 
 

@@ -514,7 +514,11 @@ def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
     begun = _handle(daemon, OperatorLine(1, 7, parse(b"server create c", 3)))
     assert _answers(begun) == []
     assert do.Working(1) in begun
-    spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
+    spawned = [
+        instruction
+        for instruction in _handle(daemon, NamespaceOpened("c", "default"))
+        if isinstance(instruction, do.SpawnServer)
+    ]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     assert _get_printed(daemon, "server get c status") == "Starting\n"
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
@@ -526,7 +530,11 @@ def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon)
     assert _answers(begun) == []
     assert do.Working(1) in begun
     assert do.OpenNamespace("b", "default", 9) in begun
-    spawned = [each for each in _handle(daemon, NamespaceOpened("b", "default")) if isinstance(each, do.SpawnServer)]
+    spawned = [
+        instruction
+        for instruction in _handle(daemon, NamespaceOpened("b", "default"))
+        if isinstance(instruction, do.SpawnServer)
+    ]
     assert [entry.uid for entry in spawned] == [9]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
@@ -585,7 +593,11 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
         "pending=2 failed=0\n"
     )
     assert _open(daemon, "c", "lo") == []
-    spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
+    spawned = [
+        instruction
+        for instruction in _handle(daemon, NamespaceOpened("c", "default"))
+        if isinstance(instruction, do.SpawnServer)
+    ]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     (answer,) = _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE)))
     assert not answer.refused
@@ -606,24 +618,28 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
     count = 2 * most
     text = 'schema_version = "1.0"\n' + "".join(f"[servers.m{number}]\n" for number in range(count))
     assert _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))) == []
-    opened = [each for number in range(count) for each in _handle(daemon, NamespaceOpened(f"m{number}", "default"))]
+    opened = [
+        instruction
+        for number in range(count)
+        for instruction in _handle(daemon, NamespaceOpened(f"m{number}", "default"))
+    ]
     (answer,) = _answers(opened)
     assert len(answer.printed.splitlines()) == count
     assert answer.diagnostic == f"{count} servers are being started; 'config status' reports when all are ready."
-    starting = [each for each in opened if isinstance(each, do.SpawnServer)]
+    starting = [instruction for instruction in opened if isinstance(instruction, do.SpawnServer)]
     assert len(starting) == most
     # A client's is not held back.
     event = ClientConnected(
         1, ClientProcess(Peer(50, 0, 0, (0,)), "train", 7, namespace="default"), server=f"m{count - 1}"
     )
-    (others,) = [each for each in _handle(daemon, event) if isinstance(each, do.SpawnServer)]
+    (others,) = [instruction for instruction in _handle(daemon, event) if isinstance(instruction, do.SpawnServer)]
     assert others.name == f"m{count - 1}"
     for turn in range(count):
         entry = [others, *starting][turn]
         _handle(daemon, ServerSpawned(entry.server, 900 + turn))
         done = _handle(daemon, StatusPushed(entry.server, ServerStatus.ACTIVE))
         assert _answers(done) == []
-        starting += [one for one in done if isinstance(one, do.SpawnServer)]
+        starting += [instruction for instruction in done if isinstance(instruction, do.SpawnServer)]
     assert _get_printed(daemon, "config status").endswith("pending=0 failed=0\n")
 
 
@@ -713,7 +729,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
     assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
     begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))
     begun += _handle(daemon, NamespaceOpened("c", "default"))
-    (spawned,) = [each for each in begun if isinstance(each, do.SpawnServer)]
+    (spawned,) = [instruction for instruction in begun if isinstance(instruction, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned.server, 900))
     (answer,) = _answers(_handle(daemon, StatusPushed(spawned.server, ServerStatus.ACTIVE)))
     assert answer == checked

@@ -117,7 +117,7 @@ def _names(declared: tuple[Argument, ...] | tuple[Flag, ...]) -> list[str]:
 @settings(max_examples=60)
 @given(st.sampled_from([CREATE, DELETE, GET, SET]), WORDS)
 def test_any_words_are_read_or_refused_with_a_sentence(syntax: Syntax, words: list[str]) -> None:
-    known = {
+    options = {
         name.replace("-", "_")
         for name in (*_names(syntax.required), *_names(syntax.optional), *syntax.options, *_names(syntax.flags))
     }
@@ -128,5 +128,5 @@ def test_any_words_are_read_or_refused_with_a_sentence(syntax: Syntax, words: li
     except ValueError:
         assert syntax is CREATE  # its --uid is read by int() here
     else:
-        assert set(arguments) <= known
+        assert set(arguments) <= options
         assert {name.replace("-", "_") for name in (*_names(syntax.required), *syntax.needed)} <= set(arguments)
