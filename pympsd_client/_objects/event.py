@@ -60,7 +60,7 @@ def create(context: Context, flags: int) -> Event:
     NOT_SUPPORTED if the device has no events between processes.
     """
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS):
-        raise invalid_value(f"event flags are a combination of CUevent_flags, not {flags}")
+        raise invalid_value(f"event flags must be a combination of CUevent_flags, not {flags}")
     if flags & INTERPROCESS and not flags & DISABLE_TIMING:
         raise invalid_value("CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING as well")
     is_shared = bool(flags & INTERPROCESS)

@@ -71,7 +71,7 @@ class Process:
         """
         self._refuse_ended()
         if flags != 0:
-            raise invalid_value(f"cuInit takes no flags: 0, not {flags}")
+            raise invalid_value(f"cuInit takes no flags: they must be 0, not {flags}")
         with self._starting:
             if self.connection is None and self.native is None:
                 self._connect()

@@ -105,10 +105,10 @@ def begin_in_turn(
     cluster = module.program.kernels[name].cluster
     setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
     together = int(np.prod(cluster))
-    total, each = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
-    each = max(1, each // together) * together
-    for first in range(0, total, each):
-        yield begin_batch(module, name, setup, first, np.arange(min(each, total - first)) % multiprocessors)
+    total, blocks = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
+    blocks = max(1, blocks // together) * together
+    for first in range(0, total, blocks):
+        yield begin_batch(module, name, setup, first, np.arange(min(blocks, total - first)) % multiprocessors)
 
 
 if DEVICES.backends and not TYPE_CHECKING:

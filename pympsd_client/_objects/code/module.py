@@ -189,7 +189,7 @@ def check_attribute(layout: FunctionLayout, device: VisibleDevice, name: str, va
         )
         allowed = maximum - layout.attributes.get("SHARED_SIZE_BYTES", 0)
         if not 0 <= value <= allowed:
-            raise invalid_value(f"{name} of {layout.name} is 0 to {allowed} bytes here, not {value}")
+            raise invalid_value(f"{name} of {layout.name} must be 0 to {allowed} bytes here, not {value}")
         return
     minimum, maximum = _SETTABLE.get(name, (1, 0))
     if not minimum <= value <= maximum:

@@ -235,7 +235,7 @@ def allocate(count: int) -> int:
     """
     context = require_context()
     if count == 0:
-        raise invalid_value("an allocation has at least 1 byte")
+        raise invalid_value("an allocation must have at least 1 byte")
     return allocations.add(Allocation(allocate_unlisted(context, count), context, count)).handle
 
 
@@ -254,7 +254,7 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
     INVALID_VALUE for elements of other than 4, 8 or 16 bytes and for an empty extent; OUT_OF_MEMORY.
     """
     if element_bytes not in _ELEMENT_BYTES:
-        raise invalid_value(f"the element size is 4, 8 or 16 bytes, not {element_bytes}")
+        raise invalid_value(f"the element size must be 4, 8 or 16 bytes, not {element_bytes}")
     pitch = -(-width // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
     if pitch * height >= 1 << 64:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{height} rows of {pitch} bytes are more than any device has")
@@ -420,7 +420,8 @@ def check_fill(destination: int, width: int, count: int, pitch: int, height: int
         pitch = 0
     elif pitch % width or pitch < width * count:
         raise invalid_value(
-            f"the pitch is {pitch} bytes; it is a multiple of the element's {width} and holds a row: {width * count}"
+            f"the pitch must be a multiple of the element's {width} bytes and at least a row, {width * count} bytes; "
+            f"it is {pitch}"
         )
     elif destination + pitch * height > 1 << 64:
         raise invalid_value(f"{height} rows {pitch} bytes apart do not end within the address space")

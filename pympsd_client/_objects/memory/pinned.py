@@ -187,7 +187,7 @@ class Pinned:
         before Volta). ``make`` makes the pages of a size. INVALID_VALUE, OUT_OF_MEMORY, and the errors of ``make``.
         """
         if size == 0:
-            raise invalid_value("an allocation has at least 1 byte")
+            raise invalid_value("an allocation must have at least 1 byte")
         if flags & ~(PORTABLE | DEVICE_MAP | WRITE_COMBINED):
             raise invalid_value(f"cuMemHostAlloc takes a combination of CU_MEMHOSTALLOC_*, not {flags:#x}")
         charged = _whole_pages(0, size)[1]

@@ -256,7 +256,7 @@ class VirtualMemory:
         memory's, and for addresses that are not reserved or in use. The mapping has no access until cuMemSetAccess.
         """
         if size != physical.size:
-            raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")
+            raise invalid_value(f"memory must be mapped as a whole: {physical.size} bytes, not {size}")
         with self._lock:
             ordinal = ordinal_of(address)
             reservations = self._reservations.get(ordinal)

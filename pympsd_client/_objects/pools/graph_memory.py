@@ -108,7 +108,7 @@ other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
     """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
     if size == 0:
-        raise invalid_value("an allocation has at least 1 byte")
+        raise invalid_value("an allocation must have at least 1 byte")
     if size > context.device.properties.memory_bytes:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     if kind.is_shared:

@@ -225,7 +225,8 @@ class CompiledBatch:
         """Let the next blocks of the same shape use this batch, which has finished; do nothing if it is large."""
         if self._shape and self._state is None and not self._common.is_prepared and self._nbytes <= _MAX_KEPT_BYTES:
             self._module.kept[self._shape] = self
-            _kept.use(self, self._nbytes + self._code.nbytes + _OBJECT_BYTES)
+            nbytes = self._nbytes + self._code.nbytes + _OBJECT_BYTES
+            _kept.use(self, nbytes, self._module.facilities.user)
 
     def _begin_again(self, setup: LaunchSetup, first_block: int) -> None:
         common, (state, workers) = self._common, self._initial

@@ -8,6 +8,7 @@ import gc
 import mmap
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from pympsd.channel.mapping import make_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, PINNED_BITS, WINDOW_BITS
+from pympsd_server.backends.emulated.memory import peer_windows
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.peer_windows import Segment, Table
 from pympsd_server.backends.emulated.memory.window import Window
@@ -31,9 +33,9 @@ def space(number: int) -> AddressSpace:
     return AddressSpace(WINDOW * (number + 1), ROOM, 2 * ROOM)
 
 
-def reach(one: AddressSpace, other: AddressSpace) -> None:
-    """Have kernels of one reach the other's allocations."""
-    one.map_peer(os.getpid(), other.publish(other.base), other.base - one.base)
+def reach(own: AddressSpace, other: AddressSpace) -> None:
+    """Have kernels of a space reach the other's allocations."""
+    own.map_peer(os.getpid(), other.publish(other.base), other.base - own.base)
 
 
 @pytest.fixture
@@ -44,15 +46,15 @@ def spaces() -> Iterator[list[AddressSpace]]:
         closable.close()
 
 
-def reaches(one: AddressSpace, address: int, count: int = 4) -> bool:
+def reaches(own: AddressSpace, address: int, count: int = 4) -> bool:
     """Return whether kernels reach the bytes at an address; both ways to look must agree."""
     try:
-        one.locate(np.array([address - one.base]), count, 4)
+        own.locate(np.array([address - own.base]), count, 4)
     except IllegalAddress:
         with pytest.raises(IllegalAddress):
-            one.view(address, count)
+            own.view(address, count)
         return False
-    assert len(one.view(address, count)) == count
+    assert len(own.view(address, count)) == count
     return True
 
 
@@ -91,8 +93,8 @@ def test_kernels_reach_exactly_what_is_allocated_and_mapped(steps: list[tuple[st
                 assert spaces[own].read(address, 512) == spaces[owner].read(address, 512)
                 spaces[own].write(address, b"new!")
                 assert spaces[owner].read(address, 4) == b"new!"
-    for each in spaces:
-        each.close()
+    for closable in spaces:
+        closable.close()
 
 
 def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
@@ -108,11 +110,11 @@ def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
 
 
 def test_wild_addresses_are_in_no_window(spaces: list[AddressSpace]) -> None:
-    one, second = spaces[:2]
-    reach(one, second)
+    first, second = spaces[:2]
+    reach(first, second)
     for wild in (16, 0x7123_0000_0000, (1 << 62) + 64):
         with pytest.raises(IllegalAddress):
-            one.locate(np.array([wild - one.base]), 4, 4)
+            first.locate(np.array([wild - first.base]), 4, 4)
 
 
 def test_an_allocation_that_reaches_the_end_of_a_window_is_the_windows_alone(spaces: list[AddressSpace]) -> None:
@@ -154,6 +156,38 @@ def test_a_closed_window_has_nothing(spaces: list[AddressSpace]) -> None:
     assert reaches(first, address)
     second.close()
     assert not reaches(first, address)
+
+
+def test_a_window_whose_writer_ended_while_it_wrote_is_waited_for_once(
+    spaces: list[AddressSpace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, now, file = spaces[0], 0.0, make_sealed(f"pympsd-memory-{7:032x}", PAGE + TABLE_BYTES)
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(peer_windows, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
+    try:
+        table = Table(file, PAGE)
+        table.write(PAGE, ([0], [512]), [])
+        own.map_peer(os.getpid(), File(file, 7), WINDOW)
+        address = own.base + WINDOW
+        assert reaches(own, address)
+        for _ in range(2):  # a window that was read in between is waited for again
+            before = now
+            table._head[0] += 1
+            assert not reaches(own, address)
+            assert before + 1 <= now < before + 1.01
+            before = now
+            assert not reaches(own, address)
+            table._head[0] += 2
+            assert not reaches(own, address)
+            assert now == before
+            table._head[0] += 1
+            assert reaches(own, address)
+    finally:
+        os.close(file)
 
 
 def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSpace]) -> None:
