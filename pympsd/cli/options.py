@@ -123,7 +123,7 @@ class Options:
         self.shown: list[str] = []
         self.overlooked: list[str] = []
         self.unknown = ""
-        """The first option of which there is none."""
+        """The first unknown option."""
         remaining = list(arguments)
         if remaining and remaining[0].startswith("--argv0="):
             self.launcher = remaining.pop(0).partition("=")[2]

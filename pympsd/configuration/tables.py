@@ -77,7 +77,7 @@ class Tables:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
     def wrong(self, path: Path, message: str, value: Any = None) -> None:
-        """Note an error; ``value``: what stands there, for a sentence that ends with it."""
+        """Note an error; ``value``: the wrong value, which is appended to the sentence as "not VALUE"."""
         self.problems.append((path, message if value is None else f"{message} not {_render(value)}"))
 
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
@@ -122,7 +122,9 @@ class Tables:
 
 
 def number_text(value: Any) -> str:
-    """Return a number as a text has it; nothing of what no value can be, nan or one of thousands of digits."""
+    """Return a number as a text has it; an empty text for nan and for numbers of thousands of digits, which no key
+    allows.
+    """
     if isinstance(value, int):
         # Python refuses to write numbers of thousands of digits, and none that means anything is that long.
         return str(value) if value.bit_length() <= _MAX_BITS else ""

@@ -109,7 +109,7 @@ def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction
 
 
 def note_origins(daemon: Daemon, origins: Mapping[int, Origin]) -> None:
-    """Note the properties, by PID, of clients' processes of which none were known."""
+    """Note the properties, by PID, of clients' processes that were not known before."""
     if not origins:
         return
     waiting: list[Client | QueueEntry] = [*daemon.queue.all_entries]

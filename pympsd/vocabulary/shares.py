@@ -84,7 +84,7 @@ class SharedResource:
         """Return how much all users together may have; 0: there is no bound.
 
         Args:
-            descriptors: The daemon's limit of open files, of which some totals are a part.
+            descriptors: The daemon's limit of open files; some totals are a part of it.
         """
         return descriptors * self.of_descriptors // RESERVE_PARTS if self.of_descriptors else self.total
 

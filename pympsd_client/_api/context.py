@@ -31,7 +31,10 @@ def retain_primary(device: int) -> int:
 
 
 def release_primary(device: int) -> None:
-    """Count one user less; the last release frees what the context held. Raise INVALID_CONTEXT if not retained."""
+    """Release a primary context; the last release frees what the context held.
+
+    Raise INVALID_CONTEXT if not retained.
+    """
     process.primary(device).release(process.require())
 
 

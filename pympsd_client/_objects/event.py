@@ -29,7 +29,9 @@ class Event:
     """Its handles in other contexts of the device, where green contexts have streams."""
 
     def handle_in(self, context: Context) -> int:
-        """Return its handle in a context: its own, or one related to it by a green context; raise INVALID_HANDLE."""
+        """Return the event's handle in its own context, or in one that a green context relates to it; raise
+        INVALID_HANDLE.
+        """
         if context is self.context:
             return self.handle
         if not self.is_related_to(context):

@@ -201,7 +201,7 @@ class Primary:
             return context
 
     def release(self, connection: Connection) -> None:
-        """Count one user less; the last release closes the context. Raise INVALID_CONTEXT if there is no user."""
+        """Release the context for one user; the last release closes it. Raise INVALID_CONTEXT if there is no user."""
         with self._changing:
             if self._references == 0 or self.context is None:
                 raise invalid_context("the primary context is not retained")

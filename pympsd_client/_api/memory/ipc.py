@@ -115,7 +115,7 @@ def _convert_to_map_error(error: CudaError) -> CudaError:
 
 
 def close_memory(address: int) -> None:
-    """Count one opening less; unmap the memory with the last, when the context's work is done.
+    """Close memory of another process; the last close unmaps the memory, when the context's work is done.
 
     Raise INVALID_VALUE.
     """

@@ -86,7 +86,7 @@ def free_addresses(address: int, size: int) -> None:
 
 
 def granularity(properties: AllocationProperties | None, option: int) -> int:
-    """Return the bytes of which all sizes and addresses here are multiples; raise INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the granularity in bytes of all sizes and addresses here; raise INVALID_VALUE, NOT_SUPPORTED."""
     _check(properties, "cuMemGetAllocationGranularity")
     if option not in _GRANULARITIES.values():
         raise invalid_value(f"there is no granularity {option}")

@@ -86,7 +86,7 @@ class Module:
         return functions.add(function)
 
     def list_functions(self) -> tuple[Function, ...]:
-        """Return its kernels in the order of the image; some may not be loaded."""
+        """Return the module's kernels in the order of the image; some may not be loaded."""
         self.context.usable()
         return tuple(map(functions.add, self._functions.values()))
 
@@ -106,7 +106,7 @@ class Module:
         return None
 
     def unload(self) -> None:
-        """Free it once its running kernels have ended; its handles are invalid from now on."""
+        """Free the module once its running kernels have ended; its handles are invalid from now on."""
         try:
             modules.destroy(self)
             for function in self._functions.values():

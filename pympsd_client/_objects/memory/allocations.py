@@ -130,7 +130,7 @@ class Allocation:
 
     @property
     def is_reached(self) -> bool:
-        """Whether its device reaches it."""
+        """Whether the context's device reaches the allocation."""
         return True
 
     @property
@@ -143,11 +143,11 @@ class Allocation:
         return True
 
     def free(self) -> None:
-        """Free it once the context's earlier work is done; return then. Raise CudaError."""
+        """Free the allocation once the context's earlier work is done; return then. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it when a stream has reached this point; return immediately. Raise CudaError."""
+        """Free the allocation when a stream has reached this point; return immediately. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
         transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))
@@ -165,7 +165,7 @@ class FreedImmediately(Allocation):
     """An allocation that does not wait in a stream to be freed: `free` frees it when it is called, or refuses."""
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it as `free` does."""
+        """Free the allocation as `free` does."""
         self.free()
 
 
@@ -182,7 +182,7 @@ class Allocations(HandleTable[Allocation]):
         self._ordering: Final = RLock()  # a finalizer may ask while this thread sorts
         self._ordered: list[int] = []
         self._version = self._ordered_version = object()
-        """A new object after every addition, and the one of which ``_ordered`` is the order."""
+        """A new object after every addition; ``_ordered`` is the order of the object that it belongs to."""
         self.any_synchronous = False
         """Whether an allocation was ever made synchronous."""
         self.any_shared = False

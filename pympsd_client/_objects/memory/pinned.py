@@ -53,14 +53,14 @@ _PRIVATE: Final = "rw-p"
 
 @frozen(eq=False)
 class RegisteredPages:
-    """``pages`` of an executor, which lie at ``start`` in the program, too."""
+    """``pages`` of an executor that are mapped at ``start`` in the program, too."""
 
     start: int
     pages: SharedPages
 
     @property
     def end(self) -> int:
-        """Where they end in the program."""
+        """The end of the pages in the program."""
         return self.start + self.pages.size
 
     def replace_pages(self) -> None:

@@ -133,7 +133,7 @@ class Mapping(FreedImmediately):
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it is physical memory that the program has mapped: True."""
+        """Whether the allocation is physical memory that the program has mapped: True."""
         return True
 
     def free(self) -> None:
@@ -210,7 +210,7 @@ class VirtualMemory:
         return physical
 
     def release(self, handle: int) -> None:
-        """Count one reference less; free the memory when it has none and is mapped nowhere."""
+        """Release a reference; free the memory when it has none and is mapped nowhere."""
         with self._lock:
             physical = self.find(handle)
             physical.references -= 1

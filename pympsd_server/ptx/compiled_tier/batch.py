@@ -39,9 +39,9 @@ shape, of this launch or another one. Then only the number of the first block an
 replaced, and the state that C changes is reset.
 
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
-two calls, only this thread. What a check has found about allocations is forgotten when these change; its arrays live
-until all threads are at rest. When the space maps more peers it moves: a batch follows it at rest. After a fault,
-which names block and thread, a batch is not used.
+two calls, only this thread. The results of checks are forgotten when the allocations change; their arrays live until
+all threads are at rest. A space that maps more peers moves, and a batch follows when its threads are at rest. A batch
+is not used again after a fault, which names block and thread.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ _looking: Final = threading.Lock()
 
 
 def _look_again(batch: int) -> None:
-    """Read the allocations again before an access faults: there may be new ones."""
+    """Read the allocations again, because an access that is about to fault may be to a new one."""
     _BATCHES[batch].look_at_allocations(at_rest=False)
 
 
@@ -191,7 +191,7 @@ class CompiledBatch:
         self._state: BatchState | None = None
         self._over = False
         self._shape: tuple[Any, ...] = ()
-        """All that the batch depends on, except the values of parameters and the number of the first block."""
+        """Everything that the batch depends on, except the values of parameters and the number of the first block."""
         self.steps = 0
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()

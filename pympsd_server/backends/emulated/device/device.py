@@ -105,7 +105,7 @@ class EmulatedDevice(AccountedDevice):
     def register_host_memory(
         self, address_space: int, address: int, memory: memoryview, file: File
     ) -> Callable[[], None]:
-        """Map it into the client's address space; copies can access all memory of this process directly."""
+        """Map host memory into the client's address space; copies can access all memory of this process directly."""
         with self._lock:
             self._spaces.host_memory.add(address_space, address, memory, file)
 

@@ -23,7 +23,7 @@ from pympsd_server.backends.virtual_memory import TABLE_BYTES, File
 from pympsd_server.ptx.isa.datatypes import Array
 
 Ranges = tuple[list[int], list[int]]
-"""Starts and ends of what kernels may access, as offsets in their window, in order."""
+"""Starts and ends of the ranges that kernels may access, as offsets in their window, in order."""
 
 RANGES: Final = 1 << 20
 """The most ranges in a table; peers can access no more than these."""
@@ -128,7 +128,7 @@ class MapsFiles(Protocol):
         """Map a file of another process, at the segment's offset in this mapping; OSError, ValueError."""
 
     def clear(self, offset: int, count: int) -> None:
-        """Undo it."""
+        """Remove what `map_file` has mapped there."""
 
 
 @define(eq=False)
@@ -155,7 +155,9 @@ class PeerWindow:
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
     def ranges(self) -> tuple[int, Array, Array]:
-        """Return the generation, the starts and the ends of what kernels may access, as offsets in its window."""
+        """Return the generation, and the starts and ends of the ranges that kernels may access, as offsets in its
+        window.
+        """
         if self._read[0] != self._table.generation:
             with self._lock:
                 generation, starts, ends, segments = self._table.read(self.size)

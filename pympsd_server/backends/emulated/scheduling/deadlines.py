@@ -69,7 +69,7 @@ class Deadlines:
         queue.ready.clear()
 
     def next(self) -> policy.Runnable | None:
-        """Return what is due first, of what can run; None if nothing can.
+        """Return the work that is due first, among the work that can run; None if none can.
 
         Work that is blocked keeps its deadline, and so is among the first once there is space for it.
         """
