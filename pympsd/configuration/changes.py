@@ -13,8 +13,8 @@ change; with ``--check`` it does so on a copy of the state and only prints the t
     Daemon --state_of--> State +
 
 The idea is that of a declarative tool: applying a file twice changes nothing the second time, and ``config status``
-asks at any time whether the state still is what the file states, by the same comparison. Each change has a ``text``
-that the operator sees, so that ``--check`` and the real run print the same lines.
+asks at any time whether the state still is what the file states, by the same comparison. The text of a change, its
+``str``, is the line that the operator sees, so that ``--check`` and the real run print the same lines.
 
 A plan changes only what it states: a key that is absent is None in the plan and is never compared. With
 ``prune`` the servers, namespaces and SM partitions that a file does not name are deleted, and those first, because
@@ -25,8 +25,9 @@ Invariants: the changes are in an order in which each can be carried out after t
 whom the file does not name is never changed, because its owner could lift every limit again.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 from attrs import evolve, field, frozen
 
@@ -47,36 +48,35 @@ MAX_NAMED: Final = 3
 
 
 @frozen
-class Change:
-    """One change; ``text`` is what the operator sees."""
+class Change(ABC):
+    """One change; its ``str`` is the line that `config apply` prints for it."""
 
-    form: ClassVar = ""
-    """The text of a kind of change, with its fields in braces."""
-
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
-        return self.form.format(change=self)
+    @abstractmethod
+    def __str__(self) -> str: ...
 
 
 @frozen
 class CreateServer(Change):
     """Make a server, with its namespaces."""
 
-    form: ClassVar = "created server '{change.server.name}'"
     server: ServerPlan
     uid: int
+
+    def __str__(self) -> str:
+        return f"created server '{self.server.name}'"
 
 
 @frozen
 class CreateNamespace(Change):
     """Make a namespace."""
 
-    form: ClassVar = "created namespace '{change.server}/{change.name}'"
     server: str
     name: str
     limits: Limits
     clients_only: bool = False
+
+    def __str__(self) -> str:
+        return f"created namespace '{self.server}/{self.name}'"
 
 
 @frozen
@@ -89,9 +89,7 @@ class SetNamespace(Change):
     """Only the limits that are set."""
     differences: tuple[str, ...]
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
+    def __str__(self) -> str:
         return f"set namespace '{self.server}/{self.name}': {', '.join(self.differences)}"
 
 
@@ -105,9 +103,7 @@ class SetServer(Change):
     contains_partitions: bool | None
     differences: tuple[str, ...]
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
+    def __str__(self) -> str:
         return f"set server '{self.server}': {', '.join(self.differences)}"
 
 
@@ -115,39 +111,47 @@ class SetServer(Change):
 class DeleteServer(Change):
     """Delete a server that the file does not name."""
 
-    form: ClassVar = "deleted server '{change.name}'"
     name: str
+
+    def __str__(self) -> str:
+        return f"deleted server '{self.name}'"
 
 
 @frozen
 class DeleteNamespace(Change):
     """Delete a namespace that the file does not name."""
 
-    form: ClassVar = "deleted namespace '{change.server}/{change.name}'"
     server: str
     name: str
+
+    def __str__(self) -> str:
+        return f"deleted namespace '{self.server}/{self.name}'"
 
 
 @frozen
 class CreatePartition(Change):
     """Make a static SM partition."""
 
-    form: ClassVar = "created SM partition '{change.server}/{change.partition.name}' on device {change.index}"
     server: str
     partition: PartitionPlan
     index: int
-    """The ordinal of its device, as the server's clients see it."""
+    """The index of its device, as the server's clients see it."""
+
+    def __str__(self) -> str:
+        return f"created SM partition '{self.server}/{self.partition.name}' on device {self.index}"
 
 
 @frozen
 class DeletePartition(Change):
     """Delete a static SM partition that the file does not name."""
 
-    form: ClassVar = "deleted SM partition '{change.server}/{change.partition.name}' from device {change.index}"
     server: str
     partition: SmPartition
     index: int
     """The index of its device, as the server's clients see it."""
+
+    def __str__(self) -> str:
+        return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.index}"
 
 
 @frozen
@@ -157,9 +161,8 @@ class SetRules(Change):
     rules: tuple[Rule, ...]
     before: tuple[Rule, ...] | None
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints: the numbers of rules, and at most MAX_NAMED that differ."""
+    def __str__(self) -> str:
+        """Return the numbers of rules, and at most MAX_NAMED that differ."""
         before, after = self.before or (), self.rules
         differing = (
             [*(rule for rule in after if rule not in before), *before[len(after) :]] if before and after else []
@@ -174,9 +177,8 @@ class SetCgroupLimits(Change):
     limits: CgroupLimits
     before: CgroupLimits
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints: the numbers of limits, and at most MAX_NAMED cgroups that differ."""
+    def __str__(self) -> str:
+        """Return the numbers of limits, and at most MAX_NAMED cgroups that differ."""
         before, after = self.before, self.limits
         paths = sorted({*before, *after}) if before and after else []
         suffix = _list_changed([path for path in paths if before.get(path) != after.get(path)])
@@ -190,9 +192,8 @@ class SetShares(Change):
     shares: dict[str, int]
     before: Shares
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints: each share that changes, before and after."""
+    def __str__(self) -> str:
+        """Return each share that changes, before and after."""
         after = evolve(self.before, configured=self.shares)
         differing = [
             f"{resource.name} {self.before.share(resource)} -> {after.share(resource)}"
@@ -209,9 +210,7 @@ class SetFeature(Change):
     name: str
     on: bool
 
-    @property
-    def text(self) -> str:
-        """The line that `config apply` prints for the change."""
+    def __str__(self) -> str:
         title, off, on = _FEATURES[self.name]
         return f"set {title}: {off} -> {on}" if self.on else f"set {title}: {on} -> {off}"
 
@@ -225,9 +224,12 @@ _FEATURES: Final = {
 
 @frozen
 class Impossible(Change):
-    """Something that cannot be changed now; the text explains why."""
+    """Something that cannot be changed now, and why."""
 
-    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 CountClients = Callable[[str, str | None], int]

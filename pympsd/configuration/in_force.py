@@ -78,7 +78,7 @@ def find_differences(daemon: Daemon) -> list[str]:
         plan = _read_once(daemon, context)
     except BadFile as error:
         return [problem.render(daemon.configuration.source) for problem in error.problems]
-    return [change.text for change in changes(plan, state_of(daemon, context))]
+    return [str(change) for change in changes(plan, state_of(daemon, context))]
 
 
 def render(daemon: Daemon) -> str:

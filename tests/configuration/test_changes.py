@@ -40,7 +40,7 @@ def _plan(*servers: ServerPlan) -> Plan:
 
 
 def _texts(plan: Plan, state: State, **how: bool) -> list[str]:
-    return [change.text for change in changes(plan, state, **how)]
+    return [str(change) for change in changes(plan, state, **how)]
 
 
 def _carry_out(servers: dict[str, NamedServer], changes: list[Change]) -> dict[str, NamedServer]:
@@ -86,14 +86,14 @@ def test_a_missing_server_is_made() -> None:
     first, second = changes(plan, State({}, evolve(HERE, uid=5)))
     assert first == CreateServer(plan.servers["a"], 5)
     assert second == CreateServer(plan.servers["b"], 7)
-    assert first.text == "created server 'a'"
+    assert str(first) == "created server 'a'"
 
 
 def test_what_differs_is_set_and_said() -> None:
     state = State({"a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi", HALF)})}, HERE)
     expected = Limits(percentages(30.0), FOUR, ClientPriority(1))
     (change,) = changes(_plan(ServerPlan("a", None, None, {"hi": expected})), state)
-    assert change.text == (
+    assert str(change) == (
         "set namespace 'a/hi': pinned-memory-limit unlimited -> 4G, active-thread-percentage 50.00 -> 30.00, "
         "client-priority 0 -> 1"
     )
@@ -110,7 +110,7 @@ def test_what_is_set_of_a_whole_server() -> None:
     expected = Limits(percentages(30.0), FOUR)
     (change,) = changes(_plan(ServerPlan("a", maximum=expected, contains_partitions=True)), state)
     assert change == SetServer("a", expected, True, change.differences)
-    assert change.text == (
+    assert str(change) == (
         "set server 'a': max-pinned-memory-limit unlimited -> 4G, max-active-thread-percentage 50.00 -> 30.00, "
         "contain server -> partition"
     )
@@ -149,7 +149,7 @@ def test_what_a_server_keeps_is_said() -> None:
     ):
         result = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
         assert [type(each) for each in result] == [Impossible]
-        assert [entry.text for entry in result] == [text]
+        assert [str(entry) for entry in result] == [text]
     assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []
     every = State({"a": NamedServer("a", 0)}, HERE)
     assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []

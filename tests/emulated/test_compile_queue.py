@@ -190,3 +190,19 @@ def test_without_more_threads_a_kernel_is_not_compiled_now(monkeypatch: pytest.M
     context.add(1)
     wait_until(lambda: counts(context) == [1], "the compilation")
     context.finish()
+
+
+def test_a_users_account_is_dropped_with_the_last_client() -> None:
+    queue, clients = CompileQueue(12), [Event() for _ in range(3)]
+    for client, user in zip(clients, (1, 1, 2), strict=True):
+        context = Context(queue)
+        context.facilities.client, context.facilities.user = client, user
+        context.add(1)
+        await_counts([context], [1])
+        context.given_up.clear()  # refers to the context
+        context.finish()
+    wait_until(lambda: not queue._running, "the end of the compilations")
+    del client, context
+    for users in ([1, 2], [1, 2], [2], []):
+        wait_until(lambda users=users: sorted(queue._users) == users, f"the accounts of users {users}")
+        del clients[:1]

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import numpy as np
 import pytest
+from processes import wait_until
 
 from pympsd_server.ptx.compiled_tier import batch as compiled_batch
 from pympsd_server.ptx.compiled_tier import selection
@@ -401,17 +402,57 @@ ld.param.u64 %a, [p]; ld.global.u32 %n, [%a]; add.u32 %n, %n, 1; st.global.u32 [
         assert (len(codes), len(kept)) == (1, 1)
 
 
+def test_code_is_counted_when_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only at the next launch of its kernel, which may never come."""
+    monkeypatch.setattr(selection._loaded, "max_bytes", 1)
+    monkeypatch.setattr(selection, "_SECONDS_BEFORE_COMPILING", 0)
+    monkeypatch.setenv("PYMPSD_KERNEL_CACHE", "off")
+    device = Device(1 << 20)
+    module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
+    device.launch(module, "k", 1, 32, address)
+    codes = module.program.kernels["k"].translation.machine_codes
+    assert [type(code) for code in codes.values()] == [MachineCode]
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    device.launch(device.load(f"{HEADER}{ROUNDS}// another"), "k", 1, 32, address)
+    wait_until(lambda: not codes, "the drop of the first kernel's code")
+
+
 def test_bounded_objects_are_dropped_in_the_order_of_their_last_use() -> None:
     dropped: list[Never] = []
     bounded, items = BoundedUse(30, dropped.append), [Never() for _ in range(5)]
     for index in (0, 1, 0, 2, 3):
-        bounded.use(items[index], 10)
+        bounded.use(items[index], 10, 0)
     assert dropped == [items[1]]
     del items[2]  # its owner has dropped it
-    bounded.use(items[3], 10)
+    bounded.use(items[3], 10, 0)
     assert dropped == [items[1]]
-    bounded.use(items[1], 100)
+    bounded.use(items[1], 100, 0)
     assert dropped == [items[1], items[0], items[2], items[3]]
+
+
+def test_bounded_objects_of_the_user_who_has_most_are_dropped() -> None:
+    dropped: list[Never] = []
+    bounded = BoundedUse(40, dropped.append)
+    first, second, third = ([Never() for _ in range(5)] for _ in range(3))
+    bounded.use(second[0], 10, 2)
+    for item in first:
+        bounded.use(item, 10, 1)
+    assert dropped == first[:2]
+    for item in second[1:]:
+        bounded.use(item, 10, 2)
+    assert dropped == [*first[:3], *second[:3]]
+    bounded.use(third[0], 15, 3)
+    assert dropped[6:] == [first[3], second[3]]
+
+
+def test_an_object_counts_as_that_of_the_user_who_used_it_last() -> None:
+    dropped: list[Never] = []
+    bounded, items = BoundedUse(30, dropped.append), [Never() for _ in range(4)]
+    for item, user in zip(items[:3], (1, 1, 2), strict=True):
+        bounded.use(item, 10, user)
+    bounded.use(items[0], 10, 2)
+    bounded.use(items[3], 10, 3)
+    assert dropped == [items[2]]
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:

@@ -171,6 +171,18 @@ def test_a_user_gets_no_more_kernels_than_fit(monkeypatch: pytest.MonkeyPatch) -
     used.check(1, programs[-1].kernels)
 
 
+def test_a_users_account_is_dropped_with_the_last_program() -> None:
+    used = UsedPrograms()
+    programs = [load_program(kernel(f"mov.u32 %r1, {i};").encode()) for i in range(2)]
+    for user in range(100):
+        used.check(user, programs[0].kernels)
+    used.check(100, programs[1].kernels)
+    assert len(used._kernels) == 101
+    del programs[0]
+    used.check(100, programs[0].kernels)
+    assert list(used._kernels) == [100]
+
+
 def test_a_variable_larger_than_the_device_is_refused_when_it_is_placed() -> None:
     program = load_program(f"{HEADER}.global .u32 t[1000000000000] = {{ 1, 2 }};".encode())
     with pytest.raises(OutOfMemory):

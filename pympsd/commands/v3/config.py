@@ -212,9 +212,9 @@ def _begin_all(
     for change in planned:
         if isinstance(change, changes.Impossible):
             compound.failed += 1
-            daemon.compound_commands.add_text(compound, change.text)
+            daemon.compound_commands.add_text(compound, str(change))
             continue
-        part = daemon.compound_commands.add_part(compound, change.text)
+        part = daemon.compound_commands.add_part(compound, str(change))
         try:
             yield from _begin(daemon, compound, change, part, force)
         except NotPossible as error:

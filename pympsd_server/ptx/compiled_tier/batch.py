@@ -224,7 +224,8 @@ class CompiledBatch:
         """Let the next blocks of the same shape use this batch, which has finished; do nothing if it is large."""
         if self.can_begin_again and self._nbytes <= _MAX_KEPT_BYTES:
             self._module.kept[self._shape] = self
-            _kept.use(self, self._nbytes + self._code.nbytes + _OBJECT_BYTES)
+            nbytes = self._nbytes + self._code.nbytes + _OBJECT_BYTES
+            _kept.use(self, nbytes, self._module.facilities.user)
 
     @property
     def can_begin_again(self) -> bool:

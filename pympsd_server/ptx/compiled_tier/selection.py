@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
-from typing import Final, cast
+from typing import Final
 from weakref import WeakSet
 
 from pympsd.vocabulary.settings import read_tier
@@ -79,7 +79,8 @@ def _tier(setting: str) -> str:
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
     """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
-    is_compiled = any(isinstance(code, MachineCode) for code in kernel.translation.machine_codes.values())
+    codes = list(kernel.translation.machine_codes.values())  # the compiler's threads may drop some
+    is_compiled = any(isinstance(code, MachineCode) for code in codes)
     return blocks * _MORE_BLOCKS if is_compiled else blocks
 
 
@@ -136,24 +137,30 @@ def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits:
     shape = translation.shapes.get(setup.block)
     if shape is None:
         shape = translation.shapes[setup.block] = ShapeClass.of(translation.code, setup.block)
+    user = module.facilities.user
     state: MachineCode | str | None = codes.get(shape)
     if state is None:
         state = codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
     if state == _NOT_COMPILED:
         if waits:
-            codes[shape] = _compile(translation, shape, setup.block)
+            state = codes[shape] = _compile(translation, shape, setup.block)
         elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
-            codes[shape], translation.decided_at = _COMPILING, time.monotonic() + _MAX_WAIT
-            _queue.add(
-                module.facilities,
-                len(translation.code.operations),
-                lambda is_abandoned: codes.update({shape: _compile(translation, shape, setup.block, is_abandoned)}),
-                lambda: codes.update({shape: _NOT_COMPILED}),
-            )
-        state = cast("MachineCode | str", codes[shape])
-    if isinstance(state, MachineCode):
-        _loaded.use(state, state.nbytes)
+            state, translation.decided_at = _COMPILING, time.monotonic() + _MAX_WAIT
+            codes[shape] = state
+
+            def compile_queued(is_abandoned: Callable[[], bool]) -> None:
+                codes[shape] = code = _compile(translation, shape, setup.block, is_abandoned)
+                _count_use(code, user)
+
+            size = len(translation.code.operations)
+            _queue.add(module.facilities, size, compile_queued, lambda: codes.update({shape: _NOT_COMPILED}))
+    _count_use(state, user)
     return state
+
+
+def _count_use(state: MachineCode | str, user: int) -> None:
+    if isinstance(state, MachineCode):
+        _loaded.use(state, state.nbytes, user)
 
 
 def _has_loops(translation: Translation) -> bool:

@@ -6,9 +6,12 @@ What is kept for one user could so take the memory of all.
 
 The idea: for each kind of object one `BoundedUse`, which has their sizes in the order of their last use, without
 keeping them alive. Their owners do that: a translation has its machine codes, a module its finished batches. If all
-together exceed the bound, the owners of those that were not used for longest drop them:
+together exceed the bound, the user who has most loses the one that was not used for longest, until the rest fits.
+So a user with less than an equal part loses nothing to one with more:
 
-    launch ----> use(code, nbytes) ----> total over MAX_CODE_BYTES? ----> drop(oldest)
+    launch ----> use(code, nbytes, user) ----> total over MAX_CODE_BYTES? ----> drop(oldest of the largest user)
+
+Users who launch the same program share its code; it counts as that of the user who used it last.
 
 Dropped code is loaded from the disk again (kernel_cache.py) at the next launch that needs it, in 1 to 3 ms, or
 compiled again if it is not there. A batch that runs keeps its code alive until it has finished. So no launch fails
@@ -17,6 +20,7 @@ because of these bounds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from threading import Lock
 from typing import Final, Generic, TypeVar
@@ -40,24 +44,35 @@ class BoundedUse(Generic[_Item]):
 
     max_bytes: int
     _drop: Callable[[_Item], None]
-    _sizes: WeakKeyDictionary[_Item, int] = field(factory=WeakKeyDictionary, init=False)
-    """The bytes of each object, the one that was used last at the end."""
+    _uses: WeakKeyDictionary[_Item, tuple[int, int]] = field(factory=WeakKeyDictionary, init=False)
+    """The user ID and the bytes of each object, the one that was used last at the end."""
     _latest: Callable[[], object] = field(default=lambda: None, init=False)
     """A weak reference to the object that was used last: small launches use the same again and again."""
     _lock: Lock = field(factory=Lock, init=False)
 
-    def use(self, item: _Item, nbytes: int) -> None:
-        """Note a use of an object. If it is new or was dropped, others may be dropped, but never this one."""
+    def use(self, item: _Item, nbytes: int, user: int) -> None:
+        """Note a user's use of an object. If it is new or was dropped, others may be dropped, but never this one."""
         if self._latest() is item:
             return
         with self._lock:
             self._latest = ref(item)
-            is_new = self._sizes.pop(item, None) is None
-            self._sizes[item] = nbytes
+            is_new = self._uses.pop(item, None) is None
+            self._uses[item] = user, nbytes
             if is_new:
-                excess = sum(self._sizes.values()) - self.max_bytes
-                for oldest in list(self._sizes)[:-1]:
-                    if excess <= 0:
-                        return
-                    excess -= self._sizes.pop(oldest)
-                    self._drop(oldest)
+                self._drop_excess(item)
+
+    def _drop_excess(self, latest: _Item) -> None:
+        totals = Counter[int]()
+        for user, nbytes in self._uses.values():
+            totals[user] += nbytes
+        excess = totals.total() - self.max_bytes
+        while excess > 0 and totals:
+            largest = max(totals, key=totals.__getitem__)
+            oldest = next((item for item, (user, _) in self._uses.items() if user == largest), latest)
+            if oldest is latest:  # the user has no other
+                del totals[largest]
+                continue
+            _, nbytes = self._uses.pop(oldest)
+            totals[largest] -= nbytes
+            excess -= nbytes
+            self._drop(oldest)

@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pympsd.channel.mapping import make_sealed
+from pympsd_server.backends.emulated.memory import peer_windows
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES, Segment, Table
 from pympsd_server.backends.emulated.memory.window import Window
@@ -152,6 +154,38 @@ def test_a_closed_window_has_nothing(spaces: list[AddressSpace]) -> None:
     assert reaches(first, address)
     second.close()
     assert not reaches(first, address)
+
+
+def test_a_window_whose_writer_ended_while_it_wrote_is_waited_for_once(
+    spaces: list[AddressSpace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, now, file = spaces[0], 0.0, make_sealed(f"pympsd-memory-{7:032x}", PAGE + TABLE_BYTES)
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(peer_windows, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
+    try:
+        table = Table(file, PAGE)
+        table.write(PAGE, ([0], [512]), [])
+        own.map_peer(os.getpid(), File(file, 7), WINDOW)
+        address = own.base + WINDOW
+        assert reaches(own, address)
+        for _ in range(2):  # a window that was read in between is waited for again
+            before = now
+            table._head[0] += 1
+            assert not reaches(own, address)
+            assert before + 1 <= now < before + 1.01
+            before = now
+            assert not reaches(own, address)
+            table._head[0] += 2
+            assert not reaches(own, address)
+            assert now == before
+            table._head[0] += 1
+            assert reaches(own, address)
+    finally:
+        os.close(file)
 
 
 def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSpace]) -> None:

@@ -72,7 +72,7 @@ class UsedPrograms:
     _kernels: defaultdict[int, WeakValueDictionary[int, Kernels]] = field(
         factory=lambda: defaultdict(WeakValueDictionary), init=False
     )
-    """By user, by the id() of the kernels."""
+    """By user, by the id() of the kernels; a user without any is dropped at the next check."""
     _lock: Lock = field(factory=Lock, init=False)
     _collected_at: float = field(default=-math.inf, init=False)
 
@@ -83,6 +83,8 @@ class UsedPrograms:
         other users' programs is not used up.
         """
         with self._lock:
+            for other in [other for other, own in self._kernels.items() if not own]:
+                del self._kernels[other]
             self._kernels[user][id(kernels)] = kernels
         total = self._total(user)
         if total > MAX_USER_BYTES and time.monotonic() - self._collected_at >= _PAUSE_SECONDS:

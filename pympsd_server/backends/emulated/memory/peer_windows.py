@@ -59,6 +59,8 @@ class Table:
         self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
         at = _HEAD + 2 * RANGES
         self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
+        self._is_unfinished = False
+        """Whether the last read found no finished table: then the next one does not wait for it again."""
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
         """Replace what it has: the size of the window in bytes, ranges, and segments."""
@@ -84,22 +86,26 @@ class Table:
     def read(self, size: int) -> tuple[int, Array, Array, set[Segment]]:
         """Return generation, starts, ends and segments, in a window of ``size`` bytes.
 
-        Nothing if it stays unfinished: its writer ended while it wrote.
+        Nothing if it stays unfinished: its writer ended while it wrote. Only the first such read waits.
         """
-        deadline = time.monotonic() + _READ_TIMEOUT_SECONDS
-        while time.monotonic() < deadline:
-            if self.generation & 1:
+        deadline = time.monotonic() + (0.0 if self._is_unfinished else _READ_TIMEOUT_SECONDS)
+        while True:
+            generation, count, segments = (int(word) for word in self._head[:3])
+            if not generation & 1:
+                starts, ends = self._starts[:count].copy(), self._ends[:count].copy()
+                rows = self._segments[:segments].tolist()
+                if generation == self.generation:
+                    # A client may have made the file itself: entries about other places do not count.
+                    inside = (starts >= 0) & (ends <= size)
+                    within = {segment for segment in (_segment(*row) for row in rows) if segment.is_within(size)}
+                    self._is_unfinished = False
+                    return generation, starts[inside], ends[inside], within
+            if time.monotonic() >= deadline:
+                break
+            if generation & 1:
                 # Its writer may wait for a processor; a copy made before it continues would be discarded.
                 time.sleep(_PAUSE_SECONDS)
-                continue
-            generation, count, segments = (int(word) for word in self._head[:3])
-            starts, ends = self._starts[:count].copy(), self._ends[:count].copy()
-            rows = self._segments[:segments].tolist()
-            if not generation & 1 and generation == self.generation:
-                # A client may have made the file itself: entries about other places do not count.
-                inside = (starts >= 0) & (ends <= size)
-                within = {segment for segment in (_segment(*row) for row in rows) if segment.is_within(size)}
-                return generation, starts[inside], ends[inside], within
+        self._is_unfinished = True
         return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
 
 

@@ -30,11 +30,10 @@ MAX_WAITING waiting kernels; for a new one, the user's oldest is dropped. A drop
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from attrs import define, field
 
@@ -50,6 +49,8 @@ class _Account:
 
     running: int = 0
     seconds: float = 0.0
+    user: _Account | None = None
+    """Of a client: the account of its user, which lives as long as those of the user's clients."""
 
 
 @define(eq=False)
@@ -77,7 +78,7 @@ class CompileQueue:
     _slots: int
     _lock: Lock = field(factory=Lock, init=False)
     _waiting: list[_Request] = field(factory=list, init=False)
-    _users: defaultdict[int, _Account] = field(factory=lambda: defaultdict(_Account), init=False)
+    _users: WeakValueDictionary[int, _Account] = field(factory=WeakValueDictionary, init=False)
     _clients: WeakKeyDictionary[object, _Account] = field(factory=WeakKeyDictionary, init=False)
     _running: int = field(default=0, init=False)
 
@@ -130,7 +131,8 @@ class CompileQueue:
     def _accounts(self, request: _Request) -> tuple[_Account, _Account]:
         """Return the accounts of a request's user and client."""
         context = request.context
-        return self._users[context.user], self._clients.setdefault(context.client, _Account())
+        user = self._users.setdefault(context.user, _Account())
+        return user, self._clients.setdefault(context.client, _Account(user=user))
 
     def _settle(self, request: _Request, seconds: float) -> None:
         """Give back a request's slot."""
