@@ -185,17 +185,16 @@ class CompiledBatch:
             raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(setup.parameters)}")
         self.kernel, self._module, self._setup, self._code = kernel, module, setup, code
         self._view: Array = module.space.views[DTYPES["u8"]]
-        self._first_block, self._sm_of_block = first_block, np.ascontiguousarray(sm_of_block, np.int64)
+        self._sm_of_block = np.ascontiguousarray(sm_of_block, np.int64)
         self._taken_over: list[Batch] = []
         self._reach: list[tuple[Any, ...]] = []
         self._state: BatchState | None = None
-        self._over = False
         self._shape: tuple[Any, ...] = ()
         """All that the batch depends on, except the values of parameters and the number of the first block."""
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
         self._describe_launch()
-        self._rewind()
+        self.begin_again(setup, first_block)
         self.look_at_allocations()
         _BATCHES[ctypes.addressof(self._common)] = self
 
@@ -237,10 +236,7 @@ class CompiledBatch:
         if setup is not self._setup:
             self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
         self._setup, self._first_block, self._over = setup, first_block, False
-        self._rewind()
-
-    def _rewind(self) -> None:
-        runtime().kernels_rewind(ctypes.byref(self._common), self._first_block)
+        runtime().kernels_rewind(ctypes.byref(self._common), first_block)
 
     def _size_memory(self) -> None:
         """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory.
