@@ -31,13 +31,13 @@ KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
 
 
 def _descriptors() -> set[tuple[int, str]]:
-    result = set()
+    descriptors = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            result.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+            descriptors.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
         except FileNotFoundError:
             continue  # the descriptor of this very listing
-    return {(fd, target) for fd, target in result if not target.startswith(KEPT_BY_LIBRARIES)}
+    return {(fd, target) for fd, target in descriptors if not target.startswith(KEPT_BY_LIBRARIES)}
 
 
 def _children() -> set[int]:
@@ -63,9 +63,9 @@ def _leaks(fds: set[tuple[int, str]], children: set[int], threads: set[threading
 def _wait_for_its_end(thread: threading.Thread) -> None:
     """Wait for a thread on its way out; one that another thread is only just starting cannot be joined yet."""
     give_up = time.monotonic() + ENDING_SECONDS
-    while thread in threading.enumerate() and (left := give_up - time.monotonic()) > 0:
+    while thread in threading.enumerate() and (remaining := give_up - time.monotonic()) > 0:
         if thread.is_alive():
-            thread.join(left)
+            thread.join(remaining)
         else:
             time.sleep(POLL_SECONDS)
 
@@ -108,12 +108,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark is None or not mark.kwargs:
             continue
         assert isinstance(item, pytest.Function)
-        left = unknown.setdefault((item.path, item.originalname), set(mark.kwargs["but"]))
+        unmet = unknown.setdefault((item.path, item.originalname), set(mark.kwargs["but"]))
         if item.callspec.id in mark.kwargs["but"]:
             item.own_markers.remove(mark)
-            left.remove(item.callspec.id)
+            unmet.remove(item.callspec.id)
     if config.option.markexpr:
-        wrong = [f"{path.name}::{name}[{case}]" for (path, name), left in unknown.items() for case in sorted(left)]
+        wrong = [f"{path.name}::{name}[{case}]" for (path, name), unmet in unknown.items() for case in sorted(unmet)]
         assert not wrong, f"long(but=...) names no case: {wrong}"
 
 

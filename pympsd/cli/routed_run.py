@@ -132,7 +132,9 @@ def _reason_not_to_route(environment: "Mapping[str, str]") -> str:
     listener = find_listener(environment)
     if listener == DRIVER:
         return "the daemon manages the driver's own server, to which the driver connects"
-    requested = environment.get("PYMPSD_REQUIRE_MPS") == "1" or environment.get("PYMPSD_BACKEND") == "emulated"
+    backend = environment.get("PYMPSD_BACKEND") or "auto"  # as variables.selects_emulated, which imports too much
+    is_emulated = backend == "emulated" or (backend == "auto" and environment.get("PYMPSD_EMULATED_DEVICES"))
+    requested = environment.get("PYMPSD_REQUIRE_MPS") == "1" or is_emulated
     if listener == NOBODY and not requested and not environment.get("CUDA_MPS_PIPE_DIRECTORY"):
         return "there is a driver and no daemon" if os.path.exists(_DRIVER_DEVICE) else ""
     return ""

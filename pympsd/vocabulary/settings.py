@@ -65,14 +65,11 @@ class Settings:
         Raises:
             BadSetting: A value is invalid, and the daemon must not start with its default instead.
         """
-        backend = read(environment, variables.BACKEND)
-        # A description of an emulated machine selects it.
-        is_described = bool(environment.get("PYMPSD_EMULATED_DEVICES"))
         return cls(
             pipe_directory=files.pipe_directory(dict(environment)),
             log_directory=files.log_directory(dict(environment)),
-            backend="emulated" if backend == "auto" and is_described else backend,
-            emulated_devices=environment.get("PYMPSD_EMULATED_DEVICES", "") or "H200",
+            backend="emulated" if variables.selects_emulated(environment) else read(environment, variables.BACKEND),
+            emulated_devices=environment.get(variables.EMULATED_DEVICES, "") or "H200",
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             thread_percentage=_read_or_none(PERCENTAGE, environment) or ThreadPercentage(),
             client_priority=_read_or_none(PRIORITY, environment) or ClientPriority(),
@@ -188,7 +185,7 @@ def load_policy(group: str, variable: str, text: str) -> Any:
     points = {point.name: point for point in entry_points(group=group)}
     if name not in points:
         names = ", ".join(sorted(points))
-        raise BadSetting(f"{variable} is one of {names}, or an entry point of the group {group}; not {name!r}")
+        raise BadSetting(f"{variable} must be one of {names}, or an entry point of the group {group}; not {name!r}")
     try:
         policy = points[name].load()(argument)
     except ValueError as error:

@@ -37,6 +37,7 @@ MAX_CONNECTIONS: Final = 32
 """CUDA's maximum of hardware queues."""
 
 BACKEND: Final = "PYMPSD_BACKEND"
+EMULATED_DEVICES: Final = "PYMPSD_EMULATED_DEVICES"
 WORKER: Final = "PYMPSD_WORKER"
 LAUNCHES: Final = "PYMPSD_LAUNCHES"
 CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
@@ -99,7 +100,7 @@ class Setting:
     def problem(self, text: str) -> str:
         """Return what is wrong with a value, and what is allowed; nothing if it is valid or empty."""
         allowed = self.check(text) if text and self.check is not None else ""
-        return f"{self.name} is {allowed}, not {text[:_SHOWN]!r}" if allowed else ""
+        return f"{self.name} must be {allowed}, not {text[:_SHOWN]!r}" if allowed else ""
 
 
 def _check_choice(*values: str) -> Check:
@@ -318,7 +319,7 @@ VARIABLES: Final = (
         default=str(MAX_CONNECTIONS),
     ),
     Setting(
-        "PYMPSD_EMULATED_DEVICES",
+        EMULATED_DEVICES,
         _BOTH | Reader.SMI,
         "the emulated machine: `H200`, `3xH200`, `2xH200,1xP100`, or the path of a TOML file; default: "
         "`$XDG_CONFIG_HOME/pympsd/machine.toml` (`~/.config` without it), `/etc/pympsd/machine.toml`, else one H200",
@@ -503,6 +504,18 @@ def read(environment: Mapping[str, str], name: str) -> str:
     if problem := BY_NAME[name].problem(text):
         raise BadSetting(problem)
     return text
+
+
+def selects_emulated(environment: Mapping[str, str]) -> bool:
+    """Return whether the emulated backend is selected whatever the machine has: by name, or by a described machine.
+
+    >>> selects_emulated({"PYMPSD_EMULATED_DEVICES": "2xH200"})
+    True
+    >>> selects_emulated({"PYMPSD_EMULATED_DEVICES": "2xH200", "PYMPSD_BACKEND": "cuda"})
+    False
+    """
+    backend = environment.get(BACKEND) or "auto"  # a wrong one is reported by `read`
+    return backend == "emulated" or (backend == "auto" and bool(environment.get(EMULATED_DEVICES)))
 
 
 def problems(

@@ -16,7 +16,7 @@ from attrs import frozen
 
 from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.vocabulary import files
-from pympsd.vocabulary.variables import LENIENT_LIMITS, REQUIRE_MPS, BadSetting, read
+from pympsd.vocabulary.variables import LENIENT_LIMITS, REQUIRE_MPS, BadSetting, read, selects_emulated
 from pympsd_client._arguments.errors import invalid_value
 
 _SWITCHES: Final = (REQUIRE_MPS, LENIENT_LIMITS, TRUST_VARIABLE)
@@ -59,13 +59,16 @@ def check_switches(environment: Mapping[str, str]) -> None:
 
 
 def choose_without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:
-    """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises."""
+    """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises.
+
+    Where the settings select the emulated backend, a private device is an emulated one although there is a driver.
+    """
     if why.drivers:
         return Way.NATIVE if native_driver() else Way.REFUSE
     required = environment.get(REQUIRE_MPS)
     if required == "1" or (why.limited and required != "0"):
         return Way.REFUSE
-    return Way.NATIVE if native_driver() else Way.PRIVATE
+    return Way.NATIVE if not selects_emulated(environment) and native_driver() else Way.PRIVATE
 
 
 def refusal(why: NoDaemon) -> str:

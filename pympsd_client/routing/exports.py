@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._connect.driver_library import NAME, load_driver
@@ -100,9 +99,6 @@ def _bytes(type: str) -> int:
 
 def _find_originals() -> None:
     """Find the functions of the machine's own driver, because the program runs natively."""
-    if any(library != NAME for library, _ in libraries.attached):
-        reason = "pympsd's CUDA runtime needs a daemon: start one (pympsd -d), or this program without pympsd-run"
-        raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
     original, own = load_driver(), ctypes.CDLL(NAME)
     for (_, prototype), address in libraries.attached.items():
         function = getattr(original, prototype.partition("(")[0], None)

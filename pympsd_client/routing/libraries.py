@@ -28,6 +28,9 @@ from ctypes import c_char_p, c_void_p
 from typing import Any, Final
 
 from pympsd.errors import FileError
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._objects.process import process
 from pympsd_client.native import _entry_points
 from pympsd_client.routing import hook
 from pympsd_client.routing.pointers import entry_point
@@ -63,6 +66,8 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     else:
         _entry_points.help_threads()
     hook.register_end()
+    if library.startswith("libcudart"):
+        process.when_native.insert(0, _refuse_native_runtime)  # before calls are passed on
     if library in _missing:
         return 1
     addresses = (c_void_p * count).from_address(table)
@@ -88,6 +93,15 @@ def _address(library: str, prototype: str, is_native: bool) -> int:
             address = forwarding.address(library, name)
         address = attached.setdefault((library, prototype), address)  # another thread may have been quicker
     return address
+
+
+def _refuse_native_runtime() -> None:
+    """Refuse to run natively: kernels are registered with pympsd's runtime, so its calls cannot be passed on."""
+    reason = (
+        "pympsd's CUDA runtime does not run natively on this machine's driver: start a daemon (pympsd -d), or the "
+        "program without pympsd-run; with PYMPSD_BACKEND=emulated it has an emulated GPU of its own"
+    )
+    raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
 
 
 def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:

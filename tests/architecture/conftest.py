@@ -57,7 +57,7 @@ class Module:
 
 
 def _modules() -> tuple[Module, ...]:
-    result = []
+    modules = []
     for package in PACKAGES:
         spec = find_spec(package)
         assert spec is not None, f"{package} is not installed"
@@ -67,8 +67,8 @@ def _modules() -> tuple[Module, ...]:
             parts = path.relative_to(root.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text()
-            result.append(Module(name, path, ast.parse(text), text.count("\n")))
-    return tuple(result)
+            modules.append(Module(name, path, ast.parse(text), text.count("\n")))
+    return tuple(modules)
 
 
 @pytest.fixture(scope="session")

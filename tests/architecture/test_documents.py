@@ -53,6 +53,6 @@ def test_names_are_where_the_tour_and_the_recipes_say(document: str) -> None:
 
 def _has_name(name: str, place: str) -> bool:
     """Return whether a file has a word, or one below a folder, or one of that name in any folder."""
-    found = [ROOT / place] if "/" in place else list((ROOT / "pympsd_server").rglob(place))
-    files = [file for path in found for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    places = [ROOT / place] if "/" in place else list((ROOT / "pympsd_server").rglob(place))
+    files = [file for path in places for file in ([path] if path.is_file() else path.rglob("*.py"))]
     return any(re.search(rf"\b{re.escape(name)}\b", file.read_text()) for file in files)

@@ -55,9 +55,9 @@ def _is_in(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def _of(modules: tuple[Module, ...], *packages: str) -> list[Module]:
-    result = [module for module in modules if module.is_in(*packages)]
-    assert result, packages
-    return result
+    selected = [module for module in modules if module.is_in(*packages)]
+    assert selected, packages
+    return selected
 
 
 def _breaches(modules: list[Module], package: str, allowed: tuple[str, ...]) -> list[str]:
@@ -259,13 +259,13 @@ def _rings(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 def _find_reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
     """Return the nodes that one or more arrows lead to."""
-    result: set[str] = set()
-    left = [start]
-    while left:
-        new = arrows[left.pop()] - result
-        result |= new
-        left += new
-    return result
+    reached: set[str] = set()
+    pending = [start]
+    while pending:
+        new = arrows[pending.pop()] - reached
+        reached |= new
+        pending += new
+    return reached
 
 
 def test_no_modules_import_each_other_directly_or_in_a_ring(modules: tuple[Module, ...]) -> None:

@@ -65,7 +65,7 @@ def test_no_package_has_many_modules_or_few(modules: tuple[Module, ...]) -> None
     names = {module.name for module in modules}
     packages = {_package(module) for module in modules}
     children = {package: [name for name in names if name.rpartition(".")[0] == package] for package in packages}
-    held = {package: len(result) for package, result in children.items() if package not in SMALL_PACKAGES}
+    held = {package: len(members) for package, members in children.items() if package not in SMALL_PACKAGES}
     assert {package: count for package, count in held.items() if not count >= MIN_MODULES} == {}
     modules_of = Counter(_package(module) for module in modules if module.path.name != "__init__.py")
     assert {package: count for package, count in modules_of.items() if count > MAX_MODULES} == {}

@@ -96,7 +96,7 @@ def test_no_client_or_group_or_device_holds_more_than_it_may(steps: list[tuple[i
             assert not fits
         else:
             assert fits
-    used = [sum(each) for each in held]
+    used = [sum(sizes) for sizes in held]
     assert [client.used for client in clients] == used
     assert device.used == sum(used) <= device.total
     for name, limit in GROUPS.items():
@@ -108,13 +108,13 @@ def test_a_group_has_the_limit_of_its_latest_client_and_is_forgotten_with_its_cl
     device = DeviceBudget(100)
     client_budget = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 30)], 8))
     # It came before, with the limit that held then, and makes its context later.
-    one = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 50)], 7))
-    one.take(20)
-    assert (one.total, one.free, client_budget.free) == (30, 10, 10)
+    latest = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 50)], 7))
+    latest.take(20)
+    assert (latest.total, latest.free, client_budget.free) == (30, 10, 10)
     with pytest.raises(BackendError, match="the clients of cgroup /x have 10 of 30 left"):
         client_budget.take(11)
-    one.give(20)
-    del one, client_budget
+    latest.give(20)
+    del latest, client_budget
     (again,) = device.groups([MemoryGroup("cgroup /x", 70)], 9)
     assert (again.limit, again.used) == (70, 0)
 

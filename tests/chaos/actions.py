@@ -92,9 +92,9 @@ async def terminate(testbed: Testbed, life: Life, number: int) -> None:
 
 
 async def _executor_kill(testbed: Testbed, action: Action) -> None:
-    result = _executor(testbed, action)
-    if result is not None:
-        executor, device, uid = result
+    chosen = _executor(testbed, action)
+    if chosen is not None:
+        executor, device, uid = chosen
         with testbed.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device) as incident:
             testbed.killed.add(executor)
             if not strike(executor, signal.SIGKILL):
@@ -102,9 +102,9 @@ async def _executor_kill(testbed: Testbed, action: Action) -> None:
 
 
 async def _executor_stop(testbed: Testbed, action: Action) -> None:
-    result = _executor(testbed, action)
-    if result is not None:
-        executor, device, uid = result
+    chosen = _executor(testbed, action)
+    if chosen is not None:
+        executor, device, uid = chosen
         with testbed.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device):
             await _stop(executor, action)
 
@@ -115,9 +115,7 @@ async def _server_kill(testbed: Testbed, action: Action) -> None:
         with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
             testbed.killed.add(server.process)
             strike(server.process, signal.SIGKILL)
-            with trio.move_on_after(NOTICE_SECONDS):
-                while server.status is None:
-                    await trio.sleep(0.05)
+            await testbed.until_so(lambda: server.status is not None, NOTICE_SECONDS)
 
 
 async def _server_stop(testbed: Testbed, action: Action) -> None:
@@ -167,14 +165,14 @@ async def _keeper_stop(testbed: Testbed, action: Action) -> None:
     if keeper is None:
         return
     testbed.listen()
-    known, affected = len(testbed.logs.servers), testbed.logs.running()
+    servers_before, affected = len(testbed.logs.servers), testbed.logs.running()
     with testbed.incident(action.kind, action.number, pid=keeper.pid):
         await _stop(keeper, action)
         # A daemon that has much to tell it kills it after a while.
         await _wait_for_kept(testbed, None)
         if testbed.setup.backend is Backend.VENDOR:
             # They do not see the end of a client that was being handed over, and may be killed for that.
-            affected += testbed.logs.servers[known:]
+            affected += testbed.logs.servers[servers_before:]
             testbed.killed |= {server.process for server in affected}
 
 
@@ -198,14 +196,14 @@ def _has_entries(keeper: ProcessKey) -> bool:
 async def _both_kill(testbed: Testbed, action: Action) -> None:
     keeper = testbed.keeper()
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
-        everything, known = _everything(testbed)
+        everything, servers_before = _everything(testbed)
         testbed.killed.add(testbed.daemon)
         # Stopped, the daemon starts no other keeper.
         strike(testbed.daemon, signal.SIGSTOP)
         if keeper is not None:
             strike(keeper, signal.SIGKILL)
         strike(testbed.daemon, signal.SIGKILL)
-        await _over(testbed, "the end of daemon and keeper", everything, known)
+        await _over(testbed, "the end of daemon and keeper", everything, servers_before)
         await testbed.start_daemon()
 
 
@@ -224,19 +222,19 @@ async def _check_adopted(testbed: Testbed) -> None:
 
 async def _daemon_term(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
-        everything, known = _everything(testbed)
+        everything, servers_before = _everything(testbed)
         strike(testbed.daemon, signal.SIGTERM)
-        await _over(testbed, "SIGTERM", everything, known)
+        await _over(testbed, "SIGTERM", everything, servers_before)
         await testbed.start_daemon()
 
 
 async def _quit(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
-        everything, known = _everything(testbed)
+        everything, servers_before = _everything(testbed)
         status, output = await testbed.tool(f"quit -t {int(action.extent * 3)}\n")
         if status != 0:
             testbed.blame(f"quit ended with {status}: {output}")
-        await _over(testbed, "quit -t", everything, known)
+        await _over(testbed, "quit -t", everything, servers_before)
         await testbed.start_daemon()
 
 
@@ -253,19 +251,19 @@ async def _drain(testbed: Testbed, action: Action) -> None:
         testbed.blame(f"{target} could not be undrained within {END_SECONDS:.0f} s")
 
 
-async def _over(testbed: Testbed, what: str, everything: set[ProcessKey], known: int) -> None:
+async def _over(testbed: Testbed, cause: str, everything: set[ProcessKey], servers_before: int) -> None:
     """The daemon ends, and nothing of it is left; what is left is blamed, and the daemon killed."""
     if not await testbed.until_gone(testbed.daemon, END_SECONDS):
-        testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {what}")
+        testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {cause}")
         strike(testbed.daemon, signal.SIGKILL)
     testbed.listen()
     # Started before the daemon heard that it was to end.
-    late = {server.process for server in testbed.logs.servers[known:]}
+    late = {server.process for server in testbed.logs.servers[servers_before:]}
     testbed.forced |= late
     everything |= late
-    left = [process.pid for process in sorted(everything) if not await testbed.until_gone(process, NOTICE_SECONDS)]
-    if left:
-        testbed.blame(f"the servers or executors {left} are there after {what}")
+    pids = [process.pid for process in sorted(everything) if not await testbed.until_gone(process, NOTICE_SECONDS)]
+    if pids:
+        testbed.blame(f"the servers or executors {pids} are there after {cause}")
 
 
 def _everything(testbed: Testbed) -> tuple[set[ProcessKey], int]:
@@ -273,8 +271,8 @@ def _everything(testbed: Testbed) -> tuple[set[ProcessKey], int]:
     testbed.listen()
     servers = [server for server in testbed.logs.running() if there(server.process)]
     testbed.forced |= {server.process for server in servers}
-    result = {one for server in servers for one in (server.process, *server.executors)}
-    return result, len(testbed.logs.servers)
+    processes = {process for server in servers for process in (server.process, *server.executors)}
+    return processes, len(testbed.logs.servers)
 
 
 async def _shutdown_server(testbed: Testbed, action: Action) -> None:
@@ -286,9 +284,7 @@ async def _shutdown_server(testbed: Testbed, action: Action) -> None:
         testbed.forced.add(server.process)
     with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid):
         await say(testbed, f"shutdown_server {server.pid}{' -f' if forced else ''}")
-        with trio.move_on_after(NOTICE_SECONDS if forced else 0):
-            while server.status is None:
-                await trio.sleep(0.05)
+        await testbed.until_so(lambda: server.status is not None, NOTICE_SECONDS if forced else 0)
 
 
 async def _start_server(testbed: Testbed, action: Action) -> None:
@@ -298,12 +294,13 @@ async def _start_server(testbed: Testbed, action: Action) -> None:
 
 async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
     """Servers of the driver's that start in the next seconds do something wrong; those then there are killed."""
-    name, what = pick(MISBEHAVIOURS, action.pick) or ("", "")
+    name, value = pick(MISBEHAVIOURS, action.pick) or ("", "")
     testbed.listen()
     # Those that are about to start may not have read their behaviour yet.
-    known, affected = len(testbed.logs.servers), [entry for entry in testbed.logs.running() if not entry.ready]
-    with testbed.incident(action.kind, action.number, note=f"{name}: {what}"):
-        testbed.misbehave(**{name: what})
+    servers_before = len(testbed.logs.servers)
+    affected = [entry for entry in testbed.logs.running() if not entry.ready]
+    with testbed.incident(action.kind, action.number, note=f"{name}: {value}"):
+        testbed.misbehave(**{name: value})
         server = testbed.server()
         if server is not None:
             await say(testbed, f"shutdown_server {server.pid}")
@@ -312,14 +309,14 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
         # One that was about to start may have read its behaviour and not be in the log yet.
         await trio.sleep(START_SECONDS)
         testbed.listen()
-        affected += testbed.logs.servers[known:]
-        for each in affected:
-            testbed.misbehaving.add(each.process)
-            testbed.killed.add(each.process)
-            strike(each.process, signal.SIGKILL)
+        affected += testbed.logs.servers[servers_before:]
+        for server in affected:
+            testbed.misbehaving.add(server.process)
+            testbed.killed.add(server.process)
+            strike(server.process, signal.SIGKILL)
         with trio.move_on_after(NOTICE_SECONDS):
-            while any(there(entry.process) for entry in affected):
-                await trio.sleep(0.05)
+            for server in affected:
+                await testbed.until_gone(server.process, NOTICE_SECONDS)
         # After some failed starts the daemon refuses their users' clients for a while.
         await trio.sleep(REFUSED_FOR)
 
@@ -339,11 +336,12 @@ def _list_attached(testbed: Testbed) -> list[Life]:
 def _executor(testbed: Testbed, action: Action) -> tuple[ProcessKey, int, int] | None:
     """Return an executor, its device and uid. (Logs of the dialect r580 name none.)"""
     server = testbed.server()
-    result = pick(sorted(server.executors.items()) if server else (), action.pick)
-    if server is None or result is None or not there(result[0]):
+    chosen = pick(sorted(server.executors.items()) if server else (), action.pick)
+    if server is None or chosen is None or not there(chosen[0]):
         return None
-    assert result[1] < DEVICES
-    return *result, server.uid
+    executor, device = chosen
+    assert device < DEVICES
+    return executor, device, server.uid
 
 
 ACTIONS: Final[dict[Kind, Act]] = {

@@ -104,10 +104,10 @@ class Bench:
         """Nothing."""
         return 0
 
-    def _ask(self, what: str, **more: int) -> dict[str, Any]:
+    def _ask(self, request: str, **more: int) -> dict[str, Any]:
         context = self.program.contexts[self.number]
         assert context is not None
-        return check(what, lambda: ask(context, ask=what, **more))
+        return check(request, lambda: ask(context, ask=request, **more))
 
 
 def be_unresponsive(seconds: float) -> None:

@@ -62,7 +62,7 @@ async def _attack(testbed: Testbed, uid: int, kinds: tuple[str, ...]) -> None:
     )  # fmt: skip
     testbed.counts["hostile users"] += 1
     try:
-        complaint = b"".join([data async for data in process.stderr])
+        complaint = b"".join([piece async for piece in process.stderr])
         testbed.blame(f"hostile user {uid} has ended: {complaint.decode(errors='replace')[-500:]}")
     finally:
         with trio.CancelScope(shield=True):

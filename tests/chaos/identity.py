@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,28 +28,30 @@ def key_of(pid: int) -> ProcessKey:
     return ProcessKey(pid, _state_and_start(pid)[1])
 
 
-def there(one: ProcessKey) -> bool:
+def there(process: ProcessKey) -> bool:
     """Whether a process is there still, and no zombie."""
-    state, started = _state_and_start(one.pid)
-    return one.started == started != GONE and state not in "ZX"
+    state, started = _state_and_start(process.pid)
+    return process.started == started != GONE and state not in "ZX"
 
 
-def strike(one: ProcessKey, number: int) -> bool:
-    """Send a signal to a process if it is still the same; return whether it was sent."""
+@contextmanager
+def open_pidfd(pid: int) -> Iterator[int]:
+    """Hold a process's descriptor for a block: no later process gets its PID. Raises OSError if there is none."""
+    watched = os.pidfd_open(pid)
     try:
-        watched = os.pidfd_open(one.pid)
-    except OSError:
-        return False
-    try:
-        # Now that it is held: a later process of this PID cannot be taken for it.
-        if not there(one):
-            return False
-        signal.pidfd_send_signal(watched, number)
-        return True
-    except OSError:
-        return False
+        yield watched
     finally:
         os.close(watched)
+
+
+def strike(process: ProcessKey, number: int) -> bool:
+    """Send a signal to a process if it is still the same; return whether it was sent."""
+    with suppress(OSError), open_pidfd(process.pid) as watched:
+        # Now that it is held: a later process of this PID cannot be taken for it.
+        if there(process):
+            signal.pidfd_send_signal(watched, number)
+            return True
+    return False
 
 
 def _state_and_start(pid: int) -> tuple[str, int]:

@@ -54,24 +54,24 @@ def leaks(
     """Return what is left that was not there before and does not go, each in words."""
     gc.collect()
     give_up = time.monotonic() + seconds
-    while (result := _list_left(before, directory, uids, stays)) and time.monotonic() < give_up:
+    while (leftovers := _list_left(before, directory, uids, stays)) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
-    return result
+    return leftovers
 
 
 def _list_left(before: Before, directory: Path, uids: Collection[int], stays: frozenset[str]) -> list[str]:
-    left = set(map(key_of, _processes(uids))) - before.processes
-    result = [f"process {process.pid}: {_command(process.pid)}" for process in sorted(left)]
-    result += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
-    result += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
-    result += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
-    result += [f"{name} in the pipe directory" for name in sorted(_list_names(directory / "pipe") ^ stays)]
-    result += [
+    processes = set(map(key_of, _processes(uids))) - before.processes
+    leftovers = [f"process {process.pid}: {_command(process.pid)}" for process in sorted(processes)]
+    leftovers += [f"descriptor {descriptor}" for descriptor in sorted(set(_descriptors()) - before.descriptors)]
+    leftovers += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
+    leftovers += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
+    leftovers += [f"{name} in the pipe directory" for name in sorted(_list_names(directory / "pipe") ^ stays)]
+    leftovers += [
         f"{name} in the log directory"
         for name in sorted(_list_names(directory / "log") - {"control.log", "server.log"})
         if not (directory / "log" / name / "server.log").exists()  # that of a named server stays
     ]
-    return result
+    return leftovers
 
 
 def find_crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[str]:
@@ -107,13 +107,13 @@ def _processes(uids: Collection[int]) -> Iterator[int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    result: list[int] = [pid]
-    for one in result:
+    family: list[int] = [pid]
+    for parent in family:
         try:
-            result += children_of(one)
+            family += children_of(parent)
         except OSError:
             continue  # it is gone
-    return set(result) - {pid}
+    return set(family) - {pid}
 
 
 def _descriptors() -> Iterator[str]:

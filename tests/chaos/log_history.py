@@ -128,8 +128,8 @@ class LogHistory:
         elif matched := _RUN_BY.fullmatch(text):
             server.executors[self.identify(int(matched[1]))] = int(matched[2])
         elif matched := _ENDED.fullmatch(text):
-            for one in [executor for executor in server.executors if executor.pid == int(matched[1])]:
-                del server.executors[one]
+            for executor in [executor for executor in server.executors if executor.pid == int(matched[1])]:
+                del server.executors[executor]
         elif text == _ENDED_BY_FAULT:
             server.by_fault = True
         elif _DROPPED.match(text):
@@ -193,17 +193,17 @@ def judge(
     ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers forced to end,
     which say no more. ``attached``: PIDs of clients that have had a server: each was met.
     """
-    result = list(logs.problems)
+    problems = list(logs.problems)
     met: set[int] = set()
     for server in logs.servers:
         met |= server.met
         cut_short = server.process in killed or server.process in forced or server.by_fault
-        result += _ends(server, cut_short)
+        problems += _ends(server, cut_short)
         if server.complete and not server.gone_on:
-            result += _books(server, cut_short)
+            problems += _books(server, cut_short)
     if all(server.complete and not server.gone_on for server in logs.servers):
-        result += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
-    return result
+        problems += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
+    return problems
 
 
 def _ends(server: ServerHistory, cut_short: bool) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _ends(server: ServerHistory, cut_short: bool) -> Iterator[str]:
 
 
 def _books(server: ServerHistory, cut_short: bool) -> Iterator[str]:
-    for what, counts in (("client", server.clients), ("context", server.contexts)):
+    for kind, counts in (("client", server.clients), ("context", server.contexts)):
         for name, count in counts.items():
             if count < 0 or (count and not cut_short):
-                yield f"server {server.pid}: {what} {name} came {count:+d} times more often than it left"
+                yield f"server {server.pid}: {kind} {name} came {count:+d} times more often than it left"

@@ -271,8 +271,8 @@ class NamedSoak(Soak):
 
     def _left_before(self, time: float) -> Places:
         """Return the places that there were at a time; those of a change under way are what there was before it."""
-        left = [change.left for change in self.changes if change.ended <= time and change.left is not None]
-        return left[-1] if left else frozenset()
+        states = [change.left for change in self.changes if change.ended <= time and change.left is not None]
+        return states[-1] if states else frozenset()
 
     def _is_absent(self, place: tuple[str, str], step: Step) -> bool:
         """Whether a place surely was not there from before a step until after it."""

@@ -50,12 +50,12 @@ def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[s
     spread = {life.plan.number: (life, life.on_devices(since - SLACK, until)) for life in lives}
     devices, reached = {device}, {}
     while True:
-        more = {one: life for one, (life, on) in spread.items() if on & devices and one not in reached}
+        more = {context: life for context, (life, on) in spread.items() if on & devices and context not in reached}
         if not more:
             return devices, list(reached.values())
         reached |= more
-        for one in more:
-            devices |= spread[one][1]
+        for context in more:
+            devices |= spread[context][1]
 
 
 def end_of_interval(incidents: Iterable[Incident], since: float, seconds: float) -> float:

@@ -65,12 +65,12 @@ def _round(
         stays = VENDOR_STAYS if part.setup.backend is Backend.VENDOR else STAYS
         if part.setup.protocol == 3:
             stays |= {NAMED_SERVERS}
-        left = leaks(before, directory, (*testbed.uids, *hostile_users()), stays=stays)
-        for problem in (*_last_words(testbed), *(f"left behind: {one}" for one in left)):
+        leftovers = leaks(before, directory, (*testbed.uids, *hostile_users()), stays=stays)
+        for problem in (*_last_words(testbed), *(f"left behind: {leftover}" for leftover in leftovers)):
             testbed.blame(problem)
         if testbed.problems:
             shutil.copytree(directory / "log", keep, dirs_exist_ok=True)
-        return testbed, run.judged, len(left)
+        return testbed, run.judged, len(leftovers)
     finally:
         shutil.rmtree(directory)
 
@@ -80,5 +80,5 @@ def _last_words(testbed: Testbed) -> list[str]:
         return []  # its logs are not read
     attached = [life.pid for life in testbed.history.lives if life.attached != FOR_EVER]
     ordered = tuple(f"Protocol violation by server {process.pid}:" for process in testbed.misbehaving)
-    result = judge(testbed.logs, testbed.killed, testbed.forced, attached)
-    return [problem for problem in result if not any(one in problem for one in ordered)]
+    problems = judge(testbed.logs, testbed.killed, testbed.forced, attached)
+    return [problem for problem in problems if not any(line in problem for line in ordered)]

@@ -193,7 +193,7 @@ def rounds(seed: int, seconds: float, backends: Collection[Backend] = tuple(Back
     variants = [entry for entry in VARIANTS if entry.backend in backends and entry != first]
     others = [entry for entry in SETUPS if entry.backend in backends]
     count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(variants), int(seconds / SHORTEST_ROUND)))
-    setups = [first, *sorted(source.sample(variants, len(variants)), key=lambda each: each != NAMED)]
+    setups = [first, *sorted(source.sample(variants, len(variants)), key=lambda variant: variant != NAMED)]
     while len(setups) < count:
         setups += source.sample(others, len(others))
     return tuple(Round(index + 1, seconds / count, setups[index], 1000 * seed + index) for index in range(count))
@@ -240,14 +240,14 @@ def _life(source: random.Random, work: str) -> float:
 
 
 def _settings(source: random.Random) -> tuple[tuple[str, str], ...]:
-    result = []
+    settings = []
     if source.random() < 0.2:
-        result.append(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", source.choice(("25", "50", "75"))))
+        settings.append(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", source.choice(("25", "50", "75"))))
     if source.random() < 0.2:
-        result.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", source.choice(("0=1G", "0=1G,1=2G", "1=1500M"))))
+        settings.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", source.choice(("0=1G", "0=1G,1=2G", "1=1500M"))))
     if source.random() < 0.2:
-        result.append(("CUDA_MPS_CLIENT_PRIORITY", source.choice(("0", "1"))))
-    return tuple(result)
+        settings.append(("CUDA_MPS_CLIENT_PRIORITY", source.choice(("0", "1"))))
+    return tuple(settings)
 
 
 def _actions(source: random.Random, seconds: float, kinds: list[Kind], pace: float) -> Iterator[Action]:

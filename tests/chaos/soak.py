@@ -89,9 +89,10 @@ class Soak:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_read_complaint, process, life)
-                nursery.start_soon(self._end_endless, life)
+                is_endless = trio.Event()
+                nursery.start_soon(self._end_endless, life, is_endless)
                 nursery.start_soon(self._watch, life)
-                await self._hear(process, life)
+                await self._hear(process, life, is_endless)
                 life.status = await process.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -102,18 +103,20 @@ class Soak:
         self.testbed.note("ended", number=plan.number, status=life.status, doing=life.doing, steps=len(life.steps))
         self._unjudged.append(life)
 
-    async def _hear(self, process: trio.Process, life: Life) -> None:
+    async def _hear(self, process: trio.Process, life: Life, is_endless: trio.Event) -> None:
         rest = b""
-        async for data in process.stdout:
-            *lines, rest = (rest + data).split(b"\n")
+        async for piece in process.stdout:
+            *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 document = json.loads(line)
                 self._note_fault(life, document)
                 life.hear(document)
+                if life.doing == "endless":
+                    is_endless.set()
 
     def _note_fault(self, life: Life, report: dict[str, Any]) -> None:
-        what, _, name = report["doing"].partition(" ")
-        if what == "fault":
+        activity, _, name = report["doing"].partition(" ")
+        if activity == "fault":
             details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": report["device"]}
             details["context"] = report["context"]
             self.testbed.history.incidents.append(
@@ -122,10 +125,9 @@ class Soak:
             self.testbed.counts[f"fault {name}"] += 1
             self.testbed.note("client_fault", name=name, **details)
 
-    async def _end_endless(self, life: Life) -> None:
-        """Terminate the clients whose kernel never ends, as an operator does."""
-        while life.doing != "endless":
-            await trio.sleep(LISTEN_SECONDS)
+    async def _end_endless(self, life: Life, is_endless: trio.Event) -> None:
+        """Terminate a client whose kernel never ends, as an operator does."""
+        await is_endless.wait()
         await trio.sleep(life.plan.seconds)
         if Kind.CLIENT_TERMINATE in self.kinds and life.plan.seed % 3:
             await terminate(self.testbed, life, 0)
@@ -135,8 +137,8 @@ class Soak:
         strike(life.process, signal.SIGKILL)
 
     async def _watch(self, life: Life) -> None:
-        while (left := remaining_seconds(self.testbed.history, life, now())) > 0:
-            await trio.sleep(left)
+        while (remaining := remaining_seconds(self.testbed.history, life, now())) > 0:
+            await trio.sleep(remaining)
         life.hung = True
         self.testbed.note("hang", number=life.plan.number, doing=life.doing)
         strike(life.process, signal.SIGKILL)
@@ -195,9 +197,7 @@ class Soak:
         await self._live(ClientPlan(now() - testbed.began, 0, user, "probe", tuple(range(DEVICES)), PROBE_SECONDS, 1))
         if (listed := await self._listed()) not in NO_CLIENTS:
             testbed.blame(f"all clients have ended, and ps shows {listed!r}")
-        with trio.move_on_after(CALM_SECONDS):
-            while self._crowded():
-                await trio.sleep(LISTEN_SECONDS)
+        await testbed.until_so(lambda: not self._crowded(), CALM_SECONDS)
         for problem in self._crowded():
             testbed.blame(problem)
 
@@ -230,8 +230,8 @@ def _pid(process: ProcessKey | None) -> int:
 
 
 async def _read_complaint(process: trio.Process, life: Life) -> None:
-    async for data in process.stderr:
-        life.complaint = (life.complaint + data.decode(errors="replace"))[-5000:]
+    async for piece in process.stderr:
+        life.complaint = (life.complaint + piece.decode(errors="replace"))[-5000:]
 
 
 async def _close(process: trio.Process) -> None:

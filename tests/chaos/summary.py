@@ -70,5 +70,5 @@ class Summary:
         }
 
     def _those(self, prefix: str) -> dict[str, int]:
-        result = {key.removeprefix(prefix): count for key, count in self.counts.items() if key.startswith(prefix)}
-        return dict(sorted(result.items()))
+        counts = {key.removeprefix(prefix): count for key, count in self.counts.items() if key.startswith(prefix)}
+        return dict(sorted(counts.items()))

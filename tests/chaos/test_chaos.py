@@ -73,8 +73,8 @@ def test_what_is_left_is_seen(tmp_path: Path) -> None:
     shared = Path("/dev/shm/pympsd-left-by-a-test")
     shared.touch()
     try:
-        result = leaks(before, tmp_path, (), seconds=0)
-        assert sorted(line.split()[0] for line in result) == [
+        leftovers = leaks(before, tmp_path, (), seconds=0)
+        assert sorted(line.split()[0] for line in leftovers) == [
             "descriptor",
             "descriptor",
             "file",
@@ -92,8 +92,8 @@ def test_what_is_left_is_seen(tmp_path: Path) -> None:
 def test_a_process_with_too_many_descriptors_is_seen() -> None:
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(DAEMON_NEEDS)]
     try:
-        (result,) = find_crowded(os.getpid(), 0, ())
-        assert result.startswith(f"process {os.getpid()} ")
+        (problem,) = find_crowded(os.getpid(), 0, ())
+        assert problem.startswith(f"process {os.getpid()} ")
     finally:
         for fd in opened:
             os.close(fd)

@@ -26,8 +26,8 @@ def test_a_table_and_a_list_are_read() -> None:
     [({101}, []), (set(), ["lacks [101]"]), ({101, 102}, ["has [102]"]), ({102}, ["lacks [101]", "has [102]"])],
 )
 def test_a_client_with_a_context_is_listed_and_not_unknown(shown: set[int], words: list[str]) -> None:
-    result = list(differences(History([a_life(1), a_life(2, BOB)]), ALICE, shown, 5.0, 5.1))
-    assert [line.partition(",")[0] for line in result] == words
+    problems = list(differences(History([a_life(1), a_life(2, BOB)]), ALICE, shown, 5.0, 5.1))
+    assert [line.partition(",")[0] for line in problems] == words
 
 
 def test_one_that_has_ended_goes_from_the_list() -> None:

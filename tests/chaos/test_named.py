@@ -51,6 +51,6 @@ def test_the_judge(judge: NamedSoak, place: str, uid: int, step: tuple[str, floa
     life = Life(ClientPlan(0, 1, 0, "copies", (0,), 1, 1, (("CUDA_MPS_PIPE_DIRECTORY", folder),)), 7, uid, began)
     life.status, life.ended = 0, began + 1
     life.steps.append(Step(name, began, began + 0.1, 0, 1, code))
-    result = list(judge.problems(life))
-    assert len(result) == bool(why)
-    assert why in "".join(result)
+    problems = list(judge.problems(life))
+    assert len(problems) == bool(why)
+    assert why in "".join(problems)

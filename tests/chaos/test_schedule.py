@@ -87,24 +87,24 @@ def test_an_hour_has_all_kinds_users_and_devices() -> None:
 
 @given(seed=SEEDS, seconds=st.floats(1, 7200))
 def test_rounds_are_the_whole_time_and_begin_plain(seed: int, seconds: float) -> None:
-    result = rounds(seed, seconds)
-    assert result == rounds(seed, seconds)
-    assert result[0].setup == PLAIN
-    assert abs(sum(entry.seconds for entry in result) - seconds) < 1e-6 * seconds
-    assert all(entry.seconds <= ROUND_SECONDS for entry in result)
-    assert len({entry.seed for entry in result}) == len(result)
+    parts = rounds(seed, seconds)
+    assert parts == rounds(seed, seconds)
+    assert parts[0].setup == PLAIN
+    assert abs(sum(entry.seconds for entry in parts) - seconds) < 1e-6 * seconds
+    assert all(entry.seconds <= ROUND_SECONDS for entry in parts)
+    assert len({entry.seed for entry in parts}) == len(parts)
     if seconds >= 180:
-        assert {entry.setup.containment for entry in result} == set(Containment)
-        assert {entry.setup.dialect for entry in result} == {"documented", "r580"}
-        assert {entry.setup.backend for entry in result} == set(Backend)
+        assert {entry.setup.containment for entry in parts} == set(Containment)
+        assert {entry.setup.dialect for entry in parts} == {"documented", "r580"}
+        assert {entry.setup.backend for entry in parts} == set(Backend)
 
 
 @given(seed=SEEDS, seconds=st.floats(1, 7200), backend=st.sampled_from(list(Backend)))
 def test_rounds_may_be_of_one_backend_alone(seed: int, seconds: float, backend: Backend) -> None:
-    result = rounds(seed, seconds, (backend,))
-    assert {entry.setup.backend for entry in result} == {backend}
-    assert result[0].setup == (VENDOR if backend is Backend.VENDOR else PLAIN)
-    assert all(entry.seconds <= ROUND_SECONDS for entry in result)
+    parts = rounds(seed, seconds, (backend,))
+    assert {entry.setup.backend for entry in parts} == {backend}
+    assert parts[0].setup == (VENDOR if backend is Backend.VENDOR else PLAIN)
+    assert all(entry.seconds <= ROUND_SECONDS for entry in parts)
 
 
 def test_clients_of_each_backend_do_what_it_can() -> None:

@@ -169,23 +169,23 @@ def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
     culprit = a_life(2)
     culprit.ended = 4.95
     incidents = {806: (killed,), 810: (terminated,)}.get(code, (cause,))
-    result = judge(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
-    assert len(result) == 1
-    assert f"continues in a context that answered with {code}" in result[0]
+    problems = judge(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
+    assert len(problems) == 1
+    assert f"continues in a context that answered with {code}" in problems[0]
 
 
 @pytest.mark.parametrize("name", ["add", "close"])
 def test_a_server_that_has_gone_once_is_gone_for_all_of_a_process(name: str) -> None:
     killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
     lost, later = a_step(806, 5.0, 0, name), a_step(0, 5.2, 1, context=2)
-    result = judge(a_life(1, devices=(0, 1)), lost, later, incidents=(killed,))
-    assert ["learnt of its server's end" in each for each in result] == [True]
+    problems = judge(a_life(1, devices=(0, 1)), lost, later, incidents=(killed,))
+    assert ["learnt of its server's end" in problem for problem in problems] == [True]
 
 
 def test_a_memory_that_was_full_is_not_the_end() -> None:
-    result = judge(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
-    assert len(result) == 1
-    assert "2 of cuMemAlloc" in result[0], "the error itself, and nothing about the success"
+    problems = judge(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
+    assert len(problems) == 1
+    assert "2 of cuMemAlloc" in problems[0], "the error itself, and nothing about the success"
 
 
 @pytest.mark.parametrize(("containment", "ends"), [*zip(Containment, (True, False, True), strict=True)])
@@ -193,8 +193,8 @@ def test_a_process_that_a_fault_has_reached_has_no_other_context(containment: Co
     life = a_life(1, devices=(0, 1))
     incident = fault(life, 0, 5.0)
     soon, late = a_step(0, 5.5, 1, context=2), a_step(0, 5.3 + CONTAINED_SECONDS, 1, context=2)
-    result = judge(life, soon, late, incidents=(incident,), containment=containment)
-    assert [("a process that a fatal fault" in each) for each in result] == [True] * ends
+    problems = judge(life, soon, late, incidents=(incident,), containment=containment)
+    assert [("a process that a fatal fault" in problem) for problem in problems] == [True] * ends
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_a_neighbour_that_a_fault_must_reach_does_not_go_on(
     culprit, neighbour = a_life(1), a_life(2, devices=(device,))
     incident = fault(culprit, 0, 5.0)
     late = a_step(0, 5.3 + CONTAINED_SECONDS, device)
-    result = judge(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
-    assert [("must have reached" in each) for each in result] == [True] * ends
+    problems = judge(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
+    assert [("must have reached" in problem) for problem in problems] == [True] * ends
     # One that came later has nothing to do with it.
     new_client = a_life(3, devices=(device,))
     new_client.contexts[1].opened = 5.1
@@ -263,8 +263,8 @@ def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of
         ((0, 1), Containment.DEVICE, False),
     ):
         life = a_life(2, devices=devices)
-        result = judge(life, a_step(700, 5.2, 1, context=2), containment=containment, **details)
-        assert (result == []) is right
+        problems = judge(life, a_step(700, 5.2, 1, context=2), containment=containment, **details)
+        assert (problems == []) is right
 
 
 def test_only_a_server_that_is_stopped_for_too_long_may_be_killed_by_a_new_daemon() -> None:
@@ -381,14 +381,14 @@ def test_reach_is_the_connected_component(spread: list[frozenset[int]], device: 
 
 
 def test_faults_that_overlap_are_one_recovery() -> None:
-    one, other, later = a_life(1, ended=20.0), a_life(2, devices=(2,), ended=30.0), a_life(3, ended=90.0)
+    own, other, later = a_life(1, ended=20.0), a_life(2, devices=(2,), ended=30.0), a_life(3, ended=90.0)
     later.contexts[1] = Span(1, 0, 80.0, 81.0, 90.0)
-    incidents = [fault(one, 0, 10.0), fault(other, 2, 15.0), fault(later, 0, 85.0)]
-    first, second = recoveries(History([one, other, later], incidents), ALICE)
+    incidents = [fault(own, 0, 10.0), fault(other, 2, 15.0), fault(later, 0, 85.0)]
+    first, second = recoveries(History([own, other, later], incidents), ALICE)
     assert (first.devices, first.clients, len(first.faults)) == ({0, 2}, {1, 2}, 2)
     assert (second.devices, second.clients) == ({0}, {3})
     other.ended = FOR_EVER
-    assert len(recoveries(History([one, other, later], incidents), ALICE)) == 1
+    assert len(recoveries(History([own, other, later], incidents), ALICE)) == 1
 
 
 def test_what_is_stopped_settles_later() -> None:

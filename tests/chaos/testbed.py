@@ -19,7 +19,7 @@ from fake_mps import install
 from processes import PYMPSD, alive, children_of
 
 from tests.chaos.history import FOR_EVER, History, Incident, Life
-from tests.chaos.identity import NO_PROCESS, ProcessKey, key_of, there
+from tests.chaos.identity import NO_PROCESS, ProcessKey, key_of, open_pidfd, there
 from tests.chaos.log_history import LogHistory, ServerHistory, read
 from tests.chaos.schedule import DEVICES, PLAIN, USERS, Backend, ClientPlan, Containment, Kind, Setup
 
@@ -79,9 +79,9 @@ class Tail:
             return ""
         with self.path.open("rb") as file:
             file.seek(self._offset)
-            data = file.read()
-        self._offset += len(data)
-        whole, newline, self._rest = (self._rest + data.decode(errors="replace")).rpartition("\n")
+            content = file.read()
+        self._offset += len(content)
+        whole, newline, self._rest = (self._rest + content.decode(errors="replace")).rpartition("\n")
         return whole + newline
 
 
@@ -184,9 +184,9 @@ class Testbed:
 
     # --- records
 
-    def note(self, what: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: Any) -> None:
         """Keep a line of what went on."""
-        row = {"time": round(now() - self.began, 3), "what": what, **fields}
+        row = {"time": round(now() - self.began, 3), "what": event, **fields}
         self.journal.write(json.dumps(row) + "\n")
         self.journal.flush()
 
@@ -306,7 +306,10 @@ class Testbed:
 
     async def until_gone(self, process: ProcessKey, seconds: float) -> bool:
         """Wait for a process's end; return whether it came in time."""
-        return await self.until_so(lambda: not there(process), seconds)
+        with suppress(OSError), open_pidfd(process.pid) as watched, trio.move_on_after(seconds):
+            if there(process):  # not a later process of this PID
+                await trio.lowlevel.wait_readable(watched)
+        return not there(process)
 
     async def until_so(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Poll for a condition that no descriptor signals; return whether it came about in time."""

@@ -181,7 +181,7 @@ def explanation(history: History, repairs: list[Recovery], life: Life, step: Ste
         table = allowances(history, incident)
         for role in _roles(history, incident, repairs, life, step):
             allowed = table.get(role, frozenset())
-            if step.code in {incident.code if one == CULPRITS else one for one in allowed}:
+            if step.code in {incident.code if code == CULPRITS else code for code in allowed}:
                 return incident
     return None
 

@@ -103,9 +103,9 @@ def _end_keeper(path: Path) -> None:
     ids=lambda signals: " ".join(signal.Signals(number).name for number in signals),
 )
 def test_a_starting_daemon_handles_signals(tmp_path: Path, when: str, signals: list[signal.Signals]) -> None:
-    left = {files.STATE, files.KEEPER, files.NVML} if signals == HANDED_OVER else set()
-    assert _end(tmp_path, when, signals) == left
-    if left:
+    files_that_stay = {files.STATE, files.KEEPER, files.NVML} if signals == HANDED_OVER else set()
+    assert _end(tmp_path, when, signals) == files_that_stay
+    if files_that_stay:
         _end_keeper(tmp_path / "pipe" / files.KEEPER)
 
 

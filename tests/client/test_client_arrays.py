@@ -39,9 +39,9 @@ def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, 
     """Return a CUDA_MEMCPY3D: of each side its type, what it is, and where the copy begins; packed if no array."""
     description = cuda.CUDA_MEMCPY3D()
     description.WidthInBytes, description.Height, description.Depth = extent
-    for name, (kind, what, (x, y, z)) in sides.items():
+    for name, (kind, operand, (x, y, z)) in sides.items():
         field = {HOST: "Host", DEVICE: "Device", ARRAY: "Array"}[kind]
-        for key, value in {"MemoryType": kind, field: what, "XInBytes": x, "Y": y, "Z": z}.items():
+        for key, value in {"MemoryType": kind, field: operand, "XInBytes": x, "Y": y, "Z": z}.items():
             setattr(description, name + key, value)
     return description
 
@@ -53,9 +53,9 @@ def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, 
 def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[int, int, int, int]) -> None:
     width, height, depth, flags = shape
     array = ok(cuda.cuArray3DCreate(describe(width, height, depth, format, 2, flags)))
-    result, plain = ok(cuda.cuArray3DGetDescriptor(array)), ok(cuda.cuArrayGetDescriptor(array))
-    assert (result.Width, result.Height, result.Depth, result.Flags) == shape
-    assert (result.Format, result.NumChannels) == (plain.Format, plain.NumChannels) == (format, 2)
+    description, plain = ok(cuda.cuArray3DGetDescriptor(array)), ok(cuda.cuArrayGetDescriptor(array))
+    assert (description.Width, description.Height, description.Depth, description.Flags) == shape
+    assert (description.Format, description.NumChannels) == (plain.Format, plain.NumChannels) == (format, 2)
     assert (plain.Width, plain.Height) == (width, height)
     assert isinstance(array, cuda.CUarray)
     assert cuda.cuArrayDestroy(array) == DONE
@@ -66,10 +66,10 @@ def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[
 def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) -> None:
     array = ok(cuda.cuArray3DCreate(describe(5, 0, 0, Format.CU_AD_FORMAT_UNORM_INT_101010_2, 4)))
     assert ok(cuda.cuArray3DGetDescriptor(array)).Format == Format.CU_AD_FORMAT_UNORM_INT_101010_2
-    data, result = np.arange(5, dtype=np.uint32), np.zeros(5, np.uint32)
-    ok(cuda.cuMemcpyHtoA(array, 0, data, 20))
-    ok(cuda.cuMemcpyAtoH(result, array, 0, 20))
-    assert (result == data).all()
+    elements, copied = np.arange(5, dtype=np.uint32), np.zeros(5, np.uint32)
+    ok(cuda.cuMemcpyHtoA(array, 0, elements, 20))
+    ok(cuda.cuMemcpyAtoH(copied, array, 0, 20))
+    assert (copied == elements).all()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) ->
         ((7, 5, 0, Format.CU_AD_FORMAT_UNORM_INT8X2), Result.CUDA_ERROR_INVALID_VALUE, "have 2 channels"),
         ((7, 5, 0, FLOAT, 1, LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "number of its layers"),
         ((7, 5, 6, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "as high as it is wide"),
-        ((7, 7, 5, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "depth of a cubemap is 6"),
+        ((7, 7, 5, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "depth of a cubemap must be 6"),
         ((7, 7, 13, FLOAT, 1, CUBEMAP | LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "a multiple of 6"),
         ((7, 5, 3, FLOAT, 1, GATHER), Result.CUDA_ERROR_INVALID_VALUE, "two dimensions"),
         ((7, 5, 0, FLOAT, 1, SPARSE), Result.CUDA_ERROR_NOT_SUPPORTED, "SPARSE"),
@@ -130,14 +130,14 @@ def test_an_array_is_no_linear_memory(context: Any) -> None:
 
 
 def test_levels_halve(context: Any) -> None:
-    result = ok(cuda.cuMipmappedArrayCreate(describe(20, 5, 6, flags=LAYERED), 99))
-    levels = [ok(cuda.cuMipmappedArrayGetLevel(result, number)) for number in range(5)]
+    mipmap = ok(cuda.cuMipmappedArrayCreate(describe(20, 5, 6, flags=LAYERED), 99))
+    levels = [ok(cuda.cuMipmappedArrayGetLevel(mipmap, number)) for number in range(5)]
     sizes = [
         (item.Width, item.Height, item.Depth) for item in (ok(cuda.cuArray3DGetDescriptor(level)) for level in levels)
     ]
     assert sizes == [(20, 5, 6), (10, 2, 6), (5, 1, 6), (2, 1, 6), (1, 1, 6)]
-    assert int(ok(cuda.cuMipmappedArrayGetLevel(result, 1))) == int(levels[1])
-    assert cuda.cuMipmappedArrayGetLevel(result, 5)[0] == INVALID[0]
+    assert int(ok(cuda.cuMipmappedArrayGetLevel(mipmap, 1))) == int(levels[1])
+    assert cuda.cuMipmappedArrayGetLevel(mipmap, 5)[0] == INVALID[0]
     assert cuda.cuArrayDestroy(levels[0]) == NO_HANDLE
     for number, level in enumerate(levels):  # none overlaps another
         size = sizes[number][0] * sizes[number][1] * 6 * 4
@@ -147,10 +147,10 @@ def test_levels_halve(context: Any) -> None:
         back = bytearray(24)
         assert cuda.cuMemcpyAtoH(back, level, 0, 24) == DONE
         assert back == bytes([number + 1]) * 24
-    assert cuda.cuMipmappedArrayDestroy(result) == DONE
-    assert cuda.cuMipmappedArrayDestroy(result) == NO_HANDLE
+    assert cuda.cuMipmappedArrayDestroy(mipmap) == DONE
+    assert cuda.cuMipmappedArrayDestroy(mipmap) == NO_HANDLE
     assert cuda.cuArrayGetDescriptor(levels[0])[0] == NO_HANDLE[0]
-    assert cuda.cuMipmappedArrayGetLevel(result, 0)[0] == NO_HANDLE[0]
+    assert cuda.cuMipmappedArrayGetLevel(mipmap, 0)[0] == NO_HANDLE[0]
 
 
 def test_bytes_of_arrays(context: Any) -> None:
@@ -256,10 +256,10 @@ def peer_copy(extent: tuple[int, int, int], source: Any, destination: Any) -> An
     """Return a CUDA_MEMCPY3D_PEER; each side is a context, a memory type and what it is."""
     description = cuda.CUDA_MEMCPY3D_PEER()
     description.WidthInBytes, description.Height, description.Depth = extent
-    for name, (context, kind, what) in (("src", source), ("dst", destination)):
+    for name, (context, kind, operand) in (("src", source), ("dst", destination)):
         setattr(description, f"{name}Context", context)
         setattr(description, f"{name}MemoryType", kind)
-        setattr(description, name + {DEVICE: "Device", ARRAY: "Array"}[kind], what)
+        setattr(description, name + {DEVICE: "Device", ARRAY: "Array"}[kind], operand)
     return description
 
 

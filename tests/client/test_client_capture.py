@@ -238,19 +238,19 @@ def test_unsafe_calls_by_mode(kernels: Kernels, streams: list[Any]) -> None:
 @pytest.mark.parametrize(("mode", "allowed"), [(GLOBAL, False), (THREAD_LOCAL, True), (RELAXED, True)])
 def test_another_threads_calls(context: Any, streams: list[Any], mode: Any, allowed: bool) -> None:
     stream, _ = streams
-    result: list[Any] = []
+    codes: list[Any] = []
 
     def other_thread() -> None:
         ok(cuda.cuCtxSetCurrent(context))
-        result.append(cuda.cuMemAlloc(4)[0])
-        result.append(cuda.cuStreamEndCapture(stream)[0])
+        codes.append(cuda.cuMemAlloc(4)[0])
+        codes.append(cuda.cuStreamEndCapture(stream)[0])
 
     ok(cuda.cuStreamBeginCapture(stream, mode))
     thread = threading.Thread(target=other_thread)
     thread.start()
     thread.join(30)
     wrong = R.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
-    assert result == [R.CUDA_SUCCESS if allowed else UNSUPPORTED, R.CUDA_SUCCESS if mode == RELAXED else wrong]
+    assert codes == [R.CUDA_SUCCESS if allowed else UNSUPPORTED, R.CUDA_SUCCESS if mode == RELAXED else wrong]
     assert (
         cuda.cuStreamEndCapture(stream)[0] == ({GLOBAL: ENDED, THREAD_LOCAL: R.CUDA_SUCCESS, RELAXED: ILLEGAL}[mode])
     )
@@ -346,8 +346,8 @@ def test_stream_ordered_memory_in_a_capture_is_the_graphs(kernels: Kernels, stre
     assert cuda.cuMemFreeAsync(kernels.flag, stream)[0] == R.CUDA_ERROR_INVALID_VALUE
     ok(cuda.cuMemFreeAsync(address, stream))
     graph = ok(cuda.cuStreamEndCapture(stream))
-    result = types_of(graph)
-    assert (result[0], result[-1]) == (TYPES.CU_GRAPH_NODE_TYPE_MEM_ALLOC, TYPES.CU_GRAPH_NODE_TYPE_MEM_FREE)
+    node_types = types_of(graph)
+    assert (node_types[0], node_types[-1]) == (TYPES.CU_GRAPH_NODE_TYPE_MEM_ALLOC, TYPES.CU_GRAPH_NODE_TYPE_MEM_FREE)
     launch(graph, stream, times=2)
     assert kernels.read(stream) == 3
 

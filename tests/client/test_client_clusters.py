@@ -58,11 +58,11 @@ def test_the_size_of_its_clusters_is_an_attribute_of_the_kernel(context: Any) ->
     function = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(KERNEL)), b"next"))
     attribute = cuda.CUfunction_attribute
     names = ("WIDTH", "HEIGHT", "DEPTH")
-    result = [
+    sizes = [
         ok(cuda.cuFuncGetAttribute(getattr(attribute, f"CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_{name}"), function))
         for name in names
     ]
-    assert result == [4, 1, 1]
+    assert sizes == [4, 1, 1]
 
 
 ANY = KERNEL.replace(b" .explicitcluster .reqnctapercluster 4, 1, 1", b"")

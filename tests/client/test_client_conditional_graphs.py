@@ -126,15 +126,15 @@ class Bench:
 @pytest.fixture
 def bench(context: Any) -> Bench:
     """A bench in the current context."""
-    result = Bench(
+    prepared = Bench(
         context,
         ok(cuda.cuModuleLoadData(PTX)),
         ok(cuda.cuGraphCreate(0)),
         int(ok(cuda.cuMemAlloc(64))),
         ok(cuda.cuStreamCreate(1)),
     )
-    result.put()
-    return result
+    prepared.put()
+    return prepared
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ def test_the_control_socket_is_in_the_pipe_directory(environment: dict[str, str]
         ({"PYMPSD_REQUIRE_MPS": "1"}, True, Way.REFUSE),
         ({"PYMPSD_REQUIRE_MPS": "0"}, True, Way.NATIVE),
         ({"PYMPSD_REQUIRE_MPS": ""}, False, Way.PRIVATE),
+        ({"PYMPSD_BACKEND": "emulated"}, True, Way.PRIVATE),
+        ({"PYMPSD_EMULATED_DEVICES": "2xH200"}, True, Way.PRIVATE),
+        ({"PYMPSD_EMULATED_DEVICES": "2xH200", "PYMPSD_BACKEND": "cuda"}, True, Way.NATIVE),
+        ({"PYMPSD_BACKEND": "auto"}, True, Way.NATIVE),
     ],
 )
 def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way: Way) -> None:
@@ -80,7 +84,7 @@ SWITCHES = ("PYMPSD_REQUIRE_MPS", "PYMPSD_LENIENT_LIMITS")
 @pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("value", ["true", "yes", "True", "01", " 1", "2", "no", "false"])
 def test_a_switch_that_is_neither_on_nor_off_is_refused(name: str, value: str) -> None:
-    with pytest.raises(CudaError, match=f"{name} is 0 or 1, not {value!r}") as caught:
+    with pytest.raises(CudaError, match=f"{name} must be 0 or 1, not {value!r}") as caught:
         check_switches({name: value})
     assert caught.value.code == 1
 

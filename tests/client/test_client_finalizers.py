@@ -106,9 +106,9 @@ def test_graph_memory(context: Any, is_clone: bool) -> None:
         description.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         description.poolProps.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         description.bytesize = 64
-        result = ok(cuda.cuGraphCreate(0))
-        ok(cuda.cuGraphAddMemAllocNode(result, None, 0, description))
-        return result
+        created = ok(cuda.cuGraphCreate(0))
+        ok(cuda.cuGraphAddMemAllocNode(created, None, 0, description))
+        return created
 
     def prepare() -> tuple[Any, Any, Any]:
         before, first = count_used(), graph()

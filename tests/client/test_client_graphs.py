@@ -175,7 +175,7 @@ def test_a_launch_is_in_stream_order_and_what_runs_outlives_the_executable_graph
 
 def _memory_operations(bench: Bench, *operations: tuple[str, int, int], flags: int = 0) -> Any:
     """Return the parameters of memory operations: WRITE or WAIT and bits, the number of a word, a value."""
-    result = []
+    items = []
     for kind, place, value in operations:
         item, name = cuda.CUstreamBatchMemOpParams(), "writeValue" if kind.startswith("WRITE") else "waitValue"
         part = getattr(item, name)
@@ -187,12 +187,12 @@ def _memory_operations(bench: Bench, *operations: tuple[str, int, int], flags: i
             part.value = value
         if name == "waitValue":
             part.flags = cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
-        result.append(item)
+        items.append(item)
     description = cuda.CUDA_BATCH_MEM_OP_NODE_PARAMS()
     description.ctx, description.count, description.paramArray, description.flags = (
         bench.context,
-        len(result),
-        result,
+        len(items),
+        items,
         flags,
     )
     bench.kept.append(description)
@@ -219,10 +219,10 @@ def test_memory_operations_are_read_and_changed(bench: Bench) -> None:
     executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
     two = _memory_operations(bench, ("WRITE_32", 2, 3), ("WAIT_64", 2, 3))
     ok(cuda.cuGraphBatchMemOpNodeSetParams(node, two))
-    result = ok(cuda.cuGraphBatchMemOpNodeGetParams(node))
-    assert (int(result.ctx), result.count, result.flags) == (int(bench.context), 2, 0)
+    parameters = ok(cuda.cuGraphBatchMemOpNodeGetParams(node))
+    assert (int(parameters.ctx), parameters.count, parameters.flags) == (int(bench.context), 2, 0)
     size = 48
-    arguments, kept = (ctypes.c_uint64.from_address(int(item.getPtr()) + 16).value for item in (two, result))
+    arguments, kept = (ctypes.c_uint64.from_address(int(item.getPtr()) + 16).value for item in (two, parameters))
     assert arguments != kept
     assert ctypes.string_at(kept, 2 * size) == ctypes.string_at(arguments, 2 * size)
     for wrong in (two, _memory_operations(bench, ("WAIT_32", 0, 1)), _memory_operations(bench, ("WRITE_64", 0, 1))):

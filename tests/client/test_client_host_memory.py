@@ -45,9 +45,9 @@ PLACES = ("HOST", "DEVICE")
 
 
 def of_host(kind: str = "HOST_NUMA", number: int = 0, is_exported: bool = False) -> Any:
-    result = properties(shareable=is_exported)
-    result.location = make_location(kind, number)
-    return result
+    description = properties(shareable=is_exported)
+    description.location = make_location(kind, number)
+    return description
 
 
 def access(kind: str = "HOST", flags: Any = BOTH) -> Any:
@@ -198,9 +198,9 @@ def test_a_chunk_that_cannot_be_mapped_leaves_nothing(context: Any) -> None:
 
 
 def pool_at(kind: str = "HOST_NUMA", number: int = 0) -> Any:
-    result = shareable()
-    result.location = make_location(kind, number)
-    return result
+    description = shareable()
+    description.location = make_location(kind, number)
+    return description
 
 
 def test_a_pool_of_a_node_is_imported(context: Any) -> None:

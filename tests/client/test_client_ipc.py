@@ -54,11 +54,11 @@ def allocate(size: int = 4096) -> int:
 
 def change(handle: Any, at: int) -> Any:
     """Return a handle with another byte."""
-    result = type(handle)()
+    changed = type(handle)()
     data = bytearray(ctypes.string_at(handle.getPtr(), 64))
     data[at] ^= 1
-    ctypes.memmove(result.getPtr(), bytes(data), 64)
-    return result
+    ctypes.memmove(changed.getPtr(), bytes(data), 64)
+    return changed
 
 
 def test_opened_memory_is_the_same(context: Any, as_another: Any) -> None:

@@ -254,8 +254,8 @@ def test_joined_texts_are_ptx_with_each_symbol_once(inputs: list[dict[str, str]]
         with pytest.raises(LinkError, match="Multiple definition"):
             join(texts)
         return
-    result = load_program(join(texts)).globals
+    variables = load_program(join(texts)).globals
     local = sum(not linkage for item in inputs for linkage in item.values())
     shared = {name for item in inputs for name, linkage in item.items() if linkage}
-    assert shared <= set(result)
-    assert len(result) == local + len(shared)
+    assert shared <= set(variables)
+    assert len(variables) == local + len(shared)

@@ -251,6 +251,6 @@ def test_states_of_pages(changes: list[tuple[int, int, bool]]) -> None:
         for page in range(start // PAGE_BYTES, min(9, -(-end // PAGE_BYTES))):
             model[page] = value
     for page, value in enumerate(model):
-        result = set(states.list_states(page * PAGE_BYTES, page * PAGE_BYTES + 1))
-        assert result == {PageState(is_read_mostly=value)}
+        page_states = set(states.list_states(page * PAGE_BYTES, page * PAGE_BYTES + 1))
+        assert page_states == {PageState(is_read_mostly=value)}
     assert {item.is_read_mostly for item in states.list_states(0, 9 * PAGE_BYTES)} == set(model)

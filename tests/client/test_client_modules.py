@@ -300,7 +300,9 @@ def test_kernels_of_a_large_image_are_loaded_when_they_are_looked_up(context: An
     padding, line = b"// what makes it large\n" * 4000, PTX.count(b"\n") + 3
     module = ok(cuda.cuModuleLoadData(PTX + b".visible .entry broken()\n{\n bra nowhere;\n}\n" + padding))
     count = ok(cuda.cuModuleGetFunctionCount(module))
-    functions = {ok(cuda.cuFuncGetName(each)): each for each in ok(cuda.cuModuleEnumerateFunctions(count, module))}
+    functions = {
+        ok(cuda.cuFuncGetName(function)): function for function in ok(cuda.cuModuleEnumerateFunctions(count, module))
+    }
     states = cuda.CUfunctionLoadingState
     unloaded = states.CU_FUNCTION_LOADING_STATE_UNLOADED
     assert [ok(cuda.cuFuncIsLoaded(function)) for function in functions.values()] == [unloaded] * count

@@ -30,11 +30,11 @@ INVALID = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
 
 @given(st.integers(1, 1 << 20), st.integers(1, 8))
 def test_slices_cover_all_bytes_once(count: int, threads: int) -> None:
-    result: list[tuple[int, int]] = []
-    parallel_copy.copy_in_parallel(count, threads, lambda start, size, stop: result.append((start, size)))
-    assert len(result) <= threads
+    slices: list[tuple[int, int]] = []
+    parallel_copy.copy_in_parallel(count, threads, lambda start, size, stop: slices.append((start, size)))
+    assert len(slices) <= threads
     position = 0
-    for start, size in sorted(result):
+    for start, size in sorted(slices):
         assert start == position
         position += size
     assert position == count
@@ -66,28 +66,28 @@ def test_without_more_threads_the_caller_copies_all(monkeypatch: pytest.MonkeyPa
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    result: list[int] = []
+    sizes: list[int] = []
     monkeypatch.setattr(threading.Thread, "start", start)
-    parallel_copy.copy_in_parallel(5 * 4096, 4, lambda start, size, stop: result.append(size))
-    assert sum(result) == 5 * 4096
+    parallel_copy.copy_in_parallel(5 * 4096, 4, lambda start, size, stop: sizes.append(size))
+    assert sum(sizes) == 5 * 4096
 
 
 def test_the_caller_copies_a_slice_that_its_helper_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[threading.Thread] = []
     begin = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
-    result: list[int] = []
-    parallel_copy.copy_in_parallel(3 * 4096, 3, lambda start, size, stop: result.append(start))
+    starts: list[int] = []
+    parallel_copy.copy_in_parallel(3 * 4096, 3, lambda start, size, stop: starts.append(start))
     for item in late:
         begin(item)
         item.join(30)
-    assert result == [0, 4096, 8192], "and none twice"
+    assert starts == [0, 4096, 8192], "and none twice"
 
 
-def interrupt_the_wait(thread: int, left: threading.Event) -> None:
+def interrupt_the_wait(thread: int, has_left: threading.Event) -> None:
     """Press Ctrl-C when this thread waits for the others, or has left."""
     give_up = time.monotonic() + 30
-    while not left.is_set() and time.monotonic() < give_up:
+    while not has_left.is_set() and time.monotonic() < give_up:
         if "wait" in sys._current_frames()[thread].f_code.co_name:
             signal.pthread_kill(thread, signal.SIGINT)
             return
@@ -205,11 +205,11 @@ def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: Fak
     kept = [transport.sequence() for _ in range(4)]
     for sequence in kept:
         assert transport.staging.take(sequence, SHARED_BYTES // 4, context, is_kept=True) is not None
-    waits, result = threading.Event(), []
+    waits, slots = threading.Event(), []
 
     def wait_for_room() -> None:
         waits.set()
-        result.append(transport.take_slot(transport.sequence(), GRAIN, context))
+        slots.append(transport.take_slot(transport.sequence(), GRAIN, context))
 
     waiter = threading.Thread(target=wait_for_room)
     waiter.start()
@@ -220,7 +220,7 @@ def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: Fak
     transport.free_slot(kept[0])
     waiter.join(10)
     assert not waiter.is_alive(), "it still reads, and nothing comes"
-    assert result == [0]
+    assert slots == [0]
 
 
 def test_a_parallel_copy_leaves_no_slot_in_use(executor: FakeExecutor, threads: int) -> None:

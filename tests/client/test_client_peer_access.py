@@ -46,8 +46,8 @@ GATHER = (
 @pytest.fixture
 def peers(devices: None) -> list[Any]:
     """A context on each of two devices, the first one's current."""
-    result = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
-    return result[::-1]
+    contexts = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
+    return contexts[::-1]
 
 
 def numbers(context: Any, count: int = WORDS) -> int:

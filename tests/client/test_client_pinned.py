@@ -168,8 +168,8 @@ def allocate(table: Pinned, size: int, *, bounded: bool) -> int:
 
 def size_of(path: Path) -> int:
     """The size of the file system that a path is on."""
-    result = os.statvfs(path)
-    return result.f_blocks * result.f_frsize
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize
 
 
 def test_the_bound_is_the_size_of_the_file_system(tmp_path: Path) -> None:

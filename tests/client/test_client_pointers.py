@@ -104,8 +104,8 @@ def test_attributes_of_host_memory(context: Any) -> None:
 def test_a_modules_variable_is_known(context: Any) -> None:
     module = ok(cuda.cuModuleLoadData(PTX))
     address, size = ok(cuda.cuModuleGetGlobal(module, b"counter"))
-    base, result = ok(cuda.cuMemGetAddressRange(int(address) + 1))
-    assert (int(base), result) == (int(address), size)
+    base, nbytes = ok(cuda.cuMemGetAddressRange(int(address) + 1))
+    assert (int(base), nbytes) == (int(address), size)
 
 
 def test_attributes_are_returned_for_those_that_an_address_has(context: Any) -> None:
@@ -115,8 +115,8 @@ def test_attributes_are_returned_for_those_that_an_address_has(context: Any) -> 
         A.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         A.CU_POINTER_ATTRIBUTE_CONTEXT,
     ]
-    host, size, result = ok(cuda.cuPointerGetAttributes(3, attribute, address))
-    assert (host, size, int(result)) == (0, BYTES, int(context))
+    host, size, owner = ok(cuda.cuPointerGetAttributes(3, attribute, address))
+    assert (host, size, int(owner)) == (0, BYTES, int(context))
     assert ok(cuda.cuPointerGetAttributes(1, attribute, address)) == [0]
     in_c = (ctypes.c_int * 2)(*(int(item) for item in attribute[:2]))
     assert ok(cuda.cuPointerGetAttributes(2, InMemory(ctypes.addressof(in_c)), address)) == [0, BYTES]

@@ -30,9 +30,9 @@ MIB = 1 << 20
 
 
 def shareable(device: int = 0, most: int = 0) -> Any:
-    result = properties(device, most)
-    result.handleTypes = DESCRIPTOR
-    return result
+    description = properties(device, most)
+    description.handleTypes = DESCRIPTOR
+    return description
 
 
 @pytest.fixture

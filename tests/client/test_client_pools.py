@@ -79,9 +79,9 @@ class Held:
 
 @pytest.fixture
 def held(context: Any) -> Iterator[Held]:
-    result = Held()
-    yield result
-    result.let_go()
+    allocations = Held()
+    yield allocations
+    allocations.let_go()
 
 
 def take(pool: Any, size: int, stream: Any = 0) -> int:
@@ -357,8 +357,8 @@ def test_bad_properties_and_attributes(pool: Any) -> None:
 
 
 def test_values_have_the_types_of_cuda_bindings(pool: Any) -> None:
-    result = ok(cuda.cuMemPoolGetAttribute(pool, A.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD))
-    assert isinstance(result, cuda.cuuint64_t)
+    threshold = ok(cuda.cuMemPoolGetAttribute(pool, A.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD))
+    assert isinstance(threshold, cuda.cuuint64_t)
     assert ok(cuda.cuMemPoolGetAttribute(pool, A.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC)) == 1
     in_c = ctypes.c_uint64(77)
     put(pool, "RELEASE_THRESHOLD", InMemory(ctypes.addressof(in_c)))

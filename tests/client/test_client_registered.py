@@ -51,16 +51,16 @@ def add_one(address: int, count: int) -> None:
 
 def test_kernels_and_program_have_the_same_bytes(memory: np.ndarray[Any, Any]) -> None:
     start = np.arange(1001, 4001)
-    result = pointer(memory)
-    assert result != memory.ctypes.data, "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0"
-    assert pointer(memory) == result
-    assert int(ok(cuda.cuMemHostGetDevicePointer(memory.ctypes.data + 100, 0))) == result + 100
-    add_one(result, 3000)
+    address = pointer(memory)
+    assert address != memory.ctypes.data, "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0"
+    assert pointer(memory) == address
+    assert int(ok(cuda.cuMemHostGetDevicePointer(memory.ctypes.data + 100, 0))) == address + 100
+    add_one(address, 3000)
     assert (memory == start + 1).all()
     memory += 1
-    add_one(result, 3000)
+    add_one(address, 3000)
     assert (memory == start + 3).all()
-    assert cuda.cuMemsetD32(result, 0, 3000) == DONE
+    assert cuda.cuMemsetD32(address, 0, 3000) == DONE
     assert not memory.any()
     device = ok(cuda.cuMemAlloc(memory.nbytes))
     memory[:] = 5
@@ -71,7 +71,7 @@ def test_kernels_and_program_have_the_same_bytes(memory: np.ndarray[Any, Any]) -
     assert (memory[1000:] == 5).all()
     assert cuda.cuMemHostUnregister(memory) == DONE
     assert (memory[1000:] == 5).all(), "the bytes stay"
-    assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), result, 8) == (INVALID,)
+    assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), address, 8) == (INVALID,)
     memory[:] = 6
 
 
@@ -87,10 +87,10 @@ def test_a_running_kernel_sees_what_the_program_writes(context: Any) -> None:
 
 
 def test_unregistering_waits_for_the_work(memory: np.ndarray[Any, Any]) -> None:
-    result = pointer(memory)
+    address = pointer(memory)
     for _ in range(20):
-        assert cuda.cuMemsetD32Async(result, 0x3F800000, 3000, 0) == DONE
-        launch(kernel(BASIC, b"add_one"), (result, ctypes.c_uint64), (3000, ctypes.c_uint32), blocks=12, threads=256)
+        assert cuda.cuMemsetD32Async(address, 0x3F800000, 3000, 0) == DONE
+        launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (3000, ctypes.c_uint32), blocks=12, threads=256)
     assert cuda.cuMemHostUnregister(memory) == DONE
     assert (memory == 2).all()
 
@@ -115,7 +115,7 @@ def test_it_is_registered_and_mapped_again_and_again(context: Any) -> None:
 
 
 def test_a_forked_child_has_memory_of_its_own(memory: np.ndarray[Any, Any]) -> None:
-    result = pointer(memory)
+    address = pointer(memory)
     memory[:] = 1
     child = os.fork()
     if child == 0:
@@ -123,7 +123,7 @@ def test_a_forked_child_has_memory_of_its_own(memory: np.ndarray[Any, Any]) -> N
         os._exit(int(memory[0]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert (memory == 1).all(), "what the child wrote is the child's"
-    add_one(result, 3000)
+    add_one(address, 3000)
     assert (memory == 2).all(), "and kernels reach the parent's still"
     assert cuda.cuMemHostUnregister(memory) == DONE
 
@@ -173,11 +173,11 @@ def test_pages_that_cannot_be_replaced(context: Any) -> None:
 
 
 def test_another_devices_kernels_do_not_reach_it(memory: np.ndarray[Any, Any]) -> None:
-    result = pointer(memory)
+    before = pointer(memory)
     other = ok(cuda.cuCtxCreate(None, 0, 1))
     assert cuda.cuMemHostGetDevicePointer(memory.ctypes.data, 0) == (INVALID, None)
     assert cuda.cuCtxDestroy(other) == DONE
-    assert pointer(memory) == result
+    assert pointer(memory) == before
     for flags in (1, 1 << 31):
         assert cuda.cuMemHostGetDevicePointer(memory.ctypes.data, flags) == (INVALID, None)
     for address in (0, memory.ctypes.data + memory.nbytes, 1 << 63):

@@ -33,8 +33,8 @@ def _name(answer: tuple[Any, ...]) -> str:
 
 
 def test_limits(context: Any) -> None:
-    result = {item.name: cuda.cuCtxGetLimit(item) for item in Limit}
-    values = {name.removeprefix("CU_LIMIT_"): value for name, (code, value) in result.items() if not int(code)}
+    limits = {item.name: cuda.cuCtxGetLimit(item) for item in Limit}
+    values = {name.removeprefix("CU_LIMIT_"): value for name, (code, value) in limits.items() if not int(code)}
     assert values == {
         "STACK_SIZE": 1024,
         "PRINTF_FIFO_SIZE": 1 << 20,
@@ -177,9 +177,9 @@ def test_attributes_of_streams(context: Any) -> None:
 
 
 def _word(address: Any, size: int = 4) -> int:
-    result = np.zeros(1, f"u{size}")
-    ok(cuda.cuMemcpyDtoH(result, address, size))
-    return int(result[0])
+    word = np.zeros(1, f"u{size}")
+    ok(cuda.cuMemcpyDtoH(word, address, size))
+    return int(word[0])
 
 
 def test_a_stream_writes_words(context: Any) -> None:
@@ -199,7 +199,7 @@ def test_a_stream_writes_words(context: Any) -> None:
 def test_a_stream_waits_for_a_word(context: Any, flags: int, value: int, short: int, enough: int, bits: int) -> None:
     stream, address, out = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(8)), ok(cuda.cuMemAlloc(4))
     writer = ok(cuda.cuStreamCreate(1))
-    wait, write = (getattr(cuda, f"cuStream{what}Value{bits}") for what in ("Wait", "Write"))
+    wait, write = (getattr(cuda, f"cuStream{operation}Value{bits}") for operation in ("Wait", "Write"))
     if bits == 64 and short > 1 << 31:
         short |= 0xFFFFFFFF << 32
     if flags == 3 and bits == 64:
@@ -217,16 +217,16 @@ def test_a_stream_waits_for_a_word(context: Any, flags: int, value: int, short: 
 
 
 def _word_on(stream: Any, address: Any) -> int:
-    result = np.zeros(1, "u4")
-    ok(cuda.cuMemcpyDtoHAsync(result, address, 4, stream))
+    word = np.zeros(1, "u4")
+    ok(cuda.cuMemcpyDtoHAsync(word, address, 4, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    return int(result[0])
+    return int(word[0])
 
 
 def test_wrong_words(context: Any) -> None:
     address = int(ok(cuda.cuMemAlloc(64)))
     for bits in (32, 64):
-        wait, write = (getattr(cuda, f"cuStream{what}Value{bits}") for what in ("Wait", "Write"))
+        wait, write = (getattr(cuda, f"cuStream{operation}Value{bits}") for operation in ("Wait", "Write"))
         for call in (wait, write):
             for wrong in (0, address + 1, address + bits // 16):
                 assert _name(call(0, wrong, 0, 0)) == "INVALID_VALUE"
@@ -261,16 +261,16 @@ def test_several_operations_at_once(context: Any) -> None:
 
 def test_a_batch_of_copies(context: Any) -> None:
     stream = ok(cuda.cuStreamCreate(0))
-    data = np.arange(256, dtype=np.uint8)
+    content = np.arange(256, dtype=np.uint8)
     source, destination = ok(cuda.cuMemAlloc(256)), ok(cuda.cuMemAlloc(256))
-    ok(cuda.cuMemcpyHtoD(source, data, 256))
+    ok(cuda.cuMemcpyHtoD(source, content, 256))
     froms = [cuda.CUdeviceptr(int(source) + at) for at in (0, 128)]
     tos = [cuda.CUdeviceptr(int(destination) + at) for at in (128, 0)]
     ok(cuda.cuMemcpyBatchAsync(tos, froms, (128, 128), 2, [], (), 0, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    result = np.zeros(256, np.uint8)
-    ok(cuda.cuMemcpyDtoH(result, destination, 256))
-    assert (result == np.concatenate([data[128:], data[:128]])).all()
+    copied = np.zeros(256, np.uint8)
+    ok(cuda.cuMemcpyDtoH(copied, destination, 256))
+    assert (copied == np.concatenate([content[128:], content[:128]])).all()
     for wrong in (
         (tos, froms, (128, 128), 2, [], (), 0, 0),
         (tos, froms, (128,), 2, [], (), 0, stream),
@@ -285,12 +285,12 @@ def _operation(extent: tuple[int, int, int], *operands: tuple[Any, ...]) -> Any:
     """Return a CUDA_MEMCPY3D_BATCH_OP; operands are source and destination: memory or an array, and its sizes."""
     description, Type = cuda.CUDA_MEMCPY3D_BATCH_OP(), cuda.CUmemcpy3DOperandType
     description.extent.width, description.extent.height, description.extent.depth = extent
-    for side, (what, *sizes) in zip((description.src, description.dst), operands, strict=True):
-        if isinstance(what, cuda.CUarray):
-            side.type, side.op.array.array = Type.CU_MEMCPY_OPERAND_TYPE_ARRAY, what
+    for side, (operand, *sizes) in zip((description.src, description.dst), operands, strict=True):
+        if isinstance(operand, cuda.CUarray):
+            side.type, side.op.array.array = Type.CU_MEMCPY_OPERAND_TYPE_ARRAY, operand
             side.op.array.offset.x, side.op.array.offset.y, side.op.array.offset.z = sizes
         else:
-            side.type, side.op.ptr.ptr = Type.CU_MEMCPY_OPERAND_TYPE_POINTER, what
+            side.type, side.op.ptr.ptr = Type.CU_MEMCPY_OPERAND_TYPE_POINTER, operand
             side.op.ptr.rowLength, side.op.ptr.layerHeight = sizes
     return description
 
@@ -304,9 +304,9 @@ def _array_of(channels: int) -> Any:
 
 def test_a_batch_of_copies_of_rows_and_slices(context: Any) -> None:
     stream, array, other = ok(cuda.cuStreamCreate(0)), _array_of(1), _array_of(1)
-    data = np.arange(2 * 5 * 6, dtype=np.float32).reshape(2, 5, 6)
-    source, destination = ok(cuda.cuMemAlloc(data.nbytes)), ok(cuda.cuMemAlloc(2 * 3 * 4 * 4))
-    ok(cuda.cuMemcpyHtoD(source, data, data.nbytes))
+    content = np.arange(2 * 5 * 6, dtype=np.float32).reshape(2, 5, 6)
+    source, destination = ok(cuda.cuMemAlloc(content.nbytes)), ok(cuda.cuMemAlloc(2 * 3 * 4 * 4))
+    ok(cuda.cuMemcpyHtoD(source, content, content.nbytes))
     extent = (4, 3, 2)
     operations = [
         _operation(extent, (source, 6, 5), (array, 3, 1, 0)),
@@ -315,14 +315,14 @@ def test_a_batch_of_copies_of_rows_and_slices(context: Any) -> None:
     ]
     ok(cuda.cuMemcpy3DBatchAsync(3, operations, 0, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    result = np.zeros((2, 3, 4), np.float32)
-    ok(cuda.cuMemcpyDtoH(result, destination, result.nbytes))
-    assert (result == data[:, :3, :4]).all()
+    copied = np.zeros((2, 3, 4), np.float32)
+    ok(cuda.cuMemcpyDtoH(copied, destination, copied.nbytes))
+    assert (copied == content[:, :3, :4]).all()
     bytes_only = _operation((16, 2, 1), (source, 24, 5), (destination, 0, 0))  # elements of memory are bytes
     ok(cuda.cuMemcpy3DBatchAsync(1, [bytes_only], 0, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    ok(cuda.cuMemcpyDtoH(result, destination, result.nbytes))
-    assert (result[0, :2] == data[0, :2, :4]).all()
+    ok(cuda.cuMemcpyDtoH(copied, destination, copied.nbytes))
+    assert (copied[0, :2] == content[0, :2, :4]).all()
 
 
 def test_no_copy_of_a_wrong_batch_is_made(context: Any) -> None:
@@ -345,9 +345,9 @@ def test_no_copy_of_a_wrong_batch_is_made(context: Any) -> None:
     for count, flags, where in ((0, 0, stream), (2, 0, stream), (1, 1, stream), (1, 0, 0)):
         assert _name(cuda.cuMemcpy3DBatchAsync(count, [good], flags, where)) == "INVALID_VALUE"
     ok(cuda.cuStreamSynchronize(stream))
-    result = np.zeros(1, np.uint8)
-    ok(cuda.cuMemcpyDtoH(result, int(memory) + 256, 1))
-    assert result[0] == 7
+    copied = np.zeros(1, np.uint8)
+    ok(cuda.cuMemcpyDtoH(copied, int(memory) + 256, 1))
+    assert copied[0] == 7
 
 
 # --- occupancy and attributes of kernels
@@ -409,16 +409,18 @@ def test_sizes_of_clusters(function: Any) -> None:
 
 def test_attributes_of_kernels(function: Any) -> None:
     names = cuda.CUfunction_attribute
-    result = {item.name.removeprefix("CU_FUNC_ATTRIBUTE_"): cuda.cuFuncGetAttribute(item, function) for item in names}
-    assert result.pop("MAX")[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE
-    assert all(not int(code) for code, _ in result.values())
-    assert (result["PTX_VERSION"][1], result["BINARY_VERSION"][1]) == (90, 90)
+    attributes = {
+        item.name.removeprefix("CU_FUNC_ATTRIBUTE_"): cuda.cuFuncGetAttribute(item, function) for item in names
+    }
+    assert attributes.pop("MAX")[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE
+    assert all(not int(code) for code, _ in attributes.values())
+    assert (attributes["PTX_VERSION"][1], attributes["BINARY_VERSION"][1]) == (90, 90)
     settable = {
         "MAX_DYNAMIC_SHARED_SIZE_BYTES", "PREFERRED_SHARED_MEMORY_CARVEOUT", "REQUIRED_CLUSTER_WIDTH",
         "REQUIRED_CLUSTER_HEIGHT", "REQUIRED_CLUSTER_DEPTH", "NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
         "CLUSTER_SCHEDULING_POLICY_PREFERENCE",
     }  # fmt: skip
-    for name in result:
+    for name in attributes:
         number = getattr(names, f"CU_FUNC_ATTRIBUTE_{name}")
         assert (_name(cuda.cuFuncSetAttribute(function, number, 1)) == "SUCCESS") is (name in settable), name
         if name in settable:

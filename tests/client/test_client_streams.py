@@ -205,15 +205,15 @@ def test_flags_of_the_current_context_are_set(context: Any) -> None:
 
 
 def test_a_context_is_destroyed_when_all_its_users_have_detached(context: Any) -> None:
-    result = ok(cuda.cuCtxCreate(None, 0, 0))
+    created = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuCtxAttach(1) == (R.CUDA_ERROR_INVALID_VALUE, None)
-    assert int(ok(cuda.cuCtxAttach(0))) == int(result)
+    assert int(ok(cuda.cuCtxAttach(0))) == int(created)
     assert cuda.cuCtxDetach(context) == (R.CUDA_ERROR_INVALID_CONTEXT,)
-    ok(cuda.cuCtxDetach(result))
+    ok(cuda.cuCtxDetach(created))
     ok(cuda.cuMemAlloc(64))
-    ok(cuda.cuCtxDetach(result))
+    ok(cuda.cuCtxDetach(created))
     assert int(ok(cuda.cuCtxGetCurrent())) == int(context)
-    assert cuda.cuCtxSetCurrent(result) == (R.CUDA_ERROR_INVALID_CONTEXT,)
+    assert cuda.cuCtxSetCurrent(created) == (R.CUDA_ERROR_INVALID_CONTEXT,)
 
 
 def test_contexts_make_a_stack(devices: None) -> None:
@@ -337,8 +337,8 @@ def test_a_faulted_primary_context_is_opened_again_where_faults_are_contained(de
 
 def test_eight_threads_retain_one_primary_context(devices: None) -> None:
     with ThreadPoolExecutor(8) as threads:
-        result = {int(ok(answer)) for answer in threads.map(cuda.cuDevicePrimaryCtxRetain, [0] * 32)}
-    assert len(result) == 1
+        retained = {int(ok(answer)) for answer in threads.map(cuda.cuDevicePrimaryCtxRetain, [0] * 32)}
+    assert len(retained) == 1
     for _ in range(32):
         ok(cuda.cuDevicePrimaryCtxRelease(0))
     assert cuda.cuDevicePrimaryCtxRelease(0) == (R.CUDA_ERROR_INVALID_CONTEXT,)
@@ -385,11 +385,11 @@ def test_device_attributes(devices: None, attribute: str, value: int) -> None:
 
 
 def test_the_properties_of_a_device_are_its_attributes(devices: None) -> None:
-    result = ok(cuda.cuDeviceGetProperties(0))
-    assert (result.maxThreadsPerBlock, result.SIMDWidth, result.clockRate) == (1024, 32, 1980000)
-    assert (result.maxThreadsDim, result.maxGridSize) == ([1024, 1024, 64], [2147483647, 65535, 65535])
-    assert (result.sharedMemPerBlock, result.totalConstantMemory, result.regsPerBlock) == (49152, 65536, 65536)
-    assert (result.memPitch, result.textureAlign) == (2147483647, 512)
+    limits = ok(cuda.cuDeviceGetProperties(0))
+    assert (limits.maxThreadsPerBlock, limits.SIMDWidth, limits.clockRate) == (1024, 32, 1980000)
+    assert (limits.maxThreadsDim, limits.maxGridSize) == ([1024, 1024, 64], [2147483647, 65535, 65535])
+    assert (limits.sharedMemPerBlock, limits.totalConstantMemory, limits.regsPerBlock) == (49152, 65536, 65536)
+    assert (limits.memPitch, limits.textureAlign) == (2147483647, 512)
     assert cuda.cuDeviceGetProperties(99) == (R.CUDA_ERROR_INVALID_DEVICE, None)
 
 

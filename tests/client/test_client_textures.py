@@ -198,10 +198,10 @@ def test_objects_know_what_they_were_made_of(context: Any) -> None:
         cuda.cuTexObjectCreate(of_memory(memory, 4096, FLOAT, 2), make_sampling(NORMALIZED, mode=Mode(2)), None)
     )
     assert isinstance(texture, cuda.CUtexObject)
-    result, how = ok(cuda.cuTexObjectGetResourceDesc(texture)), ok(cuda.cuTexObjectGetTextureDesc(texture))
-    assert result.resType == Type.CU_RESOURCE_TYPE_LINEAR
-    assert (int(result.res.linear.devPtr), result.res.linear.numChannels) == (int(memory), 2)
-    assert (result.res.linear.format, result.res.linear.sizeInBytes) == (FLOAT, 4096)
+    resource, how = ok(cuda.cuTexObjectGetResourceDesc(texture)), ok(cuda.cuTexObjectGetTextureDesc(texture))
+    assert resource.resType == Type.CU_RESOURCE_TYPE_LINEAR
+    assert (int(resource.res.linear.devPtr), resource.res.linear.numChannels) == (int(memory), 2)
+    assert (resource.res.linear.format, resource.res.linear.sizeInBytes) == (FLOAT, 4096)
     assert (how.flags, list(how.borderColor), how.maxMipmapLevelClamp) == (NORMALIZED, [1.0, 2.0, 3.0, 4.0], 9.0)
     assert [int(item) for item in how.addressMode] == [2, 2, 2]
     assert cuda.cuTexObjectGetResourceViewDesc(texture)[0] == INVALID
@@ -227,8 +227,8 @@ REFUSED = {
     "too long": (lambda m, a, p: (of_memory(m, 1 << 40), make_sampling(), None), INVALID, "elements"),
     "channels": (lambda m, a, p: (of_memory(m, 64, FLOAT, 3), make_sampling(), None), INVALID, "1, 2 or 4 channels"),
     "pitch": (lambda m, a, p: (of_rows(m, 8, 2, 40), make_sampling(), None), INVALID, "TEXTURE_PITCH_ALIGNMENT"),
-    "short pitch": (lambda m, a, p: (of_rows(m, 16, 2, 32), make_sampling(), None), INVALID, "holds a row of 64"),
-    "no rows": (lambda m, a, p: (of_rows(m, 8, 0, 64), make_sampling(), None), INVALID, "the height is 1 to"),
+    "short pitch": (lambda m, a, p: (of_rows(m, 16, 2, 32), make_sampling(), None), INVALID, "hold a row of 64"),
+    "no rows": (lambda m, a, p: (of_rows(m, 8, 0, 64), make_sampling(), None), INVALID, "the height must be 1 to"),
     "levels": (lambda m, a, p: (of_levels(p), make_sampling(), None), INVALID, "NORMALIZED_COORDINATES"),
     "flags": (lambda m, a, p: (of_array(a), make_sampling(1 << 9), None), INVALID, "no CU_TRSF"),
     "a view of memory": (
@@ -270,10 +270,10 @@ REFUSED = {
 def test_a_texture_that_cannot_be_is_refused(context: Any, case: str) -> None:
     memory, array = ok(cuda.cuMemAlloc(4096)), ok(cuda.cuArray3DCreate(describe(8, 4, 0)))
     pyramid = ok(cuda.cuMipmappedArrayCreate(describe(8, 4, 0), 2))
-    make, result, words = REFUSED[case]
+    make, code, words = REFUSED[case]
     arguments = make(int(memory), array, pyramid)
     free = ok(cuda.cuMemGetInfo())[0]
-    assert cuda.cuTexObjectCreate(*arguments) == (result, None)
+    assert cuda.cuTexObjectCreate(*arguments) == (code, None)
     assert words in last_error()
     assert ok(cuda.cuMemGetInfo())[0] == free
 

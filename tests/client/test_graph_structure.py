@@ -75,14 +75,14 @@ def test_a_cycle_has_no_order(shape: tuple[int, Edges], data: st.DataObject) -> 
 @given(shapes())
 def test_a_clone_is_the_same_with_nodes_of_its_own(shape: tuple[int, Edges]) -> None:
     graph, nodes = build(*shape)
-    result = works.clone(graph)
-    assert not result.nodes.keys() & graph.nodes.keys()
-    copies = {node.handle: graphs.find_in_clone(node, result).handle for node in nodes}
-    assert edges_of(result) == {(copies[start], copies[end]) for start, end in edges_of(graph)}
-    before = edges_of(result)
+    clone = works.clone(graph)
+    assert not clone.nodes.keys() & graph.nodes.keys()
+    copies = {node.handle: graphs.find_in_clone(node, clone).handle for node in nodes}
+    assert edges_of(clone) == {(copies[start], copies[end]) for start, end in edges_of(graph)}
+    before = edges_of(clone)
     for node in nodes:
         graph.remove(node)
-    assert (len(result.nodes), edges_of(result)) == (shape[0], before)
+    assert (len(clone.nodes), edges_of(clone)) == (shape[0], before)
 
 
 @given(shapes())

@@ -26,9 +26,9 @@ class Library:
 
     def put(self, name: str, *types: Any) -> Any:
         def enter(function: Any) -> Any:
-            result = ctypes.CFUNCTYPE(ctypes.c_int, *types)(function)
-            self.kept.append(result)
-            pointers.originals[name] = ctypes.cast(result, ctypes.c_void_p).value or 0
+            c_function = ctypes.CFUNCTYPE(ctypes.c_int, *types)(function)
+            self.kept.append(c_function)
+            pointers.originals[name] = ctypes.cast(c_function, ctypes.c_void_p).value or 0
             return function
 
         return enter

@@ -24,8 +24,8 @@ SECONDS = 60
 
 
 def _results(client: Client, workers: list[str]) -> list[dict[str, Any]]:
-    result = [client.submit(use_gpu, workers=[worker], pure=False) for worker in workers]
-    return [entry.result(timeout=SECONDS) for entry in result]
+    futures = [client.submit(use_gpu, workers=[worker], pure=False) for worker in workers]
+    return [entry.result(timeout=SECONDS) for entry in futures]
 
 
 def _workers(client: Client, without: str = "") -> list[str]:

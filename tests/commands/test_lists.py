@@ -162,9 +162,9 @@ def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: 
 def test_the_list_of_commands_has_the_modules_of_both_protocols(daemon: Daemon) -> None:
     answer = _decide(daemon, Caller(1, 0), b"trac").answer
     assert answer is not None
-    expected, known = answer.diagnostic.split("the commands are ")
+    expected, commands = answer.diagnostic.split("the commands are ")
     assert expected == "did you mean trace? "
-    assert {"trace", "rules", "config"} <= {*known.split(", ")}
+    assert {"trace", "rules", "config"} <= {*commands.split(", ")}
     assert "namespace" not in answer.diagnostic
 
 

@@ -37,7 +37,9 @@ def _give(daemon: Daemon, line: str) -> tuple[str, str, list[do.Instruction]]:
     done = handle(daemon, OperatorLine(1, 0, parse(line.encode(), 2)), answer_line)
     answers = [client.answer for client in done if isinstance(client, do.Reply)]
     notes = [entry.text for entry in done if isinstance(entry, do.Note)]
-    others = [each for each in done if not isinstance(each, do.Reply | do.Note | do.Log | do.SetTimer)]
+    others = [
+        instruction for instruction in done if not isinstance(instruction, do.Reply | do.Note | do.Log | do.SetTimer)
+    ]
     printed = "".join(answer.printed for answer in answers)
     return printed, "\n".join([*notes, *(answer.diagnostic for answer in answers if answer.diagnostic)]), others
 
@@ -90,7 +92,7 @@ def test_every_user_can_have_a_server(daemon: Daemon, uid: int) -> None:
 def test_a_priority_that_is_misread_is_refused(daemon: Daemon, word: str) -> None:
     printed, output, _ = _give(daemon, f"set_default_client_priority {word}")
     assert printed == ""
-    assert output == f"a client priority is 0 (normal) or 1 (below normal), not {word!r}"
+    assert output == f"a client priority must be 0 (normal) or 1 (below normal), not {word!r}"
     assert daemon.defaults.client_priority.level == 0
 
 

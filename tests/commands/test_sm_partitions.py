@@ -266,8 +266,8 @@ def test_without_static_partitioning_partitions_are_refused(line: str) -> None:
     assert answer.printed == "lspart is not supported: static partitioning is not enabled\n"
     assert (answer.refused, answer.diagnostic) == (True, "Start the daemon with -S.")
     daemon.options = evolve(daemon.options, has_own_servers=False)
-    for each in (line, "lspart"):
-        assert "not possible with the driver's own server" in _ask(daemon, each).diagnostic
+    for command in (line, "lspart"):
+        assert "not possible with the driver's own server" in _ask(daemon, command).diagnostic
 
 
 def test_driver_580_does_not_have_the_commands() -> None:

@@ -147,9 +147,9 @@ def test_what_a_server_keeps_is_said() -> None:
         (7, "server 'a' stays that of user 0: 'server set a --uid=7' changes it"),
         (0, "server 'a' keeps its devices: delete it first to give it others"),
     ):
-        result = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
-        assert [type(each) for each in result] == [Impossible]
-        assert [str(entry) for entry in result] == [text]
+        kept = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
+        assert [type(change) for change in kept] == [Impossible]
+        assert [str(entry) for entry in kept] == [text]
     assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []
     every = State({"a": NamedServer("a", 0)}, HERE)
     assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []
@@ -158,12 +158,13 @@ def test_what_a_server_keeps_is_said() -> None:
 def test_which_rules_and_limits_of_cgroups_change_is_said() -> None:
     def describe_changes(before: int, *others: int, after: int) -> str:
         rules = [Rule(number, f"r{number}") for number in range(1, 9)]
-        given = {number: CgroupLimit(PinnedMemory(number)) for number in range(1, 9)}
+        values = {number: CgroupLimit(PinnedMemory(number)) for number in range(1, 9)}
         changed = [evolve(rule, name="new") if rule.number in others else rule for rule in rules]
         state = State({}, HERE, rules=tuple(rules[:before]))
-        state = evolve(state, cgroups={f"/c{number}": {0: given[number]} for number in range(1, before + 1)})
+        state = evolve(state, cgroups={f"/c{number}": {0: values[number]} for number in range(1, before + 1)})
         limits = {
-            f"/c{number}": {0: CgroupLimit() if number in others else given[number]} for number in range(1, after + 1)
+            f"/c{number}": {0: CgroupLimit() if number in others else values[number]}
+            for number in range(1, after + 1)
         }
         return "\n".join(_texts(Plan(rules=tuple(changed[:after]), cgroups=limits), state))
 
@@ -226,8 +227,8 @@ def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan
     assert changes(one, State(servers, HERE)) == []
     servers = _carry_out(servers, changes(other, State(servers, HERE), prune=True))
     assert servers.keys() == other.servers.keys()
-    left = changes(other, State(servers, HERE), prune=True)
-    assert all(isinstance(each, Impossible) for each in left)
+    remaining = changes(other, State(servers, HERE), prune=True)
+    assert all(isinstance(change, Impossible) for change in remaining)
 
 
 @settings(max_examples=40)

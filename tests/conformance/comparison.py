@@ -57,23 +57,23 @@ class Comparison:
 
     def _reordered(self, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[logs.Entry]:
         """Bring recorded lines into the order that ours have."""
-        waiting, result = list(recorded), []
+        waiting, reordered = list(recorded), []
         for entry in ours:
-            same = next((each for each in waiting if self.known.agrees(each.text, entry.text)), None)
+            same = next((candidate for candidate in waiting if self.known.agrees(candidate.text, entry.text)), None)
             if same is not None:
                 waiting.remove(same)
-                result.append(same)
-        return result + waiting
+                reordered.append(same)
+        return reordered + waiting
 
     def _not_met(self, name: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
         """Return the recorded lines of a partly shown log that ours lacks, or has in another order."""
         our_lines = logs.VOICES[name](ours)
         wrong: list[str] = []
         for voice, output in sorted(logs.VOICES[name](recorded).items()):
-            known = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
+            our_pid = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
             # A client that only this log names may be any that is not known yet.
             unknown_pids = [entry for entry in our_lines if entry.isdecimal() and int(entry) not in self.known.theirs]
-            missing = [self._missing(output, our_lines[each]) for each in ([known] if known else unknown_pids)]
+            missing = [self._missing(output, our_lines[pid]) for pid in ([our_pid] if our_pid else unknown_pids)]
             wrong += min(missing, key=len, default=[f"no client of ours is left for {voice}"])
         return wrong
 

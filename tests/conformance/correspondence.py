@@ -49,13 +49,13 @@ class Correspondence:
             recorded = recorded.replace(word, ours)
         pids: list[int] = []
         pattern, end = "", 0
-        for result in NUMBER.finditer(recorded):
-            if int(result[1]) not in self.recorded:
+        for number in NUMBER.finditer(recorded):
+            if int(number[1]) not in self.recorded:
                 continue
-            pids.append(int(result[1]))
-            pattern += re.escape(recorded[end : result.start()])
+            pids.append(int(number[1]))
+            pattern += re.escape(recorded[end : number.start()])
             # A column keeps its width, whatever the number's.
-            width = len(result[0])
-            pattern += rf"(?=[0-9 ]{{{width}}}(?! ))([0-9]+) *" if len(result[2]) > 1 else rf"([0-9]+){result[2]}"
-            end = result.end()
+            width = len(number[0])
+            pattern += rf"(?=[0-9 ]{{{width}}}(?! ))([0-9]+) *" if len(number[2]) > 1 else rf"([0-9]+){number[2]}"
+            end = number.end()
         return pattern + re.escape(recorded[end:]), pids

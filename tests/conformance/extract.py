@@ -114,11 +114,11 @@ def reviewed(steps: list[dict[str, Any]], review: dict[str, Any]) -> list[dict[s
 
 def numbers(text: str) -> list[int]:
     """Read ``3, 7-9``."""
-    result: list[int] = []
+    listed: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        result += range(int(first), int(last or first) + 1)
-    return result
+        listed += range(int(first), int(last or first) + 1)
+    return listed
 
 
 def table(name: str) -> str:

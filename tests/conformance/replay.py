@@ -290,7 +290,7 @@ class Replay:
             return client.result()
         if words == "so far":
             return client.result() if client.has_result() else "<timeout>"
-        return " | ".join(client.do(each) for each in words.split("; "))
+        return " | ".join(client.do(command) for command in words.split("; "))
 
     def _of(self, pid: int, step: dict[str, Any]) -> ClientProcess:
         if pid not in self.clients:

@@ -60,13 +60,13 @@ def names() -> dict[str, str]:
     """Return recorded names and those of this machine's GPUs for them."""
     if not on_gpu():
         return {}
-    result = {f"count CUDA_SUCCESS {len(RECORDED['four-h200'])}": f"count CUDA_SUCCESS {len(gpus())}"}
+    replacements = {f"count CUDA_SUCCESS {len(RECORDED['four-h200'])}": f"count CUDA_SUCCESS {len(gpus())}"}
     for recorded in RECORDED.values():
         for ordinal, (old, new) in enumerate(zip(recorded, gpus(), strict=False)):
             uuid = devices.uuid_text(ordinal) if LEADS and rehearses() else new.uuid
-            result |= {old["uuid"]: uuid, **{old["uuid"][:length]: uuid[:length] for length in SHORT}}
-            result |= {old["uuid"][PREFIX:]: uuid[PREFIX:], old["pci"]: new.pci, "NVIDIA H200": new.name}
-    return result
+            replacements |= {old["uuid"]: uuid, **{old["uuid"][:length]: uuid[:length] for length in SHORT}}
+            replacements |= {old["uuid"][PREFIX:]: uuid[PREFIX:], old["pci"]: new.pci, "NVIDIA H200": new.name}
+    return replacements
 
 
 def as_here(text: str) -> str:

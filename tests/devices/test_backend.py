@@ -47,8 +47,8 @@ def machine(backend: str, probed: Probed, server: str = "", **settings: str) -> 
 def test_the_backend_and_the_reason(
     backend: str, probed: Probed, server: str, expected: tuple[str, str, int, str]
 ) -> None:
-    result = machine(backend, probed, server)
-    assert (result.backend, result.reason, len(result.devices), result.vendor_server) == expected
+    chosen = machine(backend, probed, server)
+    assert (chosen.backend, chosen.reason, len(chosen.devices), chosen.vendor_server) == expected
 
 
 def test_only_auto_has_another_backend_in_the_drivers_place() -> None:
@@ -110,14 +110,16 @@ def test_a_server_that_is_named_and_no_program_is_named_in_the_error() -> None:
 
 
 def test_one_device_is_one() -> None:
-    one = evolve(FOUND, devices=DEVICES[:1])
-    assert machine("auto", one, SERVER).reason == f"the driver finds 1 device, and its MPS server is {SERVER}"
-    assert machine("auto", one).reason == "the driver finds 1 device, but not its MPS server"
+    machine_of_one = evolve(FOUND, devices=DEVICES[:1])
+    assert (
+        machine("auto", machine_of_one, SERVER).reason == f"the driver finds 1 device, and its MPS server is {SERVER}"
+    )
+    assert machine("auto", machine_of_one).reason == "the driver finds 1 device, but not its MPS server"
 
 
 def test_a_described_machine_is_emulated_whatever_is_installed() -> None:
-    result = machine("auto", FOUND, SERVER, PYMPSD_EMULATED_DEVICES="2xH100")
-    assert (result.backend, len(result.devices)) == ("emulated", 2)
+    chosen = machine("auto", FOUND, SERVER, PYMPSD_EMULATED_DEVICES="2xH100")
+    assert (chosen.backend, len(chosen.devices)) == ("emulated", 2)
 
 
 def test_a_backend_that_is_set_wins_over_a_described_machine() -> None:
@@ -126,8 +128,8 @@ def test_a_backend_that_is_set_wins_over_a_described_machine() -> None:
 
 @pytest.mark.parametrize("backend", ["vendor", "cuda", "auto"])
 def test_visible_devices_are_chosen_from_the_drivers(backend: str) -> None:
-    result = machine(backend, FOUND, SERVER, CUDA_VISIBLE_DEVICES="1")
-    assert [device.uuid for device in result.devices] == [DEVICES[1].uuid]
+    chosen = machine(backend, FOUND, SERVER, CUDA_VISIBLE_DEVICES="1")
+    assert [device.uuid for device in chosen.devices] == [DEVICES[1].uuid]
 
 
 def test_the_driver_and_the_server_are_looked_for_only_if_that_matters() -> None:
@@ -210,8 +212,8 @@ def test_relative_folders_of_path_are_passed_over(tmp_path: Path, monkeypatch: p
 
 
 def test_without_a_path_the_systems_is_searched() -> None:
-    result = find_driver_server("", {})
-    assert result == "" or os.path.basename(result) == SERVER_NAME
+    path = find_driver_server("", {})
+    assert path == "" or os.path.basename(path) == SERVER_NAME
 
 
 def test_a_given_one_is_taken_whatever_it_is_called(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_an_exclusive_server_is_refused_while_another_lives(folder: StateFolder,
 
 def test_servers_may_share_a_device(folder: StateFolder, server: Fork) -> None:
     pids = [server(), server()]
-    assert [one.pid for one in list_registered(folder, UUID)] == sorted(pids)
+    assert [registered.pid for registered in list_registered(folder, UUID)] == sorted(pids)
     register(folder, OTHER, alone=True).end()
 
 
@@ -190,7 +190,7 @@ def test_users_and_root_can_register_their_own_processes(folder: StateFolder, se
     server_1000 = server(uid=1000, uuid=OTHER)
     for pid, uid in ((server_1000, 1000), (1, 0)):
         lock = claim(folder, pid, uid)
-        assert [one.pid for one in list_registered(folder, UUID)] == [pid]
+        assert [registered.pid for registered in list_registered(folder, UUID)] == [pid]
         os.close(lock)
         assert list_registered(folder, UUID) == []
 
@@ -203,5 +203,5 @@ def test_a_process_hidden_by_proc_counts(folder: StateFolder, monkeypatch: pytes
 
     lock = claim(folder, 1 << 22, uid=1000)
     monkeypatch.setattr(os, "kill", not_mine)
-    assert [one.pid for one in list_registered(folder, UUID)] == [1 << 22]
+    assert [registered.pid for registered in list_registered(folder, UUID)] == [1 << 22]
     os.close(lock)

@@ -104,13 +104,13 @@ def begin_in_turn(
     cluster = module.program.kernels[name].cluster
     setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
     together = prod(cluster)
-    total, each = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
-    each = max(1, each // together) * together
-    sm_of_block = np.arange(min(each, total)) % multiprocessors
+    total, blocks = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
+    blocks = max(1, blocks // together) * together
+    sm_of_block = np.arange(min(blocks, total)) % multiprocessors
     finished: CompiledBatch | None = None
-    for first in range(0, total, each):
+    for first in range(0, total, blocks):
         batch: Batch | CompiledBatch
-        if finished is not None and finished.can_begin_again and first + each <= total:
+        if finished is not None and finished.can_begin_again and first + blocks <= total:
             finished.begin_again(setup, first)
             batch = finished
         else:

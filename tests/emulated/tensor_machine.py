@@ -131,7 +131,9 @@ def places(of: TensorMap, start: Any, written: bool = False) -> Any:
     pitch = of.box[0] * size if not of.swizzle else 16 << of.swizzle
     for index, deltas in enumerate(product(*reversed(ranges))):
         point = [first + delta for first, delta in zip(start, reversed(deltas), strict=True)]
-        inside = all(0 <= each < most for each, most in zip(point, (width, *of.dimensions[1:]), strict=True))
+        inside = all(
+            0 <= coordinate < most for coordinate, most in zip(point, (width, *of.dimensions[1:]), strict=True)
+        )
         offset = point[0] * size + sum(p * s for p, s in zip(point[1:], of.strides, strict=True))
         row, column = divmod(index, of.box[0])
         yield (offset if inside else None), swizzled(row * pitch + column * size, of.swizzle)

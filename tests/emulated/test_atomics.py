@@ -41,7 +41,7 @@ def _both_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def kernel(operation: str, space: str, name: str) -> str:
-    result = "%r4, " if name == "atom" else ""
+    destination = "%r4, " if name == "atom" else ""
     return (
         HEADER
         + f"""
@@ -52,7 +52,7 @@ def kernel(operation: str, space: str, name: str) -> str:
   add.s64 %d1, %d1, %d4; add.s64 %d2, %d2, %d4; add.s64 %d3, %d3, %d4;
   ld.global.u32 %r1, [%d1]; ld.global.u32 %r2, [%d2]; mul.wide.u32 %d5, %r1, 4; add.s64 %d0, %d0, %d5;
   mov.u32 %r4, 0; setp.ne.u32 %p, %r1, 99;
-  @%p {name}{space}.{operation} {result}[%d0], %r2;
+  @%p {name}{space}.{operation} {destination}[%d0], %r2;
   st.global.u32 [%d3], %r4; ret; }}
 """
     )
@@ -157,9 +157,9 @@ def test_vectors_of_floats(kind: str, function: str) -> None:
     new = rule(old, values)
     for row in range(4):
         # Elements are updated one by one, in any order of the threads: what one leaves the next one finds.
-        result = np.vstack([old[row::4], expected[row : row + 1]])
-        left = np.vstack([new[row::4], memory[row : row + 1]])
-        np.testing.assert_array_equal(np.sort(result, axis=0), np.sort(left, axis=0))
+        values_read = np.vstack([old[row::4], expected[row : row + 1]])
+        values_written = np.vstack([new[row::4], memory[row : row + 1]])
+        np.testing.assert_array_equal(np.sort(values_read, axis=0), np.sort(values_written, axis=0))
 
 
 @pytest.mark.parametrize("function", ["add", "min", "max"])

@@ -41,7 +41,7 @@ def test_mma(shape: str, operation: str) -> None:
         np.concatenate([count_held(x.astype("i4"), place_c) for x in before]),
     ]
     device = Device(1 << 20)
-    addresses = [device.put(each) for each in (*fragments, np.zeros_like(fragments[2]))]
+    addresses = [device.put(content) for content in (*fragments, np.zeros_like(fragments[2]))]
     text = kernel(shape, f"s32.b1.b1.s32.{operation}.popc", "", [f.shape[1] for f in fragments], [4, 4, 4])
     device.launch(device.load(text), "k", 1, 32 * WARPS, *addresses)
     actual = device.get(addresses[3], fragments[2]).reshape(WARPS, 32, -1)

@@ -99,9 +99,9 @@ def test_bulk_reductions_in_global_memory(machine: Machine, name: str, dtype: st
     body = f"""ld.global.u64 %d5, [%d2]; bar.sync 0; setp.ne.u32 %p0, %r0, 0; @%p0 ret;
     cp.reduce.async.bulk.global.shared::cta.bulk_group.{name} [%d5], [%r2], {old.nbytes};"""
     numbers = [machine.tensor, machine.tensor >> 32]
-    left, _ = machine.run(kernel(COPY_IN + body), bytes(BYTES), memory, image, numbers)
+    after, _ = machine.run(kernel(COPY_IN + body), bytes(BYTES), memory, image, numbers)
     expected = old + operand if name.startswith("add") else np.maximum(old, operand)
-    np.testing.assert_array_equal(left[: old.nbytes].view(dtype), expected)
+    np.testing.assert_array_equal(after[: old.nbytes].view(dtype), expected)
 
 
 def test_a_bulk_reduction_outside_of_the_allocations(machine: Machine) -> None:

@@ -82,9 +82,9 @@ def some_floats(dtype: str, name: str, seed: int = 7) -> Array:
     rng = np.random.default_rng(seed)
     table = values(name)
     chosen = [*rng.integers(0, len(table) - 1, 150).tolist(), 0, 1, len(table) - 2]
-    result = [float(table[at]) for at in chosen] + [float((table[at] + table[at + 1]) / 2) for at in chosen]
+    floats = [float(table[at]) for at in chosen] + [float((table[at] + table[at + 1]) / 2) for at in chosen]
     with np.errstate(all="ignore"):
-        array = np.array(result, dtype)
+        array = np.array(floats, dtype)
         size = array.itemsize
         near = np.concatenate(
             [array, np.nextafter(array, dtype_of(dtype)(np.inf)), np.nextafter(array, dtype_of(dtype)(0))]

@@ -98,10 +98,10 @@ def exactly(value: Fraction, mode: str) -> np.float32:
     size, scale = abs(value), -149
     while size >= Fraction(2) ** (scale + 24):
         scale += 1
-    whole, left = divmod(size / Fraction(2) ** scale, 1)
-    up = {"rz": False, "rm": value < 0 and left > 0, "rp": value > 0 and left > 0}.get(mode)
+    whole, fraction = divmod(size / Fraction(2) ** scale, 1)
+    up = {"rz": False, "rm": value < 0 and fraction > 0, "rp": value > 0 and fraction > 0}.get(mode)
     if up is None:
-        up = left > Fraction(1, 2) or (left == Fraction(1, 2) and whole % 2 == 1)
+        up = fraction > Fraction(1, 2) or (fraction == Fraction(1, 2) and whole % 2 == 1)
     number = float((whole + up) * Fraction(2) ** scale) * (-1 if value < 0 else 1)
     with np.errstate(over="ignore"):
         result = np.float32(number)

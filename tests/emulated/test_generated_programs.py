@@ -198,12 +198,12 @@ def interpret(program: list[Statement]) -> np.ndarray[Any, Any]:
     results = []
     for number in range(THREADS):
         thread = Thread(number)
-        left = 0
+        path = 0
         try:
             thread.run(program)
         except Left:
-            left = 1
-        results.append([*thread.registers, *thread.slots, left])
+            path = 1
+        results.append([*thread.registers, *thread.slots, path])
     return np.array(results, "u4")
 
 

@@ -124,14 +124,14 @@ def test_signed_words(text: str, rule: Rule) -> None:
 
 def permute(a: int, b: int, c: int) -> int:
     source = (a | b << 32).to_bytes(8, "little")
-    result = 0
+    word = 0
     for index in range(4):
         nibble = c >> (4 * index) & 15
         byte = source[nibble & 7]
         if nibble & 8:
             byte = 255 if byte & 128 else 0
-        result |= byte << (8 * index)
-    return result
+        word |= byte << (8 * index)
+    return word
 
 
 def extract(a: int, b: int, c: int, width: int) -> int:

@@ -168,9 +168,9 @@ def test_the_file_of_another_kernel_is_not_loaded() -> None:
 
 def test_code_for_another_processor_or_by_another_llvm_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_now()
-    for what in ("_processor", "_llvm_version"):
+    for function in ("_processor", "_llvm_version"):
         with monkeypatch.context() as patch:
-            patch.setattr(machine_code, what, lambda: "another")
+            patch.setattr(machine_code, function, lambda: "another")
             assert not is_compiled(text(), 4950)
     assert is_compiled(text(), 4950)
 
@@ -183,11 +183,11 @@ def test_a_kernel_that_is_found_runs_without_llvm(folder: Path) -> None:
 
 def test_what_the_own_loader_does_not_know_llvm_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_now()
-    code, known = _object_code(), machine_code._addresses()
+    code, addresses = _object_code(), machine_code._addresses()
     assert machine_code.link(code, machine_code.FUNCTION, {}) is None  # it calls functions
     of_another_processor = code[:18] + b"\xb7\0" + code[20:]
-    assert machine_code.link(of_another_processor, machine_code.FUNCTION, known) is None
-    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code, machine_code.FUNCTION, known) is None
+    assert machine_code.link(of_another_processor, machine_code.FUNCTION, addresses) is None
+    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code, machine_code.FUNCTION, addresses) is None
     monkeypatch.setattr(machine_code, "link", lambda *_: None)
     assert is_compiled(text(), 4950)
 

@@ -119,11 +119,11 @@ def product(shape: str, types: str, satfinite: str, warps: int = 3) -> Iterator[
         if d == "s32":
             total = np.clip(total, -(2**31), 2**31 - 1) if satfinite else (total + 2**31) % 2**32 - 2**31
         expected.append(total.astype(ACCUMULATED[d]))
-    fragments = [np.concatenate(each) for each in (held_a, held_b, held_c)]
+    fragments = [np.concatenate(held) for held in (held_a, held_b, held_c)]
     out = np.zeros_like(fragments[2])
     text = kernel(shape, types, satfinite, [f.shape[1] for f in fragments], [f.itemsize for f in fragments])
     device = Device(1 << 20)
-    addresses = [device.put(each) for each in (*fragments, out)]
+    addresses = [device.put(held) for held in (*fragments, out)]
     device.launch(device.load(text), "k", 1, 32 * warps, *addresses)
     actual = device.get(addresses[3], out).view(ACCUMULATED[d]).reshape(warps, 32, -1)
     for warp in range(warps):

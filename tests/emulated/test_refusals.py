@@ -236,7 +236,7 @@ SPECIAL_REGISTERS = [word for word in WORDS if word.startswith("%")]
 
 def is_named(name: str, names: list[str]) -> bool:
     """Return whether one of the names is this one, or the beginning of it up to a dot."""
-    return any(name == each or name.startswith(f"{each}.") for each in names)
+    return any(name == listed or name.startswith(f"{listed}.") for listed in names)
 
 
 @pytest.mark.parametrize("name", IN_THE_ISA)
@@ -250,7 +250,7 @@ def test_every_instruction_of_the_isa_is_executed_or_listed_as_refused(name: str
 
 def test_what_is_listed_as_refused_is_in_the_isa() -> None:
     for name in " ".join(REFUSED).split():
-        assert any(is_named(each, [name]) for each in IN_THE_ISA), name
+        assert any(is_named(listed, [name]) for listed in IN_THE_ISA), name
 
 
 GROUP_F, GROUP_R = "{%f0, %f1, %f2, %f3}", "{%r0, %r1, %r2, %r3}"

@@ -63,7 +63,7 @@ def cases(draw: st.DrawFn) -> Case:
     steps = tuple(draw(st.integers(1, 3)) for _ in range(rank))
     start = (
         unit * draw(st.integers(-inner, dimensions[0] // unit)),
-        *(draw(st.integers(1 - each, size)) for each, size in zip(box[1:], dimensions[1:], strict=True)),
+        *(draw(st.integers(1 - extent, size)) for extent, size in zip(box[1:], dimensions[1:], strict=True)),
     )
     fill = int(dtype.kind == "f" and draw(st.booleans()))
     return Case(
@@ -82,8 +82,8 @@ def test_loads_as_a_model_does(machine: Machine, case: Case, seed: int) -> None:
         elif of.fill:
             filled.append(target)
     numbers = [*[*case.start, *([0] * 5)][:5], tile_bytes(of)]
-    left, image = machine.run(loading(of.rank), of, memory, pattern(SHARED, seed), numbers)
-    np.testing.assert_array_equal(left, memory)
+    after, image = machine.run(loading(of.rank), of, memory, pattern(SHARED, seed), numbers)
+    np.testing.assert_array_equal(after, memory)
     for target in filled:
         element = image[target : target + size].copy()
         assert element.tolist() == [0xF7, 0x7F] * (size // 2)
@@ -106,8 +106,8 @@ def test_stores_as_a_model_does(machine: Machine, case: Case, seed: int) -> None
     for target, source in places(of, start, written=True):
         if target is not None:
             expected[target : target + size] = image[source : source + size]
-    left, _ = machine.run(storing(of.rank), of, memory, image, start)
-    np.testing.assert_array_equal(left, expected)
+    after, _ = machine.run(storing(of.rank), of, memory, image, start)
+    np.testing.assert_array_equal(after, expected)
     if start != case.start:
         with pytest.raises(IllegalInstruction, match="begins before the tensor"):
             machine.run(storing(of.rank), of, memory, image, case.start)
@@ -135,9 +135,9 @@ def test_units_of_16_bytes_are_written_whole(machine: Machine, function: str, ra
     """A row of 25 words, or of 28, is written as far as 28: where that is past the allocation it is a fault."""
     text, image = storing(1, function), np.ones(SHARED, "u1")
     of = TensorMap(DataType.UINT32, machine.tensor, (25 if ragged else 28,), (), (32,), (1,))
-    left, _ = machine.run(text, of, np.zeros(Machine.ROOM, "u1"), image, [0])
-    assert left[:112].all()
-    assert not left[112:].any()
+    after, _ = machine.run(text, of, np.zeros(Machine.ROOM, "u1"), image, [0])
+    assert after[:112].all()
+    assert not after[112:].any()
     exact = machine.device.space.allocate(of.dimensions[0] * 4)
     moved = evolve(of, address=exact)
     with pytest.raises(IllegalAddress, match="outside of the allocations") if ragged else contextlib.nullcontext():
@@ -155,10 +155,10 @@ def test_floats_are_rounded_and_never_flushed(machine: Machine) -> None:
         DataType.TFLOAT32: rounded,
         DataType.TFLOAT32_FTZ: rounded,
     }
-    for data_type, each in expected.items():
+    for data_type, words in expected.items():
         of = TensorMap(data_type, machine.tensor, (8,), (), (8,), (1,))
         _, image = machine.run(loading(1), of, memory, memory[:SHARED], [0, 0, 0, 0, 0, 32])
-        assert image[:28].view("u4").tolist() == each
+        assert image[:28].view("u4").tolist() == words
 
 
 def test_coordinates_far_away(machine: Machine) -> None:
@@ -168,8 +168,8 @@ def test_coordinates_far_away(machine: Machine) -> None:
         _, image = machine.run(loading(2), of, memory, memory[:SHARED], [*start, 0, 0, 0, tile_bytes(of)])
         assert not image.any()
         if min(start) >= 0:
-            left, _ = machine.run(storing(2), of, memory, image, start)
-            assert left.all()
+            after, _ = machine.run(storing(2), of, memory, image, start)
+            assert after.all()
 
 
 @pytest.mark.parametrize("form", ["tile", "im2col"])
@@ -182,8 +182,8 @@ def test_addresses_have_64_bits(machine: Machine, form: str, below: int, stride:
     of = evolve(tensor_map, im2col=Im2col((0,), (0,), 4, 1)) if is_im2col else tensor_map
     memory, image = pattern(Machine.ROOM, 1), np.zeros(SHARED, "u1")
     load = loading(3, form, ", {0}" if is_im2col else "")
-    _, left = machine.run(load, of, memory, image, [0, row, 0, 0, 0, 16])
-    assert (left[:16] == memory[:16]).all()
+    _, after = machine.run(load, of, memory, image, [0, row, 0, 0, 0, 16])
+    assert (after[:16] == memory[:16]).all()
     assert memory[:16].any()
 
 
@@ -224,10 +224,10 @@ def test_im2col(machine: Machine) -> None:
     source = values.reshape(shape)
     for row, (n, h, w) in enumerate(pixels):
         point = (n, h + 2, w + 1)
-        inside = all(0 <= each < most for each, most in zip(point, shape, strict=False))
+        inside = all(0 <= coordinate < most for coordinate, most in zip(point, shape, strict=False))
         expected = source[point].tolist() if inside else [0] * 8
-        result = [image.view("u4")[swizzled(32 * row + 4 * c, 1) // 4] for c in range(8)]
-        assert result == expected, (row, point)
+        row_values = [image.view("u4")[swizzled(32 * row + 4 * c, 1) // 4] for c in range(8)]
+        assert row_values == expected, (row, point)
 
 
 def test_im2col_stores_have_no_offsets(machine: Machine) -> None:
@@ -236,10 +236,10 @@ def test_im2col_stores_have_no_offsets(machine: Machine) -> None:
     of = TensorMap(
         DataType.UINT32, machine.tensor, (4, 3, 2), (16, 48), (0,) * 3, (1, 1, 1), im2col=Im2col((-1,), (0,), 4, 8)
     )
-    left, _ = machine.run(storing(3, "", "im2col_no_offs"), of, memory, image, (0, 1, 0))
+    after, _ = machine.run(storing(3, "", "im2col_no_offs"), of, memory, image, (0, 1, 0))
     # The third pixel and the seventh, where a row of the box begins, are before the image.
     expected = [0, 0, 0, 0, *range(1, 9), *range(13, 25)]
-    assert left[:96].view("u4").tolist() == expected
+    assert after[:96].view("u4").tolist() == expected
 
 
 # --- faults
@@ -339,9 +339,9 @@ def test_a_map_made_of_zeros(machine: Machine) -> None:
     numbers = [16, 1, 0, 0, 0, 128, machine.tensor, machine.tensor >> 32]
     _, image = machine.run(text, bytes(BYTES), memory, np.zeros(SHARED, "u1"), numbers)
     table = values.reshape(7, 20)
-    result = [[image.view("f8")[swizzled(64 * row + 8 * c, 2) // 8] for c in range(8)] for row in range(2)]
+    loaded = [[image.view("f8")[swizzled(64 * row + 8 * c, 2) // 8] for c in range(8)] for row in range(2)]
     expected = [[*table[1 + 2 * row, 16:], *[math.nan] * 4] for row in range(2)]
-    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(loaded, expected)
 
 
 def test_a_global_map_is_changed(machine: Machine) -> None:
@@ -354,7 +354,7 @@ def test_a_global_map_is_changed(machine: Machine) -> None:
     nothing, of = np.zeros(Machine.ROOM, "u1"), plain(machine)
     image = np.zeros(SHARED, "u1")
     image[:BYTES] = np.frombuffer(pack(of), "u1")
-    _, left = machine.run(kernel(body), of, nothing, image, [])
-    assert left[:BYTES].tobytes() == pack(evolve(of, swizzle=3))
+    _, after = machine.run(kernel(body), of, nothing, image, [])
+    assert after[:BYTES].tobytes() == pack(evolve(of, swizzle=3))
     with pytest.raises(IllegalInstruction, match="no tensor map"):
         machine.run(kernel(body), of, nothing, image + np.uint8(1), [])

@@ -40,18 +40,20 @@ def test_reductions(machine: Machine, function: str, dtype: str) -> None:
     of = plain(machine, dtype)
     # Three rows and half of each are outside.
     start = (of.dimensions[0] - of.box[0] // 2, 11)
-    left, _ = machine.run(storing(2, function), of, memory, image, start)
+    after, _ = machine.run(storing(2, function), of, memory, image, start)
     expected = old.reshape(16, -1).copy()
     part = operand[: of.box[0] * 8].reshape(8, -1)[:5, : of.box[0] // 2]
     expected[11:, start[0] :] = FUNCTIONS[function](expected[11:, start[0] :], part)
-    np.testing.assert_array_equal(left[:4096].view(kind).reshape(16, -1), expected)
+    np.testing.assert_array_equal(after[:4096].view(kind).reshape(16, -1), expected)
 
 
 def test_a_reduction_of_bfloats(machine: Machine) -> None:
     memory, image = np.zeros(Machine.ROOM, "u1"), np.zeros(SHARED, "u1")
     memory[:4096].view("u2")[:], image[:2048].view("u2")[:] = 0x3F80, 0x4000  # 1 and 2
-    left, _ = machine.run(storing(2, "add"), plain(machine, "u2", data_type=DataType.BFLOAT16), memory, image, (0, 0))
-    assert left[:128].view("u2").tolist() == [0x4040] * 64
+    after, _ = machine.run(
+        storing(2, "add"), plain(machine, "u2", data_type=DataType.BFLOAT16), memory, image, (0, 0)
+    )
+    assert after[:128].view("u2").tolist() == [0x4040] * 64
 
 
 def test_sums_of_floats(machine: Machine) -> None:
@@ -68,10 +70,10 @@ def test_sums_of_floats(machine: Machine) -> None:
         DataType.TFLOAT32: kept,
         DataType.TFLOAT32_FTZ: flushed,
     }
-    for data_type, each in expected.items():
+    for data_type, words in expected.items():
         of = TensorMap(data_type, machine.tensor, (8,), (), (8,), (1,))
-        left, _ = machine.run(storing(1, "add"), of, memory, image, [0])
-        assert left[:32].view("u4").tolist() == each
+        after, _ = machine.run(storing(1, "add"), of, memory, image, [0])
+        assert after[:32].view("u4").tolist() == words
 
 
 def test_one_nan_of_halves(machine: Machine) -> None:
@@ -81,8 +83,8 @@ def test_one_nan_of_halves(machine: Machine) -> None:
     of = TensorMap(DataType.FLOAT16, machine.tensor, (8,), (), (8,), (1,))
     results = {"add": [0x7FFF, 0x7FFF, 0x7FFF, 0x4000], "max": [0x3C00, 0x7C00, 0x7FFF, 0x3C00]}
     for function, expected in results.items():
-        left, _ = machine.run(storing(1, function), of, memory, image, [0])
-        assert left[:8].view("u2").tolist() == expected
+        after, _ = machine.run(storing(1, function), of, memory, image, [0])
+        assert after[:8].view("u2").tolist() == expected
 
 
 @pytest.mark.parametrize(

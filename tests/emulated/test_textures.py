@@ -160,10 +160,10 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
         texture = machine.object(F32, 2, level, address_modes=modes, filter=linear, flags=flags)
         text = module(f"tex.{geometry}.v4.u32.f32 {{%r0, %r1, %r2, %r3}}, [%d1, {{{COORDINATES[geometry]}}}];")
         actual = machine.run(text, texture, coordinates).view("f4")
-        for row, result in zip(coordinates, actual, strict=True):
+        for row, colour in zip(coordinates, actual, strict=True):
             place, layer = (row[1:], min(int(row[0]), 2)) if layered else (row, 0)
             expected = model(data, place[:dimensions], modes, linear, normalized, layer)
-            np.testing.assert_allclose(result[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
+            np.testing.assert_allclose(colour[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
@@ -276,7 +276,7 @@ def test_cubes(machine: Machine, layered: bool) -> None:
         axis = int(np.argmax(np.abs(direction)))
         face = 2 * axis + (direction[axis] < 0)
         s, t = _across(direction, face)
-        x, y = (min(3, int((each / abs(direction[axis]) + 1) / 2 * 4)) for each in (s, t))
+        x, y = (min(3, int((coordinate / abs(direction[axis]) + 1) / 2 * 4)) for coordinate in (s, t))
         expected.append(data[face + (6 if layered else 0), y, x, 0])
     coordinates = np.ones((80, 4), "f4")
     coordinates[:, 1 if layered else 0 :][:, :3] = directions
@@ -449,14 +449,14 @@ def test_memory_that_is_no_object_is_refused() -> None:
     random = np.random.default_rng(11)
     refused = 0
     for _ in range(400):
-        data = bytearray(good)
-        data[random.integers(0, 120)] = random.integers(0, 256)
+        damaged = bytearray(good)
+        damaged[random.integers(0, 120)] = random.integers(0, 256)
         try:
-            tensor_map = unpack(bytes(data))
+            texture = unpack(bytes(damaged))
         except ValueError:
             refused += 1
             continue
-        for each in tensor_map.levels:
-            assert max(each.width, each.height, each.depth) < 1 << 31
-            assert each.address + each.depth * each.slice_pitch + each.height * each.pitch >= 0
+        for accepted in texture.levels:
+            assert max(accepted.width, accepted.height, accepted.depth) < 1 << 31
+            assert accepted.address + accepted.depth * accepted.slice_pitch + accepted.height * accepted.pitch >= 0
     assert refused > 100

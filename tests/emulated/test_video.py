@@ -254,8 +254,8 @@ def lanes_of(text: str, x: int, y: int, z: int) -> int:
 
 
 def check_lanes(text: str) -> None:
-    each = zip(A.tolist(), B.tolist(), C.tolist(), strict=True)
-    check(text, (lanes_of(text, *values) for values in each))
+    operands = zip(A.tolist(), B.tolist(), C.tolist(), strict=True)
+    check(text, (lanes_of(text, *values) for values in operands))
 
 
 @pytest.mark.parametrize("lanes", [2, 4])

@@ -80,10 +80,10 @@ class Layout:
     def image(self, matrix: Array) -> Array:
         """The bytes of shared memory that hold a matrix."""
         places = np.array([[self.place(matrix.itemsize, *at) for at in row] for row in index_of(matrix)])
-        result = np.full(int(places.max()) + matrix.itemsize, 0x77, "u1")
+        content = np.full(int(places.max()) + matrix.itemsize, 0x77, "u1")
         for byte in range(matrix.itemsize):
-            result[places + byte] = np.ascontiguousarray(matrix).view("u1").reshape(*matrix.shape, -1)[:, :, byte]
-        return result
+            content[places + byte] = np.ascontiguousarray(matrix).view("u1").reshape(*matrix.shape, -1)[:, :, byte]
+        return content
 
     def descriptor(self, at: int) -> int:
         """The descriptor of the matrix whose pattern begins at an address."""
@@ -209,13 +209,13 @@ def kernel(body: str, count: int) -> str:
 
 def count_held_by_groups(groups: Array, place: Callable[[int, int, int], tuple[int, int]], per_thread: int) -> Array:
     """Each thread's elements of the matrices of groups, whose warps have 16 rows each."""
-    result = [
+    counts = [
         [group[16 * warp + row, column] for row, column in (place(i, lane // 4, lane % 4) for i in range(per_thread))]
         for group in groups
         for warp in range(4)
         for lane in range(32)
     ]
-    return np.array(result, groups.dtype)
+    return np.array(counts, groups.dtype)
 
 
 def place_d(i: int, row: int, t: int) -> tuple[int, int]:
@@ -225,11 +225,11 @@ def place_d(i: int, row: int, t: int) -> tuple[int, int]:
 
 def place_a(size: int) -> Callable[[int, int, int], tuple[int, int]]:
     """The same for A, of elements of `size` bytes: registers have the rows 0 and 8, then the next 16 bytes of K."""
-    each = 4 // size
+    elements = 4 // size
 
     def place(i: int, row: int, t: int) -> tuple[int, int]:
-        register = i // each
-        return row + 8 * (register % 2), t * each + i % each + 4 * each * (register // 2)
+        register = i // elements
+        return row + 8 * (register % 2), t * elements + i % elements + 4 * elements * (register // 2)
 
     return place
 
@@ -319,17 +319,17 @@ def test_groups_may_go_different_ways() -> None:
     body = """mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, 128; @%q bra other; @PRODUCT@ @PRODUCT@ bra done;
         other: @PRODUCT@
         done:"""
-    result = run(body.replace("@PRODUCT@", whole(PLAIN)), 256)
-    assert (result[:128] == 16).all()
-    assert (result[128:] == 32).all()
+    sums = run(body.replace("@PRODUCT@", whole(PLAIN)), 256)
+    assert (sums[:128] == 16).all()
+    assert (sums[128:] == 32).all()
 
 
 @pytest.mark.parametrize("groups", [0, 1, 2])
 def test_a_predicate_leaves_groups_out(groups: int) -> None:
     body = f"mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, {128 * groups}; @!%q mov.u64 %db, -1;"
-    result = run(body + whole(PLAIN, "@%q "), 256)
-    assert (result[: 128 * groups] == 16).all()
-    assert (result[128 * groups :] == 0).all()
+    sums = run(body + whole(PLAIN, "@%q "), 256)
+    assert (sums[: 128 * groups] == 16).all()
+    assert (sums[128 * groups :] == 0).all()
 
 
 @pytest.mark.parametrize(

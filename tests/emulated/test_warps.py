@@ -31,8 +31,8 @@ def test_shuffles(delta: int) -> None:
     for mode, (source, valid, clamp) in sources.items():
         text = f"shfl.sync.{mode}.b32 %d|%p, %a, {delta}, {clamp}, {FULL}; @!%p not.b32 %d, %d;"
         actual = run_fragment(text, "u4", VALUES)
-        result = VALUES[LANES // 32 * 32 + source]
-        np.testing.assert_array_equal(actual, np.where(valid, result, ~result))
+        shuffled = VALUES[LANES // 32 * 32 + source]
+        np.testing.assert_array_equal(actual, np.where(valid, shuffled, ~shuffled))
 
 
 def test_shuffle_in_segments() -> None:
@@ -232,9 +232,9 @@ def test_shuffles_without_sync(delta: int) -> None:
     }
     for mode, (source, valid, clamp) in sources.items():
         text = f"shfl.{mode}.b32 %d|%p, %a, {delta}, {clamp}; @!%p not.b32 %d, %d;"
-        result = VALUES[LANES // 32 * 32 + source]
+        shuffled = VALUES[LANES // 32 * 32 + source]
         actual = run_fragment(text, "u4", VALUES, header=PASCAL)
-        np.testing.assert_array_equal(actual, np.where(valid, result, ~result))
+        np.testing.assert_array_equal(actual, np.where(valid, shuffled, ~shuffled))
 
 
 def kernel_of(version: str, target: str, text: str) -> bytes:

@@ -63,9 +63,9 @@ class Matrix:
     def memory(self, values: Array) -> Array:
         """The matrices of all warps, one after another."""
         lines = values if self.layout == "row" else values.transpose(0, 2, 1)
-        result = np.zeros((len(lines), lines.shape[1], self.stride), self.dtype)
-        result[:, :, : lines.shape[2]] = lines
-        return result
+        padded = np.zeros((len(lines), lines.shape[1], self.stride), self.dtype)
+        padded[:, :, : lines.shape[2]] = lines
+        return padded
 
     def of_memory(self, elements: Array) -> Array:
         values = elements[:, :, : self.stride - self.spare]
@@ -74,10 +74,10 @@ class Matrix:
     def transfer(self, space: str) -> str:
         """The instruction that loads it, or stores D."""
         rest = f", {self.stride}" if self.spare else ""
-        what = f"{self.name}.sync.aligned.{self.layout}.@SHAPE@{space}.{self.kind}"
+        suffix = f"{self.name}.sync.aligned.{self.layout}.@SHAPE@{space}.{self.kind}"
         if self.name == "d":
-            return f"wmma.store.{what} [%pd], {self.registers}{rest};"
-        return f"wmma.load.{what} {self.registers}, [%p{self.name}]{rest};"
+            return f"wmma.store.{suffix} [%pd], {self.registers}{rest};"
+        return f"wmma.load.{suffix} {self.registers}, [%p{self.name}]{rest};"
 
 
 COPY = """ld.param.u64 %g, [a]; mov.u32 %s, s; mov.u32 %i, %t;
@@ -100,7 +100,7 @@ def kernel(matrices: tuple[Matrix, ...], shape: str, space: str, modifier: str) 
             lines.append(COPY.replace("@WORDS@", str(WARPS * size // 4)))
         lines.append(f"shr.u32 %i, %t, 5; mul.wide.u32 %w, %i, {size}; add.u64 %p{matrix.name}, %p{matrix.name}, %w;")
     types = f"{d.kind}.{c.kind}" if a.kind == "f16" else f"{d.kind}.{a.kind}.{b.kind}.{c.kind}"
-    operands = ", ".join(each.registers for each in matrices)
+    operands = ", ".join(matrix.registers for matrix in matrices)
     lines += [a.transfer(space), b.transfer(".global"), c.transfer("")]
     lines.append(f"wmma.mma.sync.aligned.{a.layout}.{b.layout}.@SHAPE@.{types}{modifier} {operands};")
     lines.append(d.transfer(".global"))

@@ -84,8 +84,8 @@ def main() -> None:
         module, _ = client.load()
         pair = best(lambda: allocate_and_free(client))
         print(f"ALLOCATE and FREE              {pair:8.1f} us, {pair / bare:.1f} bare round trips")
-        each = best(lambda: launches(client, module))
-        print(f"empty launch                   {each:8.1f} us, {1e6 / each:.0f} a second")
+        microseconds = best(lambda: launches(client, module))
+        print(f"empty launch                   {microseconds:8.1f} us, {1e6 / microseconds:.0f} a second")
         print(f"empty launch and synchronise   {best(lambda: launch_and_synchronize(client, module)):8.1f} us")
     finally:
         executor.close()

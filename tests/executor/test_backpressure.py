@@ -21,8 +21,8 @@ class FakeStream:
 
     def finish(self) -> None:
         waiting, self.done = self.done, []
-        for each in waiting:
-            each(Status())
+        for callback in waiting:
+            callback(Status())
 
 
 @define(eq=False)

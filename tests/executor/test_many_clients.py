@@ -13,12 +13,12 @@ CLIENTS, ROUNDS = 24, 20
 
 def _work(client: RawClient, salt: int) -> list[int]:
     module, _ = client.load()
-    address, result = client.allocate(4096), []
+    address, values = client.allocate(4096), []
     for number in range(ROUNDS):
         client.launch(module, STORE, struct.pack("=QI", address, salt * 1000 + number))
-        result.append(struct.unpack("=I", client.read(address, 4))[0])
+        values.append(struct.unpack("=I", client.read(address, 4))[0])
         client.good("FREE", client.allocate(1 << 20))
-    return result
+    return values
 
 
 def test_many_clients_at_once(executor: ExecutorOwner) -> None:

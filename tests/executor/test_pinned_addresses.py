@@ -42,7 +42,7 @@ def expect_refusal(words: str) -> pytest.RaisesExc[BackendError]:
 
 def test_windows_are_apart_from_each_other_and_from_the_devices() -> None:
     starts = [pinned_window_of(ordinal) for ordinal in range(PINNED_WINDOWS)]
-    assert all(later - one == 1 << PINNED_BITS for one, later in pairwise(starts))
+    assert all(later - earlier == 1 << PINNED_BITS for earlier, later in pairwise(starts))
     assert starts[-1] + (1 << PINNED_BITS) == PINNED_END < WINDOW_BASE
     # Below where Linux places programs (two thirds of 47 bits) and above where its legacy mappings begin (a third).
     assert (1 << 47) // 3 < starts[0] < PINNED_END < (1 << 47) // 3 * 2
@@ -69,8 +69,8 @@ def test_ranges_never_meet_and_sums_never_exceed(steps: list[tuple[str, str, int
                 del held[address]
             continue
         size = pages * PAGE
-        used = sum(each for holder, each in held.values() if holder == owner)
-        fits = used + size <= MACHINE // 4 and sum(each for _, each in held.values()) + size <= MACHINE // 2
+        used = sum(held_size for holder, held_size in held.values() if holder == owner)
+        fits = used + size <= MACHINE // 4 and sum(held_size for _, held_size in held.values()) + size <= MACHINE // 2
         if not fits:
             with expect_refusal("bytes of page-locked memory"):
                 tested.take(size, owner)

@@ -181,8 +181,8 @@ def test_a_client_that_goes_leaves_nothing_whatever_it_has_under_way(executor: E
         client = executor.attach(client=1, context=1)
         module, _ = client.load()
         stream, busy = client.handle(), client.handle()
-        for each in (stream, busy):
-            client.send("CREATE_STREAM", each, 1, 0)
+        for handle in (stream, busy):
+            client.send("CREATE_STREAM", handle, 1, 0)
         address, _ = client.allocate_pinned(40 << 20)
         data = client.allocate(40 << 20)
         client.launch(module, ENDLESS, stream=busy)

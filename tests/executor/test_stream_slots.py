@@ -23,10 +23,10 @@ def test_every_dependency_is_kept_and_the_end_waits_for_all(after: list[tuple[in
     last: dict[int, int] = {}
     for index, assigned in enumerate(slot_assignments):
         done: set[int] = set()
-        for each in (*assigned.waits_for, *([last[assigned.slot]] if assigned.slot in last else [])):
-            assert each < index
-            done |= before[each] | {each}
-        assert all(slot_assignments[each].is_waited_for for each in assigned.waits_for)
+        for dependency in (*assigned.waits_for, *([last[assigned.slot]] if assigned.slot in last else [])):
+            assert dependency < index
+            done |= before[dependency] | {dependency}
+        assert all(slot_assignments[dependency].is_waited_for for dependency in assigned.waits_for)
         assert set(after[index]) <= done
         if assigned.slot and assigned.slot not in last:
             assert assigned.begins_slot or done, "a slot that begins before the launch"

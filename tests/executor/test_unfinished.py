@@ -74,7 +74,7 @@ def test_a_termination_says_that_a_kernel_runs_and_drops_what_waits(start: Start
     notice, _ = owner.receive()
     assert notice.code == Result.ERROR_MPS_CLIENT_TERMINATED
     refused = [owner.receive()[0], owner.ask(Terminate, context=1)[0]]
-    assert all(isinstance(each, ExecutorRefused) for each in refused)
+    assert all(isinstance(answer, ExecutorRefused) for answer in refused)
     assert [entry.code for entry in refused] == [Result.ERROR_LAUNCH_TIMEOUT] * 2
     assert client.answer(waiting).result == Result.ERROR_MPS_CLIENT_TERMINATED
     assert client.call("ALLOCATE", 4).result == Result.ERROR_MPS_CLIENT_TERMINATED

@@ -206,8 +206,8 @@ def test_each_user_has_kernels_of_his_own(
 
 
 def _give(path: Path, uid: int) -> None:
-    for each in (path, *path.iterdir()):
-        os.chown(each, uid, uid)
+    for file in (path, *path.iterdir()):
+        os.chown(file, uid, uid)
 
 
 def _plant_folder(own: Path, others: Path) -> None:

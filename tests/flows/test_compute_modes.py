@@ -123,8 +123,8 @@ def test_on_a_shared_device_both_serve(make_node: MakeNode) -> None:
 def test_a_device_that_a_daemon_does_not_show_does_not_concern_it(make_node: MakeNode) -> None:
     node = make_node(TWO)
     node.client(node.daemon("a")).connect()
-    one = node.daemon("b", CUDA_VISIBLE_DEVICES="0")
-    node.client(one).connect()
+    own_daemon = node.daemon("b", CUDA_VISIBLE_DEVICES="0")
+    node.client(own_daemon).connect()
     get_refusal(node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="1")))
 
 

@@ -136,9 +136,9 @@ def test_a_pending_quit_delays_no_other_command(daemon: DaemonProcess, make_clie
         for operator in busy:
             assert [operator.answer()[0] for _ in range(2)] == [f"{server}\n", f"{client.pid}\n"]
         assert time.monotonic() - began < PROMPT
-    assert [each.poll() for each in quits] == [None] * 3
+    assert [process.poll() for process in quits] == [None] * 3
     client.end(signal.SIGKILL)
-    assert [each.wait(SECONDS) for each in quits] == [0] * 3
+    assert [process.wait(SECONDS) for process in quits] == [0] * 3
 
 
 def test_operators_that_hang_up_in_the_middle(daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None) -> None:

@@ -468,8 +468,8 @@ def test_c17_foreground_stays_restarts_and_takes_the_unit_along(
         client.do("endless")
         wait_until(lambda: len(supervisor.unit()) == 3, "daemon, server, executor, and no compiler any more")
         began = time.monotonic()
-        status, left = supervisor.stop(whole_group=whole_group)
-        assert (status, left) == (0, [])
+        status, children = supervisor.stop(whole_group=whole_group)
+        assert (status, children) == (0, [])
         assert time.monotonic() - began < 10, "a supervisor kills after a while"
     finally:
         client.end(signal.SIGKILL)

@@ -52,8 +52,8 @@ def start() -> Iterator[Start]:
         return client_processes[-1]
 
     yield client
-    for each in client_processes:
-        each.end()
+    for client_process in client_processes:
+        client_process.end()
 
 
 @pytest.fixture

@@ -127,11 +127,11 @@ def test_no_server_takes_the_directory_of_another_daemon(daemon: DaemonProcess, 
 
 
 def test_what_is_left_without_a_daemon_above_is_free(daemon: DaemonProcess, second: Second) -> None:
-    left = pipe(daemon, "a/hi") / "control"
+    path = pipe(daemon, "a/hi") / "control"
     daemon.say("quit")
-    left.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True)
     with socket.socket(socket.AF_UNIX) as stale:
-        stale.bind(str(left))
+        stale.bind(str(path))
         stale.listen()
     assert second.start("a/hi").returncode == 0
 

@@ -217,7 +217,7 @@ def test_the_python_interface(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     running = RunningDaemon(str(daemon.directory / "pipe"))
     drained = running.drain(user=os.getuid(), timeout=0.1, then="fail")
-    assert (drained.drained, [left.pid for left in drained.left]) == (False, [client.pid])
+    assert (drained.drained, [remaining.pid for remaining in drained.left]) == (False, [client.pid])
     (drain,) = running.drains()
     assert (drain.target, drain.state, drain.clients) == (f"--user={os.getuid()}", "not drained", (client.pid,))
     (server,) = running.servers()

@@ -50,11 +50,11 @@ def control(daemon: DaemonProcess, name: str = "control") -> Path:
 
 def descriptors(daemon: DaemonProcess) -> list[str]:
     """Return what descriptors the daemon has open, without those of processes (see the last test)."""
-    result = []
+    targets = []
     for name in os.listdir(f"/proc/{daemon.pid}/fd"):
         with suppress(FileNotFoundError):
-            result.append(os.readlink(f"/proc/{daemon.pid}/fd/{name}"))
-    return sorted(target for target in result if target != PIDFD)
+            targets.append(os.readlink(f"/proc/{daemon.pid}/fd/{name}"))
+    return sorted(target for target in targets if target != PIDFD)
 
 
 def count_watched(daemon: DaemonProcess) -> int:

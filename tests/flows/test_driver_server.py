@@ -131,10 +131,10 @@ def test_the_memory_of_clients_is_what_nvml_reports(
         not_available = (1 << 64) - 1
         file.write_text(f"{first.pid} {96 << 20}\n{second.pid} {not_available}\n{os.getpid()} 4096\n")
         (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
-        result = {entry["pid"]: entry for entry in server["clients"]}
-        assert result[first.pid]["memory_bytes"] == {"0": 96 << 20}
-        assert result[second.pid]["memory_bytes"] == {}
-        assert {entry["active_thread_percentage"] for entry in result.values()} == {25.0}
+        entries = {entry["pid"]: entry for entry in server["clients"]}
+        assert entries[first.pid]["memory_bytes"] == {"0": 96 << 20}
+        assert entries[second.pid]["memory_bytes"] == {}
+        assert {entry["active_thread_percentage"] for entry in entries.values()} == {25.0}
         assert "96.0M" in daemon.run(["top", "--once", "--filter", str(first.pid)]).stdout
 
 
@@ -183,8 +183,8 @@ def test_the_server_has_its_users_identity(daemon: DaemonProcess) -> None:
         client.connect()
         (server,) = daemon.servers()
         status = dict(line.split(":", 1) for line in Path(f"/proc/{server}/status").read_text().splitlines())
-        result = [status[name].split() for name in ("Uid", "Gid", "Groups")]
-        assert result == [[str(USER)] * 4, [str(GROUP)] * 4, [str(OTHER_GROUP)]]
+        ids = [status[name].split() for name in ("Uid", "Gid", "Groups")]
+        assert ids == [[str(USER)] * 4, [str(GROUP)] * 4, [str(OTHER_GROUP)]]
 
 
 def test_a_user_has_the_turn_when_the_last_client_of_another_has_ended(daemon: DaemonProcess) -> None:
@@ -249,7 +249,7 @@ def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProc
             entry.as_client()
             assert select.select([entry.connection], [], [], 30)[0], "no connection came"
         # The stopped server may have heard of the first; the third has taken nothing.
-        taken = [stack.enter_context(each.take_connection()) for each in here[:2]]
+        taken = [stack.enter_context(client_process.take_connection()) for client_process in here[:2]]
         daemon.kill()
         taken.append(stack.enter_context(here[2].take_connection()))
         os.kill(server, signal.SIGCONT)

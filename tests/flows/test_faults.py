@@ -32,13 +32,13 @@ def _status(daemon: DaemonProcess, server: int) -> str:
 def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
     """Return the PID of each device's executor, as server.log says."""
     daemon.hear_out()
-    result = {}
+    executors = {}
     for text in daemon.log("server.log"):
         if text.startswith("Started process "):
             words = text.split()
-            result[int(words[-1])] = int(words[2])
-    assert set(result.values()) >= set(children_of(server))
-    return result
+            executors[int(words[-1])] = int(words[2])
+    assert set(executors.values()) >= set(children_of(server))
+    return executors
 
 
 def _comes_and_goes(daemon: DaemonProcess, make_client: Make) -> int:

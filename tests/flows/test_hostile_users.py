@@ -49,9 +49,9 @@ def hostile(daemon: DaemonProcess, *kinds: str, count: int = CONNECTIONS, uid: i
         yield
 
 
-def resident(pid: int, what: str = "VmHWM") -> int:
+def resident(pid: int, field: str = "VmHWM") -> int:
     """Return the bytes of memory of a process: now (VmRSS), or the most that it has had (VmHWM)."""
-    return int(Path(f"/proc/{pid}/status").read_text().partition(f"{what}:")[2].split()[0]) << 10
+    return int(Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")[2].split()[0]) << 10
 
 
 def descriptors(pid: int) -> int:

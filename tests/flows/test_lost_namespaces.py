@@ -159,15 +159,15 @@ def test_a_client_that_may_not_see_its_directory_gets_an_explanation(daemon: Dae
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 def test_a_server_whose_sockets_cannot_be_its_new_users_stays_its_users(daemon: DaemonProcess) -> None:
     ctl(daemon, f"server create b --uid={USER}")
-    left = pipe(daemon, "b") / "notes"
-    left.write_text("of the user")
+    notes = pipe(daemon, "b") / "notes"
+    notes.write_text("of the user")
     output = ctl(daemon, f"server set b --uid={OTHER}", 1)
-    assert output == f"Server 'b' stays that of user {USER}: {left.parent} belongs to user {USER}: remove it"
+    assert output == f"Server 'b' stays that of user {USER}: {notes.parent} belongs to user {USER}: remove it"
     assert ctl(daemon, "server get b uid") == str(USER)
     wait_until(lambda: ctl(daemon, "server get b status") == "Ready", "its new process")
     with clients_of(daemon) as make:
-        assert make(USER, CUDA_MPS_PIPE_DIRECTORY=str(left.parent)).connect().do("sync") == "CUDA_SUCCESS"
-    left.unlink()
+        assert make(USER, CUDA_MPS_PIPE_DIRECTORY=str(notes.parent)).connect().do("sync") == "CUDA_SUCCESS"
+    notes.unlink()
     wait_until(lambda: not ctl(daemon, "client list --format=csv,noheader"), "the client's end")
     ctl(daemon, f"server set b --uid={OTHER}")
     assert ctl(daemon, "server get b status") == "Ready", "it is answered when that is done"

@@ -58,26 +58,26 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Read a text as OpenMetrics says, strictly."""
     *lines, end = text.splitlines()
     assert (end, text[-1]) == ("# EOF", "\n")
-    result: dict[str, list[tuple[dict[str, str], float]]] = {}
+    families: dict[str, list[tuple[dict[str, str], float]]] = {}
     family, kind = "", ""
     for line in lines:
         if line.startswith("# "):
-            _, what, name, rest = line.split(" ", 3)
-            if what == "TYPE":
-                assert name not in result, "the lines of a family are together"
+            _, keyword, name, rest = line.split(" ", 3)
+            if keyword == "TYPE":
+                assert name not in families, "the lines of a family are together"
                 family, kind = name, rest
-                result[family] = []
+                families[family] = []
             assert name == family
-            assert what in ("TYPE", "HELP") or family.endswith(f"_{rest}")
+            assert keyword in ("TYPE", "HELP") or family.endswith(f"_{rest}")
             continue
         match = SAMPLE.fullmatch(line)
         assert match, line
         assert match[1] == family + {"info": "_info", "counter": "_total"}.get(kind, "")
         labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match[2]))
         assert (kind != "stateset") or family in labels
-        assert labels not in [each for each, _ in result[family]], "a sample is there once"
-        result[family].append((labels, float(match[3])))
-    return result
+        assert labels not in [earlier for earlier, _ in families[family]], "a sample is there once"
+        families[family].append((labels, float(match[3])))
+    return families
 
 
 @pytest.fixture
@@ -111,21 +111,23 @@ def state() -> Daemon:
 
 
 def test_the_text_says_what_there_is(state: Daemon) -> None:
-    result = samples(metrics_text(state, "emulated"))
-    assert [value for _, value in result["pympsd_waiting_clients"]] == [2]
-    assert result["pympsd_server_active_thread_ratio"][0][1] == 0.125
-    assert result["pympsd_server_clients"][0][0] == {"server": r"a \"b\"\\", "server_pid": "847", "uid": "7"}
-    states = {labels["pympsd_server_status"]: value for labels, value in result["pympsd_server_status"]}
+    families = samples(metrics_text(state, "emulated"))
+    assert [value for _, value in families["pympsd_waiting_clients"]] == [2]
+    assert families["pympsd_server_active_thread_ratio"][0][1] == 0.125
+    assert families["pympsd_server_clients"][0][0] == {"server": r"a \"b\"\\", "server_pid": "847", "uid": "7"}
+    states = {labels["pympsd_server_status"]: value for labels, value in families["pympsd_server_status"]}
     assert states == {"INITIALIZING": 0, "ACTIVE": 0, "FAULT": 1}
-    memory = {labels["device"]: value for labels, value in result["pympsd_client_memory_bytes"]}
+    memory = {labels["device"]: value for labels, value in families["pympsd_client_memory_bytes"]}
     assert memory == {"0": 3 * MIB, "1": 0}
-    assert [(labels["device"], value) for labels, value in result["pympsd_server_launches"]] == [("1", 42)]
-    assert [(labels["device"], value) for labels, value in result["pympsd_server_utilization_ratio"]] == [("1", 0.25)]
-    assert (result["pympsd_faults"], result["pympsd_refused_clients"]) == ([({}, 3)], [({}, 0)])
-    assert ({"resource": "connections"}, 50) in result["pympsd_user_share"]
+    assert [(labels["device"], value) for labels, value in families["pympsd_server_launches"]] == [("1", 42)]
+    assert [(labels["device"], value) for labels, value in families["pympsd_server_utilization_ratio"]] == [
+        ("1", 0.25)
+    ]
+    assert (families["pympsd_faults"], families["pympsd_refused_clients"]) == ([({}, 3)], [({}, 0)])
+    assert ({"resource": "connections"}, 50) in families["pympsd_user_share"]
     of_user = {"uid": "1002", "resource": "connections"}
-    assert (result["pympsd_user_used"], result["pympsd_user_refusals"]) == ([(of_user, 2)], [(of_user, 3)])
-    assert [(labels["device"], value) for labels, value in result["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
+    assert (families["pympsd_user_used"], families["pympsd_user_refusals"]) == ([(of_user, 2)], [(of_user, 3)])
+    assert [(labels["device"], value) for labels, value in families["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
 
 
 def test_the_text_has_the_limits_of_clients(state: Daemon) -> None:
@@ -146,8 +148,8 @@ def test_the_text_has_the_limits_of_clients(state: Daemon) -> None:
 
 def test_the_share_of_the_next_client_is_by_device_where_devices_differ(state: Daemon) -> None:
     def ratios() -> list[tuple[str, float]]:
-        result = samples(metrics_text(state, "emulated"))["pympsd_server_active_thread_ratio"]
-        return [(labels.get("device", ""), value) for labels, value in result]
+        family = samples(metrics_text(state, "emulated"))["pympsd_server_active_thread_ratio"]
+        return [(labels.get("device", ""), value) for labels, value in family]
 
     state.options = evolve(state.options, protocol=3)
     server = state.servers[1]
@@ -169,9 +171,9 @@ def test_the_text_of_a_daemon_without_servers(state: Daemon) -> None:
 def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
     state.options = evolve(state.options, protocol=protocol)
     state.configuration = Configuration(7, "/etc/mps.toml", text=b"rules = []")
-    result = samples(metrics_text(state, "emulated"))
-    assert result["pympsd_configuration_generation"] == [({}, 7)]
-    ((labels, _),) = result["pympsd_configuration"]
+    families = samples(metrics_text(state, "emulated"))
+    assert families["pympsd_configuration_generation"] == [({}, 7)]
+    ((labels, _),) = families["pympsd_configuration"]
     assert labels["source"] == "/etc/mps.toml"
     of_file = sha256(b"rules = []").hexdigest()
     assert (labels["hash"] == of_file) == (protocol == 3), "protocol 2 has that of its defaults"
@@ -182,9 +184,9 @@ def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
 
 def test_drains_have_samples(state: Daemon) -> None:
     _drain_user(state)
-    result = samples(metrics_text(state, "emulated"))
-    assert result["pympsd_drain_clients"] == [({"target": "--user=1001"}, 1)]
-    assert result["pympsd_drain_held_clients"] == [({"target": "--user=1001"}, 0)]
+    families = samples(metrics_text(state, "emulated"))
+    assert families["pympsd_drain_clients"] == [({"target": "--user=1001"}, 1)]
+    assert families["pympsd_drain_held_clients"] == [({"target": "--user=1001"}, 0)]
 
 
 def _drain_user(state: Daemon) -> None:

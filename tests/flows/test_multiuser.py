@@ -109,14 +109,14 @@ def of_user(sharing: DaemonProcess) -> Iterator[OfUser]:
 def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
     """Return the PIDs of each user's executors that are there, as server.log says; root's are those of no other."""
     daemon.hear_out()
-    result: dict[int, list[int]] = {0: children_of(server)}
+    executors: dict[int, list[int]] = {0: children_of(server)}
     for text in daemon.log("server.log"):
         if text.startswith("Process ") and " serves user " in text:
             pid, uid = int(text.split()[1]), int(text.split()[-1])
-            if pid in result[0]:
-                result[0].remove(pid)
-                result.setdefault(uid, []).append(pid)
-    return result
+            if pid in executors[0]:
+                executors[0].remove(pid)
+                executors.setdefault(uid, []).append(pid)
+    return executors
 
 
 @pytest.mark.long

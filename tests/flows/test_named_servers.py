@@ -321,9 +321,9 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
             return client.ask("sms"), client.ask(f"alloc {GIB // 2}"), client.ask(f"alloc {5 * GIB // 2}")
 
     with ThreadPoolExecutor(len(expected)) as pool:
-        result = list(pool.map(join_namespace, expected))
+        answers = list(pool.map(join_namespace, expected))
     sms = {"n1": "32", "n2": "66", "n3": "98", "default": "132"}
-    for name, (count, small, large) in zip(expected, result, strict=True):
+    for name, (count, small, large) in zip(expected, answers, strict=True):
         assert count.split()[-1] == sms[name]
         assert small.endswith("CUDA_SUCCESS")
         assert large.endswith("CUDA_SUCCESS" if name in ("n3", "default") else "CUDA_ERROR_OUT_OF_MEMORY")

@@ -93,9 +93,9 @@ def test_terminate_client_takes_that_pid(daemon: DaemonProcess, make_inside: Mak
 def test_a_container_that_is_killed_takes_its_clients_with_it(daemon: DaemonProcess, make_inside: MakeInside) -> None:
     killed, other = make_inside().connect(), make_inside().connect()
     (server,) = daemon.servers()
-    left = pid_outside(other)
+    other_pid = pid_outside(other)
     os.kill(pid_outside(killed), signal.SIGKILL)
-    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{left}\n", "the end of the killed one")
+    wait_until(lambda: daemon.say(f"get_client_list {server}") == f"{other_pid}\n", "the end of the killed one")
     assert other.do("add") == RIGHT
 
 

@@ -146,22 +146,22 @@ def sockets_of(pid: int) -> list[str]:
     """Return the names of a process's sockets in order, nothing for one that has none."""
     lines = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     inodes = {fields[6]: fields[7].rpartition("/")[2] for fields in lines if len(fields) == 8}
-    result = []
+    paths = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed
             if inode := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
-                result.append(inodes.get(inode[1], ""))
-    return sorted(result)
+                paths.append(inodes.get(inode[1], ""))
+    return sorted(paths)
 
 
 def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
-    named = ["control", "control_privileged"]
+    listening = ["control", "control_privileged"]
     # A connection that is still being closed has the name of the socket it came in by.
-    wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == named, "two named sockets, and no more")
-    result = {name: sockets_of(pid) for name, pid in processes.items()}
-    assert sum(map(len, result.values())) > 8
-    assert [name for names in result.values() for name in names if name] == named
+    wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == listening, "two named sockets, and no more")
+    paths = {name: sockets_of(pid) for name, pid in processes.items()}
+    assert sum(map(len, paths.values())) > 8
+    assert [name for names in paths.values() for name in names if name] == listening
 
 
 def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess, owner: ClientProcess) -> None:

@@ -87,11 +87,11 @@ def sockets_of(pid: int) -> set[str]:
 
 def links_of(pid: int) -> list[str]:
     """Return what a process has open."""
-    result = []
+    targets = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed
-            result.append(os.readlink(path))
-    return result
+            targets.append(os.readlink(path))
+    return targets
 
 
 def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
@@ -158,8 +158,8 @@ def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) 
     wait_until(lambda: daemon.say(f"get_client_list {server}") == "", "the client's end")
     daemon.say("quit")
     wait_until(lambda: not alive(daemon.pid) and not alive(server), "the end")
-    left = {path.name for path in (daemon.directory / "pipe").iterdir()}
-    assert left == {"control", "control_lock", "control_privileged"}
+    files = {path.name for path in (daemon.directory / "pipe").iterdir()}
+    assert files == {"control", "control_lock", "control_privileged"}
     assert f"Server {server} has exited; its exit status is unknown because another daemon started it" in daemon.log()
 
 
@@ -245,7 +245,7 @@ def test_killed_at_any_moment_of_an_admission(
     again(daemon)
     assert client.result() == "CUDA_SUCCESS"
     assert client.do("ctx 0") == "CUDA_SUCCESS"
-    assert [each.do("add") for each in (client, *neighbours)] == [RIGHT] * (1 + others)
+    assert [client_process.do("add") for client_process in (client, *neighbours)] == [RIGHT] * (1 + others)
     assert len(daemon.servers()) == 1
     assert len(daemon.say(f"get_client_list {server_of(daemon)}").split()) == 1 + others
 

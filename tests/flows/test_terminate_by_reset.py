@@ -161,8 +161,8 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     assert neighbour.do("add") == RIGHT
     cuda_context = make(daemon)
     assert children_of(server) == [executor], "a client is there: it continues"
-    for each in (neighbour, cuda_context):
-        each.end()
+    for program in (neighbour, cuda_context):
+        program.end()
     wait_until(lambda: not alive(executor), "the end of the process that runs the kernel")
     again = make(daemon)
     assert _free_mib(again) > before

@@ -118,13 +118,13 @@ def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() ->
 
 
 def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) -> None:
-    one = make_client(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect()
-    assert one.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
+    client_process = make_client(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect()
+    assert client_process.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
 
     def memory() -> int:
         (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
         (client,) = server["clients"]
-        assert client["pid"] == one.pid
+        assert client["pid"] == client_process.pid
         return sum(client["memory_bytes"].values())
 
     wait_until(lambda: memory() >= 64 * MIB, "the report of the memory")
@@ -133,7 +133,7 @@ def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) 
     heading, _, server, client = done.stdout.splitlines()
     assert heading.startswith("servers 1, clients 1, waiting 0; ")
     assert server.split()[:4] == [str(daemon.servers()[0]), "0", "-", "ACTIVE"]
-    assert client.split()[:6] == [str(one.pid), "0", server.split()[0], "ACTIVE", "25.0", "1"]
+    assert client.split()[:6] == [str(client_process.pid), "0", server.split()[0], "ACTIVE", "25.0", "1"]
     assert server.split()[4] == "100.0"
     assert "LAUNCH/S" not in done.stdout
     daemon.kill()

@@ -73,18 +73,18 @@ def test_a_trace_has_clients_servers_and_what_devices_do(
     early = client().connect()
     start(daemon, trace)
     late = client().connect()
-    for each in (early, late):
-        assert each.do("add") == RIGHT
-        each.end()
+    for program in (early, late):
+        assert program.do("add") == RIGHT
+        program.end()
     tracks = stop(daemon, trace)
     (status,) = of(tracks, "server uid_")
     assert [entry.name for entry in status.slices] == ["ACTIVE"]
     (work,) = of(tracks, "device 0: NVIDIA H200: work")
     assert {entry.client for entry in work.slices} == {early.pid, late.pid}
-    for each in (early, late):
-        (mps,) = of(tracks, f"client {each.pid}:")[:1]
+    for program in (early, late):
+        (mps,) = of(tracks, f"client {program.pid}:")[:1]
         assert mps.slices[-1].name == f"client of uid_{os.geteuid()}"
-        (stream,) = of({title: track for title, track in tracks.items() if str(each.pid) in title}, "stream 0")
+        (stream,) = of({title: track for title, track in tracks.items() if str(program.pid) in title}, "stream 0")
         assert {"add_one", "copy"} <= {entry.name for entry in stream.slices}
 
 
@@ -121,9 +121,9 @@ def test_servers_of_protocol_3(make_daemon: Callable[..., DaemonProcess], trace:
         assert daemon.run(["server", "create", name]).returncode == 0
     with clients_of(daemon) as client:
         pipe = daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]
-        one = client(CUDA_MPS_PIPE_DIRECTORY=f"{pipe}/b").connect()
-        assert one.do("add") == RIGHT
-        one.end()
+        client_process = client(CUDA_MPS_PIPE_DIRECTORY=f"{pipe}/b").connect()
+        assert client_process.do("add") == RIGHT
+        client_process.end()
         tracks = stop(daemon, trace)
     assert len(of(tracks, "MPS control daemon: server ")) == 2
     assert of(tracks, "device 0: NVIDIA H200: work")
@@ -210,15 +210,15 @@ def test_a_trace_ends_with_the_daemon_that_is_replaced(
     daemon = make_daemon()
     assert daemon.start().returncode == 0
     with clients_of(daemon) as client:
-        one = client().connect()
+        client_process = client().connect()
         start(daemon, trace)
-        assert one.do("add") == RIGHT
+        assert client_process.do("add") == RIGHT
         done = daemon.start("-d", "--replace")
         assert (done.returncode, done.stdout) == (0, "")
         assert done.stderr == f"the trace {trace} ended with the daemon before: begin another with 'trace start'\n"
         assert f"Trace {trace} ends because this daemon is exiting" in daemon.log()
         assert json.loads(trace.read_text())
-        assert one.do("add") == RIGHT
+        assert client_process.do("add") == RIGHT
         assert daemon.start("-d", "--replace").stderr == "", "it is reported once"
 
 
@@ -226,13 +226,13 @@ def test_an_executor_that_is_killed_leaves_whole_lines(
     daemon: DaemonProcess, client: MakeClient, trace: Path
 ) -> None:
     start(daemon, trace)
-    one = client().connect()
-    assert one.do("add") == RIGHT
+    client_process = client().connect()
+    assert client_process.do("add") == RIGHT
     (server,) = daemon.servers()
     (executor,) = children_of(server)
     os.kill(executor, 9)
     wait_until(lambda: not alive(executor))
-    one.end()
+    client_process.end()
     another = client().connect()
     assert another.do("add") == RIGHT
     stop(daemon, trace)
@@ -242,8 +242,8 @@ def test_an_executor_that_is_killed_leaves_whole_lines(
 
 def test_a_daemon_that_ends_completes_its_trace(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
     start(daemon, trace)
-    one = client().connect()
-    assert one.do("add") == RIGHT
+    client_process = client().connect()
+    assert client_process.do("add") == RIGHT
     daemon.run(["quit", "-t", "0"])
     daemon.await_end()
     assert json.loads(trace.read_text())
@@ -256,36 +256,36 @@ def test_a_trace_ends_with_its_daemon(
     assert daemon.start().returncode == 0
     start(daemon, trace)
     with clients_of(daemon) as client:
-        one = client().connect()
-        assert one.do("add") == RIGHT
+        client_process = client().connect()
+        assert client_process.do("add") == RIGHT
         daemon.kill()
         assert daemon.start().returncode == 0
         wait_until(lambda: len(daemon.servers()) == 1)
         second = directory / "second.json"
         start(daemon, second)
-        left = trace.read_text()
-        assert one.do("add") == RIGHT
+        text = trace.read_text()
+        assert client_process.do("add") == RIGHT
         assert of(stop(daemon, second), "stream 0")
-        assert trace.read_text() == left
-    assert read_tracks([left])
+        assert trace.read_text() == text
+    assert read_tracks([text])
 
 
 def test_the_calls_of_a_program(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
-    one = client(PYMPSD_TRACE=str(trace)).connect()
-    assert one.do("add") == RIGHT
+    client_process = client(PYMPSD_TRACE=str(trace)).connect()
+    assert client_process.do("add") == RIGHT
     another = client(PYMPSD_TRACE=str(trace)).connect()
-    one.end()
+    client_process.end()
     another.end()
     tracks = {track.title: track for track in read_tracks([trace.read_text()])}
-    (calls,) = of(tracks, f"client {one.pid}:")
+    (calls,) = of(tracks, f"client {client_process.pid}:")
     assert {"cuInit", "cuLaunchKernel", "cuMemcpyDtoH"} <= {call.name for call in calls.slices}
     assert of(tracks, f"client {another.pid}:")
 
 
 def test_a_trace_that_cannot_be_is_said_once(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
-    one = client(PYMPSD_TRACE=f"{trace}/no").connect()
-    assert one.do("add") == RIGHT
-    _, output = one.process.communicate(timeout=SECONDS)
+    client_process = client(PYMPSD_TRACE=f"{trace}/no").connect()
+    assert client_process.do("add") == RIGHT
+    _, output = client_process.process.communicate(timeout=SECONDS)
     assert output.startswith(f"PYMPSD_TRACE={trace}/no: ")
     assert output.endswith("; the program continues without a trace\n")
     assert output.count("\n") == 1

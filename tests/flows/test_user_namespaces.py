@@ -259,7 +259,7 @@ def test_a_daemon_too_old_to_prove_anything_gets_the_commands_after_the_warning(
         with kill_after(tool):
             with listener.accept()[0] as connection:
                 assert connection.recv(100) == frames.encode(frames.CREDENTIALS_REQUEST)
-            with listener.accept()[0] as given:
-                assert given.recv(100).startswith(frames.encode(frames.OPERATOR_HELLO))
+            with listener.accept()[0] as connection:
+                assert connection.recv(100).startswith(frames.encode(frames.OPERATOR_HELLO))
             assert tool.stderr is not None
             assert "has not proved that it is root's or yours" in tool.stderr.readline()

@@ -28,9 +28,11 @@ def daemon(make_daemon: MakeDaemon) -> DaemonProcess:
 
 def servers_by_user(daemon: DaemonProcess) -> dict[int, int]:
     """Return the PID of each user's server; its executors are that user's too."""
-    result = {os.stat(f"/proc/{pid}").st_uid: pid for pid in daemon.servers()}
-    assert all(os.stat(f"/proc/{each}").st_uid == uid for uid, pid in result.items() for each in children_of(pid))
-    return result
+    servers = {os.stat(f"/proc/{pid}").st_uid: pid for pid in daemon.servers()}
+    assert all(
+        os.stat(f"/proc/{executor}").st_uid == uid for uid, pid in servers.items() for executor in children_of(pid)
+    )
+    return servers
 
 
 def test_clients_of_two_users_compute_at_the_same_time_and_quit_ends_both_servers(
@@ -101,9 +103,9 @@ def test_an_exclusive_device_has_room_for_one_users_server(make_daemon: MakeDaem
 def test_what_cannot_be_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:
     done = make_daemon().start("-d", "--users", "both")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--users is one of in-turn, together, not 'both'\n"
+    assert done.stderr == "--users must be one of in-turn, together, not 'both'\n"
     done = make_daemon(PYMPSD_USERS="both").start()
-    assert (done.returncode, done.stderr) == (1, "PYMPSD_USERS is one of in-turn, together, not 'both'\n")
+    assert (done.returncode, done.stderr) == (1, "PYMPSD_USERS must be one of in-turn, together, not 'both'\n")
     together = make_daemon(PYMPSD_USERS="together")
     done = together.start("-d", "-multiuser-server")
     assert (done.returncode, done.stdout) == (1, "")

@@ -57,8 +57,8 @@ def main() -> None:
     ):
         began = time.monotonic()
         if count:
-            result = fuzz(count)
-            print(f"{name}: {count} asked for, {time.monotonic() - began:.0f} s; {result}", flush=True)
+            outcome = fuzz(count)
+            print(f"{name}: {count} asked for, {time.monotonic() - began:.0f} s; {outcome}", flush=True)
 
 
 def _at_a_server(daemon: DaemonProcess, seed: int, sessions: int) -> object:

@@ -27,21 +27,21 @@ def daemon() -> Iterator[DaemonProcess]:
 
 
 def test_sessions_with_a_running_daemon(daemon: DaemonProcess) -> None:
-    result = fuzz_daemon(daemon, SEED, 150)
-    assert result.descriptors_after <= result.descriptors_before
-    assert result.kib_after < 100 * 1024
+    outcome = fuzz_daemon(daemon, SEED, 150)
+    assert outcome.descriptors_after <= outcome.descriptors_before
+    assert outcome.kib_after < 100 * 1024
     assert daemon.run([], "ps").returncode == 0
 
 
 def test_a_clients_sessions_with_a_running_server(daemon: DaemonProcess) -> None:
     good = daemon.client().connect()
     try:
-        result = fuzz_session(daemon, good, SEED, 100)
+        outcome = fuzz_session(daemon, good, SEED, 100)
     finally:
         good.end()
-    assert result.descriptors_after <= result.descriptors_before
-    assert result.answered > 20
-    assert result.checks > 10
+    assert outcome.descriptors_after <= outcome.descriptors_before
+    assert outcome.answered > 20
+    assert outcome.checks > 10
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the visitors are root")
@@ -52,12 +52,12 @@ def test_sessions_with_a_daemon_that_leads_the_drivers_server(daemon: DaemonProc
     leading = DaemonProcess(daemon.directory, {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": server})
     assert leading.start().returncode == 0
     try:
-        result = fuzz_driver_daemon(leading, SEED, 300)
+        outcome = fuzz_driver_daemon(leading, SEED, 300)
     finally:
         leading.stop()
-    assert result.commands > 50
-    assert result.unreadable > 10
-    assert result.kib_after < 100 * 1024
+    assert outcome.commands > 50
+    assert outcome.unreadable > 10
+    assert outcome.kib_after < 100 * 1024
 
 
 def test_our_tool_with_a_daemon_that_lies(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_records_to_a_running_executor(monkeypatch: pytest.MonkeyPatch, workers:
         pytest.skip("there is no C compiler, so there are no native workers")
     monkeypatch.setenv("PYMPSD_WORKER", workers)
     monkeypatch.setenv("PYMPSD_TIER", "numpy")  # LLVM has 80 MiB
-    result = fuzz_stream(SEED, 20_000)
-    assert result.faulted > 0, "some attacks must get as far as a kernel of their own"
-    assert result.results[0] > result.sessions, "and many records be carried out"
-    assert result.checks > result.sessions
-    assert result.kib_after < result.kib_before + 32 * 1024
+    outcome = fuzz_stream(SEED, 20_000)
+    assert outcome.faulted > 0, "some attacks must get as far as a kernel of their own"
+    assert outcome.results[0] > outcome.sessions, "and many records be carried out"
+    assert outcome.checks > outcome.sessions
+    assert outcome.kib_after < outcome.kib_before + 32 * 1024

@@ -51,11 +51,12 @@ class Choice:
             return ""
         entry = self.files.get(str(path.relative_to(TESTS)), {})
         for key, why in self.machine.items():
-            if any(meets(each, name) for each in entry.get(key, [])):
+            if any(meets(pattern, name) for pattern in entry.get(key, [])):
                 return why
         if "reason" in entry:
             return str(entry["reason"])
-        left_out = (each for each in entry.get("left_out", []) if any(meets(one, name) for one in each["tests"]))
+        omissions = entry.get("left_out", [])
+        left_out = (omission for omission in omissions if any(meets(pattern, name) for pattern in omission["tests"]))
         return next((str(entry["reason"]) for entry in left_out), "")
 
 

@@ -30,8 +30,8 @@ def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[...
         return client_processes[-1]
 
     yield client
-    for one in client_processes:
-        one.end(signal.SIGKILL)
+    for client_process in client_processes:
+        client_process.end(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -52,9 +52,9 @@ def differences(name: str, left: tuple[str, dict[str, Array]], right: tuple[str,
             continue
         text.append(f"{entry['ptx']}, {output} ({spec['compare']}): {len(wrong)} of {first.size} differ")
         for place in map(tuple, wrong[:SHOWN]):
-            given = {key: _render(value[place]) for key, value in contents.items() if value.shape == first.shape}
+            inputs = {key: _render(value[place]) for key, value in contents.items() if value.shape == first.shape}
             message = f"{left[0]} {_render(first[place])}, {right[0]} {_render(second[place])}"
-            text.append(f"  at {tuple(map(int, place))} of {given}: {message}")
+            text.append(f"  at {tuple(map(int, place))} of {inputs}: {message}")
     return text
 
 

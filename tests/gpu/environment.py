@@ -53,8 +53,8 @@ def make(root: Path, work: Path) -> Path:
 def _sources() -> list[Path]:
     """Return the folders of third-party packages that this interpreter has, the first found first."""
     own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parent)}
-    result = [Path(entry) for entry in sys.path if entry and entry not in own and os.path.isdir(entry)]
-    return [folder for folder in result if folder.name != "lib-dynload"]
+    folders = [Path(entry) for entry in sys.path if entry and entry not in own and os.path.isdir(entry)]
+    return [folder for folder in folders if folder.name != "lib-dynload"]
 
 
 def _link(source: Path, target: Path) -> None:

@@ -117,8 +117,8 @@ class Runner:
         finally:
             for entry in running:
                 self._finish(entry)
-        ran = [one for one in running if one.status != NO_TESTS]
-        return not ran or any(one.status for one in ran)
+        ran = [part_run for part_run in running if part_run.status != NO_TESTS]
+        return not ran or any(part_run.status for part_run in ran)
 
     def _start(self, part: Part, share: str, more: list[str]) -> Running:
         devices = part.devices.replace("cuda", "emulated") if self.rehearse else part.devices
@@ -156,35 +156,35 @@ class Runner:
     def _log(self, part: Part) -> Path:
         return self.output / f"{part.name}.log"
 
-    def _await(self, one: Running) -> None:
+    def _await(self, part_run: Running) -> None:
         # A rehearsal may be on any machine, with nothing waiting for it.
-        limit = self._over if not self.rehearse else one.began + REHEARSAL_SECONDS
+        limit = self._over if not self.rehearse else part_run.began + REHEARSAL_SECONDS
         try:
-            one.status = one.process.wait(max(0.1, limit - time.monotonic()))
+            part_run.status = part_run.process.wait(max(0.1, limit - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._kill(one)
+            self._kill(part_run)
 
-    def _kill(self, one: Running) -> None:
+    def _kill(self, part_run: Running) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGKILL)
-        one.status = one.process.wait()
-        with one.said.open("a") as output:
-            output.write(f"\nkilled: not over after {time.monotonic() - one.began:.0f} s\n")
+            os.killpg(part_run.process.pid, signal.SIGKILL)
+        part_run.status = part_run.process.wait()
+        with part_run.said.open("a") as output:
+            output.write(f"\nkilled: not over after {time.monotonic() - part_run.began:.0f} s\n")
 
-    def _finish(self, one: Running) -> None:
+    def _finish(self, part_run: Running) -> None:
         """Put what a process said to its part's log; print what failed and its last line."""
-        if one.status is None:
-            one.status = one.process.poll()
-        if one.status is None:
-            self._kill(one)
-        text = one.said.read_text(errors="replace")
-        with self._log(one.part).open("a") as log:
+        if part_run.status is None:
+            part_run.status = part_run.process.poll()
+        if part_run.status is None:
+            self._kill(part_run)
+        text = part_run.said.read_text(errors="replace")
+        with self._log(part_run.part).open("a") as log:
             log.write(f"\n{text}")
         for line in re.findall(r"^(?:FAILED|ERROR|INTERNALERROR).*$", text, re.MULTILINE):
-            print(f"{one.part.name}: {line[:300]}")
+            print(f"{part_run.part.name}: {line[:300]}")
         output = text.rstrip().rpartition("\n")[2].strip("= ")
-        verdict = "ok" if one.status in (0, NO_TESTS) else f"status {one.status}"
-        print(f"{one.part.name}: {verdict}: {output}", flush=True)
+        verdict = "ok" if part_run.status in (0, NO_TESTS) else f"status {part_run.status}"
+        print(f"{part_run.part.name}: {verdict}: {output}", flush=True)
 
 
 def adopt_orphans() -> None:
@@ -195,11 +195,11 @@ def adopt_orphans() -> None:
 def end_remaining() -> list[str]:
     """Return the commands of processes that the tests left, a little after them; they are killed."""
     give_up = time.monotonic() + GRACE_SECONDS
-    while (left := _alive(os.getpid())) and (seconds := give_up - time.monotonic()) > 0:
-        _wait_for(left[0], seconds)
+    while (remaining := _alive(os.getpid())) and (seconds := give_up - time.monotonic()) > 0:
+        _wait_for(remaining[0], seconds)
         _reap()
-    output = [f"process {pid}: {_command(pid)}" for pid in left]
-    for pid in left:
+    output = [f"process {pid}: {_command(pid)}" for pid in remaining]
+    for pid in remaining:
         os.kill(pid, signal.SIGKILL)
     return output
 
@@ -215,7 +215,7 @@ def _wait_for(pid: int, seconds: float) -> None:
 
 def _alive(pid: int) -> list[int]:
     """Return the descendants of a process that are not zombies."""
-    result = []
+    pids = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             children = (task / "children").read_text()
@@ -224,10 +224,10 @@ def _alive(pid: int) -> list[int]:
         for child in map(int, children.split()):
             try:
                 state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-                result += ([] if state in "ZX" else [child]) + _alive(child)
+                pids += ([] if state in "ZX" else [child]) + _alive(child)
             except OSError:
                 continue  # it ended
-    return result
+    return pids
 
 
 def _reap() -> None:

@@ -64,7 +64,7 @@ class Bench:
         module = self.at_work.context.load_module(image)
         self.modules.append(module)
         functions = [module.function(index) for index in range(len(module.functions))]  # loads a large module's
-        return len(self.modules) - 1, functions, {one.name: one.address for one in module.globals}
+        return len(self.modules) - 1, functions, {variable.name: variable.address for variable in module.globals}
 
     def launch(
         self, module: int, name: str, grid: Any, block: Any, shared: int, parameters: bytes

@@ -86,10 +86,10 @@ def main() -> int:
         try:
             failed = runner.run(chosen, for_pytest)
         finally:
-            left = parts.end_remaining()
-            for line in left:
+            leftovers = parts.end_remaining()
+            for line in leftovers:
                 print("left behind:", line)
-    return 1 if failed or left else 0
+    return 1 if failed or leftovers else 0
 
 
 if __name__ == "__main__":

@@ -97,14 +97,14 @@ def kernel(name: str, lines: list[str]) -> str:
             "ld.param.u64 %in, [p_in]; ld.param.u64 %out, [p_out];",
             "mov.u32 %t, %tid.x; mul.wide.u32 %at, %t, 8; add.s64 %in, %in, %at; add.s64 %out, %out, %at;",
             *(
-                f"ld.global.b{kind.bits} %{one}, [%in+{_ROW_BYTES * row}];"
-                for row, (one, kind) in enumerate(REGISTERS)
+                f"ld.global.b{kind.bits} %{register}, [%in+{_ROW_BYTES * row}];"
+                for row, (register, kind) in enumerate(REGISTERS)
             ),
             *(f"setp.gt.s32 %p{number}, %w{number}, 0;" for number in range(PREDICATES)),
             *lines,
             *(
-                f"st.global.b{kind.bits} [%out+{_ROW_BYTES * row}], %{one};"
-                for row, (one, kind) in enumerate(REGISTERS)
+                f"st.global.b{kind.bits} [%out+{_ROW_BYTES * row}], %{register};"
+                for row, (register, kind) in enumerate(REGISTERS)
             ),
             *(_store_predicate(number) for number in range(PREDICATES)),
             "ret; }",
@@ -120,14 +120,14 @@ def _store_predicate(number: int) -> str:
 def differing(left: Array, right: Array) -> list[tuple[str, int]]:
     """Return where two output buffers differ, as (register, thread); any NaN is as good as another."""
     rows = REGISTERS + [(f"p{number}", KINDS["w"]) for number in range(PREDICATES)]
-    result = []
+    differences = []
     for (name, kind), first, second in zip(rows, left, right, strict=True):
         same = first == second
         if kind.dtype in _INFINITY:
             magnitude, infinity = np.uint64((1 << (kind.bits - 1)) - 1), np.uint64(_INFINITY[kind.dtype])
             same |= ((first & magnitude) > infinity) & ((second & magnitude) > infinity)
-        result += [(name, int(thread)) for thread in np.flatnonzero(~same)]
-    return result
+        differences += [(name, int(thread)) for thread in np.flatnonzero(~same)]
+    return differences
 
 
 def row_of(register: str) -> int:

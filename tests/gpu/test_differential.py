@@ -122,9 +122,9 @@ def _get_texts(program: Program, one: Array, other: Array) -> str:
     output = []
     for register, thread in straight_line.differing(one, other)[:SHOWN]:
         row = straight_line.row_of(register)
-        given = {name: hex(program.inputs[at, thread]) for at, (name, _) in enumerate(straight_line.REGISTERS)}
+        inputs = {name: hex(program.inputs[at, thread]) for at, (name, _) in enumerate(straight_line.REGISTERS)}
         output.append(
             f"%{register} of thread {thread}: emulated {one[row, thread]:#x}, {DEVICES.last.backend} "
-            f"{other[row, thread]:#x}; it began with {given}"
+            f"{other[row, thread]:#x}; it began with {inputs}"
         )
     return "\n".join([*output, program.ptx])

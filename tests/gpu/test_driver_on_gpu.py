@@ -37,18 +37,18 @@ MakeDaemon = Callable[..., DaemonProcess]
 @pytest.fixture
 def make_driver_daemon(make_daemon: MakeDaemon, directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Make daemons that manage the driver's server; nothing of theirs outlives the test."""
-    made: list[DaemonProcess] = []
+    daemons: list[DaemonProcess] = []
 
     def make(*options: str, **more: str) -> DaemonProcess:
         daemon = make_daemon(**running.settings(directory), **more)
-        made.append(daemon)
+        daemons.append(daemon)
         if options:
             done = daemon.start(*options)
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         return daemon
 
     yield make
-    for daemon in made:
+    for daemon in daemons:
         daemon.stop()
         end_all(daemon)
 
@@ -85,15 +85,15 @@ def side_by_side(daemon: DaemonProcess, start: Callable[[], DriverClient]) -> No
         assert list_shown(daemon) == {first.pid, second.pid}
         for client in (first, second):
             client.send("")
-        assert [each.answer(running.IMPORT_SECONDS) for each in (first, second)] == ["right"] * 2
+        assert [program.answer(running.IMPORT_SECONDS) for program in (first, second)] == ["right"] * 2
 
 
 def test_two_programs_at_the_same_time(daemon: DaemonProcess) -> None:
     with client(daemon) as client_process, client(daemon) as other:
-        for each in (client_process, other):
-            connect(each)
-        for each in (client_process, other):
-            each.send("launch")
+        for program in (client_process, other):
+            connect(program)
+        for program in (client_process, other):
+            program.send("launch")
         assert [client.answer() for client in (client_process, other)] == ["launch CUDA_SUCCESS"] * 2
         assert list_shown(daemon) == {client_process.pid, other.pid}
 
@@ -130,10 +130,10 @@ def test_half_of_the_threads_is_half_of_the_multiprocessors(daemon: DaemonProces
         assert after.ask("launch") == "launch CUDA_SUCCESS"
 
 
-def is_limited(one: DriverClient) -> None:
+def is_limited(program: DriverClient) -> None:
     """Assert that a program may have 2 GiB."""
-    assert one.ask(f"alloc {3 * GIB}") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
-    assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+    assert program.ask(f"alloc {3 * GIB}") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
+    assert program.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
 
 
 def test_limits_and_memory_of_a_client_are_shown(daemon: DaemonProcess) -> None:
@@ -319,8 +319,8 @@ def test_users_together(make_driver_daemon: Callable[..., DaemonProcess]) -> Non
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second:
         connect(first)
         connect(second)
-        for one in (first, second):
-            one.send("launch")
+        for program in (first, second):
+            program.send("launch")
         assert [client.answer() for client in (first, second)] == ["launch CUDA_SUCCESS"] * 2
         assert {int(row[0]): os.stat(f"/proc/{row[2]}").st_uid for row in rows(daemon)} == {
             first.pid: A,
@@ -332,8 +332,8 @@ def test_users_together(make_driver_daemon: Callable[..., DaemonProcess]) -> Non
 def test_one_server_for_all_users(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_driver_daemon("-d", "-multiuser-server")
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second, client(daemon) as third:
-        for one in (first, second, third):
-            connect(one)
+        for program in (first, second, third):
+            connect(program)
         assert [client.ask("launch") for client in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
         (server,) = daemon.servers()
         assert os.stat(f"/proc/{server}").st_uid == 0
@@ -372,8 +372,8 @@ def test_a_client_that_the_daemon_cannot_see(make_driver_daemon: Callable[..., D
     try:
         wait_until(lambda: daemon.run([], "get_server_list\n").returncode == 0, "the daemon's sockets")
         with client(daemon) as outside, client(daemon, prefix=INSIDE) as sibling:
-            for one in (outside, sibling):
-                connect(one)
+            for program in (outside, sibling):
+                connect(program)
             assert [client.ask("launch") for client in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
             assert {row[0] for row in rows(daemon)} == {"0"}
         daemon.say("quit -t 1")
@@ -390,12 +390,12 @@ def test_a_client_that_the_daemon_cannot_see(make_driver_daemon: Callable[..., D
 def test_one_program_of_the_client_library_on_every_backend(
     make_daemon: MakeDaemon, directory: Path, backend: str
 ) -> None:
-    given = {
+    settings = {
         "emulated": {"PYMPSD_BACKEND": "emulated", "PYMPSD_EMULATED_DEVICES": "H200"},
         "cuda": with_machine({}),
         "vendor": running.settings(directory),
     }
-    daemon = make_daemon(**given[backend])
+    daemon = make_daemon(**settings[backend])
     done = daemon.start()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     try:

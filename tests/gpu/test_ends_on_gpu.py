@@ -85,8 +85,8 @@ def test_with_terminate_by_reset_the_device_is_reset_as_by_a_fault(
     assert neighbour.do("sync") == "CUDA_ERROR_LAUNCH_FAILED"
     is_gone(executors)
     assert daemon.say(f"get_server_status {server}") == "FAULT\n"
-    for each in (client, neighbour):
-        each.end()
+    for program in (client, neighbour):
+        program.end()
     wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
     assert start_of(daemon).do("add") == RIGHT
 

@@ -40,7 +40,7 @@ def test_clients_with_half_each_run_on_disjoint_multiprocessors(start: Start) ->
         client.begin(f"stay {16 * gpu().multiprocessors}")
     seen = [set(client.result().partition(" ")[2].split(",")) for client in (first, second)]
     half = multiprocessors(ThreadPercentage(50.0), gpu())
-    assert [len(each) for each in seen] == [half, half]
+    assert [len(sms) for sms in seen] == [half, half]
     assert not seen[0] & seen[1]
 
 
@@ -117,7 +117,7 @@ def test_clients_of_static_partitions_have_their_chunks_alone(
     clients = {name: start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION=name) for name in counts}
     assert {name: int(client.do("sm")) for name, client in clients.items()} == counts
     seen = {name: places(client) for name, client in clients.items()}
-    assert {name: len(each) for name, each in seen.items()} == counts
+    assert {name: len(sms) for name, sms in seen.items()} == counts
     assert not seen["small"] & seen["large"]
     outside = daemon.client(**pipe)
     assert (outside.do("init"), outside.do("ctx 0")) == ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")

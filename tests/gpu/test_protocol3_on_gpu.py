@@ -54,16 +54,16 @@ def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: Dae
 
     def request_in(place: str) -> list[tuple[str, ...]]:
         requests = "sms", f"alloc {GIB // 2}", f"alloc {3 * GIB // 2}"
-        result = []
+        answers = []
         for _ in range(ROUNDS):
             with client(named, settings=at(named, place)) as client_process:
                 connect(client_process)
-                result.append(tuple(client_process.ask(line).split()[-1] for line in requests))
-        return result
+                answers.append(tuple(client_process.ask(line).split()[-1] for line in requests))
+        return answers
 
     with ThreadPoolExecutor(len(expected)) as pool:
-        found = list(pool.map(request_in, expected))
-    for place, rounds in zip(expected, found, strict=True):
+        answers = list(pool.map(request_in, expected))
+    for place, rounds in zip(expected, answers, strict=True):
         large = "CUDA_ERROR_OUT_OF_MEMORY" if place in ("a/n1", "a/n2") else "CUDA_SUCCESS"
         sms = str(running.multiprocessors(PERCENTAGES[place]))
         assert rounds == [(sms, "CUDA_SUCCESS", large)] * ROUNDS, place
@@ -97,7 +97,7 @@ def test_torch_in_two_namespaces_and_two_servers_at_once(named: DaemonProcess) -
         assert ctl(named, "namespace get n2 a active-thread-percentage") == "50.00"
         for client in clients:
             client.send("")
-        assert [each.answer(running.IMPORT_SECONDS) for each in clients] == ["right"] * len(clients)
+        assert [program.answer(running.IMPORT_SECONDS) for program in clients] == ["right"] * len(clients)
 
 
 def test_a_rule_limits_the_clients_of_a_program(named: DaemonProcess) -> None:

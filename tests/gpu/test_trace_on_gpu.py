@@ -40,21 +40,21 @@ def work_of(events: list[Any], client: ClientProcess) -> list[tuple[str, float, 
 
 
 def test_kernels_and_copies_are_timed(daemon: DaemonProcess, start: Start, directory: Path) -> None:
-    one, second = start(), start()
+    first_client, second = start(), start()
 
     def work() -> None:
-        assert one.do(f"busy {BUSY_MS}").startswith("CUDA_SUCCESS")
-        for client in (one, second):
+        assert first_client.do(f"busy {BUSY_MS}").startswith("CUDA_SUCCESS")
+        for client in (first_client, second):
             assert client.do("sync") == "CUDA_SUCCESS"
             assert client.do("add") == RIGHT
 
     events, began, ended = trace(daemon, directory / "trace.json", work)
-    for client in (one, second):
+    for client in (first_client, second):
         done = sorted(work_of(events, client), key=lambda entry: entry[1])
         assert {"add_one", "copy"} <= {name for name, _, _ in done}
         assert all(began - SLACK <= first <= last <= ended + SLACK for _, first, last in done)
         assert all(first[2] <= later[1] + SLACK for first, later in pairwise(done)), "they are of one stream"
-    (busy,) = (last - first for name, first, last in work_of(events, one) if name == "busy")
+    (busy,) = (last - first for name, first, last in work_of(events, first_client) if name == "busy")
     assert BUSY_MS * 900 < busy < ended - began
-    for client in (one, second):
+    for client in (first_client, second):
         assert client.do("add") == RIGHT, "natively again"

@@ -109,11 +109,11 @@ def test_a_folder_that_was_replaced_is_another_one(journal: Journal, delete: Del
 def test_the_next_daemon_knows_the_folders_that_are_still_the_same(journal: Journal, delete: Delete) -> None:
     for number in range(MAX_KEPT):
         delete(f"s{number}")
-    left = journal.folders.list_made()
+    remaining = journal.folders.list_made()
     os.rename(Path(journal.folder, "s0"), Path(journal.folder, "moved"))
     Path(journal.folder, "s0").mkdir()
     following = Journal(journal.control, journal.server, folder=journal.folder)
-    following.folders.take(left)
+    following.folders.take(remaining)
     for name in ("new", "newer"):
         own = following.open_for_server(name, OWN, 8)
         own.write_server("Server", 8, "server_exiting", {})

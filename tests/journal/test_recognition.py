@@ -36,13 +36,13 @@ class Recorded:
 
 def _load_recorded(path: Path) -> list[Recorded]:
     with path.open("rb") as file:
-        result = filter(None, map(LINE.fullmatch, file))
+        matches = filter(None, map(LINE.fullmatch, file))
         return [
             Recorded(
                 match[1], datetime.fromisoformat(match[2].decode()).timestamp(), match[3].decode(), int(match[4]),
                 match[5].decode(),
             )
-            for match in result
+            for match in matches
         ]  # fmt: skip
 
 
@@ -56,13 +56,13 @@ NO_SERVER_SAYS = "Using log directory: $LOG"
 def test_every_recorded_line_is_an_event_that_writes_the_same(path: Path) -> None:
     recogniser = Recogniser()
     for line in _load_recorded(path):
-        result = recogniser.recognise(line.pid, line.text)
+        recognised = recogniser.recognise(line.pid, line.text)
         if line.text == NO_SERVER_SAYS:
-            assert result is None
+            assert recognised is None
             continue
-        assert result is not None, line.text
-        entry = LogEntry("Server", line.pid, result.event, result.fields, line.when)
-        assert render(entry, SERVER_LINES[result.event], Dialect.R580) == line.whole
+        assert recognised is not None, line.text
+        entry = LogEntry("Server", line.pid, recognised.event, recognised.fields, line.when)
+        assert render(entry, SERVER_LINES[recognised.event], Dialect.R580) == line.whole
 
 
 def test_lines_were_recorded() -> None:
@@ -110,7 +110,9 @@ def test_fields(text: str, expected: Recognised | None) -> None:
 
 def _events(lines: list[tuple[int, str]]) -> list[str | None]:
     recogniser = Recogniser()
-    return [result and result.event for result in (recogniser.recognise(pid, text) for pid, text in lines)]
+    return [
+        recognised and recognised.event for recognised in (recogniser.recognise(pid, text) for pid, text in lines)
+    ]
 
 
 DEVICES = "The following devices will be reset:"

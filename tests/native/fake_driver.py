@@ -118,13 +118,13 @@ class FakeDriver:
 
     def calls(self, kind: int | None = None) -> list[DriverCall]:
         """Return the calls of a kind, or all, in order."""
-        result = []
+        recorded = []
         for number in range(self.count):
             raw = _Call()
             self._library.fake_call(c_uint64(number), ctypes.byref(raw))
             if kind is None or raw.kind == kind:
-                result.append(_call(raw))
-        return result
+                recorded.append(_call(raw))
+        return recorded
 
     # --- behaviour
 

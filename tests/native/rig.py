@@ -159,11 +159,11 @@ class Rig:
         """Put records and run the worker; return all records that it declines."""
         last = self.pack("MEMORY_INFO")
         self.put(*some, last)
-        result = []
+        taken = []
         while (fake_work := self.worker.take()) is not None and fake_work.record != last:
-            result.append(fake_work)
+            taken.append(fake_work)
         assert fake_work is not None, "the worker has ended"
-        return result
+        return taken
 
     def start(self) -> None:
         """Start a thread for the worker."""

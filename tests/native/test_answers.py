@@ -97,10 +97,10 @@ def test_the_worker_writes_nothing_while_python_has_a_partial_answer(rig: Rig) -
 def test_answers_to_a_client_that_does_not_read_go_to_python(rig: Rig) -> None:
     rig.server_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     some = [rig.pack("SYNCHRONIZE_STREAM", 0) for _ in range(100)]
-    left = [taken.record for taken in rig.run(*some)]
-    assert 0 < len(left) < 100
-    answered = rig.answers(100 - len(left))
-    assert sorted(answered + [records.HEADER.unpack_from(each)[4] for each in left]) == list(range(1, 101))
+    declined = [taken.record for taken in rig.run(*some)]
+    assert 0 < len(declined) < 100
+    answered = rig.answers(100 - len(declined))
+    assert sorted(answered + [records.HEADER.unpack_from(record)[4] for record in declined]) == list(range(1, 101))
 
 
 def test_a_client_that_has_gone_gets_no_answer(rig: Rig) -> None:

@@ -57,7 +57,7 @@ def test_each_threads_records_arrive_in_order(rig: Rig, driver: FakeDriver, tran
     launched = [struct.unpack("=IQ", call.parameters) for call in driver.calls(LAUNCH)]
     assert len(launched) == THREADS * EACH
     for thread in range(THREADS):
-        assert [number for each, number in launched if each == thread] == list(range(EACH))
+        assert [number for launcher, number in launched if launcher == thread] == list(range(EACH))
 
 
 def test_each_of_several_threads_gets_its_answers(rig: Rig, driver: FakeDriver, transport: Transport) -> None:

@@ -244,4 +244,4 @@ def test_a_closed_worker_is_freed(driver: FakeDriver) -> None:
         rig.close()
     del rig
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, native.NativeWorker)]
+    assert not [candidate for candidate in gc.get_objects() if isinstance(candidate, native.NativeWorker)]

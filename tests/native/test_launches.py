@@ -197,7 +197,7 @@ def test_with_a_deferred_error_calls_that_wait_go_to_python(rig: Rig, driver: Fa
     synchronize, query = rig.pack("SYNCHRONIZE_STREAM", 0), rig.pack("QUERY_STREAM", 0)
     whole = rig.pack("SYNCHRONIZE_CONTEXT")
     waiting = [synchronize, query, whole]
-    assert rig.run(rig.launch(), *waiting) == [DeclinedRecord(each, 0) for each in waiting]
+    assert rig.run(rig.launch(), *waiting) == [DeclinedRecord(record, 0) for record in waiting]
     assert len(driver.calls(LAUNCH)) == 1
     assert not rig.is_answered
 
@@ -216,7 +216,7 @@ def test_without_native_access_everything_goes_to_python(make_rig: Any, driver: 
     try:
         rig = make_rig()
         some = [rig.launch(), rig.pack("SYNCHRONIZE_STREAM", 0), rig.pack("QUERY_STREAM", 0)]
-        assert rig.run(*some) == [DeclinedRecord(each, 0) for each in some]
+        assert rig.run(*some) == [DeclinedRecord(record, 0) for record in some]
     finally:
         del driver.native_access
     assert driver.count == 0
@@ -252,7 +252,7 @@ def test_the_default_stream_waits_for_blocking_streams(rig: Rig) -> None:
     assert rig.run(rig.launch(STREAM), rig.launch(STREAM)) == []
     assert (stream.unseen, rig.context.unseen) == (1, 1)
     passed = [rig.launch(), rig.pack("SYNCHRONIZE_STREAM", 0), rig.pack("QUERY_STREAM", 0)]
-    assert rig.run(*passed) == [DeclinedRecord(each, 0) for each in passed]
+    assert rig.run(*passed) == [DeclinedRecord(record, 0) for record in passed]
 
 
 # --- refusals of the driver

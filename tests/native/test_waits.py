@@ -59,7 +59,7 @@ def test_work_known_to_be_done_needs_no_second_marker(rig: Rig, driver: FakeDriv
     assert rig.run(rig.launch(), first, second) == []
     driver.advance(rig.default_stream)
     assert rig.run(third) == []
-    assert sorted(rig.answers(3)) == [_sequence(each) for each in (first, second, third)]
+    assert sorted(rig.answers(3)) == [_sequence(record) for record in (first, second, third)]
     assert len(driver.calls(WRITE_VALUE)) == 1
 
 
@@ -119,14 +119,14 @@ def test_a_refused_marker_goes_to_python_with_its_code(rig: Rig, driver: FakeDri
 def test_waits_beyond_the_limit_go_to_python(rig: Rig, driver: FakeDriver) -> None:
     assert rig.run(rig.launch()) == []
     some = [_synchronize(rig) for _ in range(MAX_PENDING + 2)]
-    assert rig.run(*some) == [DeclinedRecord(each, 0) for each in some[MAX_PENDING:]]
+    assert rig.run(*some) == [DeclinedRecord(record, 0) for record in some[MAX_PENDING:]]
     driver.advance(rig.default_stream)
     # These are more answers than the socket takes unread: the rest goes to Python.
     declined = [_sequence(taken.record) for taken in rig.run()]
     answered = rig.answers(MAX_PENDING - len(declined))
     assert declined
     assert answered
-    assert sorted(answered + declined) == [_sequence(each) for each in some[:MAX_PENDING]]
+    assert sorted(answered + declined) == [_sequence(record) for record in some[:MAX_PENDING]]
 
 
 # --- queries
@@ -205,9 +205,9 @@ def test_before_a_long_operation_python_gets_the_pending_waits(rig: Rig, driver:
     waits = [_synchronize(rig, handle) for handle in STREAMS[:3]]
     assert rig.run(*map(rig.launch, STREAMS[:3]), *waits) == []
     long = rig.pack(name, *[0] * len(records.BY_NAME[name].operands))
-    result = rig.run(long)
-    assert sorted(taken.record for taken in result[:-1]) == sorted(waits)
-    assert result[-1] == DeclinedRecord(long, 0), "the long operation comes last"
+    items = rig.run(long)
+    assert sorted(taken.record for taken in items[:-1]) == sorted(waits)
+    assert items[-1] == DeclinedRecord(long, 0), "the long operation comes last"
     for stream in streams:
         driver.advance(stream)
     assert rig.run() == []

@@ -17,6 +17,7 @@ from processes import SECONDS, DaemonProcess
 
 from tests.native_programs.conftest import LIBRARIES, SOURCES, Compile, read_table
 
+STATIC_RUNTIME = "has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver"
 USER = 10001
 Ran = subprocess.CompletedProcess[str]
 
@@ -137,6 +138,33 @@ def test_a_statically_linked_program_that_opens_the_libraries_gets_an_error(
     assert ran.stderr == (
         "pympsd: this program cannot use CUDA: it is statically linked; link it without -static to use libcuda.so.1\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("is_library", "sentence"),
+    [
+        (False, "this program {has}: link it with nvcc -cudart shared"),
+        (True, "libmath.so.13 {has}: use it with the driver's own server (backend vendor)"),
+    ],
+    ids=["program", "library"],
+)
+def test_a_static_runtime_is_reported_with_the_file_that_has_it(
+    is_library: bool, sentence: str, compile_program: Compile, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    source = tmp_path / "runtime.c"
+    source.write_text(
+        "#include <stdio.h>\n"
+        "int cuInit(unsigned flags), cuGetExportTable(const void **table, const void *id);\n"
+        'int request(void) { const void *table; cuInit(0); return cuGetExportTable(&table, "0123456789abcdef"); }\n'
+        + ("" if is_library else 'int main(void) { printf("%d\\n", request()); return 0; }\n')
+    )
+    file = tmp_path / ("libmath.so.13" if is_library else "math")
+    options = ["-shared", "-fPIC"] if is_library else []
+    compiler = os.environ.get("CC", "cc")
+    run(compiler, *options, "-o", file, source, f"-L{LIBRARIES}", "-l:libcuda.so.1").check_returncode()
+    ran = run(compile_program("opens"), file, "request") if is_library else run(file)
+    assert ran.stdout == "801\n", ran.stderr
+    assert ran.stderr == f"pympsd: {sentence.format(has=STATIC_RUNTIME)}\n"
 
 
 @pytest.mark.long("it waits for ten seconds")

@@ -113,10 +113,10 @@ def test_it_describes_the_devices(nvml: Nvml) -> None:
         ("PciBusId", "0001:1a:06.0"),
         ("PciBusId_v2", "00000001:1A:06.0"),
     ):
-        result = ctypes.c_void_p()
-        assert nvml.call(f"nvmlDeviceGetHandleBy{name}", key.encode(), ctypes.byref(result)) == 0
-        assert result.value == first.value
-    assert nvml.call("nvmlDeviceGetHandleByUUID", b"GPU-none", ctypes.byref(result)) == NOT_FOUND
+        handle = ctypes.c_void_p()
+        assert nvml.call(f"nvmlDeviceGetHandleBy{name}", key.encode(), ctypes.byref(handle)) == 0
+        assert handle.value == first.value
+    assert nvml.call("nvmlDeviceGetHandleByUUID", b"GPU-none", ctypes.byref(handle)) == NOT_FOUND
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from tests.native_programs.conftest import NATIVE, SOURCES, Compile, read_table
 
 def _nvcc() -> str | None:
     """Return a compiler that works; .ci/run hides the toolkit, but not a link to it."""
-    result = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    works = result and subprocess.run([result, "--version"], capture_output=True, check=False).returncode == 0
-    return result if works else None
+    path = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    works = path and subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0
+    return path if works else None
 
 
 NVCC = _nvcc()
@@ -79,6 +79,48 @@ def test_a_fault_is_final_for_a_process(
         environment = environment | {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     done = _run(compile_program("registered", "libcudart.so.13"), str(file), "faulted", environment=environment)
     assert (done.returncode, done.stdout) == (0, AFTER_A_FAULT), done.stderr
+
+
+@pytest.fixture(scope="module")
+def with_driver(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a machine with a driver and without a daemon."""
+    folder = tmp_path_factory.mktemp("driver")
+    target = str(folder / "libcuda.so.1")
+    compiler = ["cc", "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", target, "-"]
+    driver = "int cuInit(unsigned flags) { return flags; } int cuGetExportTable(void) { return 500; }"
+    subprocess.run(compiler, input=driver, text=True, check=True, timeout=SECONDS)
+    result = environment | {
+        "LD_LIBRARY_PATH": f"{environment['LD_LIBRARY_PATH']}:{folder}",
+        "CUDA_MPS_PIPE_DIRECTORY": str(folder),
+    }
+    for name in ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES", "PYMPSD_REQUIRE_MPS"):
+        result.pop(name, None)
+    return result
+
+
+def test_the_runtime_of_pympsd_is_refused_by_name_where_the_program_would_run_natively(
+    compile_program: Compile, with_driver: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "fat"
+    file.write_bytes(fat_binaries.plain())
+    program = compile_program("registered", "libcudart.so.13")
+    done = _run(program, str(file), "whole", environment=with_driver | {"PYMPSD_EXPLAIN": "1"})
+    assert done.returncode != 0
+    assert " 805" in done.stdout + done.stderr
+    assert "start a daemon (pympsd -d), or the program without pympsd-run" in done.stderr
+
+
+@pytest.mark.parametrize("setting", [{"PYMPSD_BACKEND": "emulated"}, {"PYMPSD_EMULATED_DEVICES": "2xH200"}], ids=str)
+def test_the_emulated_gpu_can_be_selected_on_a_machine_with_a_driver(
+    setting: dict[str, str], compile_program: Compile, with_driver: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "fat"
+    file.write_bytes(fat_binaries.plain())
+    done = _run(
+        compile_program("registered", "libcudart.so.13"), str(file), "whole", environment=with_driver | setting
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert "running on a private emulated device" in done.stderr
 
 
 def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(

@@ -187,7 +187,7 @@ def test_the_periods_hold_everything_and_never_overlap(
     periods = busy_periods(tracks)
     assert 1 <= len(periods) <= MAX_PERIODS
     assert all(before[1] < after[0] for before, after in pairwise(periods))
-    for entry in (one for track in tracks for one in track.slices):
+    for entry in (piece for track in tracks for piece in track.slices):
         assert sum(began <= entry.began and entry.ended <= ended for began, ended in periods) == 1
 
 

@@ -69,16 +69,16 @@ def cuda_12() -> str:
     home = Path(sys.prefix) / "cuda-bindings-12.9"
     if not home.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        with tempfile.TemporaryDirectory(dir=sys.prefix) as result:
+        with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:
             done = subprocess.run(
-                [*pip, "--target", f"{result}/packages", "cuda-bindings==12.9.*"],
+                [*pip, "--target", f"{folder}/packages", "cuda-bindings==12.9.*"],
                 capture_output=True, text=True, timeout=10 * SECONDS, check=False,
             )  # fmt: skip
             if done.returncode:
                 assert "PYMPSD_EVERY_TEST" not in os.environ, done.stderr
                 pytest.skip("cuda-bindings 12.9 cannot be installed here")
             with contextlib.suppress(OSError):  # another worker was quicker
-                Path(f"{result}/packages").rename(home)
+                Path(f"{folder}/packages").rename(home)
     return str(home)
 
 

@@ -227,7 +227,7 @@ def test_where_the_daemon_leads_the_drivers_server_nothing_is_routed(run: Run, t
         assert run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)).stdout == "False\n"
         wrong = {"CUDA_MPS_CLIENT_PRIORITY": "high", "PYMPSD_EXPLAIN": "1"}
         done = run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), **wrong)
-        problem = "pympsd: CUDA_MPS_CLIENT_PRIORITY is 0 (normal) or 1 (below normal), not 'high'\n"
+        problem = "pympsd: CUDA_MPS_CLIENT_PRIORITY must be 0 (normal) or 1 (below normal), not 'high'\n"
         assert (done.stdout, done.stderr) == ("False\n", problem), "the driver ignores it and reports nothing"
 
 
@@ -246,8 +246,8 @@ def test_a_daemon_that_takes_no_connection_holds_up_no_import(run: Run, tmp_path
 
 def test_a_program_that_requires_a_daemon_finds_none(run: Run, tmp_path: Path) -> None:
     program = "print(int(cuda.cuInit(0)[0]))"
-    result = run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), PYMPSD_REQUIRE_MPS="1")
-    assert int(result.stdout) == 805  # MPS_CONNECTION_FAILED
+    completed = run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), PYMPSD_REQUIRE_MPS="1")
+    assert int(completed.stdout) == 805  # MPS_CONNECTION_FAILED
 
 
 def test_ctrl_c_ends_a_program_that_waits(daemon: DaemonProcess, tmp_path: Path) -> None:

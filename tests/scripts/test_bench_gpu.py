@@ -43,10 +43,10 @@ def good_figures() -> Figures:
             for way in EVERY_WAY:
                 reached = 112.5 if way == ways.SLICING and count != "1" else 1000.0
                 figures.put(reached, throughput.SECTION, way, kernel.name, count)
-    for what in LATENCIES:
-        figures.put(1.5 if what.startswith("async") else 3.0, single.LATENCY, ways.PYMPSD, what)
+    for name in LATENCIES:
+        figures.put(1.5 if name.startswith("async") else 3.0, single.LATENCY, ways.PYMPSD, name)
         for way in (ways.SLICING, ways.BINDINGS):
-            figures.put(1.0, single.LATENCY, way, what)
+            figures.put(1.0, single.LATENCY, way, name)
     for kind in single.KINDS:
         figures.put(8.0 if "pageable" in kind else 9.0, single.COPIES, ways.PYMPSD, kind)
         figures.put(10.0, single.COPIES, ways.SLICING, kind)
@@ -56,8 +56,8 @@ def good_figures() -> Figures:
     return figures
 
 
-def row_of(figures: Figures, what: str, against: str) -> ratios.Row:
-    [row] = [row for row in ratios.rows(figures) if (row.what, row.against) == (what, against)]
+def row_of(figures: Figures, name: str, against: str) -> ratios.Row:
+    [row] = [row for row in ratios.rows(figures) if (row.what, row.against) == (name, against)]
     return row
 
 
@@ -74,8 +74,8 @@ def test_the_targets_are_the_requested_ones() -> None:
     kernels = ["10 µs x 1 block", "100 µs x 8 blocks", "1 ms x 16 blocks", "~2 µs x 4 blocks"]
     launches = {f"launches/s, {kernel}": kernel for kernel in kernels}
     assert targets == {
-        **{(what, "one context"): "at least 0.9" for what in launches},
-        **{(what, "native"): "at least 0.8" for what in launches},
+        **{(name, "one context"): "at least 0.9" for name in launches},
+        **{(name, "native"): "at least 0.8" for name in launches},
         ("launches/s, 10 µs x 1 block", "the vendor's MPS"): "at least 0.9 at N=1, 2, 4, 8, 16",
         ("launches/s, 100 µs x 8 blocks", "the vendor's MPS"): "at least 0.9 at N=1, 2, 4, 8, 16, 32",
         ("launches/s, 1 ms x 16 blocks", "the vendor's MPS"): "at least 0.9 at N=1, 2, 4, 8, 16, 32",
@@ -385,9 +385,9 @@ def test_a_rehearsal_measures_everything_and_leaves_no_process(fake_drivers: dic
     assert [row for row in rows if None in row.ratios.values()] == []
     against = {row.against for row in rows}
     assert against == {ways.ONE_CONTEXT, ways.VENDOR, ways.SLICING, ways.BINDINGS, "native", "itself alone"}
-    left = int((tmp_path / "pid").read_text())
-    assert f"(left behind, and killed: {left})" in done.stdout
-    assert not alive(left)
+    pid = int((tmp_path / "pid").read_text())
+    assert f"(left behind, and killed: {pid})" in done.stdout
+    assert not alive(pid)
     assert not Path((tmp_path / "directory").read_text().strip()).exists()
     assert (tmp_path / "said").read_text().splitlines()[-1] == "quit -t 2"
     assert json.loads(place.read_text())["cores"] >= 1

@@ -93,14 +93,14 @@ def test_zsh_completes(line: str, completed: list[str]) -> None:
         'compadd() { while [[ $1 != -- ]]; do shift; done; shift; print -rl -- "$@" }; '
         f". {FILES}/zsh/_pympsd"
     )
-    result = shell(["zsh", "-fc", script, "zsh", *words])
-    assert [word for word in result if word.startswith(beginning)] == completed
+    offered = shell(["zsh", "-fc", script, "zsh", *words])
+    assert [word for word in offered if word.startswith(beginning)] == completed
 
 
 def test_every_command_and_option_is_completed() -> None:
     first = set(bash("pympsd "))
     assert first >= {*MODULES, *(command.module for command in COMMANDS.values()), "top", "plot"}
-    assert first >= {word for left, _ in OPTIONS for word in left.replace(",", "").split() if word.startswith("-")}
+    assert first >= {word for usage, _ in OPTIONS for word in usage.replace(",", "").split() if word.startswith("-")}
     for module in MODULES:
         assert set(bash(f"pympsd {module} ")) == set(verbs_of(module, 3))
     assert set(bash("pympsd-smi -")) == {*SHORT, *PLAIN, *VALUED}
@@ -109,6 +109,6 @@ def test_every_command_and_option_is_completed() -> None:
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.verb])
 def test_every_option_of_protocol_3_is_completed(name: str) -> None:
     command = COMMANDS[name]
-    result = bash(f"pympsd {name} -") or []
+    offered = bash(f"pympsd {name} -") or []
     json = ["--json"] if command.usage.endswith(" [--json]") else []
-    assert [word for word in result if word] == sorted([*command.syntax.option_words, *json])
+    assert [word for word in offered if word] == sorted([*command.syntax.option_words, *json])

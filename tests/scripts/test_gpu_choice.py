@@ -31,7 +31,7 @@ def functions(path: Path) -> set[str]:
 def list_patterns(entry: dict[str, Any]) -> list[str]:
     """Return the patterns of an entry."""
     listed = [name for key in LISTS for name in entry.get(key, [])]
-    return listed + [name for each in entry.get("left_out", []) for name in each["tests"]]
+    return listed + [name for omission in entry.get("left_out", []) for name in omission["tests"]]
 
 
 def test_every_file_is_decided_once() -> None:
@@ -48,14 +48,14 @@ def test_what_is_left_out_is_there_and_has_its_reason(entry: dict[str, Any]) -> 
     for pattern in list_patterns(entry):
         name = pattern.partition("[")[0].removesuffix("*")
         assert any(line == name or (pattern.endswith("*") and line.startswith(name)) for line in there), pattern
-    for each in entry.get("left_out", []):
-        assert each.keys() == {"reason", "tests"}
-        assert each["reason"]
-        assert each["tests"]
+    for omission in entry.get("left_out", []):
+        assert omission.keys() == {"reason", "tests"}
+        assert omission["reason"]
+        assert omission["tests"]
 
 
 def test_the_sequences_of_protocol_3_that_the_table_names_are_there() -> None:
-    ids = [each["id"] for each in tomllib.loads((TESTS / "flows" / "protocol3.toml").read_text())["sequence"]]
+    ids = [sequence["id"] for sequence in tomllib.loads((TESTS / "flows" / "protocol3.toml").read_text())["sequence"]]
     (entry,) = (entry for entry in ENTRIES if entry["path"] == "flows/test_protocol3.py")
     named_ids = [pattern.partition("[")[2].rstrip("*]") for pattern in list_patterns(entry)]
     assert [name for name in named_ids if not any(line.startswith(name) for line in ids)] == []

@@ -76,7 +76,7 @@ def test_they_take_turns_with_tests_of_the_same_process(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     how = dict(re.findall(r"::(\w+) (PASSED|FAILED|ERROR)", done.stdout))
-    wrong = {name for name, result in how.items() if result != "PASSED"}
+    wrong = {name for name, outcome in how.items() if outcome != "PASSED"}
     assert wrong == {"test_child_that_fails", "test_child_that_ends"}, done.stdout
     assert len(how) == 8, done.stdout
     assert "as it should" in done.stdout

@@ -127,8 +127,8 @@ def test_a_job_without(node: BatchNode) -> None:
 
 @pytest.mark.long
 def test_the_next_job_finds_the_node_as_new(node: BatchNode) -> None:
-    one = [f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", JOB, f"{EPILOGUE} MPS=true 0 > /dev/null"]
-    assert node.run(*one, *one, SHOW) == ["prologue 0", *WORKED, "prologue 0", *WORKED, "Default Default "]
+    job = [f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", JOB, f"{EPILOGUE} MPS=true 0 > /dev/null"]
+    assert node.run(*job, *job, SHOW) == ["prologue 0", *WORKED, "prologue 0", *WORKED, "Default Default "]
     assert node.called() == []
 
 

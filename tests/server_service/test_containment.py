@@ -51,15 +51,15 @@ class _Executors:
     def at(cls, *executors: _Executor) -> _Executors:
         """Return executors of devices 0, 1 ... for all users."""
         slots = (ExecutorSlot(device) for device in range(len(executors)))
-        return cls({slot: evolve(each, slot=slot) for slot, each in zip(slots, executors, strict=True)})
+        return cls({slot: evolve(executor, slot=slot) for slot, executor in zip(slots, executors, strict=True)})
 
     @property
     def ended_devices(self) -> list[int]:
         return [slot.device for slot in self.ended]
 
     def executor_of(self, context: ContextRecord) -> _Executor | None:
-        result = self.running.get(context.slot)
-        return result if result is not None and result.generation == context.generation else None
+        executor = self.running.get(context.slot)
+        return executor if executor is not None and executor.generation == context.generation else None
 
     def next_request(self) -> int:
         return 1

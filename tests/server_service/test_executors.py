@@ -73,15 +73,15 @@ async def test_concurrent_requests_start_one_executor_per_device() -> None:
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", log)
-            result = []
+            started = []
 
             async def ask(device: int) -> None:
-                result.append(await running.get_or_start(ExecutorSlot(device)))
+                started.append(await running.get_or_start(ExecutorSlot(device)))
 
             async with trio.open_nursery() as asking:
                 for device in (0, 0, 1):
                     asking.start_soon(ask, device)
-            assert len({executor.process.pid for executor in result}) == 2
+            assert len({executor.process.pid for executor in started}) == 2
             assert [event for event, _ in log.events] == ["executor_started"] * 2
             nursery.cancel_scope.cancel()
 

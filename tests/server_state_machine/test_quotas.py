@@ -58,7 +58,7 @@ def test_an_affinity_on_a_t4_is_a_multiple_of_2(requested: int, expected: int) -
 
 
 def test_the_steps_of_an_a100_are_those_of_its_green_contexts() -> None:
-    assert [multiprocessors(ThreadPercentage(each), A100) for each in (1, 5, 10, 50)] == [4, 4, 10, 54]
+    assert [multiprocessors(ThreadPercentage(percentage), A100) for percentage in (1, 5, 10, 50)] == [4, 4, 10, 54]
 
 
 @pytest.mark.parametrize(("percentage", "expected"), list(RECORDED.items()))

@@ -52,8 +52,8 @@ def reports(
     story: Story, contexts: dict[int, list[tuple[int, int, int]]], status: str = "ACTIVE"
 ) -> list[Instruction]:
     """Let the server 1 be asked; contexts are id, number and device, by PID."""
-    result = {pid: tuple(ReportedContext(*one) for one in some) for pid, some in contexts.items()}
-    return story.feed(events.ServerReported(1, status, result))
+    reported = {pid: tuple(ReportedContext(*one) for one in some) for pid, some in contexts.items()}
+    return story.feed(events.ServerReported(1, status, reported))
 
 
 def says(story: Story, line: str) -> str:

@@ -86,15 +86,15 @@ def test_the_lower_of_the_kernels_and_our_own_holds(
     holds: dict[int, tuple[int, int]],
 ) -> None:
     daemon.process_limits.cgroups = {"/pod": ours} if ours else {}
-    result = groups_of(daemon, {"/pod": kernels})
-    assert result == {ordinal: (MemoryGroup("cgroup /pod", *limits),) for ordinal, limits in holds.items()}
+    groups = groups_of(daemon, {"/pod": kernels})
+    assert groups == {ordinal: (MemoryGroup("cgroup /pod", *limits),) for ordinal, limits in holds.items()}
 
 
 def test_the_limits_of_all_cgroups_above_hold_outer_ones_first(daemon: Daemon) -> None:
     daemon.process_limits.cgroups = {"/": {0: limit(100)}}
-    result = groups_of(daemon, {"/pod/box": {0: limit(2)}, "/pod": {0: limit(4)}, "/elsewhere": {0: limit(1)}})
+    groups = groups_of(daemon, {"/pod/box": {0: limit(2)}, "/pod": {0: limit(4)}, "/elsewhere": {0: limit(1)}})
     expected = (("/", 100), ("/pod", 4), ("/pod/box", 2))
-    assert result == {0: tuple(MemoryGroup(f"cgroup {path}", hard * GIB) for path, hard in expected)}
+    assert groups == {0: tuple(MemoryGroup(f"cgroup {path}", hard * GIB) for path, hard in expected)}
 
 
 def test_they_hold_not_while_memacct_is_disabled_and_what_is_taken_is_counted(daemon: Daemon) -> None:

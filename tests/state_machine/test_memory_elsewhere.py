@@ -40,7 +40,7 @@ def _daemon(clients: list[tuple[int, str, int, int]]) -> Daemon:
 def test_a_server_gets_the_sums_of_the_others(clients: list[tuple[int, str, int, int]]) -> None:
     """Of all, and of the limited cgroups that its own clients are in; no server is believed to hold too much."""
     daemon = _daemon(clients)
-    result, most = memory_elsewhere(daemon), daemon.devices[0].memory_bytes
+    elsewhere, most = memory_elsewhere(daemon), daemon.devices[0].memory_bytes
 
     def count_held(ordinal: int, path: str, but: int) -> int:
         return sum(
@@ -59,7 +59,7 @@ def test_a_server_gets_the_sums_of_the_others(clients: list[tuple[int, str, int,
         own = [path for path in LIMITED if any(client[0] == server and _is_in(client[1], path) for client in clients)]
         for ordinal in (0, 1):
             groups = {f"cgroup {path}": count for path in own if (count := count_held(ordinal, path, server))}
-            assert result[server][ordinal] == Elsewhere(count_held(ordinal, "/", server), groups)
+            assert elsewhere[server][ordinal] == Elsewhere(count_held(ordinal, "/", server), groups)
 
 
 def _is_in(cgroup: str, path: str) -> bool:

@@ -281,9 +281,9 @@ class Program:
     def do_spun(self) -> str:
         """Wait for that kernel, and count what it wrote wrong."""
         synced = cuda.cuStreamSynchronize(self.streams[0])
-        result = np.zeros(WAITING_THREADS + 1, np.uint32)
-        cuda.cuMemcpyDtoH(result, self.words, result.nbytes)
-        wrong = np.count_nonzero(result[1:] != 3 * np.arange(WAITING_THREADS, dtype=np.uint32))
+        words = np.zeros(WAITING_THREADS + 1, np.uint32)
+        cuda.cuMemcpyDtoH(words, self.words, words.nbytes)
+        wrong = np.count_nonzero(words[1:] != 3 * np.arange(WAITING_THREADS, dtype=np.uint32))
         return f"{result_of(synced)} wrong={wrong}"
 
     def do_places(self, blocks: str) -> str:
@@ -327,10 +327,10 @@ class Program:
         cuda.cuMemcpyHtoD(data, host, host.nbytes)
         parameters = ((int(data), host.size), (ctypes.c_void_p, ctypes.c_int))
         cuda.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
-        result = np.empty_like(host)
-        codes = {code, cuda.cuMemcpyDtoH(result, data, host.nbytes)[0], cuda.cuMemFree(data)[0]}
+        copied = np.empty_like(host)
+        codes = {code, cuda.cuMemcpyDtoH(copied, data, host.nbytes)[0], cuda.cuMemFree(data)[0]}
         codes.add(cuda.cuModuleUnload(module)[0])
-        return f"{' '.join(sorted(code.name for code in codes))} wrong={int((result != 2 * host).sum())}"
+        return f"{' '.join(sorted(code.name for code in codes))} wrong={int((copied != 2 * host).sum())}"
 
     def do_ptx(self, path: str, threads: str) -> str:
         """Load a file, run its kernel ``k`` with the address of a word, and print the first error and the word."""

@@ -278,8 +278,8 @@ class DaemonMachine(RuleBasedStateMachine):
     def _clients(self, uid: int | None = None) -> set[int]:
         """Return the clients that are queued or admitted; with a user, those that his debugged clients wait for."""
         unknown = {-server for server in self.pending}
-        known = {client for client, server in self.on_server.items() if server not in self.pending}
-        clients = self.in_queue | known | unknown
+        served = {client for client, server in self.on_server.items() if server not in self.pending}
+        clients = self.in_queue | served | unknown
         if uid is None or not self.together:
             return clients
         user_of = self.uid_of | {-server: user for server, user in self.uid_of_server.items()}
@@ -343,8 +343,8 @@ class DaemonMachine(RuleBasedStateMachine):
         return bool(clients) and clients <= self.ended
 
     def _limits_of(self, server: int) -> tuple[float, dict[int, int]]:
-        known = self.daemon.servers[server]
-        return known.thread_percentage.value, {n: limit.value for n, limit in known.memory_limits.items()}
+        entry = self.daemon.servers[server]
+        return entry.thread_percentage.value, {n: limit.value for n, limit in entry.memory_limits.items()}
 
     def _follow_phases(self) -> None:
         now = {id_: server.phase for id_, server in self.daemon.servers.items()}
@@ -429,26 +429,26 @@ class DaemonMachine(RuleBasedStateMachine):
         """Let an operator give a line; it is answered immediately, unless its command takes some time."""
         self.session += 1
         parsed = parse(line, 2)
-        known = parsed.command if parsed.is_whole and uid in (0, self.daemon_uid) else ""
+        command = parsed.command if parsed.is_whole and uid in (0, self.daemon_uid) else ""
         spawning, terminating = set(self.spawning), set(self.terminating)
         arguments = _arguments(parsed)
-        if known == "quit" and not arguments:
-            known = ""
-        if known == "quit":
+        if command == "quit" and not arguments:
+            command = ""
+        if command == "quit":
             self.quitters.add(self.session)
             self.quit_begun = self.quit_asked = True
         else:
             self.expect_reply.add(self.session)
-        if known == "shutdown_server":
+        if command == "shutdown_server":
             pid = arguments.get("pid", 0)
             self.shut_down |= {server for server, running in self.running.items() if running == pid}
-        if known == "start_server" and isinstance(user := arguments.get("uid"), int):
+        if command == "start_server" and isinstance(user := arguments.get("uid"), int):
             request = ("request", self.serving(user))
             if request not in self._waiters():
                 self._joins(request)
         self.feed(events.OperatorLine(self.session, uid, parsed))
         started = set(self.spawning) - spawning
-        later = started or set(self.terminating) - terminating or known == "quit"
+        later = started or set(self.terminating) - terminating or command == "quit"
         assert self.replies[self.session] == (0 if later else 1)
         self.starting |= dict.fromkeys(started, self.session)
 
@@ -634,8 +634,8 @@ class DaemonMachine(RuleBasedStateMachine):
         """Drop what ends with a daemon: timers, operators, requests, and the servers that it just started."""
         self.running = {server: pid for server, pid in self.running.items() if server not in gone}
         self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
-        for known in (self.spawning, self.terminating, self.starting, self.turn_timers, self.closed_since):
-            known.clear()
+        for collection in (self.spawning, self.terminating, self.starting, self.turn_timers, self.closed_since):
+            collection.clear()
         for failed in (self.failures, self.unserved, self.refusing):
             failed.clear()
         self.timers.clear()
@@ -683,8 +683,8 @@ class DaemonMachine(RuleBasedStateMachine):
             for client in sorted(clients)
         )
         self.feed(events.ServerTakenOver(server, status, leaving, returned))
-        known = self.daemon.servers[server].clients
-        assert all(list(known[client].contexts) == [1] for client in clients)
+        known_clients = self.daemon.servers[server].clients
+        assert all(list(known_clients[client].contexts) == [1] for client in clients)
         # A second return changes nothing.
         state = asdict(self.daemon)
         self.feed(events.ServerTakenOver(server, status, not leaving, ()))
@@ -879,10 +879,10 @@ class DaemonMachine(RuleBasedStateMachine):
     @invariant()
     def a_termination_is_answered_once(self) -> None:
         pending = self.daemon.terminations.pending
-        known = {token: (request.session, request.server) for token, request in pending.items()}
-        assert known == self.terminating
+        requests = {token: (request.session, request.server) for token, request in pending.items()}
+        assert requests == self.terminating
         # None waits for ever.
-        assert {Timer(TimerKind.TERMINATION, token) for token in known} <= set(self.timers)
+        assert {Timer(TimerKind.TERMINATION, token) for token in requests} <= set(self.timers)
         assert all(count == 1 for count in self.replies.values())
 
     @invariant()
@@ -909,8 +909,8 @@ class DaemonMachine(RuleBasedStateMachine):
     def no_client_is_lost(self) -> None:
         assert {entry.client for entry in self.daemon.queue if entry.client} == self.in_queue
         assert all(count == 1 for count in self.resolved.values())
-        known = {client for server in self.daemon.servers.values() for client in server.clients}
-        assert known == {client for client, server in self.on_server.items() if server not in self.pending}
+        clients = {client for server in self.daemon.servers.values() for client in server.clients}
+        assert clients == {client for client, server in self.on_server.items() if server not in self.pending}
         assert {server.id for server in self.daemon.servers.values() if server.pending} == self.pending
 
     @invariant()
@@ -1057,10 +1057,10 @@ def _one_of(servers: Collection[int], number: int) -> int:
 
 
 def _reachable(phase: Phase) -> set[Phase]:
-    result = set(MOVES[phase])
+    phases = set(MOVES[phase])
     for target in MOVES[phase]:
-        result |= MOVES[target]
-    return result
+        phases |= MOVES[target]
+    return phases
 
 
 class OwnDaemonMachine(DaemonMachine):
@@ -1115,9 +1115,9 @@ class CrowdedMachine(DaemonMachine):
 
 def _check_is_one_entry(event: str, fields: dict[str, str | int | float]) -> None:
     for dialect in Dialect:
-        data = render(LogEntry("Control", 1, event, dict(fields), 0.0), CONTROL_LINES[event], dialect)
-        if event == "command" and data is not None:
-            assert data.count(b"\n") == 1, "a command can begin a line of its own in the log"
+        text = render(LogEntry("Control", 1, event, dict(fields), 0.0), CONTROL_LINES[event], dialect)
+        if event == "command" and text is not None:
+            assert text.count(b"\n") == 1, "a command can begin a line of its own in the log"
 
 
 def _check_answer(answer: Answer) -> None:

@@ -74,8 +74,8 @@ class Recording:
 
     def session_of(self, line: str) -> ToolSession:
         """Return the session that gave this line alone."""
-        (result,) = (tool for tool in self.tools if tool.lines == [line.encode()])
-        return result
+        (session,) = (tool for tool in self.tools if tool.lines == [line.encode()])
+        return session
 
 
 def registration(server: Conversation) -> tuple[bytes, list[bytes]]:

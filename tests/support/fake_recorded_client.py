@@ -31,12 +31,12 @@ class Recorded(Program):
     def do_mem(self) -> str:
         return f"{self.result('sync')} free=0MiB total=0MiB"
 
-    def result(self, what: str, **more: int) -> str:
+    def result(self, request: str, **more: int) -> str:
         """Return the result of what is asked of the context."""
-        return self.run("asked", what, *map(str, more.values())).partition(" ")[2]
+        return self.run("asked", request, *map(str, more.values())).partition(" ")[2]
 
-    def do_asked(self, what: str, *sizes: str) -> str:
-        return str(self._ask(what, **({"bytes": int(sizes[0])} if sizes else {}))["result"])
+    def do_asked(self, request: str, *sizes: str) -> str:
+        return str(self._ask(request, **({"bytes": int(sizes[0])} if sizes else {}))["result"])
 
 
 def main() -> None:

@@ -394,13 +394,13 @@ def fuzz_stream(seed: int, count: int) -> Found:
     with tempfile.TemporaryFile() as output:
         executor = ExecutorOwner.start(stderr=output).ready()
         try:
-            result = _fuzz(executor, seed, count)
+            outcome = _fuzz(executor, seed, count)
         finally:
             executor.close()
         output.seek(0)
         words = output.read()
         assert b"Traceback" not in words, words.decode()
-        return result
+        return outcome
 
 
 def _fuzz(executor: ExecutorOwner, seed: int, count: int) -> Found:

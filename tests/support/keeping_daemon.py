@@ -54,11 +54,11 @@ async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
     """Fetch or start a keeper, hold the entries, and do what the lines on standard input say."""
     directory = PipeDirectory.claim(folder)
     try:
-        result = await KeeperLink.fetch(directory, Lines())  # type: ignore[arg-type]
+        fetched = await KeeperLink.fetch(directory, Lines())  # type: ignore[arg-type]
     except Unusable as error:
         print(json.dumps(str(error)), file=sys.stderr, flush=True)
         return
-    keeper, held = result or (KeeperLink(directory, Lines(), float(waiting), float(stalled)), {})  # type: ignore[arg-type]
+    keeper, held = fetched or (KeeperLink(directory, Lines(), float(waiting), float(stalled)), {})  # type: ignore[arg-type]
     fds = {name: entry.fd for name, entry in held.items()}
     for name, _, fd in (entry.partition("=") for entry in entries):
         fds[name] = int(fd)

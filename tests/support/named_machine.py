@@ -99,7 +99,7 @@ class NamedMachine(RuleBasedStateMachine):
 
     def feed(self, event: events.Event) -> None:
         if isinstance(event, events.OperatorLine | events.ClientConnected | events.ServerExited):
-            for lost in [each for each in self.wanted if each not in self.sockets]:
+            for lost in [place for place in self.wanted if place not in self.sockets]:
                 self.feed(events.NamespaceLost(*lost))
         for instruction in handle(self.daemon, event, answer_line):
             self._carry_out(instruction)
@@ -157,10 +157,10 @@ class NamedMachine(RuleBasedStateMachine):
                 self.timers.remove(timer)
 
     def _check_limits(self, server: str, namespace: str, priority: int, limits: ClientLimits | None) -> None:
-        result = self.daemon.named_servers[server].namespaces[namespace]
+        entry = self.daemon.named_servers[server].namespaces[namespace]
         assert limits is not None
-        assert limits.own == result.limits
-        assert priority == (result.limits.client_priority or ClientPriority()).level
+        assert limits.own == entry.limits
+        assert priority == (entry.limits.client_priority or ClientPriority()).level
         assert limits.namespace == namespace
 
     def _check_partitions(self, server: str, limits: ClientLimits) -> None:
@@ -230,7 +230,7 @@ class NamedMachine(RuleBasedStateMachine):
         text = self._written(servers)
         self._says("config apply F" + " --prune" * prune + " --force" * force, text)
         named_servers = self.daemon.named_servers
-        if self.unusable or any(named.deleted for named in named_servers.values()):
+        if self.unusable or any(server.deleted for server in named_servers.values()):
             return
         self._says("config apply F --check", text)
         assert not [
@@ -250,8 +250,8 @@ class NamedMachine(RuleBasedStateMachine):
         lines = ['schema_version = "1.0"']
         for name, namespaces in servers.items():
             lines += [f"[servers.{name}]", f"uid = {_owner(name)}"]
-            for each, line in namespaces.items():
-                lines += [f"[servers.{name}.namespaces.{each}]", line]
+            for namespace, line in namespaces.items():
+                lines += [f"[servers.{name}.namespaces.{namespace}]", line]
         return "\n".join(lines).encode()
 
     @rule(
@@ -308,7 +308,7 @@ class NamedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(number=NUMBER)
     def ready(self, number: int) -> None:
-        starting = [each for each in self.running if self.daemon.servers[each].phase is Phase.INITIALIZING]
+        starting = [server for server in self.running if self.daemon.servers[server].phase is Phase.INITIALIZING]
         if starting:
             self.feed(events.StatusPushed(starting[number % len(starting)], "ACTIVE"))
 
@@ -360,7 +360,7 @@ class NamedMachine(RuleBasedStateMachine):
         """Kill the daemon: the next one has what was saved, and the clients that wait connect to it again."""
         persistent_state = snapshot(self.daemon, self.initial)
         check(persistent_state, len(DEVICES))
-        before = {name: named for name, named in self.daemon.named_servers.items() if not named.deleted}
+        before = {name: server for name, server in self.daemon.named_servers.items() if not server.deleted}
         configuration = self.daemon.configuration
         in_force = configuration.generation, configuration.source, configuration.applied, configuration.failed
         for id_ in list(self.spawning):
@@ -381,7 +381,7 @@ class NamedMachine(RuleBasedStateMachine):
         )
         after = self.daemon.named_servers
         assert _copy_servers(before) == _copy_servers(
-            {name: named for name, named in after.items() if not named.deleted}
+            {name: server for name, server in after.items() if not server.deleted}
         )
         for client, (server, namespace) in waiting.items():
             self.waiting[client] = (server, namespace)
@@ -420,15 +420,15 @@ class NamedMachine(RuleBasedStateMachine):
     @invariant()
     def no_chunk_has_two_partitions(self) -> None:
         # Those of a server that ends and has no clients are free.
-        taken = [one for device in (0, 1) for _, one in partitions_on(self.daemon, device)]
+        taken = [partition for device in (0, 1) for _, partition in partitions_on(self.daemon, device)]
         every = [(entry.device, chunk) for entry in taken for chunk in entry.chunks]
         assert len(set(every)) == len(every)
 
     @invariant()
     def nobody_is_outside_of_partitions(self) -> None:
         for server in self.daemon.servers.values():
-            named = self.daemon.named_servers.get(server.name)
-            static = {partition.device for partition in named.partitions} if named else set()
+            named_server = self.daemon.named_servers.get(server.name)
+            static = {partition.device for partition in named_server.partitions} if named_server else set()
             assert all(static <= client.partitions.keys() for client in server.clients.values())
 
     @invariant()
@@ -447,9 +447,9 @@ class NamedMachine(RuleBasedStateMachine):
             for named_server in self.daemon.named_servers.values()
         )
         if self.daemon.quitting is None:
-            for named in self.daemon.named_servers.values():
-                for one in named.namespaces.values():
-                    assert named.deleted or one.unopened or (named.name, one.name) in self.sockets
+            for server in self.daemon.named_servers.values():
+                for namespace in server.namespaces.values():
+                    assert server.deleted or namespace.unopened or (server.name, namespace.name) in self.sockets
 
     @invariant()
     def processes_are_those_of_servers(self) -> None:
@@ -472,8 +472,8 @@ class NamedMachine(RuleBasedStateMachine):
 
     def _go_on(self) -> bool:
         """Let the next thing happen that must; return whether there is one."""
-        starting = [each for each in self.running if self.daemon.servers[each].phase is Phase.INITIALIZING]
-        ending = [each for each in self.leaving if self._may_end(each)]
+        starting = [server for server in self.running if self.daemon.servers[server].phase is Phase.INITIALIZING]
+        ending = [server for server in self.leaving if self._may_end(server)]
         retries = [timer for timer in self.timers if timer.kind is TimerKind.RETRY]
         if self.pending:
             self.returns(0)

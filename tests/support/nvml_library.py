@@ -75,11 +75,11 @@ class Nvml:
         """Return all devices."""
         count, handle = ctypes.c_uint(), ctypes.c_void_p()
         assert self.call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == 0
-        result = []
+        pointers = []
         for index in range(count.value):
             assert self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)) == 0
-            result.append(ctypes.c_void_p(handle.value))
-        return result
+            pointers.append(ctypes.c_void_p(handle.value))
+        return pointers
 
     def text(self, name: str, *arguments: object) -> str:
         """Return the text that a function writes."""

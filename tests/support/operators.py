@@ -103,9 +103,9 @@ def ask_all_at_once(control: str, count: int, line: str) -> list[float]:
         for sock, _ in socks.values():
             sock.sendall(CONVERSATION + line_frame(line))
         while socks:
-            left = start + LIMIT - time.perf_counter()
-            assert left > 0, f"{len(socks)} of {count} connections got no answer within {LIMIT:.0f} s"
-            for fd, _ in poll.poll(left):
+            remaining = start + LIMIT - time.perf_counter()
+            assert remaining > 0, f"{len(socks)} of {count} connections got no answer within {LIMIT:.0f} s"
+            for fd, _ in poll.poll(remaining):
                 sock, data = socks[fd]
                 more = sock.recv(1 << 16)
                 assert more, "a connection was closed without an answer"

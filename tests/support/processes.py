@@ -198,25 +198,25 @@ class DaemonProcess:
 
     def keeper(self, before: int = 0) -> int:
         """Return the PID of the keeper, when there is one that is not the one ``before``."""
-        result: list[int] = []
+        pids: list[int] = []
 
         def is_there() -> bool:
             # A child of the daemon that started it, and when that has ended, of this process.
             for parent in (self.pid, os.getpid()):
                 with contextlib.suppress(FileNotFoundError):
-                    result.extend(
+                    pids.extend(
                         pid
                         for pid in children_of(parent)
                         if pid != before and alive(pid) and _command_of(pid) == "pympsd-keeper"
                     )
-            return bool(result)
+            return bool(pids)
 
         wait_until(is_there, "a keeper")
-        return result[0]
+        return pids[0]
 
     def kill_keeper(self) -> int:
         """Kill the keeper with -9, if there is one; return its PID, or 0."""
-        result: list[int] = []
+        pids: list[int] = []
 
         def is_known() -> bool:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -228,15 +228,15 @@ class DaemonProcess:
             # Until it listens itself, the kernel names the daemon that made the socket.
             if _command_of(pid) != "pympsd-keeper":
                 return False
-            result.append(pid)
+            pids.append(pid)
             return True
 
         wait_until(is_known, "the start of a keeper")
-        for pid in result:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # it ends by itself
                 os.kill(pid, signal.SIGKILL)
             wait_until(lambda pid=pid: not alive(pid), "the keeper's end")
-        return result[0] if result else 0
+        return pids[0] if pids else 0
 
     def servers(self) -> list[int]:
         """Return the PIDs of the servers."""

@@ -36,7 +36,7 @@ def objects_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, by
 
     ``addresses`` are those of the contents of the arrays.
     """
-    made = {}
+    objects = {}
     for name, spec in entry.get("objects", {}).items():
         array = entry["arrays"][spec["array"]]
         depth, height, width, channels = array["shape"]
@@ -48,27 +48,28 @@ def objects_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, by
             tuple(spec.get("modes", (0, 0, 0))), spec.get("filter", 0), spec.get("flags", 0), border=border
         )
         format = module_of("inputs").ARRAY_FORMATS[array["dtype"]]
-        made[name] = pack(TextureObject(kind, format, channels, sampling, (level,)))
-    return made
+        objects[name] = pack(TextureObject(kind, format, channels, sampling, (level,)))
+    return objects
 
 
 def maps_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, bytes]:
     """Return a kernel's tensor maps as the emulated device has them; ``addresses`` are those of the buffers."""
-    made = {}
+    maps = {}
     for name, spec in entry.get("maps", {}).items():
-        given = module_of("inputs").tensor_map(spec, addresses)
-        rank, column = given["tensorRank"], None
-        if "boxDim" not in given:
-            corners = (tuple(given[f"pixelBox{side}Corner"]) for side in ("Lower", "Upper"))
-            column = Im2col(*corners, given["channelsPerPixel"], given["pixelsPerColumn"])
+        arguments = module_of("inputs").tensor_map(spec, addresses)
+        rank, column = arguments["tensorRank"], None
+        if "boxDim" not in arguments:
+            corners = (tuple(arguments[f"pixelBox{side}Corner"]) for side in ("Lower", "Upper"))
+            column = Im2col(*corners, arguments["channelsPerPixel"], arguments["pixelsPerColumn"])
         of = TensorMap(
-            given["tensorDataType"], given["globalAddress"], tuple(given["globalDim"]), tuple(given["globalStrides"]),
-            tuple(given.get("boxDim", [0] * rank)), tuple(given["elementStrides"]), given["interleave"],
-            given["swizzle"], given["l2Promotion"], given["oobFill"], column,
+            arguments["tensorDataType"], arguments["globalAddress"],
+            tuple(arguments["globalDim"]), tuple(arguments["globalStrides"]),
+            tuple(arguments.get("boxDim", [0] * rank)), tuple(arguments["elementStrides"]), arguments["interleave"],
+            arguments["swizzle"], arguments["l2Promotion"], arguments["oobFill"], column,
         )  # fmt: skip
         tensor_map.check(of)
-        made[name] = tensor_map.pack(of)
-    return made
+        maps[name] = tensor_map.pack(of)
+    return maps
 
 
 @cache

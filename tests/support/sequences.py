@@ -132,23 +132,23 @@ class Replay:
 
     def text(self, text: str) -> str:
         """Fill in what a text stands for."""
-        known: dict[str, object] = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log"}
+        values: dict[str, object] = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log"}
         most = MAX_LIBCUDA_SOCKET_PATH if self.backend == VENDOR else MAX_SOCKET_PATH
-        name = "n" * (most - len(f"{known['P']}/a//control"))
-        known |= {"LONGEST": name, "TOO_LONG": f"{name}n", "MOST": most, "OVER": most + 1}
-        known["HELD"] = f"/proc/{os.getpid()}/fd/{self.held}"
+        name = "n" * (most - len(f"{values['P']}/a//control"))
+        values |= {"LONGEST": name, "TOO_LONG": f"{name}n", "MOST": most, "OVER": most + 1}
+        values["HELD"] = f"/proc/{os.getpid()}/fd/{self.held}"
         for ordinal, device in enumerate(self._devices()):
-            known |= {
+            values |= {
                 f"U{ordinal}": device.uuid,
                 f"u{ordinal}": device.uuid[:12],
                 f"PCI{ordinal}": device.pci,
                 f"MODEL{ordinal}": device.name,
             }
-        known |= {"C": self.cgroups.path, "ME": os.geteuid(), "PARTITION": self.partition}
-        known |= self.ids | {name: client.pid for name, client in self.clients.items()}
+        values |= {"C": self.cgroups.path, "ME": os.geteuid(), "PARTITION": self.partition}
+        values |= self.ids | {name: client.pid for name, client in self.clients.items()}
         if "{SERVER}" in text:
-            (known["SERVER"],) = self.daemon.servers()
-        for name, value in known.items():
+            (values["SERVER"],) = self.daemon.servers()
+        for name, value in values.items():
             text = text.replace("{" + name + "}", str(value))
         return text
 

@@ -130,7 +130,7 @@ class StaticMachine(DaemonMachine):
         before, present = list(self.daemon.partitions), self._present(partition)
         self._give(f"sm_partition rm {partition.device} {partition.name}".encode(), uid)
         is_removed = before != self.daemon.partitions
-        assert [one for one in before if not is_removed or one != partition] == self.daemon.partitions
+        assert [other for other in before if not is_removed or other != partition] == self.daemon.partitions
         # Only clients whose work has ended were in it, and they cannot make a context there any more.
         assert not is_removed or present <= self.stopped & self.evicted
         may_be_removed = partition in before and uid in (0, self.daemon_uid) and not self.pending
@@ -169,8 +169,8 @@ class StaticMachine(DaemonMachine):
     @invariant()
     def no_chunk_has_two_owners(self) -> None:
         owners: dict[tuple[int, int], SmPartition] = {}
-        here = {one for client in set(self.on_server) - self.evicted for one in self.runs_on.get(client, {}).values()}
-        for partition in {*self.daemon.partitions, *here}:
+        runs_on = [self.runs_on.get(client, {}) for client in set(self.on_server) - self.evicted]
+        for partition in {*self.daemon.partitions, *(partition for row in runs_on for partition in row.values())}:
             for chunk in partition.chunks:
                 assert owners.setdefault((partition.device, chunk), partition) == partition
 

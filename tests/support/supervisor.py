@@ -43,11 +43,11 @@ class Supervisor:
 
     def unit(self) -> list[int]:
         """Return every process of the unit: the main one and its descendants."""
-        result = [self.pid]
-        for pid in result:
+        pids = [self.pid]
+        for pid in pids:
             with contextlib.suppress(FileNotFoundError):  # it has ended
-                result += children_of(pid)
-        return result
+                pids += children_of(pid)
+        return pids
 
     def restart_when_it_ends(self) -> int:
         """Wait for the main process's end, whatever it was, and start it again; return the old exit status."""
@@ -62,10 +62,10 @@ class Supervisor:
         for pid in unit if whole_group else [self.pid]:
             _kill(pid, signal.SIGTERM)
         status = self._wait()
-        left = [pid for pid in children if alive(pid)]
+        remaining = [pid for pid in children if alive(pid)]
         # Executors that are killed with their server may take a moment more.
         wait_until(lambda: not any(map(alive, unit)), "the end of the whole unit")
-        return status, left
+        return status, remaining
 
     def _wait(self) -> int:
         assert self.process is not None

@@ -300,9 +300,9 @@ def test_the_chain_goes_on_while_another_holds_the_connection(daemon: MinimalDae
     assert daemon.server is not None
     with DriverClient.start(daemon.directory, "--loop") as client:
         assert daemon.accept()[0] == 0
-        for made in ("init", "ctx"):
+        for request in ("init", "ctx"):
             daemon.hand_over(daemon.accept()[1])
-            assert client.answer() == f"{made} CUDA_SUCCESS"
+            assert client.answer() == f"{request} CUDA_SUCCESS"
         client.ask("steps 3")
         held = daemon.server.dup()
         daemon.server.close()

@@ -77,7 +77,7 @@ def test_a_client_looks_like_an_executed_one(uid: int, monkeypatch: pytest.Monke
 def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
     adopt_orphans()
     pipe, log = tmp_path / "pipe", tmp_path / "log"
-    result = []
+    reports = []
     for way in (nullcontext, lambda: prepare(DAEMON)):
         pipe.mkdir()
         log.mkdir()
@@ -95,11 +95,11 @@ def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
         reported["parent, group, session"][1:] = []
         # Others than these it closes at its start, and it opens some for a moment.
         reported["descriptors"] = [reported["descriptors"][number] for number in "012"]
-        result.append(reported)
+        reports.append(reported)
         shutil.rmtree(pipe)
         shutil.rmtree(log)
     adopt_orphans(False)
-    assert result[0] == result[1]
+    assert reports[0] == reports[1]
 
 
 @pytest.mark.parametrize("uid", [0, USER])
@@ -107,7 +107,7 @@ def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
     if uid and os.geteuid():
         pytest.skip("only root becomes other users")
     adopt_orphans()
-    result = []
+    reports = []
     for way in (nullcontext, lambda: prepare(DAEMON)):
         with way(), tempfile.TemporaryDirectory(prefix="pympsd-test-") as name:
             directory = Path(name)
@@ -127,15 +127,15 @@ def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
         assert [entry["parent, group, session"][1:] for entry in reported] == 2 * [[str(server)] * 2]
         assert [entry["parent, group, session"][0] for entry in reported] == [str(daemon.pid), str(server)]
         assert not any(map(alive, (server, executor)))
-        for each in reported:
-            del each["parent, group, session"]
-            each["descriptors"] = Counter(RANDOM.sub("", target) for target in each["descriptors"].values())
+        for report in reported:
+            del report["parent, group, session"]
+            report["descriptors"] = Counter(RANDOM.sub("", target) for target in report["descriptors"].values())
             # The interpreter of an executed server adds its locale.
-            entries = {entry.replace(name.encode(), b"") for entry in each["environment"]}
-            each["environment"] = entries - {b"LC_CTYPE=C.UTF-8"}
-        result.append(reported)
+            entries = {entry.replace(name.encode(), b"") for entry in report["environment"]}
+            report["environment"] = entries - {b"LC_CTYPE=C.UTF-8"}
+        reports.append(reported)
     adopt_orphans(False)
-    for ordinary, forked in zip(*result, strict=True):
+    for ordinary, forked in zip(*reports, strict=True):
         assert forked == ordinary
 
 

@@ -44,12 +44,12 @@ def wedge(executor: int, owner: int) -> None:
 
 
 def _sockets(pid: int) -> list[int]:
-    result = []
+    descriptors = []
     for entry in list(Path(f"/proc/{pid}/fd").iterdir()):
         with contextlib.suppress(FileNotFoundError):  # closed
             if os.readlink(entry).startswith("socket:"):
-                result.append(int(entry.name))
-    return result
+                descriptors.append(int(entry.name))
+    return descriptors
 
 
 def _take_socket(pid: int, fd: int) -> socket.socket:

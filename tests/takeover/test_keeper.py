@@ -141,8 +141,8 @@ class Daemons:
         """Fetch what the keeper holds, as the next daemon, and end the keeper when the block is left."""
         directory = PipeDirectory.claim(str(self.folder))
         log = Log()
-        result = await KeeperLink.fetch(directory, log, seconds)  # type: ignore[arg-type]
-        keeper, held = result or (None, {})
+        entries = await KeeperLink.fetch(directory, log, seconds)  # type: ignore[arg-type]
+        keeper, held = entries or (None, {})
         try:
             yield held, log.events
         finally:
@@ -491,7 +491,7 @@ def test_when_its_socket_is_removed_idle_servers_end_and_waiting_connections_are
 
 
 async def test_closed_peers_are_dropped_while_no_daemon_runs_unless_they_left_words(daemons: Daemons) -> None:
-    left, ours = _pair()
+    client, ours = _pair()
     wordy, theirs = _pair()
     stays, third = _pair()
     daemon = daemons.start(client_1=ours, server_1=theirs, client_2=third)
@@ -504,7 +504,7 @@ async def test_closed_peers_are_dropped_while_no_daemon_runs_unless_they_left_wo
     with stays:
         wordy.send(b"last words")
         wordy.close()
-        left.close()
+        client.close()
         wait_until(lambda: _descriptors(keeper) == alone + 2, "the closing of what has ended")
         async with daemons.fetched() as (held, _):
             assert list(held) == ["server 1", "client 2"]
@@ -755,7 +755,9 @@ async def test_what_changes_while_a_killed_keeper_is_reaped_is_held_by_the_next(
         with socket.socket() as held, trio.fail_after(SECONDS):
             os.kill(pid, signal.SIGKILL)
             while not (
-                new := [one for one in children_of(os.getpid()) if _comm(one) == "pympsd-keeper" and one != pid]
+                new := [
+                    child for child in children_of(os.getpid()) if _comm(child) == "pympsd-keeper" and child != pid
+                ]
             ):
                 keeper.hold("server 1", held.fileno())
                 keeper.drop("server 2")

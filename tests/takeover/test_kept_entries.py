@@ -104,23 +104,23 @@ async def next_daemon(daemon: RunningDaemon, earlier: EarlierDaemon) -> AsyncIte
     """Let the earlier daemon die, and the next one have what it left, and its keeper."""
     earlier.die()
     directory = PipeDirectory.claim(str(earlier.folder))
-    result = await KeeperLink.fetch(directory, daemon.dispatcher.log)
-    assert result is not None
-    keeper, held = result
+    fetched = await KeeperLink.fetch(directory, daemon.dispatcher.log)
+    assert fetched is not None
+    keeper, held = fetched
     daemon.dispatcher.keeper = keeper
     daemon.dispatcher.nursery.start_soon(keeper.run)
-    left = KeptEntries.of(keeper, held)
+    kept = KeptEntries.of(keeper, held)
     try:
-        yield left
+        yield kept
     finally:
-        left.close()
+        kept.close()
         directory.release()
 
 
-async def go_on(daemon: RunningDaemon, left: KeptEntries) -> None:
+async def go_on(daemon: RunningDaemon, kept: KeptEntries) -> None:
     """Serve the connections that are left."""
-    connections, left.connections = left.connections, []
-    await daemon.go_on_with(*connections, keeper=left.keeper)
+    connections, kept.connections = kept.connections, []
+    await daemon.go_on_with(*connections, keeper=kept.keeper)
 
 
 @contextlib.contextmanager
@@ -168,8 +168,8 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
     with connect_process(tmp_path, b"" if noted else HELLO) as (process, ours):
         earlier.hold(NAME, ours.fileno(), HELLO if noted else b"")
         ours.close()
-        async with next_daemon(daemon, earlier) as left:
-            await go_on(daemon, left)
+        async with next_daemon(daemon, earlier) as kept:
+            await go_on(daemon, kept)
             while not daemon.dispatcher.state.queue:
                 await trio.lowlevel.checkpoint()
             ((id_, session),) = daemon.dispatcher.clients.items()
@@ -196,8 +196,8 @@ async def test_a_client_that_goes_on_waiting_is_held_under_its_name_with_its_hel
         await client.send(HELLO)
     earlier.hold(NAME, ours.fileno(), HELLO if noted else b"")
     ours.close()
-    async with next_daemon(daemon, earlier) as left:
-        await go_on(daemon, left)
+    async with next_daemon(daemon, earlier) as kept:
+        await go_on(daemon, kept)
         while not daemon.dispatcher.state.queue:
             await trio.lowlevel.checkpoint()
         assert earlier.left() == {NAME: HELLO}
@@ -212,8 +212,8 @@ async def test_a_client_that_left_before_the_next_daemon_came_is_forgotten(
     earlier.hold(NAME, ours.fileno())
     ours.close()
     client.sock.close()
-    async with next_daemon(daemon, earlier) as left:
-        await go_on(daemon, left)
+    async with next_daemon(daemon, earlier) as kept:
+        await go_on(daemon, kept)
         await trio.testing.wait_all_tasks_blocked()
         assert daemon.dispatcher.clients == {}
         assert daemon.dispatcher.state.queue.entries == []
@@ -228,8 +228,8 @@ async def test_an_operator_is_answered_by_the_next_daemon_and_dropped_from_the_k
     await operator.send(frames.encode(frames.OPERATOR_HELLO))
     earlier.hold(NAME, ours.fileno())
     ours.close()
-    async with next_daemon(daemon, earlier) as left:
-        await go_on(daemon, left)
+    async with next_daemon(daemon, earlier) as kept:
+        await go_on(daemon, kept)
         assert await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
         # What it was answered, and was not, only this daemon knows: the next one could not continue with it.
         assert earlier.left() == {}
@@ -244,8 +244,8 @@ async def test_an_earlier_connection_that_is_refused_sees_its_end(
     client, ours = caller(daemon)
     earlier.hold(NAME, ours.fileno(), HELLO)
     ours.close()
-    async with next_daemon(daemon, earlier) as left:
-        await go_on(daemon, left)
+    async with next_daemon(daemon, earlier) as kept:
+        await go_on(daemon, kept)
         assert await client.receive() is None, "the keeper has no copy either"
         assert daemon.sentences()[-1].startswith("Refusing a connection: ")
 
@@ -258,8 +258,8 @@ async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
     client, ours = caller(daemon)
     earlier.hold(NAME, ours.fileno())
     ours.close()
-    async with next_daemon(daemon, earlier) as left:
-        await go_on(daemon, left)
+    async with next_daemon(daemon, earlier) as kept:
+        await go_on(daemon, kept)
         await client.send(messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, environment)))
         while not daemon.dispatcher.state.queue:
             await trio.lowlevel.checkpoint()
@@ -335,8 +335,8 @@ def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_sid
 async def test_what_is_held_during_a_block(
     daemon: RunningDaemon, earlier: EarlierDaemon, end: str, is_held: bool
 ) -> None:
-    async with next_daemon(daemon, earlier) as left:
-        assert left == KeptEntries(daemon.dispatcher.keeper)
+    async with next_daemon(daemon, earlier) as kept:
+        assert kept == KeptEntries(daemon.dispatcher.keeper)
         with (
             socket.socket() as sock,
             trio.CancelScope() as scope,
@@ -397,20 +397,20 @@ async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_i
     for (name, note), fd in zip({**LEFT, **UNKNOWN}.items(), fds, strict=True):
         earlier.hold(name, fd, note)
         os.close(fd)
-    async with next_daemon(daemon, earlier) as left:
-        assert {file: listener.note for file, listener in left.listeners.items()} == {"control": b"1 2"}
-        assert list(left.links) == [1]
-        assert {id_: client.note for id_, client in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
-        assert [(new_client.name, new_client.note) for new_client in left.new_clients] == [("newcomer 6", 1)]
-        (connection,) = left.connections
+    async with next_daemon(daemon, earlier) as kept:
+        assert {file: listener.note for file, listener in kept.listeners.items()} == {"control": b"1 2"}
+        assert list(kept.links) == [1]
+        assert {id_: client.note for id_, client in kept.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
+        assert [(new_client.name, new_client.note) for new_client in kept.new_clients] == [("newcomer 6", 1)]
+        (connection,) = kept.connections
         assert (connection.name, connection.note) == (NAME, HELLO)
-        taken = left.links.pop(1)
-        mine = [left.fifo, connection.fd, left.clients[5].fd, left.new_clients[0].fd, left.listeners["control"].fd]
+        taken = kept.links.pop(1)
+        mine = [kept.fifo, connection.fd, kept.clients[5].fd, kept.new_clients[0].fd, kept.listeners["control"].fd]
         assert all(map(is_open, mine))
-        left.close()
+        kept.close()
         assert not any(map(is_open, mine))
         assert is_open(taken)
-        assert left == KeptEntries(left.keeper)
+        assert kept == KeptEntries(kept.keeper)
         assert earlier.left() == {link_name(1): b""}
         os.close(taken)
 
@@ -431,29 +431,29 @@ def bound(tmp_path: Path) -> Iterator[tuple[str, KeptEntries]]:
 
 
 def test_a_listening_socket_is_taken_once(bound: tuple[str, KeptEntries]) -> None:
-    path, left = bound
-    assert left.take_listener("control_privileged", path, socket.SOCK_SEQPACKET) is None
-    listener = left.take_listener("control", path, socket.SOCK_SEQPACKET)
+    path, kept = bound
+    assert kept.take_listener("control_privileged", path, socket.SOCK_SEQPACKET) is None
+    listener = kept.take_listener("control", path, socket.SOCK_SEQPACKET)
     assert listener is not None
     assert listener.getsockname() == path
     listener.close()
-    assert left.take_listener("control", path, socket.SOCK_SEQPACKET) is None
+    assert kept.take_listener("control", path, socket.SOCK_SEQPACKET) is None
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "another kind", "no note"])
 def test_a_listening_socket_that_nobody_would_reach_is_closed(bound: tuple[str, KeptEntries], change: str) -> None:
-    path, left = bound
+    path, kept = bound
     kind = socket.SOCK_STREAM if change == "another kind" else socket.SOCK_SEQPACKET
-    fd = left.listeners["control"].fd
+    fd = kept.listeners["control"].fd
     if change == "no note":
-        left.listeners["control"] = evolve(left.listeners["control"], note=b"")
+        kept.listeners["control"] = evolve(kept.listeners["control"], note=b"")
     if change in ("removed", "replaced", "no note"):
         os.unlink(path)
     other = socket.socket(socket.AF_UNIX, kind)
     if change == "replaced":
         other.bind(path)
     with other:
-        assert left.take_listener("control", path, kind) is None
+        assert kept.take_listener("control", path, kind) is None
         assert not is_open(fd)
 
 
@@ -524,22 +524,22 @@ def test_a_client_goes_on_with_the_connection_that_it_was_offered_if_both_ends_a
     notes = {"newcomer 4": b"9"}
     names += [f"connection {id_} control" for id_ in range(1, 5)]
     fds = dict(zip(names, descriptors(len(names)), strict=True))
-    left = KeptEntries.of(None, {name: Entry(notes.get(name, b""), fd) for name, fd in fds.items()})
+    kept = KeptEntries.of(None, {name: Entry(notes.get(name, b""), fd) for name, fd in fds.items()})
     # A server that may have the end that is still on offer is freed from it, too, if the client does not answer.
-    ((name, end),) = left.take_new_clients(9)
+    ((name, end),) = kept.take_new_clients(9)
     assert (name, os.path.sameopenfile(end, fds["newcomer 4"]), end == fds["newcomer 4"]) == (
         "newcomer 4",
         True,
         False,
     )
-    assert [entry.offered for entry in left.take_connections("control")] == [
+    assert [entry.offered for entry in kept.take_connections("control")] == [
         (fds["offer 1"], fds["newcomer 1"]),
         None,
         None,
         (fds["offer 4"], fds["newcomer 4"]),
     ]
-    assert left.next_connection() == 4, "no name is used that is in use"
-    left.close()
+    assert kept.next_connection() == 4, "no name is used that is in use"
+    kept.close()
     assert [is_open(fds[name]) for name in ("newcomer 2", "offer 3")] == [False, False]
     for name in ("newcomer 1", "offer 1", "newcomer 4", "offer 4", *names[6:]):
         os.close(fds[name])

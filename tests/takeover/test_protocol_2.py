@@ -29,8 +29,8 @@ PROCESS = PersistentServer(1, 847, USER, 100.0, {}, name="uid_500")
 
 def of_server(name: str = "uid_500", **more: object) -> PersistentState:
     """Return the state of a daemon with one server, without a process."""
-    known = {"namespaces": (DEFAULT,), **more}
-    return PersistentState(protocol=3, named_servers=(PersistentNamedServer(name, USER, **known),))  # type: ignore[arg-type]
+    fields = {"namespaces": (DEFAULT,), **more}
+    return PersistentState(protocol=3, named_servers=(PersistentNamedServer(name, USER, **fields),))  # type: ignore[arg-type]
 
 
 def of_default(**more: object) -> PersistentState:
@@ -87,19 +87,19 @@ def test_defaults_that_are_the_same_are_kept() -> None:
 
 def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:
     limits = Limits(percentages(25.0), {1: PinnedMemory(GIB)})
-    left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
-    assert list(list_lost(left, Limits())) == []
+    earlier = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
+    assert list(list_lost(earlier, Limits())) == []
     story = Story(Daemon(DaemonOptions(0), DEVICES))
-    story.feed(events.PredecessorDied(left))
+    story.feed(events.PredecessorDied(earlier))
     (server,) = story.daemon.servers.values()
     assert (server.thread_percentage, server.memory_limits) == (ThreadPercentage(25.0), {1: PinnedMemory(GIB)})
 
 
 def test_of_a_server_that_runs_percentages_by_device_are_lost_and_the_least_holds() -> None:
     limits = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
-    left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
-    assert list(list_lost(left, Limits())) == ["active-thread-percentage of server 'uid_500'"]
+    earlier = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
+    assert list(list_lost(earlier, Limits())) == ["active-thread-percentage of server 'uid_500'"]
     story = Story(Daemon(DaemonOptions(0), DEVICES))
-    story.feed(events.PredecessorDied(left))
+    story.feed(events.PredecessorDied(earlier))
     (server,) = story.daemon.servers.values()
     assert server.thread_percentage == ThreadPercentage(25.0)

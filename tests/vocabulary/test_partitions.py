@@ -77,5 +77,5 @@ def test_an_id_tells_servers_devices_and_names_apart() -> None:
     here, there = describe("2xH200")
     ids = {partition_id(server, device, name) for server in "ab" for device in (here, there) for name in "pq"}
     assert len(ids) == 8
-    assert all(re.fullmatch("[A-Za-z0-9_-]{36}", each) for each in ids)
+    assert all(re.fullmatch("[A-Za-z0-9_-]{36}", text) for text in ids)
     assert partition_id("a", here, "p") == partition_id("a", here, "p")

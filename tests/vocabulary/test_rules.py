@@ -13,8 +13,8 @@ POD = "8dd5e6d0-7d1c-4b5f-9a5e-0c6a1f1e2d3c"
 MANAGER = "/user.slice/user-1000.slice/user@1000.service"
 
 
-def _fits(kind: str, *values: str, namespace: str = "serve/chat", **what: object) -> bool:
-    origin = Origin(**{"uid": 1000, "groups": (100, 27), "cgroups": ("/",), "executable": "/bin/x", **what})  # type: ignore[arg-type]
+def _fits(kind: str, *values: str, namespace: str = "serve/chat", **properties: object) -> bool:
+    origin = Origin(**{"uid": 1000, "groups": (100, 27), "cgroups": ("/",), "executable": "/bin/x", **properties})  # type: ignore[arg-type]
     return Rule(1, conditions=(Condition(kind, values),)).examine(origin, namespace)[0]
 
 
@@ -130,7 +130,7 @@ PATHS = st.lists(st.sampled_from(["a", "b", "pod1"]), max_size=4).map(lambda par
 
 @given(st.lists(PATHS, max_size=3), PATHS)
 def test_the_cgroups_at_or_above_are_those_that_the_others_are_below(cgroups: list[str], path: str) -> None:
-    result = expand_cgroups(cgroups)
-    assert (path in result) == any(is_below(cgroup, path) for cgroup in cgroups)
-    assert len(set(result)) == len(result)
-    assert result[:1] == ["/"][: len(cgroups)]
+    expanded = expand_cgroups(cgroups)
+    assert (path in expanded) == any(is_below(cgroup, path) for cgroup in cgroups)
+    assert len(set(expanded)) == len(expanded)
+    assert expanded[:1] == ["/"][: len(cgroups)]

@@ -52,10 +52,10 @@ def test_every_variable_of_the_product_is_in_the_table() -> None:
     ],
 )
 def test_wrong_values_are_named_with_what_is_allowed(name: str, text: str, problem: str) -> None:
-    result = problems({name: text, "PYMPSD_USERS": "together", "OTHER": "x"})
-    assert list(result) == [name]
-    assert result[name].startswith(f"{name} is ")
-    assert problem in result[name]
+    explained = problems({name: text, "PYMPSD_USERS": "together", "OTHER": "x"})
+    assert list(explained) == [name]
+    assert explained[name].startswith(f"{name} must be ")
+    assert problem in explained[name]
 
 
 @pytest.mark.parametrize(

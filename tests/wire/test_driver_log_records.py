@@ -31,11 +31,11 @@ signs = st.sampled_from(RecordWriter).map(lambda origin: (MAGIC + origin).to_byt
 def _read(chunks: Iterable[bytes]) -> list[DriverLogRecord | bytes]:
     """Return the records, and the lines one by one."""
     reader = LogReader()
-    result: list[DriverLogRecord | bytes] = []
+    items: list[DriverLogRecord | bytes] = []
     for chunk in chunks:
         for instruction in reader.feed(chunk):
-            result += instruction.lines if isinstance(instruction, ForeignLines) else [instruction]
-    return result
+            items += instruction.lines if isinstance(instruction, ForeignLines) else [instruction]
+    return items
 
 
 def _cut(data: bytes, places: Iterable[int]) -> list[bytes]:
@@ -45,9 +45,9 @@ def _cut(data: bytes, places: Iterable[int]) -> list[bytes]:
 
 def test_recorded_reads() -> None:
     reads = [bytes.fromhex(line) for line in RECORDED.read_text().splitlines()]
-    result = _read(reads)
-    assert all(isinstance(output, DriverLogRecord) and output.pid == 430 for output in result)
-    records = [output for output in result if isinstance(output, DriverLogRecord)]
+    items = _read(reads)
+    assert all(isinstance(output, DriverLogRecord) and output.pid == 430 for output in items)
+    records = [output for output in items if isinstance(output, DriverLogRecord)]
     assert [record.origin for record in records] == [RecordWriter.OTHER] * 3 + [RecordWriter.SERVER] * (
         len(records) - 3
     )

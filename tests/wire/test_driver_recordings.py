@@ -237,39 +237,39 @@ def last(tool: ToolSession, command: int) -> Any:
 
 def test_printed_statuses() -> None:
     shown = {commands.STATUS_ACTIVE: b"ACTIVE", commands.STATUS_FAULT: b"FAULT"}
-    result = [tool for _, tool in tool_sessions(17) if tool.lines[0].startswith(b"get_server_status")]
-    for tool in result:
+    tools = [tool for _, tool in tool_sessions(17) if tool.lines[0].startswith(b"get_server_status")]
+    for tool in tools:
         assert tool.printed == [shown[last(tool, 17)]]
-    assert {tool.printed[0] for tool in result} == set(shown.values())
+    assert {tool.printed[0] for tool in tools} == set(shown.values())
 
 
 def test_printed_client_lists() -> None:
-    result = tool_sessions(6)
-    assert len(result) == 4
-    for _, tool in result:
+    sessions = tool_sessions(6)
+    assert len(sessions) == 4
+    for _, tool in sessions:
         assert tool.printed == [str(pid).encode() for pid in last(tool, 6)]
 
 
 def test_printed_percentages() -> None:
-    result = tool_sessions(8)
-    assert [tool.lines[0].split()[0] for _, tool in result] == [
+    sessions = tool_sessions(8)
+    assert [tool.lines[0].split()[0] for _, tool in sessions] == [
         b"set_active_thread_percentage",
         b"get_active_thread_percentage",
     ]
-    for _, tool in result:
+    for _, tool in sessions:
         assert tool.printed == [str(last(tool, 8)).encode()] == [b"40.0"]
 
 
 def test_printed_memory_limits() -> None:
-    result = 0
+    count = 0
     for recording in RECORDINGS.values():
         for tool in recording.tools:
             values = [value_of(exchange) for exchange in tool.exchanges if exchange.command == 19]
             shown = [line for line in tool.printed if line.endswith(b"G")]
             if values:
                 assert shown == [b"%dG" % (value >> 30) for value in values]
-                result += len(values)
-    assert result == 5
+                count += len(values)
+    assert count == 5
 
 
 def test_printed_terminations() -> None:
@@ -278,9 +278,9 @@ def test_printed_terminations() -> None:
 
 
 def test_printed_devices() -> None:
-    result = tool_sessions(24)
-    assert len(result) == 4
-    for _, tool in result:
+    sessions = tool_sessions(24)
+    assert len(sessions) == 4
+    for _, tool in sessions:
         devices = last(tool, 24)
         rows = [line.split() for line in tool.printed if line[:1].isdigit()]
         expected = [
@@ -297,11 +297,11 @@ def test_printed_devices() -> None:
 
 
 def test_the_recorded_device_record_has_its_uuid_at_24_and_its_name_at_40() -> None:
-    result = [
+    exchanges = [
         exchange for recording in RECORDINGS.values() for exchange in recording.exchanges if exchange.command == 24
     ]
-    assert result
-    for exchange in result:
+    assert exchanges
+    for exchange in exchanges:
         for record, device in zip(exchange.answer[1:], value_of(exchange), strict=True):
             assert len(record) == 172
             assert uuid_text(record[24:40]) == device.uuid
@@ -408,7 +408,7 @@ async def replayed(name: str, tool: ToolSession, command: int) -> Replay:
     """Return the state after the servers' answers around a tool's session, with the clients of that time."""
     recording = RECORDINGS[name]
     (exchange,) = [exchange for exchange in tool.exchanges if exchange.command == command]
-    around = {one.command: one.answer for one in recording.exchanges if one.server == exchange.server}
+    around = {other.command: other.answer for other in recording.exchanges if other.server == exchange.server}
     answers = {17: around[17], 14: around[14], 7: around[7], command: exchange.answer}
     replay = Replay(recording, exchange.server)
     await replay.report({17: [struct.pack("<i", 1)], **answers})
@@ -423,9 +423,9 @@ def load_recorded(tool: ToolSession) -> list[str]:
 @pytest.mark.parametrize("place", range(5))
 async def test_ps_shows_the_recorded_rows(place: int) -> None:
     """All columns are equal: COMMAND and NAMESPACE, which the server does not send, are the test's own."""
-    result = [tool_session for tool_session in tool_sessions(14) if tool_session[1].lines == [b"ps"]]
-    assert len(result) == 5
-    name, tool = result[place]
+    sessions = [tool_session for tool_session in tool_sessions(14) if tool_session[1].lines == [b"ps"]]
+    assert len(sessions) == 5
+    name, tool = sessions[place]
     replay = await replayed(name, tool, 14)
     heading, *rows = load_recorded(tool)
     shown_heading, *shown = replay.say("ps")
@@ -436,9 +436,9 @@ async def test_ps_shows_the_recorded_rows(place: int) -> None:
 @pytest.mark.parametrize("place", range(4))
 async def test_get_device_client_list_shows_the_recorded_lines(place: int) -> None:
     """In another order: ours begins with device 0 (the recorded one began with the last), by client as in ps."""
-    result = tool_sessions(7)
-    assert len(result) == 4
-    name, tool = result[place]
+    sessions = tool_sessions(7)
+    assert len(sessions) == 4
+    name, tool = sessions[place]
     replay = await replayed(name, tool, 7)
     assert _by_device(replay.say(tool.lines[0].decode())) == _by_device(load_recorded(tool))
 
@@ -499,7 +499,7 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
             return [struct.pack("<Q", limit)], limit
         case 6:
             pids = draw(st.lists(PIDS, max_size=5))
-            return [struct.pack("<i", one) for one in (len(pids), *pids)], tuple(pids)
+            return [struct.pack("<i", word) for word in (len(pids), *pids)], tuple(pids)
         case 14:
             rows = draw(st.lists(st.tuples(PIDS, PIDS, PIDS, UUIDS, PIDS, PIDS), max_size=4))
             packets = [struct.pack("<ii4xi16sii", *row) for row in rows]
@@ -515,15 +515,15 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
                 packets.append(struct.pack("<6i", place, 1, 2, 3, 0, 0) + uuid + pad(name, 132))
                 devices.append(commands.ServerDevice(place, "0003:01.02.00", uuid_text(uuid), name))
             return packets, tuple(devices)
-    packets, result = [struct.pack("<i", listed := draw(count))], []
+    packets, devices = [struct.pack("<i", listed := draw(count))], []
     for place in range(listed):
         uuid, name = draw(UUIDS), draw(NAMES_OF_DEVICES)
         contexts = draw(st.lists(st.tuples(PIDS, PIDS), max_size=3))
         packets += [uuid, struct.pack("<ii", 0, place) + pad(name, 68), struct.pack("<i", len(contexts))]
         packets += [struct.pack("<ii32x", *context) for context in contexts]
         expected = tuple(commands.DriverContext(*context) for context in contexts)
-        result.append(commands.DeviceClients(uuid_text(uuid), name, expected))
-    return packets, tuple(result)
+        devices.append(commands.DeviceClients(uuid_text(uuid), name, expected))
+    return packets, tuple(devices)
 
 
 @given(st.data())
@@ -648,13 +648,13 @@ QUERIES = (5, 6, 7, 13, 14, 17, 24)
 """What a daemon asks a server; percentage and memory limit it asks when it resumes, or never."""
 
 
-def resume(left: list[bytes]) -> Any:
+def resume(packets: list[bytes]) -> Any:
     """Read what is left of earlier answers, the answer to the resuming, and the next one; return that."""
     answers: list[Any] = []
     link = ServerLink(cast(PacketChannel, SimpleNamespace(send_raw=lambda packet, fds=(): None)))
     link.ask(commands.resume(OWN), lambda nothing: None)
     link.ask(commands.clients(), answers.append)
-    for packet in (*left, struct.pack("<d", OWN), *(struct.pack("<i", one) for one in (2, 7, 8))):
+    for packet in (*packets, struct.pack("<d", OWN), *(struct.pack("<i", word) for word in (2, 7, 8))):
         link._take(packet)
     (answer,) = answers
     return answer

@@ -37,12 +37,12 @@ def test_frames_in_any_chunks_are_read_whole_with_their_own_descriptors(
         stream += frames.encode(kind, body, count)
         expected.append(Frame(kind, body, fds))
     reader = FrameReader(fds_allowed=3)
-    got: list[Frame] = []
+    received: list[Frame] = []
     for start, data in _cut(stream, cuts):
         # The kernel delivers descriptors with the first byte they were sent with.
         fds_received = tuple(n for at, fds in starts if start <= at < start + len(data) for n in fds)
-        got.extend(reader.feed(data, fds_received))
-    assert got == expected
+        received.extend(reader.feed(data, fds_received))
+    assert received == expected
     assert not reader.mid_frame
     assert reader.take_unclaimed_fds() == ()
 

@@ -51,14 +51,14 @@ def test_items_read_back(items: list[GraphItem]) -> None:
 
 @given(some_items(), st.integers(0, 1 << 10), st.integers(0, 255))
 def test_changed_bytes_are_items_or_refused(items: list[GraphItem], place: int, value: int) -> None:
-    data = bytearray(graph_items.encode(items))
-    if data:
-        data[place % len(data)] = value
+    changed = bytearray(graph_items.encode(items))
+    if changed:
+        changed[place % len(changed)] = value
     try:
-        result = graph_items.decode(bytes(data))
+        decoded = graph_items.decode(bytes(changed))
     except RemoteError:
         return
-    check_order(result)
+    check_order(decoded)
 
 
 def check_order(items: tuple[GraphItem, ...]) -> None:

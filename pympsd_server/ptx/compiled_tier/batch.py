@@ -39,9 +39,9 @@ not large and so *kept* by its module (`keep`), those of another one. Then only 
 values of parameters are replaced, and C resets the state that it has changed (`kernels_rewind`).
 
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
-two calls, only this thread. What a check has found about allocations is forgotten when these change; its arrays live
-until all threads are at rest. When the space maps more peers it moves: a batch follows it at rest. After a fault,
-which names block and thread, a batch is not used.
+two calls, only this thread. The results of checks are forgotten when the allocations change; their arrays live until
+all threads are at rest. A space that maps more peers moves, and a batch follows when its threads are at rest. A batch
+is not used again after a fault, which names block and thread.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ _looking: Final = threading.Lock()
 
 
 def _look_again(batch: int) -> None:
-    """Read the allocations again before an access faults: there may be new ones."""
+    """Read the allocations again, because an access that is about to fault may be to a new one."""
     _BATCHES[batch].look_at_allocations(at_rest=False)
 
 
@@ -190,7 +190,7 @@ class CompiledBatch:
         self._reach: list[tuple[Any, ...]] = []
         self._state: BatchState | None = None
         self._shape: tuple[Any, ...] = ()
-        """All that the batch depends on, except the values of parameters and the number of the first block."""
+        """Everything that the batch depends on, except the values of parameters and the number of the first block."""
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
         self._describe_launch()

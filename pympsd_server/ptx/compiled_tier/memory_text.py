@@ -278,7 +278,7 @@ class MemoryText(Lanes):
         return self.op("icmp eq", self.mask_type, bad, "0")
 
     def _is_narrow(self, group: Accesses) -> bool:
-        """Return whether a check compares bases of 32 bits, of which twice as many fit a vector, with a limit.
+        """Return whether a check compares bases of 32 bits (twice as many fit a vector) with a limit.
 
         The limit contains the end of the accesses, because a base and an offset could wrap.
         """

@@ -73,8 +73,8 @@ def _run_forked(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.T
     try:
         return [_unpack(item, data) for data in json.loads(text or "")]
     except ValueError:
-        what = "ran too long" if text is None else f"ended with wait status {status:#x}"
-        return [_report_lost(item, f"the test's process {what}")]
+        ending = "ran too long" if text is None else f"ended with wait status {status:#x}"
+        return [_report_lost(item, f"the test's process {ending}")]
 
 
 def _read(reader: int) -> str | None:

@@ -189,21 +189,21 @@ def test_a_limit_is_that_of_all_contexts_of_a_client(device: Device) -> None:
     first = PortUser.on(device, memory_bytes=2 << 30)
     free, _ = first.context.memory_info()
     second = PortUser.on(device, memory_bytes=2 << 30)
-    left, total = second.context.memory_info()
+    remaining, total = second.context.memory_info()
     assert total == 2 << 30
-    assert left < free
-    assert first.context.memory_info() == (left, total)
-    address = second.context.allocate(left)
+    assert remaining < free
+    assert first.context.memory_info() == (remaining, total)
+    address = second.context.allocate(remaining)
     with expect_refusal(MEMORY):
         first.context.allocate(1)
     with expect_refusal(MEMORY):
         PortUser.on(device, memory_bytes=2 << 30)
-    assert PortUser.on(device, client=2, memory_bytes=2 << 30).context.allocate(left)
+    assert PortUser.on(device, client=2, memory_bytes=2 << 30).context.allocate(remaining)
     assert second.free(address).wait() == Result.SUCCESS
-    assert first.context.memory_info() == (left, total)
-    assert first.context.allocate(left)
+    assert first.context.memory_info() == (remaining, total)
+    assert first.context.allocate(remaining)
     second.context.destroy()
-    assert first.context.memory_info() == (free - left, total)
+    assert first.context.memory_info() == (free - remaining, total)
 
 
 def test_a_client_that_comes_again_has_its_new_limit(device: Device) -> None:

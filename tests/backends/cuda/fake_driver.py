@@ -189,9 +189,9 @@ class FakeDriver:
         self.faults.append(f"{user} at {address:#x}, {count} bytes")
         return bytearray(count), 0
 
-    def _write(self, address: int, what: bytes, user: str) -> None:
-        memory, start = self._memory(address, len(what), user)
-        memory[start : start + len(what)] = what
+    def _write(self, address: int, content: bytes, user: str) -> None:
+        memory, start = self._memory(address, len(content), user)
+        memory[start : start + len(content)] = content
 
     def _read(self, address: int, count: int, user: str) -> bytes:
         memory, start = self._memory(address, count, user)

@@ -43,9 +43,9 @@ class Notes:
     values: list[Any] = field(factory=list)
     flag: Flag = field(factory=Flag)
 
-    def add(self, what: Any) -> None:
+    def add(self, value: Any) -> None:
         """Record a value."""
-        self.values.append(what)
+        self.values.append(value)
         self.flag.set()
 
     def wait(self) -> None:

@@ -217,44 +217,44 @@ def test_a_stream_is_released_without_waiting_for_a_worker_blocked_in_the_driver
 ) -> None:
     context, neighbour, gate = make_context(1), make_context(2), Gate()
     address = context.allocate(4096)
-    busy, left = context.create_stream(True, 0), context.create_stream(True, 0)
+    busy, destroyed = context.create_stream(True, 0), context.create_stream(True, 0)
     left_behind = neighbour.create_stream(True, 0)
-    driver.stall(left.handle)
-    left.fill(fill(address, 1, 1, 16))
-    left.destroy()
+    driver.stall(destroyed.handle)
+    destroyed.fill(fill(address, 1, 1, 16))
+    destroyed.destroy()
     driver.hooks["cuMemsetD8Async"] = gate
     worker = Worker(lambda: busy.fill(fill(address, 1, 1, 16)))
     gate.wait()
-    driver.run(left.handle)
+    driver.run(destroyed.handle)
     left_behind.destroy()
     driver.until(lambda: left_behind.handle not in driver.streams)
-    assert left.handle in driver.streams
+    assert destroyed.handle in driver.streams
     gate.open()
     worker.result()
-    driver.until(lambda: left.handle not in driver.streams)
+    driver.until(lambda: destroyed.handle not in driver.streams)
 
 
 def test_no_stream_is_released_while_it_is_queried(
     driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Status]
 ) -> None:
     context, neighbour, gate = make_context(1), make_context(2), Gate()
-    address, left, left_behind = (
+    address, destroyed, left_behind = (
         context.allocate(16),
         context.create_stream(True, 0),
         neighbour.create_stream(True, 0),
     )
-    driver.stall(left.handle)
-    left.fill(fill(address, 1, 1, 16))
-    left.destroy()
+    driver.stall(destroyed.handle)
+    destroyed.fill(fill(address, 1, 1, 16))
+    destroyed.destroy()
     driver.hooks["cuStreamQuery"] = gate
     worker = Worker(context.is_quiet)
     gate.wait()
-    driver.run(left.handle)
+    driver.run(destroyed.handle)
     left_behind.destroy()
     driver.until(lambda: left_behind.handle not in driver.streams)
     gate.open()
     assert worker.result()
-    driver.until(lambda: left.handle not in driver.streams)
+    driver.until(lambda: destroyed.handle not in driver.streams)
     assert faults == []
 
 
@@ -338,19 +338,19 @@ def test_a_destroyed_stream_is_waited_for_when_the_driver_makes_no_event(
     driver: FakeDriver, make_context: Make
 ) -> None:
     context = make_context(1)
-    address, left, done = context.allocate(16), context.create_stream(True, 0), Recorder()
-    driver.stall(left.handle)
-    left.fill(fill(address, 1, 1, 16))
-    left.services.events._free[False].clear()
+    address, stream, done = context.allocate(16), context.create_stream(True, 0), Recorder()
+    driver.stall(stream.handle)
+    stream.fill(fill(address, 1, 1, 16))
+    stream.services.events._free[False].clear()
     driver.codes["cuEventCreate"] = int(Result.ERROR_OUT_OF_MEMORY)
-    left.destroy()
+    stream.destroy()
     assert context.queue.native_state.leaving == 1
     driver.codes.clear()
     context.notify(done)
     assert not done.statuses, "the context's work is not done"
-    driver.run(left.handle)
+    driver.run(stream.handle)
     assert done.wait() == [Status()]
-    driver.until(lambda: left.handle not in driver.streams and context.queue.native_state.leaving == 0)
+    driver.until(lambda: stream.handle not in driver.streams and context.queue.native_state.leaving == 0)
 
 
 def test_contexts_of_a_faulted_device_end_without_driver_calls(

@@ -50,9 +50,9 @@ class Names(ast.NodeVisitor):
     @classmethod
     def of(cls, text: str) -> Names:
         """Read a file."""
-        result = cls()
-        result.visit(ast.parse(text))
-        return result
+        names = cls()
+        names.visit(ast.parse(text))
+        return names
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Note ``kinds = cu.CUkind``, also one of several, and ``functions = {1: cu.cuCall}``."""
@@ -120,10 +120,10 @@ class Names(ast.NodeVisitor):
 def is_there(name: str) -> bool:
     """Return whether the driver has it; ``*NAME`` is an attribute of devices or of functions."""
     if name.startswith("*"):
-        return any(is_there(f"{each}{name[1:]}") for each in ATTRIBUTES)
+        return any(is_there(f"{attribute}{name[1:]}") for attribute in ATTRIBUTES)
     kind, _, member = name.partition(".")
-    result: Any = getattr(real, kind, None)
-    return member in getattr(result, "__members__", ()) if member else result is not None
+    holder: Any = getattr(real, kind, None)
+    return member in getattr(holder, "__members__", ()) if member else holder is not None
 
 
 def wrong(names: Names) -> list[str]:
@@ -172,5 +172,5 @@ def test_no_name_is_missed() -> None:
     ],
 )
 def test_wrong_names_and_calls_are_found(text: str, message: str) -> None:
-    (result,) = wrong(Names.of(text))
-    assert result.partition(": ")[2] == message
+    (problem,) = wrong(Names.of(text))
+    assert problem.partition(": ")[2] == message

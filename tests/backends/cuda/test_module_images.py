@@ -209,9 +209,9 @@ def test_a_compilers_fatbin_is_complete_and_its_cubins_are_read(name: str) -> No
 
 def expect_unsupported(name: str) -> pytest.RaisesExc[BackendError]:
     """Expect the refusal of dynamic parallelism that names this function."""
-    what = f"{name} is a function of the device runtime (dynamic parallelism)"
+    reason = f"{name} is a function of the device runtime (dynamic parallelism)"
     return pytest.raises(
-        BackendError, check=lambda error: error.code == Result.ERROR_NOT_SUPPORTED and what in error.reason
+        BackendError, check=lambda error: error.code == Result.ERROR_NOT_SUPPORTED and reason in error.reason
     )
 
 

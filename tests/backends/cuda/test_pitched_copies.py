@@ -93,11 +93,11 @@ def test_the_bytes_of_the_extent_are_copied_and_no_others(
 ) -> None:
     context, done = make_context(1), Recorder()
     expected, content = pattern(extent, 1), pattern(extent, 2)
-    (target, result), (source, _) = place(to, expected), place(start, content)
+    (target, read_target), (source, _) = place(to, expected), place(start, content)
     context.default_stream.copy(Copy(region(to, target, extent), region(start, source, extent), extent), done)
     assert done.wait() == [Status()]
     inside(extent, expected)[...] = inside(extent, content)
-    assert result() == expected.tobytes()
+    assert read_target() == expected.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_the_elements_of_the_extent_are_filled_and_no_others(
     driver: FakeDriver, make_context: MakeContext, place: Any, extent: Extent, element: int
 ) -> None:
     context, expected = make_context(1), pattern(extent, 1)
-    target, result = place(Space.DEVICE, expected)
+    target, read_target = place(Space.DEVICE, expected)
     value = 0x1122334455667788
     context.default_stream.fill(Fill(region(Space.DEVICE, target, extent), value, element, extent))
     row = (value % (1 << 8 * element)).to_bytes(element, "little") * (extent.width // element)
     inside(extent, expected)[...] = np.frombuffer(row, np.uint8)
-    assert result() == expected.tobytes()
+    assert read_target() == expected.tobytes()
 
 
 def test_no_byte_of_other_clients_comes_back_between_the_rows(driver: FakeDriver, make_context: MakeContext) -> None:

@@ -45,8 +45,8 @@ def test_a_simplified_extent_is_the_same_bytes(extent: Extent, gaps: list[tuple[
     for row_gap, slice_gap in gaps:
         pitch = extent.width + row_gap
         regions.append(on_device(0, pitch, extent.height * pitch + slice_gap))
-    fewer, result = simplify(extent, *regions)
-    assert [offsets(fewer, region) for region in result] == [offsets(extent, region) for region in regions]
+    fewer, simplified = simplify(extent, *regions)
+    assert [offsets(fewer, region) for region in simplified] == [offsets(extent, region) for region in regions]
     assert fewer.depth == 1 or fewer.height > 1
 
 

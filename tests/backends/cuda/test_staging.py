@@ -19,8 +19,8 @@ PIECE = 256 << 10
 
 def expect_refusal(copies: str) -> pytest.RaisesExc[BackendError]:
     """Expect OUT_OF_MEMORY for the copies of one client, or of all."""
-    what = f"^{copies} that are not done"
-    return pytest.raises(BackendError, match=what, check=lambda error: error.code == Result.ERROR_OUT_OF_MEMORY)
+    pattern = f"^{copies} that are not done"
+    return pytest.raises(BackendError, match=pattern, check=lambda error: error.code == Result.ERROR_OUT_OF_MEMORY)
 
 
 def test_a_client_with_many_copies_leaves_slots_to_the_others(

@@ -63,17 +63,17 @@ def test_below_normal_gets_little_but_something() -> None:
 
 
 def test_stream_priorities_halve_the_time_at_each_step() -> None:
-    ready, one = FairQueue(), context()
+    ready, owner = FairQueue(), context()
     for priority in (0, -1):
-        ready.add(FakeWork(str(priority), one, TimeShare(weight_of_priority(priority))))
+        ready.add(FakeWork(str(priority), owner, TimeShare(weight_of_priority(priority))))
     had = run(ready, 30)
     assert had == {"-1": 20, "0": 10}
 
 
 def test_the_higher_priority_goes_first() -> None:
-    ready, one = FairQueue(), context()
-    ready.add(FakeWork("low", one, TimeShare(weight_of_priority(0))))
-    ready.add(FakeWork("high", one, TimeShare(weight_of_priority(-5))))
+    ready, owner = FairQueue(), context()
+    ready.add(FakeWork("low", owner, TimeShare(weight_of_priority(0))))
+    ready.add(FakeWork("high", owner, TimeShare(weight_of_priority(-5))))
     assert run(ready, 1) == {"high": 1}
 
 
@@ -91,23 +91,23 @@ def test_an_idle_context_gets_no_head_start() -> None:
 
 
 def test_an_idle_stream_gets_no_head_start() -> None:
-    ready, one = FairQueue(), context()
-    old = FakeWork("old", one)
+    ready, owner = FairQueue(), context()
+    old = FakeWork("old", owner)
     ready.add(old)
     run(ready, 1000)
     ready.remove(old)
-    ready.add(FakeWork("new", one))
+    ready.add(FakeWork("new", owner))
     ready.add(old)
     had = run(ready, 10)
     assert abs(had["old"] - had["new"]) <= 2
 
 
 def test_blocked_work_is_passed_over() -> None:
-    ready, one = FairQueue(), context()
-    blocked = FakeWork("blocked", one, is_blocked=True)
+    ready, owner = FairQueue(), context()
+    blocked = FakeWork("blocked", owner, is_blocked=True)
     ready.add(blocked)
     assert ready.next() is None
-    ready.add(FakeWork("able", one))
+    ready.add(FakeWork("able", owner))
     assert run(ready, 3) == {"able": 3}
     blocked.is_blocked = False
     assert run(ready, 1) == {"blocked": 1}
@@ -214,12 +214,12 @@ def test_below_normal_never_overtakes_and_never_starves(script: list[tuple[str, 
     """Contexts 0 to 2 are normal, 3 to 5 below. A run may finish the work."""
     ready, contexts = FairQueue(), [context(int(number >= 3)) for number in range(6)]
     since = due = 0  # the normal level's turns and time since one below could run
-    for what, number, more in script:
+    for step, number, more in script:
         normal, below = (any(entry.ready for entry in some) for some in (contexts[:3], contexts[3:]))
-        if what == "add":
+        if step == "add":
             ready.add(stream(str(number), contexts[number], int(more)))
             since = 0 if number >= 3 and not below else since
-        elif what == "drop":
+        elif step == "drop":
             ready.drop(contexts[number])
             contexts[number] = context(int(number >= 3))
         elif normal or below:

@@ -38,10 +38,10 @@ def test_a_late_free_of_a_destroyed_context_frees_nothing_of_others(model: str) 
         context.memory.unlink(module.loaded)
         assert neighbour.memory_info() == free
         assert neighbours.loaded.allocations
-        for one in held:
-            assert neighbour.memory.space.size_of(one) == 4096
-        for one in neighbours.loaded.allocations:
-            assert neighbour.memory.space.size_of(one)
+        for allocation in held:
+            assert neighbour.memory.space.size_of(allocation) == 4096
+        for allocation in neighbours.loaded.allocations:
+            assert neighbour.memory.space.size_of(allocation)
         with pytest.raises(BackendError) as refused:
             context.allocate(1)
         assert refused.value.code is Result.ERROR_CONTEXT_IS_DESTROYED

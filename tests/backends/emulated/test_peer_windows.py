@@ -31,9 +31,9 @@ def space(number: int) -> AddressSpace:
     return AddressSpace(WINDOW * (number + 1), ROOM, 2 * ROOM)
 
 
-def reach(one: AddressSpace, other: AddressSpace) -> None:
-    """Have kernels of one reach the other's allocations."""
-    one.map_peer(os.getpid(), other.publish(), other.base - one.base)
+def reach(own: AddressSpace, other: AddressSpace) -> None:
+    """Have kernels of a space reach the other's allocations."""
+    own.map_peer(os.getpid(), other.publish(), other.base - own.base)
 
 
 @pytest.fixture
@@ -44,15 +44,15 @@ def spaces() -> Iterator[list[AddressSpace]]:
         closable.close()
 
 
-def reaches(one: AddressSpace, address: int, count: int = 4) -> bool:
+def reaches(own: AddressSpace, address: int, count: int = 4) -> bool:
     """Return whether kernels reach the bytes at an address; both ways to look must agree."""
     try:
-        one.locate(np.array([address - one.base]), count, 4)
+        own.locate(np.array([address - own.base]), count, 4)
     except IllegalAddress:
         with pytest.raises(IllegalAddress):
-            one.view(address, count)
+            own.view(address, count)
         return False
-    assert len(one.view(address, count)) == count
+    assert len(own.view(address, count)) == count
     return True
 
 
@@ -91,8 +91,8 @@ def test_kernels_reach_exactly_what_is_allocated_and_mapped(steps: list[tuple[st
                 assert spaces[own].read(address, 512) == spaces[owner].read(address, 512)
                 spaces[own].write(address, b"new!")
                 assert spaces[owner].read(address, 4) == b"new!"
-    for each in spaces:
-        each.close()
+    for closable in spaces:
+        closable.close()
 
 
 def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
@@ -108,11 +108,11 @@ def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
 
 
 def test_wild_addresses_are_in_no_window(spaces: list[AddressSpace]) -> None:
-    one, second = spaces[:2]
-    reach(one, second)
+    first, second = spaces[:2]
+    reach(first, second)
     for wild in (16, 0x7123_0000_0000, (1 << 62) + 64):
         with pytest.raises(IllegalAddress):
-            one.locate(np.array([wild - one.base]), 4, 4)
+            first.locate(np.array([wild - first.base]), 4, 4)
 
 
 def test_an_allocation_that_reaches_the_end_of_a_window_is_the_windows_alone(spaces: list[AddressSpace]) -> None:

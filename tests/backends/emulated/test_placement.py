@@ -57,7 +57,7 @@ def test_no_multiprocessor_is_ever_overfull_and_all_room_comes_back(
                 threads[sm] += entry.size.threads
         assert set(threads) <= set(SMS)
         assert max(threads.values(), default=0) <= 2048
-        assert placement.resident == sum(len(each.rows) for each in all_placed)
+        assert placement.resident == sum(len(entry.rows) for entry in all_placed)
     for entry in all_placed:
         placement.release(entry)
     assert placement.free_blocks(BlockSize(64, 0)) == whole
@@ -67,13 +67,13 @@ def test_no_multiprocessor_is_ever_overfull_and_all_room_comes_back(
 @given(st.sampled_from(sorted(PROFILES)), sizes)
 def test_room_is_what_the_occupancy_calculation_says(model: str, size: BlockSize) -> None:
     attributes = PROFILES[model].attributes
-    each = blocks_per_multiprocessor(attributes, size.threads, size.shared_bytes)
+    blocks = blocks_per_multiprocessor(attributes, size.threads, size.shared_bytes)
     placement = Placement(SMS, attributes)
-    assert placement.capacity(size) == placement.free_blocks(size) == 3 * each
-    assert len(placement.place(size, 1000).rows) == 3 * each
+    assert placement.capacity(size) == placement.free_blocks(size) == 3 * blocks
+    assert len(placement.place(size, 1000).rows) == 3 * blocks
     placement = Placement(SMS, attributes)
     placement.place(BlockSize(1, 0), 1)  # with a neighbour there are at most one fewer on its multiprocessor
-    assert 3 * each - max(1, each) <= len(placement.place(size, 1000).rows) <= 3 * each
+    assert 3 * blocks - max(1, blocks) <= len(placement.place(size, 1000).rows) <= 3 * blocks
 
 
 def test_a_block_without_shared_memory_fits_where_none_is_left() -> None:

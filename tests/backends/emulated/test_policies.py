@@ -188,11 +188,11 @@ def test_any_order_of_events(name: str, steps: list[tuple[str, int]], kinds: lis
             ready.discard(entry)
         elif step == "d":
             policy.drop(entry.queue)
-            ready -= {one for one in ready if one.queue is entry.queue}
+            ready -= {other for other in ready if other.queue is entry.queue}
         elif (chosen := policy.next()) is not None:
             assert chosen in ready
             policy.charge(chosen, MILLISECOND)
-        assert {one for queue in queues for one in queue.ready} == ready
+        assert {entry for queue in queues for entry in queue.ready} == ready
         assert (policy.next() is None) == (not ready)
 
 
@@ -208,9 +208,12 @@ def test_whatever_is_ready_runs_some_time(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", "PYMPSD_SCHEDULING_POLICY is one of deadline, fair, memory, or an entry point of the group"),
+        (
+            "nonsense",
+            "PYMPSD_SCHEDULING_POLICY must be one of deadline, fair, memory, or an entry point of the group",
+        ),
         ("fair:1", "PYMPSD_SCHEDULING_POLICY=fair:1: the policy takes no argument"),
-        (":", "PYMPSD_SCHEDULING_POLICY is one of"),
+        (":", "PYMPSD_SCHEDULING_POLICY must be one of"),
     ],
 )
 def test_a_policy_that_is_not_there_is_refused(text: str, message: str) -> None:

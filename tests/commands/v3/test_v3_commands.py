@@ -236,7 +236,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("namespace get hi a foo", "A namespace has no field 'foo'. Fields: active-thread-percentage, "),
         ("client get 5 cmd", "No client with PID 5."),
         ("client get 3165259 foo", "A client has no field 'foo'. Fields: cmd, device, linux-ns, maws-ns, pci-id, "),
-        ("device list --format=xml", "--format is table, csv or json"),
+        ("device list --format=xml", "--format must be table, csv or json"),
         ("feature describe x", "No feature 'x'. Features: context-share, memacct."),
         ("memacct list /sys/fs/cgroup/x", "Cgroup '/x' has no limits of its own."),
         ("sm-partition list --server=c", "No server named 'c'."),
@@ -294,7 +294,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
             ),
         ),
         ("server create uid_x", "Names that begin with uid_ are reserved for users' servers: that of user 0 is"),
-        ("server create c --uid=x", "--uid is a user's number, not 'x'."),
+        ("server create c --uid=x", "--uid must be a user's number, not 'x'."),
         ("server delete x", "No server named 'x'."),
         ("server delete a", "Server 'a' has 1 active client; --force terminates it first."),
         ("server set a", "'server set' needs at least one of --active-thread-percentage, --client-priority, "),
@@ -309,7 +309,10 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("namespace delete default --server=a", "Namespace 'default' belongs to its server."),
         ("client terminate 5", "No client with PID 5."),
         ("client terminate 3165259 --server=b", "No client with PID 3165259 on server 'b'."),
-        ("client terminate 3165259 --timeout=0", "--timeout is a number of seconds above 0, up to 86400, not '0'."),
+        (
+            "client terminate 3165259 --timeout=0",
+            "--timeout must be a number of seconds above 0, up to 86400, not '0'.",
+        ),
         (
             "sm-partition create p --server=a --device=0 --chunks=1",
             "Device 0 has 1 active client outside partitions; end it, or wait until it has gone.",
@@ -318,7 +321,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("memacct limit /a/../b --hard-limit=2G", "A cgroup is named by its full path"),
         (
             "memacct limit /a --soft-limit=unlimited",
-            "--soft-limit is a whole number above 0 and K, M or G, or 'none'",
+            "--soft-limit must be a whole number above 0 and K, M or G, or 'none'",
         ),
         ("memacct limit /a* --hard-limit=2G", "A cgroup is named by its full path"),
         ("memacct limit /a --hard-limit=2G --device=2", "No device '2'. Devices: 0 (GPU-"),
@@ -511,7 +514,11 @@ def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
     begun = _handle(daemon, OperatorLine(1, 7, parse(b"server create c", 3)))
     assert _answers(begun) == []
     assert do.Working(1) in begun
-    spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
+    spawned = [
+        instruction
+        for instruction in _handle(daemon, NamespaceOpened("c", "default"))
+        if isinstance(instruction, do.SpawnServer)
+    ]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     assert _get_printed(daemon, "server get c status") == "Starting\n"
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
@@ -523,7 +530,11 @@ def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon)
     assert _answers(begun) == []
     assert do.Working(1) in begun
     assert do.OpenNamespace("b", "default", 9) in begun
-    spawned = [each for each in _handle(daemon, NamespaceOpened("b", "default")) if isinstance(each, do.SpawnServer)]
+    spawned = [
+        instruction
+        for instruction in _handle(daemon, NamespaceOpened("b", "default"))
+        if isinstance(instruction, do.SpawnServer)
+    ]
     assert [entry.uid for entry in spawned] == [9]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
@@ -582,7 +593,11 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
         "pending=2 failed=0\n"
     )
     assert _open(daemon, "c", "lo") == []
-    spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
+    spawned = [
+        instruction
+        for instruction in _handle(daemon, NamespaceOpened("c", "default"))
+        if isinstance(instruction, do.SpawnServer)
+    ]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     (answer,) = _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE)))
     assert not answer.refused
@@ -603,24 +618,28 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
     count = 2 * most
     text = 'schema_version = "1.0"\n' + "".join(f"[servers.m{number}]\n" for number in range(count))
     assert _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))) == []
-    opened = [each for number in range(count) for each in _handle(daemon, NamespaceOpened(f"m{number}", "default"))]
+    opened = [
+        instruction
+        for number in range(count)
+        for instruction in _handle(daemon, NamespaceOpened(f"m{number}", "default"))
+    ]
     (answer,) = _answers(opened)
     assert len(answer.printed.splitlines()) == count
     assert answer.diagnostic == f"{count} servers are being started; 'config status' reports when all are ready."
-    starting = [each for each in opened if isinstance(each, do.SpawnServer)]
+    starting = [instruction for instruction in opened if isinstance(instruction, do.SpawnServer)]
     assert len(starting) == most
     # A client's is not held back.
     event = ClientConnected(
         1, ClientProcess(Peer(50, 0, 0, (0,)), "train", 7, namespace="default"), server=f"m{count - 1}"
     )
-    (others,) = [each for each in _handle(daemon, event) if isinstance(each, do.SpawnServer)]
+    (others,) = [instruction for instruction in _handle(daemon, event) if isinstance(instruction, do.SpawnServer)]
     assert others.name == f"m{count - 1}"
     for turn in range(count):
         entry = [others, *starting][turn]
         _handle(daemon, ServerSpawned(entry.server, 900 + turn))
         done = _handle(daemon, StatusPushed(entry.server, ServerStatus.ACTIVE))
         assert _answers(done) == []
-        starting += [one for one in done if isinstance(one, do.SpawnServer)]
+        starting += [instruction for instruction in done if isinstance(instruction, do.SpawnServer)]
     assert _get_printed(daemon, "config status").endswith("pending=0 failed=0\n")
 
 
@@ -710,7 +729,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
     assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
     begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))
     begun += _handle(daemon, NamespaceOpened("c", "default"))
-    (spawned,) = [each for each in begun if isinstance(each, do.SpawnServer)]
+    (spawned,) = [instruction for instruction in begun if isinstance(instruction, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned.server, 900))
     (answer,) = _answers(_handle(daemon, StatusPushed(spawned.server, ServerStatus.ACTIVE)))
     assert answer == checked
@@ -803,7 +822,7 @@ def test_percentages_by_device(daemon: Daemon) -> None:
     _ask(daemon, f"{set_}70")
     assert _get_printed(daemon, "namespace get hi a active-thread-percentage") == "70.00\n"
     assert _ask(daemon, f"{set_}2=20").printed.startswith("No device '2' of server 'a'.")
-    assert "is 1 to 100, not" in _ask(daemon, f"{set_}0=120").printed
+    assert "must be 1 to 100, not" in _ask(daemon, f"{set_}0=120").printed
 
 
 def test_maximum_percentages_by_device(daemon: Daemon) -> None:

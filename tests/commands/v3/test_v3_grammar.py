@@ -78,14 +78,14 @@ def test_a_positional_argument_may_be_given_as_an_option() -> None:
         (GET, "a b c d", "'namespace get' takes 3 arguments, not 4."),
         (SET, "hi", "'namespace set' needs --server=<s>."),
         (SET, "", "'namespace set' needs <name> --server=<s>."),
-        (SET, "hi server=a active-thread-percentage=0", "--active-thread-percentage is 1 to 100, not '0'."),
+        (SET, "hi server=a active-thread-percentage=0", "--active-thread-percentage must be 1 to 100, not '0'."),
         (
             SET,
             "hi server=a pinned-memory-limit=4T",
-            "--pinned-memory-limit is a whole number above 0 and K, M or G, or 'unlimited'; not '4T'.",
+            "--pinned-memory-limit must be a whole number above 0 and K, M or G, or 'unlimited'; not '4T'.",
         ),
-        (SET, "hi server=a client-priority=2", "--client-priority is 0 (normal) or 1 (below normal), not '2'."),
-        (SET, "hi server=a locality-domains=yes", "--locality-domains is true or false, not 'yes'."),
+        (SET, "hi server=a client-priority=2", "--client-priority must be 0 (normal) or 1 (below normal), not '2'."),
+        (SET, "hi server=a locality-domains=yes", "--locality-domains must be true or false, not 'yes'."),
     ],
 )
 def test_what_is_refused(syntax: Syntax, words: str, sentence: str) -> None:
@@ -117,7 +117,7 @@ def _names(declared: tuple[Argument, ...] | tuple[Flag, ...]) -> list[str]:
 @settings(max_examples=60)
 @given(st.sampled_from([CREATE, DELETE, GET, SET]), WORDS)
 def test_any_words_are_read_or_refused_with_a_sentence(syntax: Syntax, words: list[str]) -> None:
-    known = {
+    options = {
         name.replace("-", "_")
         for name in (*_names(syntax.required), *_names(syntax.optional), *syntax.options, *_names(syntax.flags))
     }
@@ -128,5 +128,5 @@ def test_any_words_are_read_or_refused_with_a_sentence(syntax: Syntax, words: li
     except ValueError:
         assert syntax is CREATE  # its --uid is read by int() here
     else:
-        assert set(arguments) <= known
+        assert set(arguments) <= options
         assert {name.replace("-", "_") for name in (*_names(syntax.required), *syntax.needed)} <= set(arguments)

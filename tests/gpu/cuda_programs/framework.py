@@ -68,7 +68,7 @@ def run_cupy() -> bool:
     twice = cp.ElementwiseKernel("float64 x", "float64 y", "y = 2 * x", "twice")
     doubled = cp.asnumpy(twice(cp.asarray(left)))
     pairs = ((product, left @ right), (spectrum, np.fft.fft(left[0])), (doubled, 2 * left))
-    return all(np.allclose(result, expected) for result, expected in pairs)
+    return all(np.allclose(actual, expected) for actual, expected in pairs)
 
 
 def run_jax() -> bool:
@@ -81,9 +81,9 @@ def run_jax() -> bool:
         sys.exit()
     jax.numpy.zeros(1).block_until_ready()
     connect()
-    given = np.linspace(-1, 1, 1000, dtype=np.float32)
+    inputs = np.linspace(-1, 1, 1000, dtype=np.float32)
     slope = jax.jit(jax.vmap(jax.grad(lambda x: jax.numpy.sin(x) * x)))
-    return bool(np.allclose(np.asarray(slope(given)), np.cos(given) * given + np.sin(given), atol=1e-4))
+    return bool(np.allclose(np.asarray(slope(inputs)), np.cos(inputs) * inputs + np.sin(inputs), atol=1e-4))
 
 
 def train() -> None:
@@ -93,8 +93,8 @@ def train() -> None:
     torch = torch_module()
     network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).cuda()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    given = torch.rand(512, 64).cuda()
-    expected = given.sum(1, keepdim=True)
+    inputs = torch.rand(512, 64).cuda()
+    expected = inputs.sum(1, keepdim=True)
     say("connected")
     losses, requested = [], 0
     while True:
@@ -104,7 +104,7 @@ def train() -> None:
                 break
             requested = int(line.split()[1])
         optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(network(given), expected)
+        loss = torch.nn.functional.mse_loss(network(inputs), expected)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

@@ -106,15 +106,15 @@ class CudaProgram(Program):
         return str(got(cuda.cuDeviceGetAttribute(MULTIPROCESSORS, got(cuda.cuCtxGetDevice()))))
 
     def do_launch(self) -> str:
-        given = (ctypes.c_uint32 * COUNT)(*range(COUNT))
-        result = (ctypes.c_uint32 * COUNT)()
+        inputs = (ctypes.c_uint32 * COUNT)(*range(COUNT))
+        doubled = (ctypes.c_uint32 * COUNT)()
         there, back = (got(cuda.cuMemAlloc(4 * COUNT)) for _ in range(2))
-        got(cuda.cuMemcpyHtoD(there, ctypes.addressof(given), 4 * COUNT))
+        got(cuda.cuMemcpyHtoD(there, ctypes.addressof(inputs), 4 * COUNT))
         self._run("add", COUNT // 256, 256, (int(there), int(back)))
-        got(cuda.cuMemcpyDtoH(ctypes.addressof(result), back, 4 * COUNT))
+        got(cuda.cuMemcpyDtoH(ctypes.addressof(doubled), back, 4 * COUNT))
         for address in (there, back):
             got(cuda.cuMemFree(address))
-        wrong = sum(result[place] != 2 * place for place in range(COUNT))
+        wrong = sum(doubled[place] != 2 * place for place in range(COUNT))
         return f"{wrong} of {COUNT} are wrong" if wrong else SUCCESS
 
     def do_fault(self) -> str:

@@ -82,10 +82,10 @@ def program(
 
 def framework(daemon: DaemonProcess, name: str, settings: dict[str, str] | None = None) -> DriverClient:
     """Start a program of a framework, of the python3 in PATH; it must be there."""
-    given = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(settings or {})}
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(settings or {})}
     if len(gpus()) > 1:
-        given["CUDA_VISIBLE_DEVICES"] = "0"  # as the daemon's: PyTorch counts with NVML, which sees all
-    return program(daemon, "python3", "-B", str(HERE / "framework.py"), name, settings=given)
+        environment["CUDA_VISIBLE_DEVICES"] = "0"  # as the daemon's: PyTorch counts with NVML, which sees all
+    return program(daemon, "python3", "-B", str(HERE / "framework.py"), name, settings=environment)
 
 
 @cache
@@ -99,11 +99,11 @@ def why_not(module: str) -> str:
     return f"the python3 in PATH has no {module}" if done.returncode else ""
 
 
-def connect(one: DriverClient, device: int = 0) -> DriverClient:
+def connect(program: DriverClient, device: int = 0) -> DriverClient:
     """Make a context."""
-    assert one.ask("init") == "init CUDA_SUCCESS"
-    assert one.ask(f"ctx {device}") == "ctx CUDA_SUCCESS"
-    return one
+    assert program.ask("init") == "init CUDA_SUCCESS"
+    assert program.ask(f"ctx {device}") == "ctx CUDA_SUCCESS"
+    return program
 
 
 def multiprocessors(percentage: int) -> int:

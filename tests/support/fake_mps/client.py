@@ -196,11 +196,11 @@ class Program:
             raise
         return server
 
-    def _ask(self, what: str, **more: int) -> dict[str, Any]:
+    def _ask(self, request: str, **more: int) -> dict[str, Any]:
         current = next((context for context in reversed(self.contexts) if context is not None), None)
         if current is None:
             raise Failure("CUDA_ERROR_INVALID_CONTEXT")
-        return ask(current, ask=what, **more)
+        return ask(current, ask=request, **more)
 
 
 class Lines:

@@ -249,9 +249,9 @@ class Clients:
     def _context_gone(self, context: Connection) -> None:
         del self._slots[context.slot]
         self._free.insert(0, context.slot)
-        left = sum(other.device == context.device for other in self.contexts())
-        write(f"Client {context} exiting. Number of active client contexts is {left}.")
-        if self.processes[context.pid].sticky and not left:
+        remaining = sum(other.device == context.device for other in self.contexts())
+        write(f"Client {context} exiting. Number of active client contexts is {remaining}.")
+        if self.processes[context.pid].sticky and not remaining:
             self._destroyed.add(context.device)
             write(f"Destroy server context on device {context.device} ({devices.NAME})")
 

@@ -148,8 +148,8 @@ class MinimalDaemon:
         """Wait until the server has written this line; those before it are not returned any more."""
         give_up = time.monotonic() + SECONDS
         while line not in self.log():
-            left = give_up - time.monotonic()
-            assert select.select([self.log_reader], [], [], max(0, left))[0], f"no line {line!r}"
+            remaining = give_up - time.monotonic()
+            assert select.select([self.log_reader], [], [], max(0, remaining))[0], f"no line {line!r}"
 
     def is_silent(self) -> bool:
         """Whether nothing has come from the server that was not yet heard."""

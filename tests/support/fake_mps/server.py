@@ -274,9 +274,9 @@ COMMANDS = {
 }
 
 
-def _expect(met: bool, what: str) -> None:
+def _expect(met: bool, problem: str) -> None:
     if not met:
-        raise Unexpected(what)
+        raise Unexpected(problem)
 
 
 def main(behaviour_file: str, arguments: list[str]) -> int:

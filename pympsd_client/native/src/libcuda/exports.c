@@ -97,13 +97,26 @@ int cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* Return whether an address is in NVRTC or nvJitLink, which also request tables, but work without them. */
-static int is_of_compiler(const void *code) {
-    Dl_info library;
-    if (!dladdr(code, &library))
-        return 0;
-    const char *slash = strrchr(library.dli_fname, '/'), *name = slash == NULL ? library.dli_fname : slash + 1;
-    return strncmp(name, "libnvrtc", 8) == 0 || strncmp(name, "libnvJitLink", 12) == 0;
+/* Return the name of the file that has an address; empty if there is none. */
+static const char *file_of(const void *code) {
+    Dl_info file;
+    if (!dladdr(code, &file))
+        return "";
+    const char *slash = strrchr(file.dli_fname, '/');
+    return slash == NULL ? file.dli_fname : slash + 1;
+}
+
+/* Report a static CUDA runtime once. NVRTC and nvJitLink, which also request tables, work without them. */
+static void report_static_runtime(const char *file) {
+    static atomic_int has_reported;
+    if (strncmp(file, "libnvrtc", 8) == 0 || strncmp(file, "libnvJitLink", 12) == 0 || atomic_exchange(&has_reported, 1))
+        return;
+    if (strstr(file, ".so") == NULL)
+        fprintf(stderr, "pympsd: this program has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver: "
+                        "link it with nvcc -cudart shared\n");
+    else
+        fprintf(stderr, "pympsd: %s has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver: use it with the "
+                        "driver's own server (backend vendor)\n", file);
 }
 
 typedef int (*ExportTable)(const void **table, const void *id);
@@ -118,15 +131,13 @@ void pympsd_pass_on(ExportTable original) {
 /* A CUDA runtime that is linked statically requests undocumented tables. It requests one more after cuInit; without that
  * one, all its calls fail. */
 int cuGetExportTable(const void **table, const void *id) {
-    static atomic_int has_reported;
     ExportTable original = atomic_load(&drivers_export_table);
     if (original != NULL)
         return original(table, id);
     if (table == NULL || id == NULL)
         return INVALID_VALUE;
     *table = NULL;
-    if (gate_is_open() && !is_of_compiler(__builtin_return_address(0)) && !atomic_exchange(&has_reported, 1))
-        fprintf(stderr, "pympsd: this program has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver: "
-                        "link it with nvcc -cudart shared\n");
+    if (gate_is_open())
+        report_static_runtime(file_of(__builtin_return_address(0)));
     return NOT_SUPPORTED;
 }
