@@ -51,7 +51,7 @@ COMPILED = {
 NO_OUTPUT = 74
 SECONDS = 60.0
 INIT_SECONDS = 30.0
-"""The longest wait for cuInit, which warns after 10 s of what it waits for."""
+"""The longest wait for cuInit, which after 10 s warns and names the reason for the wait."""
 START = "start a daemon (pympsd -d), or name the pipe directory of the one that runs in CUDA_MPS_PIPE_DIRECTORY"
 
 

@@ -53,7 +53,7 @@ def _problem(status: os.stat_result, path: str) -> str:
     """Return why a file is not read; nothing if it can be."""
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        return f"a configuration file is a regular file, not {kind}; write it to one first"
+        return f"a configuration file must be a regular file, not {kind}; write it to one first"
     if os.geteuid() != 0:
         return ""
     if status.st_mode & stat.S_IWOTH:

@@ -1,4 +1,4 @@
-"""A queue of what is to be sent over a trio socket: sending never waits.
+"""A queue of data to send over a trio socket: adding to it never waits.
 
 A sender task empties the queue; a peer that does not read is cut off when the queue is over its limit, or not empty
 within the allowance's time, so that it never blocks others.

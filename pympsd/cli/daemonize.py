@@ -280,7 +280,7 @@ def _defaults(settings: Settings, machine: Machine) -> Limits:
 
 
 def _refuse_loss(options: Options, settings: Settings, machine: Machine, protocol: int) -> str:
-    """Return why this daemon cannot continue from the one before, of which something would be lost; empty: it can."""
+    """Return why this daemon cannot continue from the one before without losing something; empty: it can."""
     is_static = protocol == 2 and options.static
     lost = list_lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
     partitions = [] if is_static else partitions_left(settings.pipe_directory)

@@ -123,7 +123,7 @@ class Options:
         self.shown: list[str] = []
         self.overlooked: list[str] = []
         self.unknown = ""
-        """The first option of which there is none."""
+        """The first unknown option."""
         remaining = list(arguments)
         if remaining and remaining[0].startswith("--argv0="):
             self.launcher = remaining.pop(0).partition("=")[2]
@@ -168,7 +168,7 @@ class Options:
         """Return the protocol to use, by the value of the variable if it has one, or the option; raise BadOption."""
         if variable:
             if variable not in PROTOCOLS:
-                raise BadOption(f"{PROTOCOL_VARIABLE} is 2 or 3, not {variable!r}")
+                raise BadOption(f"{PROTOCOL_VARIABLE} must be 2 or 3, not {variable!r}")
             return variable
         return self.protocol or PROTOCOLS[0]
 
@@ -215,16 +215,16 @@ class Options:
 
             allowed = DIALECTS if option == "--log-dialect" else USERS
             if value not in allowed:
-                raise BadOption(f"{option} is one of {', '.join(allowed)}, not {value!r}")
+                raise BadOption(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
         if option == "--driver":
             from pympsd.process.version import CUDA_VERSIONS
 
             if value not in map(str, CUDA_VERSIONS):
-                raise BadOption(f"--driver is one of {', '.join(map(str, CUDA_VERSIONS))}, not {value!r}")
+                raise BadOption(f"--driver must be one of {', '.join(map(str, CUDA_VERSIONS))}, not {value!r}")
             self.driver = int(value)
             return
         if option == "--protocol" and value not in PROTOCOLS:
-            raise BadOption(f"--protocol is 2 or 3, not {value!r}")
+            raise BadOption(f"--protocol must be 2 or 3, not {value!r}")
         if option in _TEXTS:
             setattr(self, _TEXTS[option], value)
             return
@@ -237,11 +237,11 @@ class Options:
         if option == "--turn-patience":
             self.overtaking_seconds = _number(value)
             if not 0.0 <= self.overtaking_seconds < 1e9:
-                raise BadOption(f"--turn-patience is a number of seconds, 0 or more, not {value!r}")
+                raise BadOption(f"--turn-patience must be a number of seconds, 0 or more, not {value!r}")
             return
         self.timeout, self.is_timeout_given = _number(value), True
         if not 0.0 < self.timeout < 1e9:
-            raise BadOption(f"--timeout is a number of seconds above 0, not {value!r}")
+            raise BadOption(f"--timeout must be a number of seconds above 0, not {value!r}")
 
 
 def _share(text: str) -> str:

@@ -77,7 +77,7 @@ def share_of(devices: Sequence[Device], requested: float) -> Share:
         return Share((devices[0].uuid,), requested, devices[0].memory_bytes)
     if requested >= 1 and requested == count:
         return Share(tuple(device.uuid for device in devices), 1.0)
-    raise BadShare(f"{requested:g} of {count} GPUs: a share is 0.01 to 1 of one GPU, or a whole number of GPUs")
+    raise BadShare(f"{requested:g} of {count} GPUs: a share must be 0.01 to 1 of one GPU, or a whole number of GPUs")
 
 
 _taken: dict[str, str] = {}
@@ -161,7 +161,7 @@ def lock_part(devices: Sequence[Device], part: float, where: str = "") -> Device
     """
     count = round(part * THOUSANDTHS)
     if not 0 < count <= THOUSANDTHS:
-        raise BadShare(f"a share of {part:g}: it is 0.01 to 1 of a GPU")
+        raise BadShare(f"a share of {part:g}: it must be 0.01 to 1 of a GPU")
     where = where or folder()
     os.makedirs(where, mode=0o700, exist_ok=True)
     entry = os.lstat(where)

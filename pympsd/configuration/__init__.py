@@ -4,7 +4,7 @@ The problem: an administrator keeps servers, namespaces, limits and rules in one
 applies it again and again. Applying it must change what differs and nothing else, because clients are running; and a
 mistake in the file must not leave the daemon between two configurations.
 
-The idea: a file is a statement of what is to be, and applying it has three steps, each a function of values::
+The idea: a file states the wanted configuration, and applying it has three steps, each a function of values::
 
     text --reader.read_plan--> Plan --changes.changes (with the daemon's State)--> changes --config apply--> daemon
                  |

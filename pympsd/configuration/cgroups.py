@@ -37,7 +37,7 @@ def _path(tables: Tables, place: Path, raw: Any) -> str:
             return cgroup_path(raw)
         except NotPossible:
             pass
-    allowed = f"{join_path(place)} is the full path of a cgroup, such as /batch"
+    allowed = f"{join_path(place)} must be the full path of a cgroup, such as /batch"
     tables.wrong(place, allowed if raw is None else f"{allowed},", raw)
     return ""
 
@@ -53,7 +53,9 @@ def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, 
     above = [ordinal for ordinal in sorted(hard.keys() & soft.keys()) if soft[ordinal] > hard[ordinal]]
     if above:
         where, ordinal = (*place, "soft_limit"), above[0]
-        tables.wrong(where, f"{join_path(where)} is at most the hard limit, {hard[ordinal]},", str(soft[ordinal]))
+        tables.wrong(
+            where, f"{join_path(where)} must be at most the hard limit, {hard[ordinal]},", str(soft[ordinal])
+        )
     if not hard and not soft and len(tables.problems) == problem_count:  # not of limits that are there, but wrong
         tables.wrong(place, f"{join_path(place)} has a hard_limit or a soft_limit")
     return {ordinal: CgroupLimit(hard.get(ordinal), soft.get(ordinal)) for ordinal in sorted({*hard, *soft})}

@@ -5,8 +5,8 @@ have other indices, and the text is read again for those. A plan is computed onc
 settings, because a readiness probe asks again and again.
 
 The hash is one that an administrator can compute without pympsd. In protocol 3 it is that of the file
-(``sha256sum FILE``). A daemon of protocol 2 is configured by commands; there it is that of what ``config show``
-prints, with its defaults (``pympsd config show | sha256sum``).
+(``sha256sum FILE``). A daemon of protocol 2 is configured by commands; there it is that of the output of ``config
+show``, with its defaults (``pympsd config show | sha256sum``).
 """
 
 from hashlib import sha256

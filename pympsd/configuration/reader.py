@@ -74,7 +74,7 @@ def _device(tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | Non
         tables.wrong(path, f"{join_path(path)} is missing: the UUID of the device")
         return -1
     if not isinstance(raw, str):
-        tables.wrong(path, f"{join_path(path)} is the UUID of a device, a text,", raw)
+        tables.wrong(path, f"{join_path(path)} must be the UUID of a device, a text,", raw)
         return -1
     device = tables.device(path, raw)
     if device >= 0 and allowed is not None and device not in allowed:
@@ -92,12 +92,12 @@ def _partition(tables: Tables, path: Path, raw: dict[str, Any], device: int) -> 
     if chunks is None:
         tables.wrong((*path, "chunks"), f"{join_path((*path, 'chunks'))} is missing: the number of chunks")
     elif isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MAX_COUNT:
-        allowed = f"{join_path((*path, 'chunks'))} is a number from 1 to {MAX_COUNT},"
+        allowed = f"{join_path((*path, 'chunks'))} must be a number from 1 to {MAX_COUNT},"
         tables.wrong((*path, "chunks"), allowed, chunks)
         chunks = None
     if not isinstance(remainder, bool):
         where = (*path, "include_remainder")
-        tables.wrong(where, f"{join_path(where)} is true or false,", remainder)
+        tables.wrong(where, f"{join_path(where)} must be true or false,", remainder)
     return PartitionPlan("" if problem else str(name), device, chunks or 0, remainder is True)
 
 
@@ -250,7 +250,7 @@ class _Reading(Tables):
         if not isinstance(name, str) or not name.isprintable() or len(name) > MAX_NAME:
             self.wrong(
                 (*path, "name"),
-                f"{join_path((*path, 'name'))} is a text of one line, {MAX_NAME} characters at most,",
+                f"{join_path((*path, 'name'))} must be a text of one line, {MAX_NAME} characters at most,",
                 name,
             )
             name = ""
@@ -263,14 +263,14 @@ class _Reading(Tables):
         try:
             return read_condition(kind, raw)
         except BadText as error:
-            self.wrong(path, f"{join_path(path)} is {error.allowed}", raw)
+            self.wrong(path, f"{join_path(path)} must be {error.allowed}", raw)
             return None
 
     def _server(self, name: str, path: Path, raw: Any) -> ServerPlan:
         if reason := name_problem(name, of_server=True):
             self.wrong(path, reason.rstrip("."))
         if not isinstance(raw, dict):
-            self.wrong(path, f"{join_path(path)} is a table,", raw)
+            self.wrong(path, f"{join_path(path)} must be a table,", raw)
             return ServerPlan(name)
         self.check_keys(path, raw, SERVER_KEYS, "a server")
         if raw.get("locality_domains", False) is not False:
@@ -278,7 +278,7 @@ class _Reading(Tables):
             if isinstance(raw["locality_domains"], bool):
                 self.wrong(key, f"{join_path(key)}: {NO_DOMAINS}")
             else:
-                self.wrong(key, f"{join_path(key)} is true or false,", raw["locality_domains"])
+                self.wrong(key, f"{join_path(key)} must be true or false,", raw["locality_domains"])
         devices = self._devices(path, raw)
         ordinals = self.context.allowed_devices.get(name) if devices is None else devices
         own = self.limits(path, raw, VENDORS, ordinals)
@@ -317,7 +317,7 @@ class _Reading(Tables):
         if reason and name != DEFAULT:
             self.wrong(path, reason.rstrip("."))
         if not isinstance(raw, dict):
-            self.wrong(path, f"{join_path(path)} is a table,", raw)
+            self.wrong(path, f"{join_path(path)} must be a table,", raw)
             return Limits()
         self.check_keys(path, raw, NAMESPACE_KEYS, "a namespace")
         own = self.limits((*path, "pympsd"), self.table(path, raw, "pympsd"), OWN, ordinals)
@@ -330,7 +330,7 @@ class _Reading(Tables):
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
         value = own.get("clients_only")
         if value is not None and not isinstance(value, bool):
-            self.wrong((*path, "clients_only"), f"{join_path((*path, 'clients_only'))} is true or false,", value)
+            self.wrong((*path, "clients_only"), f"{join_path((*path, 'clients_only'))} must be true or false,", value)
         elif value and name == DEFAULT:
             self.wrong((*path, "clients_only"), f"{join_path(path)}: the sockets of {DEFAULT} are its server's, too")
         return value
@@ -367,13 +367,15 @@ class _Reading(Tables):
             return None
         path = (*path, "uid")
         if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < NO_USER:
-            self.wrong(path, f"{join_path(path)} is a user's number,", uid)
+            self.wrong(path, f"{join_path(path)} must be a user's number,", uid)
             return None
         if self.context.multiuser and uid != 0:
-            self.wrong(path, f"{join_path(path)} is 0 with --multiuser: its servers are root's;", uid)
+            self.wrong(path, f"{join_path(path)} must be 0 with --multiuser, because its servers are root's;", uid)
         elif self.context.uid not in (0, uid):
             own = self.context.uid
-            self.wrong(path, f"{join_path(path)} is {own}: this daemon can serve only its own user;", uid)
+            self.wrong(
+                path, f"{join_path(path)} must be {own}, because this daemon can serve only its own user;", uid
+            )
         return uid
 
     def _devices(self, path: Path, raw: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -384,7 +386,7 @@ class _Reading(Tables):
             words = [word.strip() for word in words.split(",")]
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             allowed = 'a text such as "0,1", or a list of one text or more, such as ["0", "1"],'
-            self.wrong(path, f"{join_path(path)} is {allowed}", raw["allowed_devices"])
+            self.wrong(path, f"{join_path(path)} must be {allowed}", raw["allowed_devices"])
             return None
         indices = [self.device(path, word) for word in words]
         if len(set(indices)) < len(indices) and -1 not in indices:
@@ -412,8 +414,8 @@ class _Reading(Tables):
     def _feature_key(self, path: Path, value: Any) -> None:
         if path[-1] == "default_socket":
             if value not in ("on", "off"):
-                self.wrong(path, f'{join_path(path)} is "on" or "off",', value)
+                self.wrong(path, f'{join_path(path)} must be "on" or "off",', value)
         elif not isinstance(value, bool):
-            self.wrong(path, f"{join_path(path)} is true or false,", value)
+            self.wrong(path, f"{join_path(path)} must be true or false,", value)
         elif "context-share" in path and not value:
             self.wrong(path, f"{join_path(path)}: {ALWAYS_SHARED}")

@@ -40,12 +40,12 @@ class Tables:
         value = raw[key]
         if isinstance(value, bool) or not isinstance(value, types):
             names = " or ".join({str: "text", int: "a whole number", float: "a number"}[type_] for type_ in types)
-            self.wrong((*path, key), f"{join_path((*path, key))} is {names},", value)
+            self.wrong((*path, key), f"{join_path((*path, key))} must be {names},", value)
             return None
         try:
             return read(value if isinstance(value, str) else number_text(value))
         except BadText as error:
-            self.wrong((*path, key), f"{join_path((*path, key))} is {error.allowed}", value)
+            self.wrong((*path, key), f"{join_path((*path, key))} must be {error.allowed}", value)
             return None
 
     def table(self, path: Path, raw: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -53,14 +53,14 @@ class Tables:
         table = raw.get(key, {})
         if isinstance(table, dict):
             return table
-        self.wrong((*path, key), f"{join_path((*path, key))} is a table,", table)
+        self.wrong((*path, key), f"{join_path((*path, key))} must be a table,", table)
         return {}
 
     def tables(self, path: Path, raw: Any) -> list[dict[str, Any]]:
         """Return the tables of an array."""
         if isinstance(raw, list) and all(isinstance(entry, dict) for entry in raw):
             return raw
-        self.wrong(path, f"{join_path(path)} are tables, each under [[{join_path(path)}]],", raw)
+        self.wrong(path, f"{join_path(path)} must be tables, each under [[{join_path(path)}]],", raw)
         return []
 
     def check_keys(self, path: Path, raw: Mapping[str, Any], allowed_keys: tuple[str, ...], owner: str) -> None:
@@ -77,7 +77,7 @@ class Tables:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
     def wrong(self, path: Path, message: str, value: Any = None) -> None:
-        """Note an error; ``value``: what stands there, for a sentence that ends with it."""
+        """Note an error; ``value``: the wrong value, which is appended to the sentence as "not VALUE"."""
         self.problems.append((path, message if value is None else f"{message} not {_render(value)}"))
 
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
@@ -122,7 +122,9 @@ class Tables:
 
 
 def number_text(value: Any) -> str:
-    """Return a number as a text has it; nothing of what no value can be, nan or one of thousands of digits."""
+    """Return a number as a text has it; an empty text for nan and for numbers of thousands of digits, which no key
+    allows.
+    """
     if isinstance(value, int):
         # Python refuses to write numbers of thousands of digits, and none that means anything is that long.
         return str(value) if value.bit_length() <= _MAX_BITS else ""

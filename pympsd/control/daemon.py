@@ -300,7 +300,7 @@ class Daemon(RunningDaemon):
         return self
 
     def _begin(self) -> None:
-        """Start a daemon, which takes over what one before has left there; raise CannotStart, OSError."""
+        """Start a daemon, which takes over from an earlier one there; raise CannotStart, OSError."""
         notice = str(self._folder / "notice")
         complaints, output = Path(self._folder, "stderr"), Path(self.log_directory, "control.log")
         with (

@@ -108,7 +108,8 @@ TENSOR_MAP_ACCESS_SUPPORTED VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 """
 _NOT_SERVED: Final = frozenset(_NAMES_NOT_SERVED.split())
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
-"""Attributes of what a GPU has and the ``cuda`` backend does not do; clients refuse by them, so they are 0.
+"""Attributes of features that a GPU has and the ``cuda`` backend lacks. They are reported as 0, so that clients
+refuse them.
 The names of texture attributes begin so."""
 
 

@@ -114,10 +114,10 @@ def parse_toml(text: str) -> tuple[DeviceProperties, ...]:
         raise BadMachine(f"a machine has no {', '.join(sorted(unknown))}; it has {', '.join(allowed_keys)}")
     containment = machine.get("fault_containment", CONTAINMENTS[0])
     if containment not in CONTAINMENTS:
-        raise BadMachine(f"fault_containment is one of {', '.join(CONTAINMENTS)}, not {containment!r}")
+        raise BadMachine(f"fault_containment must be one of {', '.join(CONTAINMENTS)}, not {containment!r}")
     driver = machine.get("driver", DRIVER)
     if type(driver) is not int or driver not in CUDA_VERSIONS:
-        raise BadMachine(f"driver is one of {', '.join(map(str, CUDA_VERSIONS))}, not {driver!r}")
+        raise BadMachine(f"driver must be one of {', '.join(map(str, CUDA_VERSIONS))}, not {driver!r}")
     stops, isolates = (_read_flag(machine, ability) for ability in ABILITIES)
     devices = _check_devices([properties for table in tables for properties in _parse_table(table)])
     return tuple(
@@ -169,7 +169,7 @@ def _parse_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
         raise BadMachine(f"profile {table['profile']!r} is not one of {', '.join(PROFILES)}")
     count = table.get("count", 1)
     if type(count) is not int or not 0 < count <= MAX_DEVICES:
-        raise BadMachine(f"count is a number from 1 to {MAX_DEVICES}, not {count!r}")
+        raise BadMachine(f"count must be a number from 1 to {MAX_DEVICES}, not {count!r}")
     if count > 1 and table.keys() & {"uuid", "pci"}:
         raise BadMachine("devices of a count above 1 cannot share one uuid or pci")
     return [(profile, table)] * count
@@ -200,7 +200,7 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")
     if not isinstance(mode, str) or mode not in COMPUTE_MODES:
-        raise BadMachine(f"compute_mode is one of {', '.join(COMPUTE_MODES)}, not {mode!r}")
+        raise BadMachine(f"compute_mode must be one of {', '.join(COMPUTE_MODES)}, not {mode!r}")
     unified = _read_flag(table, "unified_addressing")
     identity = {
         "COMPUTE_CAPABILITY_MAJOR": capability[0],
@@ -241,7 +241,7 @@ def _chunks(table: dict[str, Any], key: str) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
-        raise BadMachine(f"{key} is [CHUNKS, SMS-IN-EACH], as in [15, 8], not {value!r}")
+        raise BadMachine(f"{key} must be [CHUNKS, SMS-IN-EACH], as in [15, 8], not {value!r}")
     return value[0], value[1]
 
 
@@ -267,7 +267,7 @@ def _pci(table: dict[str, Any], index: int) -> str:
     parts = address.replace(":", ".").split(".")
     is_hexadecimal = not set("".join(parts)) - set("0123456789abcdefABCDEF")
     if list(map(len, parts)) != [4, 2, 2, 2] or address[4] != ":" or not is_hexadecimal:
-        raise BadMachine(f"a pci id is written as device_query prints it, 0000:00.06.00, not {address!r}")
+        raise BadMachine(f"a pci id must be written as device_query prints it, 0000:00.06.00, not {address!r}")
     return address
 
 
@@ -278,7 +278,7 @@ def _uuid(table: dict[str, Any], index: int) -> str:
     groups = str(value).removeprefix("GPU-").split("-")
     is_hexadecimal = not set("".join(groups)) - set("0123456789abcdef")
     if not str(value).startswith("GPU-") or list(map(len, groups)) != [8, 4, 4, 4, 12] or not is_hexadecimal:
-        raise BadMachine(f"a uuid is GPU- and 32 hexadecimal digits in five groups, not {value!r}")
+        raise BadMachine(f"a uuid must be GPU- and 32 hexadecimal digits in five groups, not {value!r}")
     return str(value)
 
 
@@ -288,21 +288,21 @@ def _capability(table: dict[str, Any], profile: Profile) -> tuple[int, int]:
         return profile.compute_capability
     major, dot, minor = str(value).partition(".")
     if not (dot and 0 < len(major) < 4 and 0 < len(minor) < 4 and (major + minor).isdecimal()):
-        raise BadMachine(f'a compute_capability is written like "9.0", not {value!r}')
+        raise BadMachine(f'a compute_capability must be written like "9.0", not {value!r}')
     return int(major), int(minor)
 
 
 def _read_flag(table: dict[str, Any], key: str) -> bool:
     value = table.get(key, True)
     if not isinstance(value, bool):
-        raise BadMachine(f"{key} is true or false, not {value!r}")
+        raise BadMachine(f"{key} must be true or false, not {value!r}")
     return value
 
 
 def _positive(table: dict[str, Any], key: str, default: int) -> int:
     value = table.get(key, default)
     if type(value) is not int or not 0 < value <= MAX_FIGURE:
-        raise BadMachine(f"{key} is a number from 1 to {MAX_FIGURE}, not {value!r}")
+        raise BadMachine(f"{key} must be a number from 1 to {MAX_FIGURE}, not {value!r}")
     return value
 
 

@@ -67,7 +67,7 @@ def read_container_limit(environment: Mapping[str, str]) -> tuple[int, list[BadE
     if mebibytes <= MAX_OF_CONTAINER:
         return min(mebibytes << 20, MAX_MEMORY), []
     excerpt = text[:SHOWN]
-    reason = f"it is a whole number of MiB, such as 2048, or 0 for no limit; not {excerpt!r}"
+    reason = f"it must be a whole number of MiB, such as 2048, or 0 for no limit; not {excerpt!r}"
     return 0, [BadEntry(excerpt, reason, OF_CONTAINER)]
 
 

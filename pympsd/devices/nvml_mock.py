@@ -134,7 +134,7 @@ def read_profile(profile: object) -> ReadProfile:
     top = _mapping(profile, "the profile")
     _check_keys(top, _TOP, "a profile")
     if str(top.get("version", "")) != VERSION:
-        raise BadProfile(f"the profile's version is {VERSION}, not {top.get('version')!r}")
+        raise BadProfile(f"the profile's version must be {VERSION}, not {top.get('version')!r}")
     system = _mapping(top.get("system", {}), "system")
     _check_keys(system, _SYSTEM, "system")
     defaults = _mapping(top.get("device_defaults", {}), "device_defaults")
@@ -189,12 +189,12 @@ def _read_device(defaults: Mapping[str, Any], own: Mapping[str, Any], index: int
     total = _mapping(device.get("memory") or {}, "memory").get("total_bytes")
     if total is not None and total != profile.memory_bytes + profile.reserved_bytes:
         if not isinstance(total, int) or total % _MIB:
-            raise BadProfile(f"device {index}: memory.total_bytes is a number of whole MiB, not {total!r}")
+            raise BadProfile(f"device {index}: memory.total_bytes must be a number of whole MiB, not {total!r}")
         yield f"memory_mib = {total // _MIB}"
     mode = str(device.get("compute_mode") or "default").upper()
     if mode not in COMPUTE_MODES:
         allowed = ", ".join(name.lower() for name in COMPUTE_MODES)
-        raise BadProfile(f"compute_mode is one of {allowed}, not {device['compute_mode']!r}")
+        raise BadProfile(f"compute_mode must be one of {allowed}, not {device['compute_mode']!r}")
     yield f"compute_mode = {_quote(mode)}"
 
 
@@ -221,7 +221,7 @@ def _cores(capability: tuple[int, int]) -> int:
 
 def _multiprocessors(cores: object, capability: tuple[int, int]) -> int:
     if not isinstance(cores, int) or cores <= 0 or cores % _cores(capability):
-        raise BadProfile(f"num_gpu_cores is a multiple of {_cores(capability)}, not {cores!r}")
+        raise BadProfile(f"num_gpu_cores must be a multiple of {_cores(capability)}, not {cores!r}")
     return cores // _cores(capability)
 
 
@@ -229,7 +229,7 @@ def _pci(bus_id: str) -> str:
     """Return a PCI address as machine files have it: 0000:1A:00.0 is 0000:1a.00.00."""
     parts = bus_id.lower().replace(".", ":").split(":")
     if len(parts) != 4 or len(parts[3]) != 1 or int(parts[0] or "0", 16) >= 1 << 16:
-        raise BadProfile(f"pci.bus_id is written like 0000:1A:00.0, not {bus_id!r}")
+        raise BadProfile(f"pci.bus_id must be written like 0000:1A:00.0, not {bus_id!r}")
     return f"{int(parts[0], 16):04x}:{parts[1]}.{parts[2]}.0{parts[3]}"
 
 

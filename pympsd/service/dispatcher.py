@@ -302,7 +302,7 @@ class Dispatcher:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
-            # First: the next daemon needs a record of what is answered or begun below.
+            # First: the next daemon needs a record of all that is answered or begun below.
             self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
@@ -352,7 +352,7 @@ class Dispatcher:
         )
 
     def _find_unknown_origins(self) -> dict[int, Origin]:
-        """Return the properties of clients' processes of which none are known, by PID."""
+        """Return the properties of clients' processes that are not known yet, by PID."""
         servers = self.state.servers.values()
         processes = [client.process for server in servers for client in server.clients.values()]
         processes += [entry.process for entry in self.state.queue.all_entries if entry.process is not None]

@@ -9,7 +9,7 @@ The invariants:
 
 - The processes are those of this daemon that pympsd-smi shows: each server on its devices, and the clients with a
   context there. Before Volta all memory is the server's (MPS documents, 2.3.1.1).
-- The utilization is the sum of what servers reported last; a server that has ended has none. Servers measure it
+- The utilization is the sum of the servers' last reports; a server that has ended has none. Servers measure it
   (`pympsd_server.executor.memory.device_memory`) and report a change, so nothing is timed here.
 - Compute modes are not in it, beyond those of the description: pympsd-smi changes them in a file of its own, which is
   named here.

@@ -252,7 +252,7 @@ def _form(values: dict[str, str]) -> frozenset[str]:
 
 
 def _interval(values: dict[str, tuple[str, str]]) -> float | None:
-    """Return the seconds of -l or -lms, of which -lms counts; raise Refused."""
+    """Return the seconds of -l or -lms (-lms takes precedence); raise Refused."""
     for option, unit in (("--loop-ms", 0.001), ("--loop", 1.0)):
         if option not in values:
             continue

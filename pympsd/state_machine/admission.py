@@ -1,15 +1,15 @@
 """Admission: assign clients to servers, queue them or refuse them, and start and end servers for them.
 
 The problem: every client needs the server of its user (protocol 2) or of its namespace (protocol 3), but only so many
-servers may run at the same time, in protocol 2 often only one. A user must not wait forever, neither for another
-user's clients nor because another user does something to a server, such as stopping it.
+servers may run at the same time, in protocol 2 often only one. No user may wait forever, whatever another user's
+clients do, or another user does to a server, such as stopping it.
 
 The idea: every handler ends with a call of `serve_queue`, which decides from the state alone what to do:
 
 1. clients are admitted to the servers that are open, in the order and as far as the queue allows;
 2. servers are started for those that wait without one, the next user's only if users take turns;
 3. if the maximum of servers is reached, servers without clients are asked to end;
-4. the time of servers that somebody waits for is bounded.
+4. servers that somebody waits for get a time limit.
 
 So no handler has to find out who may start after an event, and it is harmless to call `serve_queue` once too often.
 
@@ -134,7 +134,7 @@ def _queue_entry(event: ClientConnected, target: Destination, ticket: int, rule:
 
 
 def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[do.Instruction]:
-    """Let a client wait for its server; if the server is ready, it is admitted in the same event."""
+    """Queue a client; if its server is ready, the client is admitted in the same event."""
     server = daemon.server_named(entry.server)
     is_open = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
     is_ready = is_open and holding.find_drain(daemon, entry) is None

@@ -75,7 +75,7 @@ def set_limits(
     for limit in limits.values():
         if limit.soft is not None and limit.hard is not None and limit.soft > limit.hard:
             raise NotPossible(
-                f"The soft limit of a cgroup is at most its hard limit, {limit.hard}; not {limit.soft}."
+                f"The soft limit of a cgroup must be at most its hard limit, {limit.hard}; not {limit.soft}."
             )
     real_limits = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
     if (
@@ -109,7 +109,7 @@ def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction
 
 
 def note_origins(daemon: Daemon, origins: Mapping[int, Origin]) -> None:
-    """Note the properties, by PID, of clients' processes of which none were known."""
+    """Note the properties, by PID, of clients' processes that were not known before."""
     if not origins:
         return
     waiting: list[Client | QueueEntry] = [*daemon.queue.all_entries]

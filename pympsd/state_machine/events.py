@@ -46,7 +46,7 @@ class OperatorLine(Event):
     cgroups: frozenset[str] | None = None
     """The existing cgroups among those whose limits end with them; None: not checked."""
     origins: dict[int, Origin] = field(factory=dict)
-    """The properties, by PID, of clients' processes of which they were not known; none if the line needs none."""
+    """The properties, by PID, of clients' processes that were not known before; empty if the line needs none."""
 
 
 @frozen

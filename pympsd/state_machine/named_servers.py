@@ -318,7 +318,7 @@ def _check_user(daemon: Daemon, name: str, uid: int) -> None:
         remedy = "" if name in daemon.named_servers else f"; choose another name{option}"
         raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'{remedy}.")
     if daemon.options.multiuser and uid != 0:
-        raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
+        raise NotPossible(f"With -m every server is root's: --uid must be 0, not {uid}.")
     if daemon.options.uid not in (0, uid):
         raise NotPossible(
             f"This daemon is run by user {daemon.options.uid} and can make servers of that user only, not {uid}."

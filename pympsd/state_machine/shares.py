@@ -271,7 +271,7 @@ def _count_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
 
 
 def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:
-    """Return the part of the chunks that users have of the device of which they have most, in percent."""
+    """Return the percentage of chunks that users have, on the device where it is highest."""
     counts = (
         (_count_chunks(daemon, device, uids), _chunks_of(daemon, device)) for device in range(len(daemon.devices))
     )

@@ -170,7 +170,7 @@ def _is_same_file(path: str, lock: os.stat_result) -> bool:
 
 
 def daemon_above(folder: str) -> str:
-    """Return, in words, of which daemon's server or namespace a directory is; nothing if it is of none.
+    """Return, in words, the daemon's server or namespace that a directory belongs to; nothing if it is of none.
 
     A daemon that was killed counts while its state or its keeper is there: the next one takes over its namespaces.
     """

@@ -8,7 +8,7 @@ The problem: an operator can limit a client in four places, with the same limits
 may fit its process, and its own *environment* may ask for less. Whoever adds a limit should not have to visit all
 readers, lists, files and messages in which limits occur.
 
-The idea: `Limits` holds what one of these places states, and None for a limit of which the place states nothing.
+The idea: `Limits` holds what one of these places states, and None for a limit that the place does not state.
 `LIMITS` has a row for each limit: its name, its reader, its text, and how `combine` decides between the places. All
 else loops over the rows:
 
@@ -210,7 +210,9 @@ class LimitRow:
         return getattr(limits, self.field)
 
     def entries(self, limits: Limits, indices: Sequence[int]) -> list[Any]:
-        """Return its value, or if it is by device its entry for each of some devices; for no device that of all."""
+        """Return the limit's value, or if it is by device its entry for each of some devices; for no device the entry
+        of all.
+        """
         value = self.of(limits)
         if not self.is_by_device:
             return [self.default if value is None else value]
@@ -218,7 +220,7 @@ class LimitRow:
         return [self.default if entry is None else entry for entry in entries]
 
     def text(self, limits: Limits, indices: Sequence[int]) -> str:
-        """Return its text: one value if all of some devices have the same, else one for each.
+        """Return the limit as text: one value if all of some devices have the same, else one for each.
 
         A device is named by its position in ``indices``, as the clients that see these devices name it.
         """
@@ -247,7 +249,8 @@ class LimitRow:
         )
 
     def apply_change(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
-        """Return its entries by device after a change, by device index or ALL_DEVICES; an entry of None removes one.
+        """Return the entries of a limit by device after a change, by device index or ALL_DEVICES; None removes an
+        entry.
 
         ``indices``: those of all devices.
         """

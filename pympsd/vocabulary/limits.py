@@ -48,7 +48,7 @@ class ThreadPercentage:
 
     def __attrs_post_init__(self) -> None:
         if not (isfinite(self.value) and 0.0 < self.value <= 100.0):
-            raise BadLimit(f"an active thread percentage is above 0 and at most 100, not {self.value!r}")
+            raise BadLimit(f"an active thread percentage must be above 0 and at most 100, not {self.value!r}")
 
     @classmethod
     def parse(cls, text: str) -> ThreadPercentage:
@@ -64,7 +64,7 @@ class ThreadPercentage:
             # Unlike Python, C accepts no underscores in a number.
             number = float(text.rstrip().removesuffix("%") if "_" not in text else "")
         except ValueError:
-            raise BadLimit(f"an active thread percentage is a number above 0, up to 100, not {text!r}") from None
+            raise BadLimit(f"an active thread percentage must be a number above 0, up to 100, not {text!r}") from None
         return cls(number)
 
     def __str__(self) -> str:
@@ -190,7 +190,7 @@ class ClientPriority:
 
     def __attrs_post_init__(self) -> None:
         if self.level not in (0, 1):
-            raise BadLimit(f"a client priority is 0 (normal) or 1 (below normal), not {self.level!r}")
+            raise BadLimit(f"a client priority must be 0 (normal) or 1 (below normal), not {self.level!r}")
 
     @classmethod
     def parse(cls, text: str) -> ClientPriority:
@@ -200,7 +200,7 @@ class ClientPriority:
             BadLimit: The text is neither ``0`` nor ``1``.
         """
         if text.strip() not in ("0", "1"):
-            raise BadLimit(f"a client priority is 0 (normal) or 1 (below normal), not {text!r}")
+            raise BadLimit(f"a client priority must be 0 (normal) or 1 (below normal), not {text!r}")
         return cls(int(text))
 
     def __str__(self) -> str:

@@ -185,7 +185,7 @@ def load_policy(group: str, variable: str, text: str) -> Any:
     points = {point.name: point for point in entry_points(group=group)}
     if name not in points:
         names = ", ".join(sorted(points))
-        raise BadSetting(f"{variable} is one of {names}, or an entry point of the group {group}; not {name!r}")
+        raise BadSetting(f"{variable} must be one of {names}, or an entry point of the group {group}; not {name!r}")
     try:
         policy = points[name].load()(argument)
     except ValueError as error:

@@ -84,7 +84,7 @@ class SharedResource:
         """Return how much all users together may have; 0: there is no bound.
 
         Args:
-            descriptors: The daemon's limit of open files, of which some totals are a part.
+            descriptors: The daemon's limit of open files; some totals are a part of it.
         """
         return descriptors * self.of_descriptors // RESERVE_PARTS if self.of_descriptors else self.total
 
@@ -217,7 +217,7 @@ def read_shares(texts: Iterable[str]) -> dict[str, int]:
     for pair in (pair for text in texts for pair in text.split(",")):
         name, equals, value = pair.strip().partition("=")
         if not equals:
-            raise BadResourceShare(f"a user's share is RESOURCE=VALUE, as in servers=16, not {pair!r}")
+            raise BadResourceShare(f"a user's share must be RESOURCE=VALUE, as in servers=16, not {pair!r}")
         shares[name] = read_share(name, value)
     return shares
 
@@ -241,7 +241,7 @@ def read_share(name: str, value: object) -> int:
     if number is None or not resource.minimum <= number <= resource.maximum:
         form = "a number of bytes, optionally followed by K, M or G," if resource is BUFFERS else "a number"
         raise BadResourceShare(
-            f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}"
+            f"the share of {name} must be {form} from {resource.minimum} to {resource.maximum}, not {value!r}"
         )
     return number
 

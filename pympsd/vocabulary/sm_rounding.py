@@ -24,7 +24,7 @@ class SmRounding:
     capability: tuple[int, int]
     """The least compute capability of the devices that the row is for."""
     step: int
-    """The number of SMs of which percentages and execution affinities are multiples."""
+    """Percentages and execution affinities amount to multiples of this number of SMs."""
     minimum: int
     """The least number of SMs that a percentage or an affinity gives."""
     green_minimum: int

@@ -100,7 +100,7 @@ class Setting:
     def problem(self, text: str) -> str:
         """Return what is wrong with a value, and what is allowed; nothing if it is valid or empty."""
         allowed = self.check(text) if text and self.check is not None else ""
-        return f"{self.name} is {allowed}, not {text[:_SHOWN]!r}" if allowed else ""
+        return f"{self.name} must be {allowed}, not {text[:_SHOWN]!r}" if allowed else ""
 
 
 def _check_choice(*values: str) -> Check:

@@ -184,7 +184,7 @@ class ContextFaulted:
 class MemoryUsed:
     """Device memory in bytes by client; sent when it has changed, at most a few times per second.
 
-    The rest changes all the time, and is alone reported once a second.
+    Changes of the other fields alone are reported once a second.
     """
 
     clients: dict[int, int]

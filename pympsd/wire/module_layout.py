@@ -32,7 +32,7 @@ class FunctionLayout:
         return bool(self.attributes)
 
     def encode(self) -> bytes:
-        """Return it as JSON."""
+        """Return the layout as JSON."""
         return msgspec.json.encode(self)
 
     @classmethod
@@ -62,12 +62,12 @@ class ModuleLayout:
     """The memory that the managed variables need, which the client provides by PLACE_MANAGED; 0: there are none."""
 
     def encode(self) -> bytes:
-        """Return it as JSON (a native worker writes it too)."""
+        """Return the layout as JSON (a native worker writes the same)."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> ModuleLayout:
-        """Read it; raise RemoteError when it does not fit.
+        """Return the layout of a text; raise RemoteError for any other text.
 
         ``data`` is not trusted: it comes from another process.
         """

@@ -93,7 +93,7 @@ class TensorMap:
     strides: tuple[int, ...]
     """In bytes, of all dimensions but the first."""
     box: tuple[int, ...]
-    """In elements before the element strides; of an im2col map it means nothing."""
+    """The size of the box in elements, before the element strides; without a meaning in an im2col map."""
     element_strides: tuple[int, ...]
     interleave: int = 0
     swizzle: int = 0

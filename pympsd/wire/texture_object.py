@@ -58,7 +58,7 @@ class AddressMode(IntEnum):
 
 
 class TextureFlag(IntFlag):
-    """CU_TRSF_*, of which others change nothing here."""
+    """CU_TRSF_*; the other flags change nothing here."""
 
     READ_AS_INTEGER = 0x01
     NORMALIZED_COORDINATES = 0x02

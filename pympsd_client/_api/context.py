@@ -31,7 +31,10 @@ def retain_primary(device: int) -> int:
 
 
 def release_primary(device: int) -> None:
-    """Count one user less; the last release frees what the context held. Raise INVALID_CONTEXT if not retained."""
+    """Release a primary context; the last release frees what the context held.
+
+    Raise INVALID_CONTEXT if not retained.
+    """
     process.primary(device).release(process.require())
 
 
@@ -104,7 +107,7 @@ def _affinity(parameters: Any, count: int) -> int | None:
 
 def _check_affinity_type(kind: int) -> None:
     if kind != SM_COUNT:
-        raise invalid_value(f"the execution affinity type is SM_COUNT ({SM_COUNT}), not {kind}")
+        raise invalid_value(f"the execution affinity type must be SM_COUNT ({SM_COUNT}), not {kind}")
 
 
 def execution_affinity(kind: int) -> int:
@@ -219,5 +222,5 @@ def stream_priority_range() -> tuple[int, int]:
 
 def _check_flags(flags: int) -> int:
     if flags & ~_FLAGS_MASK or flags & _SCHEDULING_MASK not in _SCHEDULING:
-        raise invalid_value(f"context flags are CUctx_flags with at most one way of scheduling, not {flags:#x}")
+        raise invalid_value(f"context flags must be CUctx_flags with at most one way of scheduling, not {flags:#x}")
     return flags

@@ -83,7 +83,7 @@ def execution_affinity_support(kind: int, device: int) -> int:
     """Return 1 if contexts can be limited to a number of SMs: under MPS, on Volta and newer. Raise INVALID_VALUE."""
     properties = process.device(device).properties
     if kind != SM_COUNT:
-        raise invalid_value(f"the execution affinity type is SM_COUNT ({SM_COUNT}), not {kind}")
+        raise invalid_value(f"the execution affinity type must be SM_COUNT ({SM_COUNT}), not {kind}")
     return int(process.require().provisions and properties.is_volta_or_newer)
 
 
@@ -114,5 +114,5 @@ def device_by_pci_bus_id(text: str) -> int:
 
 def _pad(text: str, length: int) -> bytes:
     if length < 1:
-        raise invalid_value(f"a length is at least 1, not {length}")
+        raise invalid_value(f"a length must be at least 1, not {length}")
     return text.encode()[: length - 1].ljust(length, b"\0")

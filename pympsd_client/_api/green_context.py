@@ -81,7 +81,7 @@ def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> t
     """
     resource = sm_resource(argument)
     if flags & ~(_IGNORE_COSCHEDULING | _MAX_POTENTIAL_CLUSTER):
-        raise invalid_value(f"the flags are of CUdevSmResourceSplit_flags, not {flags:#x}")
+        raise invalid_value(f"the flags must be of CUdevSmResourceSplit_flags, not {flags:#x}")
     least, step = resource.minimum, resource.alignment
     if flags & _IGNORE_COSCHEDULING:
         least = step = min(_STEP, resource.count)
@@ -113,16 +113,16 @@ def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[
     """
     resource = sm_resource(argument)
     if flags or not count:
-        raise invalid_value(f"nbGroups is 1 or more and flags are 0, not {count} and {flags:#x}")
+        raise invalid_value(f"nbGroups must be 1 or more and flags 0, not {count} and {flags:#x}")
     sizes, remaining = [], resource.count
     for group in groups(parameters, count):
         if group.flags & ~_BACKFILL:
             raise invalid_value(
-                f"the flags of a group are CU_DEV_SM_RESOURCE_GROUP_BACKFILL (1), not {group.flags:#x}"
+                f"the flags of a group must be CU_DEV_SM_RESOURCE_GROUP_BACKFILL (1), not {group.flags:#x}"
             )
         unit = group.coscheduled or resource.alignment
         if unit % _STEP or group.preferred % unit:
-            raise invalid_value(f"coscheduled SMs are a multiple of {_STEP}, preferred ones of those, not {unit}")
+            raise invalid_value(f"coscheduled SMs must be a multiple of {_STEP}, preferred ones of those, not {unit}")
         size = group.count or remaining // unit * unit
         is_whole = size % (_STEP if group.flags & _BACKFILL else unit) == 0
         if not is_whole or not 0 < size <= remaining:
@@ -137,7 +137,7 @@ def describe(argument: Any, count: int) -> int:
     """Return a description of resources of one device; raise INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
     resources = sm_resources(argument, count)
     if not resources or len({resource.device for resource in resources}) > 1:
-        raise invalid_value("a description is of one or more resources, all of one device")
+        raise invalid_value("a description must be of one or more resources, all of one device")
     total = sum(resource.count for resource in resources)
     most = multiprocessors(process.device(resources[0].device))
     if total > most:
@@ -154,7 +154,7 @@ def create(description: int, device: int, flags: int) -> int:
     INVALID_VALUE; INVALID_DEVICE for a description of another device; the server's refusals of a context.
     """
     if flags != _DEFAULT_STREAM:
-        raise invalid_value(f"the flags are CU_GREEN_CTX_DEFAULT_STREAM (1), not {flags:#x}")
+        raise invalid_value(f"the flags must be CU_GREEN_CTX_DEFAULT_STREAM (1), not {flags:#x}")
     return green.create(description, process.device(device)).handle
 
 
@@ -171,7 +171,7 @@ def convert(handle: int) -> int:
 def create_stream(handle: int, flags: int, priority: int) -> int:
     """Return a new stream of a green context; flags CU_STREAM_NON_BLOCKING."""
     if flags != streams.NON_BLOCKING:
-        raise invalid_value(f"the flags are CU_STREAM_NON_BLOCKING (1), not {flags:#x}")
+        raise invalid_value(f"the flags must be CU_STREAM_NON_BLOCKING (1), not {flags:#x}")
     return streams.create(green.find(handle).context, flags, priority).handle
 
 

@@ -93,7 +93,7 @@ def _event(value: Any) -> int:
     handle = number(value.event)
     flags = events.events.find(handle).flags
     if number(value.flags):
-        raise invalid_value(f"the flags of an event in a launch attribute are 0, not {number(value.flags):#x}")
+        raise invalid_value(f"the flags of an event in a launch attribute must be 0, not {number(value.flags):#x}")
     if flags & events.INTERPROCESS or not flags & events.DISABLE_TIMING:
         raise not_supported(
             "a launch records events with CU_EVENT_DISABLE_TIMING and without CU_EVENT_INTERPROCESS only"
@@ -111,6 +111,6 @@ def _check_hint(name: str, value: Any) -> None:
         name == "CLUSTER_SCHEDULING_POLICY_PREFERENCE"
         and not 0 <= number(value.clusterSchedulingPolicyPreference) <= 2
     ):
-        raise invalid_value("the preference is a CUclusterSchedulingPolicy, 0 to 2")
+        raise invalid_value("the preference must be a CUclusterSchedulingPolicy, 0 to 2")
     if name == "PREFERRED_SHARED_MEMORY_CARVEOUT" and not -1 <= number(value.sharedMemCarveout) <= 100:
-        raise invalid_value("the carveout is a percentage, 0 to 100, or -1 for the default")
+        raise invalid_value("the carveout must be a percentage, 0 to 100, or -1 for the default")

@@ -143,7 +143,7 @@ def set_cache_preference(function: int, preference: int) -> None:
 def check_cache_preference(preference: int) -> None:
     """Raise INVALID_VALUE for a number that is not a CUfunc_cache."""
     if preference not in _CACHE_PREFERENCES:
-        raise invalid_value(f"a cache preference is a CUfunc_cache, 0 to 3, not {preference}")
+        raise invalid_value(f"a cache preference must be a CUfunc_cache, 0 to 3, not {preference}")
 
 
 def set_bank_size(function: int, size: int) -> None:
@@ -155,4 +155,4 @@ def set_bank_size(function: int, size: int) -> None:
 def check_bank_size(size: int) -> None:
     """Raise INVALID_VALUE for a number that is not a CUsharedconfig."""
     if size not in _BANK_SIZES:
-        raise invalid_value(f"a size of shared memory banks is a CUsharedconfig, 0 to 2, not {size}")
+        raise invalid_value(f"a size of shared memory banks must be a CUsharedconfig, 0 to 2, not {size}")

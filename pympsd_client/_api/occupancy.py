@@ -61,4 +61,4 @@ def _config(argument: Any) -> LaunchConfig:
 
 def _check_caching(flags: int) -> None:
     if flags not in _CACHING_FLAGS:
-        raise invalid_value(f"occupancy flags are 0 or 1 (DISABLE_CACHING_OVERRIDE), not {flags}")
+        raise invalid_value(f"occupancy flags must be 0 or 1 (DISABLE_CACHING_OVERRIDE), not {flags}")

@@ -53,7 +53,7 @@ def set_limit(requested: int, value: int) -> None:
         "PERSISTING_L2_CACHE_SIZE": properties.attributes.get(_PERSISTING, 0),
     }
     if value > bounds.get(name, value):
-        raise invalid_value(f"CU_LIMIT_{name} is 0 to {bounds[name]}, not {value}")
+        raise invalid_value(f"CU_LIMIT_{name} must be 0 to {bounds[name]}, not {value}")
     if name in _KNOWN_BY_THE_EXECUTOR:
         value = min(value, properties.memory_bytes // 8)
         context.call(operations.SET_LIMIT, requested, value)
@@ -159,9 +159,9 @@ def _read_dump_setting(name: str, argument: Any) -> bool | int | bytes:
         value = number(argument)
         return value if name == "GENERATION_FLAGS" else bool(value)
     if not isinstance(argument, bytes):
-        raise TypeError(f"CU_COREDUMP_{name} is set to bytes, not {type(argument).__name__}")
+        raise TypeError(f"CU_COREDUMP_{name} must be set to bytes, not {type(argument).__name__}")
     if len(argument) > _DUMP_TEXT_BYTES:
-        raise invalid_value(f"CU_COREDUMP_{name} has at most {_DUMP_TEXT_BYTES} bytes, not {len(argument)}")
+        raise invalid_value(f"CU_COREDUMP_{name} must have at most {_DUMP_TEXT_BYTES} bytes, not {len(argument)}")
     return argument.partition(b"\0")[0]
 
 

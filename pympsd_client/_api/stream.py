@@ -40,7 +40,7 @@ def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) 
         return False
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
     if flags != _EXTERNAL:
-        raise invalid_value(f"the flags are {name}_DEFAULT (0) or {name}_EXTERNAL (1), not {flags}")
+        raise invalid_value(f"the flags must be {name}_DEFAULT (0) or {name}_EXTERNAL (1), not {flags}")
     entry = event.events.find(event_handle)
     context, its_stream = stream.resolve(stream_handle)
     if (by := intercepted.by) is None or not by.take_external_event(context, its_stream, entry.handle, is_wait):
@@ -121,7 +121,9 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
-        raise not_supported("the priority of a stream is set when it is made, by cuStreamCreateWithPriority")
+        raise not_supported(
+            "the priority of a stream must be set when the stream is created, with cuStreamCreateWithPriority"
+        )
     if value is None:
         raise invalid_value("the value of the attribute is NULL")
     if not isinstance(value, InMemory | bindings.CUlaunchAttributeValue):

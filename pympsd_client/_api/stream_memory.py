@@ -81,7 +81,7 @@ def write(stream: int, address: int, value: int, size: int, flags: int) -> None:
 def words(address: int, value: int, size: int, flags: int) -> list[tuple[int, int]]:
     """Return the addresses and values of the words of 4 bytes that an operation writes; raise CudaError."""
     if flags & ~_NO_BARRIER:
-        raise invalid_value(f"the flags are 0 or CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER, not {flags:#x}")
+        raise invalid_value(f"the flags must be 0 or CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER, not {flags:#x}")
     _check_address(address, size)
     return [(address + place, value >> 8 * place & 0xFFFFFFFF) for place in range(0, size, 4)]
 
@@ -97,7 +97,7 @@ def prepare_wait(address: int, value: int, size: int, flags: int) -> tuple[Kerne
     if flags & _FLUSH:
         raise not_supported("CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here")
     if flags not in _CONDITIONS:
-        raise invalid_value(f"the flags are a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
+        raise invalid_value(f"the flags must be a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
     _check_address(address, size)
     return _library().kernel(f"wait{8 * size}"), ((address, value, flags), _TYPES)
 
@@ -137,7 +137,7 @@ def operations_at(count: int, argument: Any) -> list[bytes]:
     Raise INVALID_VALUE for fewer.
     """
     if count > _MAX_OPERATIONS:
-        raise invalid_value(f"a batch has at most {_MAX_OPERATIONS} operations, not {count}")
+        raise invalid_value(f"a batch must have at most {_MAX_OPERATIONS} operations, not {count}")
     if isinstance(argument, InMemory):
         return [ctypes.string_at(argument + index * _OPERATION.size, _OPERATION.size) for index in range(count)]
     if len(argument or ()) < count:

@@ -175,7 +175,7 @@ def batch_copies(argument: Any, count: int) -> list[BatchCopy]:
 
 def _operand(raw: Any) -> CopyOperand:
     if raw.type not in (_POINTER, _ARRAY):
-        raise invalid_value(f"the type of an operand is POINTER (1) or ARRAY (2), not {raw.type}")
+        raise invalid_value(f"the type of an operand must be POINTER (1) or ARRAY (2), not {raw.type}")
     is_array = raw.type == _ARRAY
     first, second, third = raw.sizes
     return CopyOperand(is_array, raw.place, (first, second, third if is_array else 0))

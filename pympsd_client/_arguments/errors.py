@@ -183,7 +183,7 @@ def not_supported(reason: str) -> CudaError:
 def check_no_flags(function: str, flags: int) -> None:
     """Raise INVALID_VALUE unless the flags of a function that takes none are 0."""
     if flags:
-        raise invalid_value(f"{function} takes no flags: 0, not {flags:#x}")
+        raise invalid_value(f"{function} takes no flags: they must be 0, not {flags:#x}")
 
 
 def connection_lost(reason: str) -> CudaError:

@@ -60,7 +60,7 @@ class HostMemory:
         except TypeError:
             if not hasattr(pointer, "__int__"):
                 raise TypeError(
-                    f"a host pointer is an int, None or an object with a buffer, not {type(pointer).__name__}"
+                    f"a host pointer must be an int, None or an object with a buffer, not {type(pointer).__name__}"
                 ) from None
             self.address = int(pointer)
             return

@@ -152,7 +152,8 @@ def _object_bytes(value: Any, size: int) -> bytes:
     if isinstance(value, int) and hasattr(value, "name"):  # an enum member
         return int(value).to_bytes(_SLOT_BYTES, "little", signed=value < 0)
     raise TypeError(
-        f"a parameter of type None is a handle of cuda.bindings or a ctypes.Structure, not {type(value).__name__}"
+        "a parameter of type None must be a handle of cuda.bindings or a ctypes.Structure, not "
+        f"{type(value).__name__}"
     )
 
 
@@ -165,7 +166,7 @@ def _pointer_value(value: Any) -> int:
         return int(value)
     if callable(getattr(value, "getPtr", None)):
         return int(value.getPtr())
-    raise TypeError(f"a c_void_p parameter is an int, a c_void_p or a handle, not {type(value).__name__}")
+    raise TypeError(f"a c_void_p parameter must be an int, a c_void_p or a handle, not {type(value).__name__}")
 
 
 # --- pointers

@@ -42,7 +42,7 @@ class _Slice:
         return self._takers[0] == taker
 
     def help(self) -> None:
-        """Copy it, in a thread of its own, which no Ctrl-C interrupts."""
+        """Copy the slice, in a thread of its own, which no Ctrl-C interrupts."""
         if self.take("helper"):
             self._copy()
             self._done = True

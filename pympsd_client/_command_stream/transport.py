@@ -72,7 +72,9 @@ class Interceptor(Protocol):
         """Take a record, or leave it (False)."""
 
     def take_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
-        """Take a copy with pageable host memory, whose bytes no record has; ``make`` returns its description."""
+        """Take a copy from or to pageable host memory, whose bytes are in no record; ``make`` returns the copy's
+        description.
+        """
 
     def take_allocation(self, context: Any, stream: int, size: int, kind: Any) -> int:
         """Take an allocation of a kind of pool and return its address, or leave it (0)."""

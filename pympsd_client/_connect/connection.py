@@ -53,13 +53,13 @@ class Connection(Protocol):
         """Open a context, on at most ``affinity`` SMs, rounded up, or on ``partition`` SMs; raise CudaError."""
 
     def close_context(self, device: VisibleDevice, context_id: int) -> None:
-        """Close it and free what it held; raise CudaError."""
+        """Close a context and free what it held; raise CudaError."""
 
     def check(self) -> None:
         """Raise CudaError if the other side has gone."""
 
     def close(self) -> None:
-        """Close it in order; never raises."""
+        """Close the connection; never raises."""
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors."""

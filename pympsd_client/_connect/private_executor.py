@@ -137,7 +137,7 @@ class Executor:
     """An executor, a child process that ends when its link closes. Calls are made one at a time."""
 
     def __init__(self, device: VisibleDevice, environment: Mapping[str, str]) -> None:
-        """Start it and wait until its device is open; raise CudaError."""
+        """Start the executor and wait until its device is open; raise CudaError."""
         self._device: Final = device
         self._request: Final = count(1).__next__
         self._transport: Transport | None = None

@@ -165,7 +165,7 @@ class Captures:
                 "the legacy default stream cannot capture; use a stream that was created",
             )
         if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
-            raise invalid_value(f"the capture mode is GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
+            raise invalid_value(f"the capture mode must be GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
         with self._lock:
             if place in self._captures:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream captures already; end that capture first")
@@ -263,7 +263,7 @@ class Captures:
     def exchange_mode(self, mode: int) -> int:
         """Set the calling thread's mode and return its previous mode; raise INVALID_VALUE for an unknown mode."""
         if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
-            raise invalid_value(f"the capture mode is GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
+            raise invalid_value(f"the capture mode must be GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
         before, self._modes.current = self._modes.current, mode
         return before
 

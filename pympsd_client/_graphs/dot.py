@@ -17,7 +17,7 @@ def print_to(handle: int, path: str, flags: int) -> None:
     """Write a graph as DOT to a file (its name as bytes); raise INVALID_VALUE, OPERATING_SYSTEM."""
     graph = graphs.find(handle)
     if flags & ~_FLAGS:
-        raise invalid_value(f"flags are a combination of CUgraphDebugDot_flags, not {flags:#x}")
+        raise invalid_value(f"flags must be a combination of CUgraphDebugDot_flags, not {flags:#x}")
     if not path:
         raise invalid_value("the path is empty")
     try:

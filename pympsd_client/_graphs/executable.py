@@ -103,14 +103,14 @@ class Executable:
             raise
 
     def node(self, node: Node) -> Node:
-        """Return its copy of a node of the graph that it was made from; raise INVALID_VALUE."""
+        """Return the copy of a node of the graph that was instantiated; raise INVALID_VALUE."""
         copy = self._copies.get(node.handle)
         if copy is None:
             raise invalid_value(f"node {node.handle:#x} is not of the graph that was instantiated")
         return copy
 
     def change(self, node: Node, work: Any) -> None:
-        """Replace the work of its copy of a node, from the next launch on."""
+        """Replace the work of the copy of a node, from the next launch on."""
         with self._launching:
             node.work = work
             self._drop()
@@ -140,7 +140,7 @@ class Executable:
             self._drop()
 
     def prepare(self) -> None:
-        """Bring it up to date in the executor; raise CudaError."""
+        """Bring the graph up to date in the executor; raise CudaError."""
         with self._launching:
             if self._graph_handle == _NOT_INSTANTIATED:
                 self._reinstantiate()
@@ -249,7 +249,7 @@ class Executable:
         return partial(_copy, self.context, self._copy_stream, host_copy)
 
     def destroy(self) -> None:
-        """Destroy it; queued launches continue, and the objects it retains are released after them."""
+        """Destroy the graph; queued launches continue, and the objects that it retains are released after them."""
         executables.remove(self.handle)
         is_usable = self.context.active and self.context.sticky_error is None
         if is_usable:

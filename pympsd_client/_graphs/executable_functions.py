@@ -134,7 +134,7 @@ class _NotInstantiated(Exception):
 
 def _instantiate(graph: Graph, flags: int) -> Executable:
     if flags & ~_FLAGS:
-        raise _NotInstantiated(_FAILED, invalid_value(f"flags are CUgraphInstantiate_flags, not {flags:#x}"))
+        raise _NotInstantiated(_FAILED, invalid_value(f"flags must be CUgraphInstantiate_flags, not {flags:#x}"))
     if flags & _DEVICE_LAUNCH:
         reason = (
             "kernels cannot launch graphs here: instantiate without CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH, and "
@@ -276,7 +276,7 @@ def set_child(executable: int, node: int, child: int) -> None:
     try:
         target.change_all(list(pairs(copy.work.graph, graphs.find(child))))
     except Refusal as refusal:
-        raise invalid_value(f"the child graph is not of the same structure: {refusal.verdict.name}") from None
+        raise invalid_value(f"the child graph does not have the same structure: {refusal.verdict.name}") from None
 
 
 def set_any(executable: int, node: int, params: Any) -> None:

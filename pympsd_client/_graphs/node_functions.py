@@ -83,7 +83,7 @@ def create_condition(graph: int, context: int, default: int, flags: int) -> int:
     Its value at the beginning of a launch is the default if the flags ask for that, else 0.
     """
     if flags & ~_ASSIGN_DEFAULT:
-        raise invalid_value(f"flags are 0 or CU_GRAPH_COND_ASSIGN_DEFAULT (1), not {flags}")
+        raise invalid_value(f"flags must be 0 or CU_GRAPH_COND_ASSIGN_DEFAULT (1), not {flags}")
     its_context = context_of(context) if context else current()
     handle = allocate_handle()
     condition = works.ConditionalHandle(handle, graphs.find(graph), default, bool(flags), its_context)

@@ -167,7 +167,7 @@ def check_copy(copy: Copy3D | None, context: int) -> works.CopyWork:
     its_context = require_context(context)
     checked = regions(copy, its_context)
     if checked is None:
-        raise invalid_value("the copy has no bytes; width, height and depth are at least 1")
+        raise invalid_value("the copy has no bytes; width, height and depth must be at least 1")
     for region in checked[:2]:
         if not region.is_host:
             owner(region.address)
@@ -179,9 +179,9 @@ def fill_at(address: int, context: int) -> works.FillWork:
     raw = structs.FillParameters.from_address(address)
     its_context = require_context(context)
     if raw.elementSize not in _ELEMENTS:
-        raise invalid_value(f"the element size is 1, 2 or 4 bytes, not {raw.elementSize}")
+        raise invalid_value(f"the element size must be 1, 2 or 4 bytes, not {raw.elementSize}")
     if not raw.height or not raw.width:
-        raise invalid_value("a fill has a width and a height of at least 1")
+        raise invalid_value("a fill must have a width and a height of at least 1")
     if pinned.region_at(raw.dst) is None:
         owner(raw.dst)
     check_fill(raw.dst, raw.elementSize, raw.width, raw.pitch, raw.height)
@@ -202,7 +202,7 @@ def batch_at(address: int) -> works.BatchWork:
     """Return the work of a CUDA_BATCH_MEM_OP_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.BatchParameters.from_address(address)
     if raw.flags:
-        raise invalid_value(f"a batch of memory operations takes no flags: 0, not {raw.flags:#x}")
+        raise invalid_value(f"a batch of memory operations takes no flags: they must be 0, not {raw.flags:#x}")
     if raw.count and not raw.paramArray:
         raise invalid_value(f"paramArray is NULL, and {raw.count} operations are announced")
     context = require_context(raw.ctx)
@@ -257,7 +257,7 @@ def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
     if ownership == CHILD_CLONED:
         return works.clone(child)
     if ownership != CHILD_MOVED:
-        raise invalid_value(f"the ownership is CLONE (0) or MOVE (1), not {ownership}")
+        raise invalid_value(f"the ownership must be CLONE (0) or MOVE (1), not {ownership}")
     if child.of is not None:
         raise invalid_value("the child graph belongs to a node already")
     return child
@@ -277,7 +277,9 @@ def conditional_at(graph: Graph, address: int) -> works.ConditionalWork:
         raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph, nor of one that it is in")
     max_bodies = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= max_bodies:
-        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {max_bodies} bodies, not {raw.size}")
+        raise invalid_value(
+            f"a conditional node of type {raw.type} must have 1 to {max_bodies} bodies, not {raw.size}"
+        )
     work = works.ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
     raw.phGraph_out = work.array
     return work

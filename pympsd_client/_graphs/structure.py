@@ -20,7 +20,7 @@ from pympsd_client._graphs.work import NodeType
 def create(flags: int) -> int:
     """Return a new empty graph; ``flags`` is 0, else INVALID_VALUE."""
     if flags:
-        raise invalid_value(f"cuGraphCreate takes no flags: 0, not {flags}")
+        raise invalid_value(f"cuGraphCreate takes no flags: they must be 0, not {flags}")
     return graphs.new().handle
 
 
@@ -100,8 +100,8 @@ def edge_list(data: Any, starts: Sequence[Node]) -> list[Edge]:
     for start, edge in zip(starts, edges, strict=True):
         if edge != Edge() and not (edge.is_programmatic and isinstance(start.work, work.KernelWork)):
             raise invalid_value(
-                f"an edge has ports and type 0, not {edge.from_port, edge.to_port, edge.kind}, or is programmatic: "
-                "from port PROGRAMMATIC (1) or LAUNCH_ORDER (2) of a kernel node, with type 1"
+                f"an edge must have ports and type 0, not {edge.from_port, edge.to_port, edge.kind}, or be "
+                "programmatic: from port PROGRAMMATIC (1) or LAUNCH_ORDER (2) of a kernel node, with type 1"
             )
     return edges
 
@@ -180,10 +180,10 @@ def child_graph(handle: int) -> int:
 def create_user_object(data: HostMemory, destroy: Any, references: int, flags: int) -> int:
     """Return a user object; the last release calls ``destroy(ptr)``. The flag NO_DESTRUCTOR_SYNC must be given."""
     if flags != user_objects.NO_DESTRUCTOR_SYNC:
-        raise invalid_value(f"the flags of a user object are CU_USER_OBJECT_NO_DESTRUCTOR_SYNC (1), not {flags}")
+        raise invalid_value(f"the flags of a user object must be CU_USER_OBJECT_NO_DESTRUCTOR_SYNC (1), not {flags}")
     address = number(destroy)
     if not address or not references or references >= 1 << 31:
-        raise invalid_value("a user object has a destructor and at least 1 reference, an int")
+        raise invalid_value("a user object must have a destructor and at least 1 reference, an int")
     return user_objects.UserObject(data.address, address, references).handle
 
 
@@ -200,7 +200,7 @@ def release_user_object(handle: int, count: int) -> None:
 def retain(graph: int, handle: int, count: int, flags: int) -> None:
     """Let a graph hold references; with CU_GRAPH_USER_OBJECT_MOVE those are the caller's."""
     if flags & ~user_objects.MOVE:
-        raise invalid_value(f"flags are 0 or CU_GRAPH_USER_OBJECT_MOVE (1), not {flags}")
+        raise invalid_value(f"flags must be 0 or CU_GRAPH_USER_OBJECT_MOVE (1), not {flags}")
     user_objects.retain(graphs.find(graph), user_objects.find(handle), count, bool(flags))
 
 

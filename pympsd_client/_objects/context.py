@@ -209,7 +209,7 @@ class Context:
 
     @property
     def active(self) -> bool:
-        """Whether it is open."""
+        """Whether the context is open."""
         return self.opened is not None
 
     @property

@@ -29,7 +29,9 @@ class Event:
     """Its handles in other contexts of the device, where green contexts have streams."""
 
     def handle_in(self, context: Context) -> int:
-        """Return its handle in a context: its own, or one related to it by a green context; raise INVALID_HANDLE."""
+        """Return the event's handle in its own context, or in one that a green context relates to it; raise
+        INVALID_HANDLE.
+        """
         if context is self.context:
             return self.handle
         if not self.is_related_to(context):
@@ -60,7 +62,7 @@ def create(context: Context, flags: int) -> Event:
     NOT_SUPPORTED if the device has no events between processes.
     """
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS):
-        raise invalid_value(f"event flags are a combination of CUevent_flags, not {flags}")
+        raise invalid_value(f"event flags must be a combination of CUevent_flags, not {flags}")
     if flags & INTERPROCESS and not flags & DISABLE_TIMING:
         raise invalid_value("CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING as well")
     is_shared = bool(flags & INTERPROCESS)

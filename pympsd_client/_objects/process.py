@@ -71,7 +71,7 @@ class Process:
         """
         self._refuse_ended()
         if flags != 0:
-            raise invalid_value(f"cuInit takes no flags: 0, not {flags}")
+            raise invalid_value(f"cuInit takes no flags: they must be 0, not {flags}")
         with self._starting:
             if self.connection is None and self.native is None:
                 self._connect()
@@ -201,7 +201,7 @@ class Primary:
             return context
 
     def release(self, connection: Connection) -> None:
-        """Count one user less; the last release closes the context. Raise INVALID_CONTEXT if there is no user."""
+        """Release the context for one user; the last release closes it. Raise INVALID_CONTEXT if there is no user."""
         with self._changing:
             if self._references == 0 or self.context is None:
                 raise invalid_context("the primary context is not retained")

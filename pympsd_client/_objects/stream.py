@@ -41,7 +41,7 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     smaller number is more urgent. Per-thread streams of threads that have ended are destroyed first. Raise CudaError.
     """
     if flags & ~NON_BLOCKING:
-        raise invalid_value(f"stream flags are CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")
+        raise invalid_value(f"stream flags must be CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")
     lowest, greatest = context.usable().stream_priorities
     clamped = max(min(priority, lowest), greatest)
     while context.ended_threads_streams:

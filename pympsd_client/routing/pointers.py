@@ -96,7 +96,9 @@ _AROUND: Final = {
 }
 """Functions that destructors call before those, or to report their failure."""
 _WAITING: Final = frozenset({"cuCtxSynchronize", "cuStreamSynchronize"})
-"""Of these, what fails in a native program: exit handlers are called when its driver has ended (recorded, H200)."""
+"""Functions that fail in the exit handlers of a native program, which run after its driver has ended (recorded,
+H200).
+"""
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""

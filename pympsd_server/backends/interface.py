@@ -160,7 +160,7 @@ class Extent:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is a single row, for which pitches do not matter.
+        """Whether the copy is of a single row, for which pitches do not matter.
 
         >>> Extent(16).is_linear, Extent(16, 3).is_linear
         (True, False)
@@ -445,7 +445,7 @@ class Module(Protocol):
         """
 
     def unload(self) -> None:
-        """Free it once the work that is queued in its context is done.
+        """Free the module once the work that is queued in its context is done.
 
         In a faulted context it is freed with the context.
         """

@@ -10,7 +10,7 @@ from typing import Protocol
 from attrs import frozen
 
 Charge = Callable[[int], Callable[[], None]]
-"""Counts bytes of memory, and returns what counts them no more; BackendError OUT_OF_MEMORY."""
+"""Charges bytes of memory, and returns a function that releases the charge; BackendError OUT_OF_MEMORY."""
 
 
 @frozen
@@ -41,7 +41,7 @@ class PhysicalMemory(Protocol):
 
     @property
     def is_of_host(self) -> bool:
-        """Whether it is host memory, which the program can access too (cuMemCreate at a host location)."""
+        """Whether this is host memory, which the program can access too (cuMemCreate at a host location)."""
 
     def export(self) -> int:
         """Return a new descriptor by which another process can import it (cuMemExportToShareableHandle).
@@ -60,7 +60,7 @@ class PhysicalMemory(Protocol):
         """
 
     def release(self) -> None:
-        """Free it as soon as it is not mapped anywhere (cuMemRelease); immediately if it is not now.
+        """Free the memory as soon as it is not mapped anywhere (cuMemRelease); immediately if it is not now.
 
         Existing mappings stay valid.
         """

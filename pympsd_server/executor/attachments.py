@@ -37,7 +37,7 @@ from pympsd_server.native.mirror import Workers, native_access
 COMPUTE: Final = 0
 """The device's own track, in the process of its executor."""
 STREAMS: Final = 1 << 16
-"""A context's tracks are numbered from its id times this on, one for each stream."""
+"""A context has a track for each stream; the numbers of its tracks begin at its id times this."""
 
 
 class ExecutorTimeline:
@@ -73,7 +73,7 @@ class Send(Protocol):
     """Sends a message to the owner."""
 
     def __call__(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        """Send it, with descriptors that are closed afterwards."""
+        """Send a message, with descriptors that are closed afterwards."""
 
 
 class Attachments:

@@ -96,7 +96,7 @@ class Containment:
     async def hold(self, client: ClientRecord) -> None:
         """Wait while executors of a new client's user are replaced, HOLD_SECONDS at most.
 
-        There is nothing to wait for while a process that the fault has reached is still there: it may stay for ever.
+        Do not wait while a process that the fault affects is still running, because it may run forever.
         """
         with trio.move_on_after(HOLD_SECONDS):
             while self.server.is_volta_or_newer and self.refuses(client) and all(map(self._has_ended, self.clients)):

@@ -104,12 +104,12 @@ class Server:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it ends with its last client, or has ended."""
+        """Whether the server ends with its last client, or has ended."""
         return self.phase in (ServerPhase.LEAVING, ServerPhase.ENDED)
 
     @property
     def is_volta_or_newer(self) -> bool:
-        """Whether its devices support Volta MPS; all or none of them do."""
+        """Whether the server's devices support Volta MPS; all or none of them do."""
         return all(device.is_volta_or_newer for device in self.devices)
 
     def slot_of(self, client: ClientRecord, device: int) -> ExecutorSlot:

@@ -69,7 +69,7 @@ def affine_multiprocessors(requested: int, available: int, device: DevicePropert
         raise AffinityRefused(f"execution affinity needs a Volta or newer device; {device.name} is older")
     if not 1 <= requested <= available:
         raise AffinityRefused(
-            f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {requested}"
+            f"an execution affinity must be 1 to {available} SMs, as many as this context may use; not {requested}"
         )
     return rounding(device).round_up(requested, available)
 

@@ -19,7 +19,10 @@ MAX_VICTIMS: Final = 3
 
 @frozen
 class Victim:
-    """A client to end; it, or the group of it that is furthest above its soft limit, is ``excess`` bytes above.
+    """A client to end.
+
+    ``excess`` is the number of bytes by which the client, or its group that is furthest above its soft limit, exceeds
+    that limit.
 
     Victims with the highest ``excess`` are chosen first; a client without a soft limit has all of its bytes as
     excess.

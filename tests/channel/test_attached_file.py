@@ -32,7 +32,7 @@ def test_the_first_word_that_is_no_option_names_it(tmp_path: Path) -> None:
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    text = "a configuration file is a regular file, not"
+    text = "a configuration file must be a regular file, not"
     assert _problem(tmp_path / "fifo") == f"{tmp_path}/fifo: {text} a FIFO; write it to one first"
     assert _problem("/dev/zero") == f"/dev/zero: {text} a device; write it to one first"
     assert _problem(tmp_path) == f"{tmp_path}: Is a directory"

@@ -90,7 +90,7 @@ def test_an_overtaking_limit_in_both_spellings(value: str, seconds: float) -> No
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "nan", "inf", "1e9", "30s"])
 def test_an_invalid_overtaking_limit_is_refused(value: str) -> None:
-    with pytest.raises(BadOption, match="--turn-patience is a number of seconds, 0 or more, not") as caught:
+    with pytest.raises(BadOption, match="--turn-patience must be a number of seconds, 0 or more, not") as caught:
         Options(["-d", f"--turn-patience={value}"])
     assert not caught.value.unknown
 
@@ -140,7 +140,7 @@ def test_an_unknown_option_is_refused_as_unknown(word: str) -> None:
 
 @pytest.mark.parametrize("words", [["--timeout"], ["--timeout", "x"], ["--timeout=0"], ["--timeout=-1"]])
 def test_a_timeout_is_a_number_of_seconds(words: list[str]) -> None:
-    with pytest.raises(BadOption, match="--timeout is a number of seconds above 0") as caught:
+    with pytest.raises(BadOption, match="--timeout must be a number of seconds above 0") as caught:
         Options(words)
     assert not caught.value.unknown
 
@@ -158,7 +158,7 @@ def test_users_in_both_spellings(value: str) -> None:
 
 @pytest.mark.parametrize("words", [["--users"], ["--users", "Together"], ["--users="], ["--users", "-d"]])
 def test_users_are_one_of_two(words: list[str]) -> None:
-    with pytest.raises(BadOption, match="--users is one of in-turn, together, not"):
+    with pytest.raises(BadOption, match="--users must be one of in-turn, together, not"):
         Options(words)
 
 
@@ -173,9 +173,9 @@ def test_a_protocol_in_every_spelling(words: list[str]) -> None:
 
 def test_a_protocol_is_2_or_3() -> None:
     for words in (["-p", "4"], ["-p4"], ["--protocol=4"]):
-        with pytest.raises(BadOption, match="--protocol is 2 or 3, not '4'"):
+        with pytest.raises(BadOption, match="--protocol must be 2 or 3, not '4'"):
             Options(words)
-    with pytest.raises(BadOption, match="CUDA_MPS_PROTOCOL_VERSION is 2 or 3, not 'x'"):
+    with pytest.raises(BadOption, match="CUDA_MPS_PROTOCOL_VERSION must be 2 or 3, not 'x'"):
         Options([]).choose_protocol("x")
 
 
@@ -198,7 +198,7 @@ def test_a_branch_of_the_driver_is_chosen_at_the_start(words: list[str]) -> None
     with pytest.raises(BadOption, match="--driver goes with -d or -f"):
         Options([*words, "ps"])
     for value in ("", "600", "-d", "580.1"):
-        with pytest.raises(BadOption, match="--driver is one of 580, 590, not"):
+        with pytest.raises(BadOption, match="--driver must be one of 580, 590, not"):
             Options(["-d", f"--driver={value}"])
 
 
@@ -257,7 +257,7 @@ def test_a_quit_goes_with_little(words: list[str], message: str) -> None:
 
 @pytest.mark.parametrize("words", [["--log-dialect"], ["--log-dialect", "R580"], ["--log-dialect="]])
 def test_a_dialect_is_one_of_three(words: list[str]) -> None:
-    with pytest.raises(BadOption, match="--log-dialect is one of documented, r580, json"):
+    with pytest.raises(BadOption, match="--log-dialect must be one of documented, r580, json"):
         Options(words)
 
 
@@ -307,7 +307,7 @@ def test_under_the_vendors_name_an_unknown_option_prints_the_usage(capfd: pytest
 def test_a_bad_value_is_bad_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--timeout=x"]) == BAD_USAGE
     captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "--timeout is a number of seconds above 0, not 'x'\n")
+    assert (captured.out, captured.err) == ("", "--timeout must be a number of seconds above 0, not 'x'\n")
 
 
 @pytest.mark.parametrize(
@@ -369,4 +369,4 @@ def test_the_version_reports_a_driver_that_does_not_exist(
     assert main(["-v"]) == 0
     printed = capfd.readouterr()
     assert "Binary version: 13010" in printed.out
-    assert printed.err == "PYMPSD_DRIVER is one of 580, 590, not '570'\n"
+    assert printed.err == "PYMPSD_DRIVER must be one of 580, 590, not '570'\n"

@@ -31,5 +31,5 @@ def test_on_a_gpu_what_no_executor_could_start_with_is_refused(
     monkeypatch.setattr(daemonize, "ask_driver", lambda: Probed(describe("H200")))
     monkeypatch.setattr(daemonize, "_open_journal", lambda *_: pytest.fail("the daemon would have started"))
     assert daemonize.start_daemon(Options(["-f"])) == 1
-    assert capsys.readouterr().err.startswith(f"{variable} is ")
+    assert capsys.readouterr().err.startswith(f"{variable} must be ")
     assert not (tmp_path / "pipe").exists(), "a failed start must not end the running daemon"

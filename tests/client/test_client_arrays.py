@@ -85,7 +85,7 @@ def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) ->
         ((7, 5, 0, Format.CU_AD_FORMAT_UNORM_INT8X2), Result.CUDA_ERROR_INVALID_VALUE, "have 2 channels"),
         ((7, 5, 0, FLOAT, 1, LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "number of its layers"),
         ((7, 5, 6, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "as high as it is wide"),
-        ((7, 7, 5, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "depth of a cubemap is 6"),
+        ((7, 7, 5, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "depth of a cubemap must be 6"),
         ((7, 7, 13, FLOAT, 1, CUBEMAP | LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "a multiple of 6"),
         ((7, 5, 3, FLOAT, 1, GATHER), Result.CUDA_ERROR_INVALID_VALUE, "two dimensions"),
         ((7, 5, 0, FLOAT, 1, SPARSE), Result.CUDA_ERROR_NOT_SUPPORTED, "SPARSE"),

@@ -84,7 +84,7 @@ SWITCHES = ("PYMPSD_REQUIRE_MPS", "PYMPSD_LENIENT_LIMITS")
 @pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("value", ["true", "yes", "True", "01", " 1", "2", "no", "false"])
 def test_a_switch_that_is_neither_on_nor_off_is_refused(name: str, value: str) -> None:
-    with pytest.raises(CudaError, match=f"{name} is 0 or 1, not {value!r}") as caught:
+    with pytest.raises(CudaError, match=f"{name} must be 0 or 1, not {value!r}") as caught:
         check_switches({name: value})
     assert caught.value.code == 1
 

@@ -65,7 +65,7 @@ def test_a_program_may_require_a_daemon() -> None:
 
 def test_a_requirement_that_is_neither_yes_nor_no_runs_on_nothing() -> None:
     done = _run("print(name(cuda.cuInit(0)), last_error(), children())", PYMPSD_REQUIRE_MPS="true")
-    assert done.stdout.startswith("CUDA_ERROR_INVALID_VALUE PYMPSD_REQUIRE_MPS is 0 or 1, not 'true'")
+    assert done.stdout.startswith("CUDA_ERROR_INVALID_VALUE PYMPSD_REQUIRE_MPS must be 0 or 1, not 'true'")
     assert done.stdout.endswith(" []\n")
     assert done.stderr == ""
 

@@ -79,7 +79,7 @@ def test_the_names_of_cuda_12_are_there_with_every_cuda_bindings(under_mps: Fake
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        (_parameters(_affinity(24, MAX)), "type is SM_COUNT"),
+        (_parameters(_affinity(24, MAX)), "type must be SM_COUNT"),
         (_parameters(_affinity(24), stated_count=0), "1 execution affinities, but their number is 0"),
         (_parameters(_affinity(24), stated_count=2), "1 execution affinities, but their number is 2"),
     ],

@@ -212,8 +212,8 @@ def test_a_fill_sets_the_elements_of_each_row(context: Any, bits: int, value: in
 @pytest.mark.parametrize(
     ("pitch", "width", "height", "offset", "words"),
     [
-        (18, 8, 2, 0, "the pitch is 18 bytes"),
-        (28, 8, 2, 0, "holds a row: 32"),
+        (18, 8, 2, 0, "it is 18"),
+        (28, 8, 2, 0, "at least a row, 32 bytes"),
         (32, 8, 2, 2, "not aligned"),
         (32, 8, 1 << 60, 0, "not all within the 256 bytes"),
     ],
@@ -259,7 +259,7 @@ def test_a_pitched_allocation_beyond_any_device_is_out_of_memory(context: Any) -
         ({"dstHeight": 4, "dstY": 2}, "dstHeight is 4: less than dstY and the height, 5"),
         ({"srcHeight": 2, "Depth": 1}, "srcHeight is 2: less than srcY and the height, 3"),
         ({"srcPitch": 1 << 30, "srcHeight": 1 << 34}, "does not end within the address space"),
-        ({"srcLOD": 1}, "srcLOD is 0, not 1"),
+        ({"srcLOD": 1}, "srcLOD must be 0, not 1"),
     ],
 )
 def test_a_copy_that_cannot_be_is_refused(context: Any, shape: dict[str, int], words: str) -> None:
@@ -273,11 +273,11 @@ def test_a_copy_that_cannot_be_is_refused(context: Any, shape: dict[str, int], w
 def test_sides_are_of_the_types_of_memory_that_there_are(context: Any) -> None:
     device, shape = (DEVICE, int(ok(cuda.cuMemAlloc(4096)))), {"WidthInBytes": 10, "Height": 3, "Depth": 1}
     assert cuda.cuMemcpy3D(describe(shape, (9, 1), device)) == INVALID
-    assert "srcMemoryType is HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not 9" in last_error()
+    assert "srcMemoryType must be HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not 9" in last_error()
     unset = cuda.CUDA_MEMCPY2D()
     unset.WidthInBytes = unset.Height = 1
     assert cuda.cuMemcpy2D(unset) == INVALID
-    assert "dstMemoryType is HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not 0" in last_error()
+    assert "dstMemoryType must be HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not 0" in last_error()
     assert cuda.cuMemcpy2D(describe(shape, (HOST, 0), device, cuda.CUDA_MEMCPY2D())) == INVALID
     assert "NULL" in last_error()
     assert cuda.cuMemcpy2D(describe(shape, device, (DEVICE, 0x1000), cuda.CUDA_MEMCPY2D())) == INVALID

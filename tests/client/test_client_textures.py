@@ -227,8 +227,8 @@ REFUSED = {
     "too long": (lambda m, a, p: (of_memory(m, 1 << 40), make_sampling(), None), INVALID, "elements"),
     "channels": (lambda m, a, p: (of_memory(m, 64, FLOAT, 3), make_sampling(), None), INVALID, "1, 2 or 4 channels"),
     "pitch": (lambda m, a, p: (of_rows(m, 8, 2, 40), make_sampling(), None), INVALID, "TEXTURE_PITCH_ALIGNMENT"),
-    "short pitch": (lambda m, a, p: (of_rows(m, 16, 2, 32), make_sampling(), None), INVALID, "holds a row of 64"),
-    "no rows": (lambda m, a, p: (of_rows(m, 8, 0, 64), make_sampling(), None), INVALID, "the height is 1 to"),
+    "short pitch": (lambda m, a, p: (of_rows(m, 16, 2, 32), make_sampling(), None), INVALID, "hold a row of 64"),
+    "no rows": (lambda m, a, p: (of_rows(m, 8, 0, 64), make_sampling(), None), INVALID, "the height must be 1 to"),
     "levels": (lambda m, a, p: (of_levels(p), make_sampling(), None), INVALID, "NORMALIZED_COORDINATES"),
     "flags": (lambda m, a, p: (of_array(a), make_sampling(1 << 9), None), INVALID, "no CU_TRSF"),
     "a view of memory": (

@@ -78,7 +78,7 @@ def test_cuinit_fails_without_the_requested_extension() -> None:
 @pytest.mark.parametrize("choice", ["Native", "c", "python "])
 def test_cuinit_refuses_an_unknown_choice_by_name(choice: str) -> None:
     done = run_python(INIT, PYMPSD_LAUNCHES=choice)
-    output = f"CUDA_ERROR_INVALID_VALUE PYMPSD_LAUNCHES is one of auto, native, python, not {choice!r}\n"
+    output = f"CUDA_ERROR_INVALID_VALUE PYMPSD_LAUNCHES must be one of auto, native, python, not {choice!r}\n"
     assert (done.returncode, done.stdout) == (0, output), done.stderr
 
 

@@ -58,7 +58,9 @@ def test_whole_devices_have_no_limits() -> None:
     ("count", "requested"), [(1, 0), (1, 0.001), (1, -1), (1, 2), (2, 0.5), (2, 1), (2, 1.5), (0, 1)]
 )
 def test_what_cannot_be_a_share_is_refused(count: int, requested: float) -> None:
-    with pytest.raises(BadShare, match=r"of \d GPUs: a share is 0.01 to 1 of one GPU, or a whole number of GPUs"):
+    with pytest.raises(
+        BadShare, match=r"of \d GPUs: a share must be 0.01 to 1 of one GPU, or a whole number of GPUs"
+    ):
         share_of(DEVICES[:count], requested)
 
 
@@ -126,7 +128,7 @@ def test_a_process_that_takes_several_parts_keeps_each(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("requested", [0, -1, 1.5, 0.0001])
 def test_a_part_that_cannot_be_is_refused(tmp_path: Path, requested: float) -> None:
-    with pytest.raises(BadShare, match=r"it is 0\.01 to 1 of a GPU"):
+    with pytest.raises(BadShare, match=r"it must be 0\.01 to 1 of a GPU"):
         lock_part(DEVICES, requested, str(tmp_path))
 
 

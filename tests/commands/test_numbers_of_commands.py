@@ -92,7 +92,7 @@ def test_every_user_can_have_a_server(daemon: Daemon, uid: int) -> None:
 def test_a_priority_that_is_misread_is_refused(daemon: Daemon, word: str) -> None:
     printed, output, _ = _give(daemon, f"set_default_client_priority {word}")
     assert printed == ""
-    assert output == f"a client priority is 0 (normal) or 1 (below normal), not {word!r}"
+    assert output == f"a client priority must be 0 (normal) or 1 (below normal), not {word!r}"
     assert daemon.defaults.client_priority.level == 0
 
 

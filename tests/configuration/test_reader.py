@@ -147,35 +147,35 @@ def _partition(*texts: str) -> str:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('active_thread_percentage = "0"', 'servers.a.active_thread_percentage is 1 to 100, not "0"'),
-        ("active_thread_percentage = nan", "servers.a.active_thread_percentage is 1 to 100, not NaN"),
-        ("active_thread_percentage = true", "servers.a.active_thread_percentage is text or a whole number or a"),
+        ('active_thread_percentage = "0"', 'servers.a.active_thread_percentage must be 1 to 100, not "0"'),
+        ("active_thread_percentage = nan", "servers.a.active_thread_percentage must be 1 to 100, not NaN"),
+        ("active_thread_percentage = true", "servers.a.active_thread_percentage must be text or a whole number or a"),
         (
             'pinned_memory_limit = "4T"',
-            "servers.a.pinned_memory_limit is a whole number above 0 and K, M or G, or 'unlimited'; not \"4T\"",
+            "servers.a.pinned_memory_limit must be a whole number above 0 and K, M or G, or 'unlimited'; not \"4T\"",
         ),
-        ("pinned_memory_limit = 4", "servers.a.pinned_memory_limit is text, not 4"),
-        ('client_priority = "2"', 'servers.a.client_priority is 0 (normal) or 1 (below normal), not "2"'),
+        ("pinned_memory_limit = 4", "servers.a.pinned_memory_limit must be text, not 4"),
+        ('client_priority = "2"', 'servers.a.client_priority must be 0 (normal) or 1 (below normal), not "2"'),
         ("percent = 5", "servers.a.percent is not a key of a server; the keys are allowed_devices, uid, "),
         (
             "active_thread_percent = 5",
             "servers.a.active_thread_percent is not a key of a server; did you mean active",
         ),
-        ('locality_domains = "true"', 'servers.a.locality_domains is true or false, not "true"'),
+        ('locality_domains = "true"', 'servers.a.locality_domains must be true or false, not "true"'),
         ("locality_domains = true", "servers.a.locality_domains: locality domains are not supported yet"),
         ('allowed_devices = "GPU-dead"', "servers.a.allowed_devices: no device 'GPU-dead'; devices: 0 (GPU-"),
         ('allowed_devices = "0,0"', "servers.a.allowed_devices names a device twice"),
-        ("allowed_devices = 0", 'servers.a.allowed_devices is a text such as "0,1", or a list of one text or '),
-        ("allowed_devices = []", f"servers.a.allowed_devices is {DEVICES}, not []"),
-        ("allowed_devices = [0]", f"servers.a.allowed_devices is {DEVICES}, not [0]"),
-        ("uid = 7", "servers.a.uid is 1000: this daemon can serve only its own user; not 7"),
-        ("uid = true", "servers.a.uid is a user's number, not true"),
-        ("namespaces = 1", "servers.a.namespaces is a table, not 1"),
-        ("namespaces.b = 1", "servers.a.namespaces.b is a table, not 1"),
-        ('namespaces.b.pympsd.sm_partition = "X"', "servers.a.namespaces.b.pympsd.sm_partition is none or the"),
+        ("allowed_devices = 0", 'servers.a.allowed_devices must be a text such as "0,1", or a list of one text or '),
+        ("allowed_devices = []", f"servers.a.allowed_devices must be {DEVICES}, not []"),
+        ("allowed_devices = [0]", f"servers.a.allowed_devices must be {DEVICES}, not [0]"),
+        ("uid = 7", "servers.a.uid must be 1000, because this daemon can serve only its own user; not 7"),
+        ("uid = true", "servers.a.uid must be a user's number, not true"),
+        ("namespaces = 1", "servers.a.namespaces must be a table, not 1"),
+        ("namespaces.b = 1", "servers.a.namespaces.b must be a table, not 1"),
+        ('namespaces.b.pympsd.sm_partition = "X"', "servers.a.namespaces.b.pympsd.sm_partition must be none or the"),
         (
             "namespaces.b.pympsd.total_memory_limit = 4",
-            "servers.a.namespaces.b.pympsd.total_memory_limit is text",
+            "servers.a.namespaces.b.pympsd.total_memory_limit must be text",
         ),
         (
             "namespaces.b.pympsd.total = 4",
@@ -186,9 +186,9 @@ def _partition(*texts: str) -> str:
             "servers.a.namespaces.b.uid is not a key of a namespace; the keys are pinned_memory",
         ),
         ("namespaces.B.client_priority = 1", "Bad name 'B': 1 to 64 lowercase letters, digits and underscores"),
-        ("devices = 1", "servers.a.devices are tables, each under [[servers.a.devices]], not 1"),
+        ("devices = 1", "servers.a.devices must be tables, each under [[servers.a.devices]], not 1"),
         ("devices = [{}]", "servers.a.devices.0.uuid is missing: the UUID of the device"),
-        ("devices = [{ uuid = 0 }]", "servers.a.devices.0.uuid is the UUID of a device, a text, not 0"),
+        ("devices = [{ uuid = 0 }]", "servers.a.devices.0.uuid must be the UUID of a device, a text, not 0"),
         ('devices = [{ uuid = "GPU-0" }]', "servers.a.devices.0.uuid: no device 'GPU-0'; devices: 0 (GPU-"),
         (
             'devices = [{ uuid = "0", name = "x" }]',
@@ -199,12 +199,15 @@ def _partition(*texts: str) -> str:
         (_partition('name = "p"'), "servers.a.devices.0.sm_partitions.0.chunks is missing: the number of"),
         (
             _partition('name = "p", chunks = 0'),
-            "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 to 99999, not 0",
+            "servers.a.devices.0.sm_partitions.0.chunks must be a number from 1 to 99999, not 0",
         ),
-        (_partition('name = "p", chunks = "4"'), "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 to"),
+        (
+            _partition('name = "p", chunks = "4"'),
+            "servers.a.devices.0.sm_partitions.0.chunks must be a number from 1 to",
+        ),
         (
             _partition('name = "p", chunks = 1, include_remainder = 1'),
-            "servers.a.devices.0.sm_partitions.0.include_remainder is true or",
+            "servers.a.devices.0.sm_partitions.0.include_remainder must be true or",
         ),
         (_partition('name = "p", chunks = 16'), "servers.a.devices: the SM partitions of device 0 have 16 chunks"),
         (
@@ -267,13 +270,13 @@ chunks = "1"
     place = "servers.a.devices.0.sm_partitions"
     assert errors == [
         "F:2: servers.a.devices: two SM partitions of device 0 have the name p",
-        f"F:6: {place}.0.chunks is a number from 1 to 99999, not 0",
-        f"F:7: {place}.0.include_remainder is true or false, not 1",
+        f"F:6: {place}.0.chunks must be a number from 1 to 99999, not 0",
+        f"F:7: {place}.0.include_remainder must be true or false, not 1",
         f"F:8: {place}.1.chunks is missing: the number of chunks",
         f"F:10: {place}.1.chunk is not a key of an SM partition; did you mean chunks?",
         "F:11: servers.a.devices.1.uuid is missing: the UUID of the device",
         f"F:13: servers.a.devices.1.sm_partitions.0.name: {partition_name_problem('P').rstrip('.')}",
-        'F:14: servers.a.devices.1.sm_partitions.0.chunks is a number from 1 to 99999, not "1"',
+        'F:14: servers.a.devices.1.sm_partitions.0.chunks must be a number from 1 to 99999, not "1"',
     ]
 
 
@@ -300,21 +303,24 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[servers.a]\nactive_thread_percentage = N", "servers.a.active_thread_percentage is 1 to 100, not "),
-        ("[servers.a]\nclient_priority = N", "servers.a.client_priority is 0 (normal) or 1 (below normal), not "),
-        ("[servers.a]\nuid = N", "servers.a.uid is a user's number, not "),
-        ("[servers.a]\nallowed_devices = [N]", f"servers.a.allowed_devices is {DEVICES}, not "),
+        ("[servers.a]\nactive_thread_percentage = N", "servers.a.active_thread_percentage must be 1 to 100, not "),
+        (
+            "[servers.a]\nclient_priority = N",
+            "servers.a.client_priority must be 0 (normal) or 1 (below normal), not ",
+        ),
+        ("[servers.a]\nuid = N", "servers.a.uid must be a user's number, not "),
+        ("[servers.a]\nallowed_devices = [N]", f"servers.a.allowed_devices must be {DEVICES}, not "),
         (
             "[servers.a]\npympsd.max_active_thread_percentage = N",
-            "servers.a.pympsd.max_active_thread_percentage is 1 to 100, not ",
+            "servers.a.pympsd.max_active_thread_percentage must be 1 to 100, not ",
         ),
         (
             "[servers.a]\n" + _partition('name = "p", chunks = N'),
-            "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 to 99999, not ",
+            "servers.a.devices.0.sm_partitions.0.chunks must be a number from 1 to 99999, not ",
         ),
-        ("[[rules]]\nactive_thread_percentage = N", "rules.0.active_thread_percentage is 1 to 100, not "),
-        ("[[rules]]\nuser = [N]", "rules.0.user is a user's name on this machine, or its number, not "),
-        ("[[rules]]\nslurm_job = {}\ngroup = N", "rules.0.slurm_job is a text or a number, or a list"),
+        ("[[rules]]\nactive_thread_percentage = N", "rules.0.active_thread_percentage must be 1 to 100, not "),
+        ("[[rules]]\nuser = [N]", "rules.0.user must be a user's name on this machine, or its number, not "),
+        ("[[rules]]\nslurm_job = {}\ngroup = N", "rules.0.slurm_job must be a text or a number, or a list"),
     ],
 )
 def test_a_number_of_thousands_of_digits_is_an_error_like_others(line: str, message: str, number: str) -> None:
@@ -357,10 +363,10 @@ active_thread_percentage = 30
 @pytest.mark.parametrize(
     ("value", "allowed"),
     [
-        ('"0=50,1=0"', 'servers.a.active_thread_percentage is 1 to 100, not "0=50,1=0"'),
+        ('"0=50,1=0"', 'servers.a.active_thread_percentage must be 1 to 100, not "0=50,1=0"'),
         (
             '"0=50,20"',
-            "servers.a.active_thread_percentage is one percentage for all devices, or one a device as in 0=50",
+            "servers.a.active_thread_percentage must be one percentage for all devices, or one a device as in 0=50",
         ),
         ('"7=50"', "servers.a.active_thread_percentage: no device '7'"),
     ],
@@ -399,35 +405,41 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
             'schema_version = "1.0"\nserver = 1',
             "F:2: server is not a key of a configuration file; did you mean servers?",
         ),
-        ('schema_version = "1.0"\nservers = 1', "F:2: servers is a table, not 1"),
-        ('schema_version = "1.0"\n[[cgroups]]\nhard_limit = "4G"', "F:2: cgroups.0.path is the full path of a cgr"),
+        ('schema_version = "1.0"\nservers = 1', "F:2: servers must be a table, not 1"),
+        (
+            'schema_version = "1.0"\n[[cgroups]]\nhard_limit = "4G"',
+            "F:2: cgroups.0.path must be the full path of a cgr",
+        ),
         (
             'schema_version = "1.0"\n[[cgroups]]\npath = "b"\nhard_limit = "4G"',
-            "F:3: cgroups.0.path is the full path",
+            "F:3: cgroups.0.path must be the full path",
         ),
         (
             'schema_version = "1.0"\n[[cgroups]]\npath = "/b"\nhard_limit = "0=1G,0=2G"',
-            "F:4: cgroups.0.hard_limit is one limit for all devices, or one a device as in 0=4G,1=8G; not",
+            "F:4: cgroups.0.hard_limit must be one limit for all devices, or one a device as in 0=4G,1=8G; not",
         ),
         ('schema_version = "1.0"\n[[cgroups]]\npath = "/b"', "F:2: cgroups.0 has a hard_limit or a soft_limit"),
         (
             'schema_version = "1.0"\n[[cgroups]]\npath = "/b"\nhard_limit = "4G"\nsoft_limit = "8G"',
-            'F:5: cgroups.0.soft_limit is at most the hard limit, 4G, not "8G"',
+            'F:5: cgroups.0.soft_limit must be at most the hard limit, 4G, not "8G"',
         ),
         (
             'schema_version = "1.0"\n' + 2 * '[[cgroups]]\npath = "/b"\nsoft_limit = "1G"\n',
             "F:6: cgroups.1.path names /b a second time",
         ),
-        ('schema_version = "1.0"\n[cgroups]', "F:2: cgroups are tables, each under [[cgroups]], not a table"),
+        ('schema_version = "1.0"\n[cgroups]', "F:2: cgroups must be tables, each under [[cgroups]], not a table"),
         (
             'schema_version = "1.0"\n[features.x]',
             "F:2: features.x is not a key of features; the keys are memacct, con",
         ),
         (
             'schema_version = "1.0"\n[features.memacct]\naudit_log = 1',
-            "F:3: features.memacct.audit_log is true or fa",
+            "F:3: features.memacct.audit_log must be true or fa",
         ),
-        ('schema_version = "1.0"\n[features.memacct]\nenabled = 1', "F:3: features.memacct.enabled is true or fals"),
+        (
+            'schema_version = "1.0"\n[features.memacct]\nenabled = 1',
+            "F:3: features.memacct.enabled must be true or fals",
+        ),
         (
             'schema_version = "1.0"\n[features.context-share]\nenabled = false',
             "F:3: features.context-share.enabled: context-share cannot be disabled",
@@ -451,7 +463,7 @@ def test_all_errors_are_reported_together_in_order() -> None:
 def test_multiuser_servers_are_roots() -> None:
     assert _read("[servers.a]\nuid = 0", uid=0, multiuser=True).servers["a"].uid == 0
     (error,) = _errors('schema_version = "1.0"\n[servers.a]\nuid = 7', uid=0, multiuser=True)
-    assert error == "F:3: servers.a.uid is 0 with --multiuser: its servers are root's; not 7"
+    assert error == "F:3: servers.a.uid must be 0 with --multiuser, because its servers are root's; not 7"
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused() -> None:
@@ -514,24 +526,39 @@ def test_rules() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('user = "nobody at all"', "rules.0.user is a user's name on this machine, or its number, not \"nobody at"),
-        ("group = -1", "rules.0.group is a group's name on this machine, or its number, not -1"),
-        ("user = 4294967295", "rules.0.user is a user's name on this machine, or its number, not 4294967295"),
-        ("user = []", "rules.0.user is a text or a number, or a list of one or more of them, not []"),
-        ("user = true", "rules.0.user is a text or a number, or a list of one or more of them, not true"),
-        ('cgroup = "user.slice"', "rules.0.cgroup is a path from the root of the cgroups, such as /user.slice, not"),
-        ('systemd_unit = "batch"', "rules.0.systemd_unit is the name of a slice, a service or a scope, such as"),
-        ('slurm_job = "a"', 'rules.0.slurm_job is the number of a job, or *, not "a"'),
-        ('kubernetes_pod = "web-1"', "rules.0.kubernetes_pod is the UID of a pod, as kubectl get pod -o jsonpath"),
-        ('container = "abc"', "rules.0.container is the first 12 to 64 digits of a container's ID, or *, not"),
-        ('executable = "python"', "rules.0.executable is the full path of a program, such as /usr/bin/python3*,"),
-        ('namespace = "A"', 'rules.0.namespace is server/namespace, or a server, not "A"'),
-        ('active_thread_percentage = "0"', 'rules.0.active_thread_percentage is 1 to 100, not "0"'),
+        (
+            'user = "nobody at all"',
+            "rules.0.user must be a user's name on this machine, or its number, not \"nobody at",
+        ),
+        ("group = -1", "rules.0.group must be a group's name on this machine, or its number, not -1"),
+        ("user = 4294967295", "rules.0.user must be a user's name on this machine, or its number, not 4294967295"),
+        ("user = []", "rules.0.user must be a text or a number, or a list of one or more of them, not []"),
+        ("user = true", "rules.0.user must be a text or a number, or a list of one or more of them, not true"),
+        (
+            'cgroup = "user.slice"',
+            "rules.0.cgroup must be a path from the root of the cgroups, such as /user.slice, not",
+        ),
+        ('systemd_unit = "batch"', "rules.0.systemd_unit must be the name of a slice, a service or a scope, such as"),
+        ('slurm_job = "a"', 'rules.0.slurm_job must be the number of a job, or *, not "a"'),
+        (
+            'kubernetes_pod = "web-1"',
+            "rules.0.kubernetes_pod must be the UID of a pod, as kubectl get pod -o jsonpath",
+        ),
+        ('container = "abc"', "rules.0.container must be the first 12 to 64 digits of a container's ID, or *, not"),
+        (
+            'executable = "python"',
+            "rules.0.executable must be the full path of a program, such as /usr/bin/python3*,",
+        ),
+        ('namespace = "A"', 'rules.0.namespace must be server/namespace, or a server, not "A"'),
+        ('active_thread_percentage = "0"', 'rules.0.active_thread_percentage must be 1 to 100, not "0"'),
         ('users = "a"', "rules.0.users is not a key of a rule; did you mean user?"),
-        ("name = 1", "rules.0.name is a text of one line, 64 characters at most, not 1"),
-        (f"name = '{'n' * 65}'", "rules.0.name is a text of one line, 64 characters at most, not"),
+        ("name = 1", "rules.0.name must be a text of one line, 64 characters at most, not 1"),
+        (f"name = '{'n' * 65}'", "rules.0.name must be a text of one line, 64 characters at most, not"),
         *(
-            (f'cgroup = "{path}"', "rules.0.cgroup is a path from the root of the cgroups, such as /user.slice, not")
+            (
+                f'cgroup = "{path}"',
+                "rules.0.cgroup must be a path from the root of the cgroups, such as /user.slice, not",
+            )
             for path in ("/a/../b", "/..", "/a/.", "//a", "/a//b", "/./a")
         ),
     ],

@@ -70,7 +70,7 @@ def test_a_refused_command_raises_with_the_daemons_sentence(daemon: Daemon) -> N
 
 def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing() -> None:
     never = Daemon(machine="H200", options=("--users", "nobody"))
-    with pytest.raises(CannotStart, match="--users is one of in-turn, together, not 'nobody'"), never:
+    with pytest.raises(CannotStart, match="--users must be one of in-turn, together, not 'nobody'"), never:
         pass
     assert not Path(never.pipe_directory).parent.exists()
 

@@ -101,7 +101,7 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         ("nonsense", "not TOML"),
         ("x = " + "9" * 5000, "not TOML"),
         ("x = " + "[" * 5000, "not TOML"),
-        ("driver = 600\n[[device]]", "driver is one of 580, 590, not 600"),
+        ("driver = 600\n[[device]]", "driver must be one of 580, 590, not 600"),
         ("", r"one \[\[device\]\] table a device"),
         ("device = 5", r"one \[\[device\]\] table a device"),
         ("device = [1]", r"one \[\[device\]\] table a device"),
@@ -109,10 +109,10 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         ("[[device]]\ncolour = 1", "a device has no colour; it has compute_capability, compute_mode, count"),
         ('[[device]]\nprofile = "B300"', "profile 'B300' is not one of H200, H100, A100, V100, P100"),
         ("[[device]]\nprofile = []", "is not one of H200, H100, A100, V100, P100"),
-        ("[[device]]\ncount = 0", "count is a number from 1 to 64, not 0"),
-        ("[[device]]\ncount = 65", "count is a number from 1 to 64, not 65"),
-        ("[[device]]\ncount = true", "count is a number from 1 to 64, not True"),
-        ('[[device]]\ncount = "2"', "count is a number from 1 to 64, not '2'"),
+        ("[[device]]\ncount = 0", "count must be a number from 1 to 64, not 0"),
+        ("[[device]]\ncount = 65", "count must be a number from 1 to 64, not 65"),
+        ("[[device]]\ncount = true", "count must be a number from 1 to 64, not True"),
+        ('[[device]]\ncount = "2"', "count must be a number from 1 to 64, not '2'"),
         (f'[[device]]\ncount = 2\nuuid = "{UUID}"', "cannot share one uuid or pci"),
         ('[[device]]\ncount = 2\npci = "x"', "cannot share one uuid or pci"),
         (f'[[device]]\nuuid = "{UUID}"\n[[device]]\nuuid = "{UUID}"', "two devices have the same uuid"),
@@ -121,15 +121,15 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         (f'[[device]]\nuuid = "{UUID[:-1]}g"', "GPU- and 32 hexadecimal digits in five groups"),
         (f'[[device]]\nuuid = "GPU-{UUID[4:].replace("-", "")}"', "GPU- and 32 hexadecimal digits in five groups"),
         ("[[device]]\nuuid = 5", "GPU- and 32 hexadecimal digits in five groups"),
-        ("[[device]]\nmultiprocessors = 0", "multiprocessors is a number from 1 to"),
-        ('[[device]]\nmemory_mib = "many"', "memory_mib is a number from 1 to"),
-        ("[[device]]\nmemory_mib = 1048577", "memory_mib is a number from 1 to 1048576, not 1048577"),
+        ("[[device]]\nmultiprocessors = 0", "multiprocessors must be a number from 1 to"),
+        ('[[device]]\nmemory_mib = "many"', "memory_mib must be a number from 1 to"),
+        ("[[device]]\nmemory_mib = 1048577", "memory_mib must be a number from 1 to 1048576, not 1048577"),
         ("[[device]]\ncompute_capability = 9", 'written like "9.0"'),
         ('[[device]]\ncompute_capability = "9."', 'written like "9.0"'),
-        ('[[device]]\ncompute_mode = "OFF"', "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
-        ("[[device]]\nunified_addressing = 0", "unified_addressing is true or false, not 0"),
-        ("[[device]]\nsm_chunks = 15", r"sm_chunks is \[CHUNKS, SMS-IN-EACH\], as in \[15, 8\], not 15"),
-        ("[[device]]\nsm_chunks_2 = [0, 8]", r"sm_chunks_2 is \[CHUNKS, SMS-IN-EACH\]"),
+        ('[[device]]\ncompute_mode = "OFF"', "compute_mode must be one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
+        ("[[device]]\nunified_addressing = 0", "unified_addressing must be true or false, not 0"),
+        ("[[device]]\nsm_chunks = 15", r"sm_chunks must be \[CHUNKS, SMS-IN-EACH\], as in \[15, 8\], not 15"),
+        ("[[device]]\nsm_chunks_2 = [0, 8]", r"sm_chunks_2 must be \[CHUNKS, SMS-IN-EACH\]"),
         ("[[device]]\nsm_chunks = [17, 8]", "sm_chunks: 17 chunks of 8 SMs do not fit 132 SMs"),
         ("[[device]]\nsm_chunks_2 = [10, 12]", "10 chunks of 12 SMs cannot be made of 15 chunks of 8"),
         ("[[device]]\nsm_chunks_2 = [8, 16]", "8 chunks of 16 SMs cannot be made of 15 chunks of 8"),
@@ -137,7 +137,7 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
             '[[device]]\nprofile = "V100"\nsm_chunks = [10, 8]',
             "sm_chunks: static SM partitions need compute capability 8.0",
         ),
-        ("[[device]]\ncompute_mode = [1]", "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
+        ("[[device]]\ncompute_mode = [1]", "compute_mode must be one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
     ],
 )
 def test_an_invalid_toml_text_is_refused_with_the_reason(lines: str, says: str) -> None:
@@ -160,7 +160,7 @@ def test_a_machine_may_take_abilities_away(ability: str, line: str, able: bool) 
     assert [getattr(device, ability) for device in devices] == [able] * 2
     other = next(candidate for candidate in ABILITIES if candidate != ability)
     assert all(getattr(device, other) for device in devices)
-    with pytest.raises(BadMachine, match=f"{ability} is true or false, not 'no'"):
+    with pytest.raises(BadMachine, match=f"{ability} must be true or false, not 'no'"):
         parse_toml(f"{ability} = 'no'\n[[device]]\n")
 
 
@@ -175,7 +175,7 @@ def test_a_machine_has_no_other_properties() -> None:
 
 
 def test_an_unknown_fault_containment_is_refused() -> None:
-    with pytest.raises(BadMachine, match="fault_containment is one of device, client, not 'server'"):
+    with pytest.raises(BadMachine, match="fault_containment must be one of device, client, not 'server'"):
         parse_toml("fault_containment = 'server'\n[[device]]\n")
 
 

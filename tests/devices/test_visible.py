@@ -115,7 +115,7 @@ def test_run_by_path_it_prints_json() -> None:
         ({"PYMPSD_EMULATED_DEVICES": "B300"}, "one of H200"),
         ({"CUDA_VISIBLE_DEVICES": "7"}, "leaves no device visible"),
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, "twice"),
-        ({"PYMPSD_BACKEND": "x"}, "PYMPSD_BACKEND is one of"),
+        ({"PYMPSD_BACKEND": "x"}, "PYMPSD_BACKEND must be one of"),
     ],
 )
 def test_run_by_path_it_prints_the_error(environment: dict[str, str], says: str) -> None:

@@ -111,4 +111,4 @@ def test_a_real_nobody_without_a_pid_is_served(start: Callable[..., DaemonProces
 
 def test_a_rule_that_there_is_not_is_refused(make_daemon: Callable[..., DaemonProcess]) -> None:
     done = make_daemon(PYMPSD_UNMAPPED_USERS="all").run(["-d"])
-    assert (done.returncode, done.stderr) == (1, "PYMPSD_UNMAPPED_USERS is one of refuse, nobody, not 'all'\n")
+    assert (done.returncode, done.stderr) == (1, "PYMPSD_UNMAPPED_USERS must be one of refuse, nobody, not 'all'\n")

@@ -20,10 +20,13 @@ MakeDaemon = Callable[..., DaemonProcess]
         # Others may be installed.
         (
             {"PYMPSD_TURN_POLICY": "no-such"},
-            r"PYMPSD_TURN_POLICY is one of (.*, )?fewest-turns, (.*, )?order, .*or an ",
+            r"PYMPSD_TURN_POLICY must be one of (.*, )?fewest-turns, (.*, )?order, .*or an ",
         ),
         ({"PYMPSD_TURN_POLICY": "order:1"}, "PYMPSD_TURN_POLICY=order:1: the policy takes no argument"),
-        ({"PYMPSD_SCHEDULING_POLICY": "deadline:no"}, "PYMPSD_SCHEDULING_POLICY=deadline:no: the period is a number"),
+        (
+            {"PYMPSD_SCHEDULING_POLICY": "deadline:no"},
+            "PYMPSD_SCHEDULING_POLICY=deadline:no: the period must be a number",
+        ),
     ],
 )
 def test_a_policy_that_cannot_be_keeps_the_daemon_from_starting(

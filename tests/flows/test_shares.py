@@ -167,8 +167,8 @@ def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: Daemo
     ("text", "sentence"),
     [
         ("[shares]\nserver = 1\n", "shares.server is not a key of users' shares; did you mean servers?"),
-        ("[shares]\nservers = 300\n", "the share of servers is a number from 0 to 256, not 300"),
-        ("shares = 3\n", "shares is a table, not 3"),
+        ("[shares]\nservers = 300\n", "the share of servers must be a number from 0 to 256, not 300"),
+        ("shares = 3\n", "shares must be a table, not 3"),
     ],
 )
 def test_a_file_with_a_wrong_share_is_refused(daemon: DaemonProcess, text: str, sentence: str) -> None:

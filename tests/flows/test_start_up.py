@@ -281,7 +281,7 @@ def test_what_no_executor_could_start_with_replaces_no_daemon(
 
 def test_a_number_of_queues_hinders_no_emulated_machine(make_daemon: Callable[..., DaemonProcess]) -> None:
     done = make_daemon(PYMPSD_EMULATED_DEVICES="H200", PYMPSD_DEVICE_CONNECTIONS="64").start()
-    complaint = "PYMPSD_DEVICE_CONNECTIONS is a number from 1 to 32, not '64'\n"
+    complaint = "PYMPSD_DEVICE_CONNECTIONS must be a number from 1 to 32, not '64'\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "", complaint)
 
 

@@ -156,10 +156,10 @@ def test_the_option_wins_over_the_variable(start: Start) -> None:
 def test_an_invalid_overtaking_limit_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:
     done = make_daemon().start("-d", "--turn-patience=soon")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--turn-patience is a number of seconds, 0 or more, not 'soon'\n"
+    assert done.stderr == "--turn-patience must be a number of seconds, 0 or more, not 'soon'\n"
     done = make_daemon(PYMPSD_TURN_PATIENCE="-1").start()
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not '-1'\n"
+    assert done.stderr == "PYMPSD_TURN_PATIENCE must be a number of seconds, 0 or more, not '-1'\n"
 
 
 @pytest.mark.long

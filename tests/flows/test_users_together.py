@@ -103,9 +103,9 @@ def test_an_exclusive_device_has_room_for_one_users_server(make_daemon: MakeDaem
 def test_what_cannot_be_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:
     done = make_daemon().start("-d", "--users", "both")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--users is one of in-turn, together, not 'both'\n"
+    assert done.stderr == "--users must be one of in-turn, together, not 'both'\n"
     done = make_daemon(PYMPSD_USERS="both").start()
-    assert (done.returncode, done.stderr) == (1, "PYMPSD_USERS is one of in-turn, together, not 'both'\n")
+    assert (done.returncode, done.stderr) == (1, "PYMPSD_USERS must be one of in-turn, together, not 'both'\n")
     together = make_daemon(PYMPSD_USERS="together")
     done = together.start("-d", "-multiuser-server")
     assert (done.returncode, done.stdout) == (1, "")

@@ -86,15 +86,15 @@ def test_a_program_that_imports_the_client_explains(daemon: DaemonProcess) -> No
     lines = get_explained(daemon, PYMPSD_EXPLAIN="1", **wrong)
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
         "cuMemAlloc",
-        f"{PERCENTAGE} is a number above 0, up to 100, not 'abc'",
-        f"{PRIORITY} is 0 (normal) or 1 (below normal), not 'high'",
+        f"{PERCENTAGE} must be a number above 0, up to 100, not 'abc'",
+        f"{PRIORITY} must be 0 (normal) or 1 (below normal), not 'high'",
         "cuMemFree",
         "cuStreamSynchronize",
     ]
     assert lines[0].startswith("pympsd: cuMemAlloc: CUDA_ERROR_NOT_INITIALIZED: call cuInit(0) first")
     for quiet in ({}, {"PYMPSD_EXPLAIN": ""}, {"PYMPSD_EXPLAIN": "0"}):
         assert get_explained(daemon, **wrong, **quiet) == []
-    assert "pympsd: PYMPSD_EXPLAIN is 0 or 1, not '9'" in get_explained(daemon, PYMPSD_EXPLAIN="9")
+    assert "pympsd: PYMPSD_EXPLAIN must be 0 or 1, not '9'" in get_explained(daemon, PYMPSD_EXPLAIN="9")
 
 
 def test_a_program_under_pympsd_run_explains(daemon: DaemonProcess) -> None:
@@ -105,7 +105,7 @@ def test_a_program_under_pympsd_run_explains(daemon: DaemonProcess) -> None:
         cwd=daemon.directory, capture_output=True, text=True, timeout=SECONDS,
     )  # fmt: skip
     setting, call = done.stderr.splitlines()
-    assert setting == f"pympsd: {PERCENTAGE} is a number above 0, up to 100, not '200'"
+    assert setting == f"pympsd: {PERCENTAGE} must be a number above 0, up to 100, not '200'"
     assert call.startswith("pympsd: cuMemFree: ")
 
 

@@ -102,7 +102,7 @@ def test_requested_native_workers_without_the_library_are_refused(choose: Choose
 @pytest.mark.usefixtures("available")
 @pytest.mark.parametrize("value", ["Native", "c", "python "])
 def test_an_invalid_value_is_refused_by_name(choose: Choose, value: str) -> None:
-    with pytest.raises(BackendError, match="PYMPSD_WORKER is one of auto, native, python, not") as caught:
+    with pytest.raises(BackendError, match="PYMPSD_WORKER must be one of auto, native, python, not") as caught:
         choose(value, REAL)
     assert caught.value.code is Result.ERROR_NOT_SUPPORTED
     assert repr(value) in caught.value.reason

@@ -227,7 +227,7 @@ def test_where_the_daemon_leads_the_drivers_server_nothing_is_routed(run: Run, t
         assert run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path)).stdout == "False\n"
         wrong = {"CUDA_MPS_CLIENT_PRIORITY": "high", "PYMPSD_EXPLAIN": "1"}
         done = run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), **wrong)
-        problem = "pympsd: CUDA_MPS_CLIENT_PRIORITY is 0 (normal) or 1 (below normal), not 'high'\n"
+        problem = "pympsd: CUDA_MPS_CLIENT_PRIORITY must be 0 (normal) or 1 (below normal), not 'high'\n"
         assert (done.stdout, done.stderr) == ("False\n", problem), "the driver ignores it and reports nothing"
 
 

@@ -34,7 +34,7 @@ print(int(cuda.cuMemPoolCreate(properties)[0]), int(cuda.cuMemPoolCreate(propert
 """
     done = run(program)
     assert done.stdout == "801 801\n"
-    reason = "pympsd: cuMemPoolCreate: CUDA_ERROR_NOT_SUPPORTED: cuMemPoolCreate: usage is 0, not 0x1\n"
+    reason = "pympsd: cuMemPoolCreate: CUDA_ERROR_NOT_SUPPORTED: cuMemPoolCreate: usage must be 0, not 0x1\n"
     assert done.stderr == reason
 
 

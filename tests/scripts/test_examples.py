@@ -59,6 +59,6 @@ def test_sharing_says_what_it_needs(tmp_path: Path) -> None:
 
     trace = tmp_path / "trace.json"
     assert "sharing.py POLICY TRACE" in get_refusal()
-    assert get_refusal("nonsense", trace).startswith("PYMPSD_SCHEDULING_POLICY is one of ")
+    assert get_refusal("nonsense", trace).startswith("PYMPSD_SCHEDULING_POLICY must be one of ")
     trace.write_text("mine")
     assert get_refusal("fair", trace) == f"{trace} exists: remove it, or name another file\n"

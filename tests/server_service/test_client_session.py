@@ -201,7 +201,9 @@ async def test_a_containers_limit_that_is_no_number_is_refused_or_ignored(execut
         assert received is not None
         refused, _ = received
         assert refused.code == Result.ERROR_INVALID_VALUE
-        assert refused.reason.startswith("NVIDIA_GPU_MEMORY_LIMIT: '2G': it is a whole number of MiB, such as 2048")
+        assert refused.reason.startswith(
+            "NVIDIA_GPU_MEMORY_LIMIT: '2G': it must be a whole number of MiB, such as 2048"
+        )
     async with session(executor, environment | {"PYMPSD_LENIENT_LIMITS": "1"}) as channel:
         assert isinstance(await exchange(channel, OpenContext(1, 0)), ContextOpened)
     assert [attach.quota.memory_bytes for attach in executor.attached] == [2 * GIB]

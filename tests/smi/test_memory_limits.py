@@ -75,7 +75,11 @@ def test_the_greatest_soft_limit_is_the_hard_one_that_is_set(daemon: Daemon) -> 
         ("-i 0 -n x --hard-limit 5", 3, "A cgroup is named by its full path"),
         ("--get -i 0 -n x", 3, "A cgroup is named by its full path"),
         ("--get -i 0 -n /sys/fs/cgroup/x/..", 3, "A cgroup is named by its full path"),
-        ("-i 0 -n /x --hard-limit 5 --soft-limit 6", 3, "The soft limit of a cgroup is at most its hard limit, 5M"),
+        (
+            "-i 0 -n /x --hard-limit 5 --soft-limit 6",
+            3,
+            "The soft limit of a cgroup must be at most its hard limit, 5M",
+        ),
     ],
 )
 def test_what_is_refused(daemon: Daemon, words: str, status: int, message: str) -> None:

@@ -71,21 +71,23 @@ def test_the_overtaking_limit(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["-1", "x", "30s", "nan", "inf", "1e9", " "])
 def test_an_invalid_overtaking_limit_is_refused(text: str) -> None:
-    with pytest.raises(BadSetting, match="PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not"):
+    with pytest.raises(BadSetting, match="PYMPSD_TURN_PATIENCE must be a number of seconds, 0 or more, not"):
         Settings.from_environment({"PYMPSD_TURN_PATIENCE": text})
 
 
 @pytest.mark.parametrize("text", ["both", "Together", "in turn", "together "])
 def test_users_are_in_turn_or_together(text: str) -> None:
     assert Settings.from_environment({}).users == "in-turn"
-    with pytest.raises(BadSetting, match="PYMPSD_USERS is one of in-turn, together, not"):
+    with pytest.raises(BadSetting, match="PYMPSD_USERS must be one of in-turn, together, not"):
         Settings.from_environment({"PYMPSD_USERS": text})
 
 
 @pytest.mark.parametrize("variable", [WORKER, CONNECTIONS])
 @pytest.mark.parametrize("text", ["x", "0", "33", "64", "-1", "8 ", "08", "Native", "native ", "\N{SUPERSCRIPT TWO}"])
 def test_settings_that_no_executor_can_start_with_are_refused_by_name(variable: str, text: str) -> None:
-    with pytest.raises(BadSetting, match=f"{variable} is (one of auto, native, python|a number from 1 to 32), not"):
+    with pytest.raises(
+        BadSetting, match=f"{variable} must be (one of auto, native, python|a number from 1 to 32), not"
+    ):
         check_executor_settings({variable: text}, "cuda")
 
 
@@ -110,9 +112,9 @@ def test_wrong_settings_that_prevent_no_start_are_complaints() -> None:
     unread = {WORKER: "x", CONNECTIONS: "64", STRICT_BOUNDS: "x", "PYMPSD_EXPLAIN": "9"}
     settings = Settings.from_environment(unread)
     assert settings.complaints == (
-        "PYMPSD_WORKER is one of auto, native, python, not 'x'",
-        "PYMPSD_DEVICE_CONNECTIONS is a number from 1 to 32, not '64'",
-        "PYMPSD_STRICT_BOUNDS is 0 or 1, not 'x'",
+        "PYMPSD_WORKER must be one of auto, native, python, not 'x'",
+        "PYMPSD_DEVICE_CONNECTIONS must be a number from 1 to 32, not '64'",
+        "PYMPSD_STRICT_BOUNDS must be 0 or 1, not 'x'",
     ), "a client's setting is not the daemon's"
     assert evolve(settings, complaints=()) == Settings.from_environment({}), "without an executor none is read"
 
@@ -121,7 +123,7 @@ def test_a_percentage_with_a_percent_sign_is_read_and_reported() -> None:
     settings = Settings.from_environment({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50%"})
     assert settings.thread_percentage == ThreadPercentage(50.0)
     (complaint,) = settings.complaints
-    assert complaint.endswith("is a number without a percent sign (pympsd reads 50), not '50%'")
+    assert complaint.endswith("must be a number without a percent sign (pympsd reads 50), not '50%'")
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
@@ -143,7 +145,7 @@ def test_the_default_log_dialect_is_documented(environment: dict[str, str]) -> N
 
 @pytest.mark.parametrize("text", ["R580", "json ", "580", "text"])
 def test_an_unknown_log_dialect_is_refused_with_the_known_ones(text: str) -> None:
-    with pytest.raises(BadSetting, match="PYMPSD_LOG_DIALECT is one of documented, r580, json, not"):
+    with pytest.raises(BadSetting, match="PYMPSD_LOG_DIALECT must be one of documented, r580, json, not"):
         Settings.from_environment({"PYMPSD_LOG_DIALECT": text})
 
 
@@ -184,7 +186,7 @@ def test_auto_becomes_emulated_if_a_machine_is_described() -> None:
 
 
 def test_an_unknown_backend_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(BadSetting, match=r"PYMPSD_BACKEND is one of auto, vendor, cuda, emulated, not 'gpu'"):
+    with pytest.raises(BadSetting, match=r"PYMPSD_BACKEND must be one of auto, vendor, cuda, emulated, not 'gpu'"):
         Settings.from_environment({"PYMPSD_BACKEND": "gpu"})
 
 

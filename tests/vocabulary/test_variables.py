@@ -54,7 +54,7 @@ def test_every_variable_of_the_product_is_in_the_table() -> None:
 def test_wrong_values_are_named_with_what_is_allowed(name: str, text: str, problem: str) -> None:
     explained = problems({name: text, "PYMPSD_USERS": "together", "OTHER": "x"})
     assert list(explained) == [name]
-    assert explained[name].startswith(f"{name} is ")
+    assert explained[name].startswith(f"{name} must be ")
     assert problem in explained[name]
 
 

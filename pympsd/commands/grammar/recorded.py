@@ -148,7 +148,7 @@ class LoosePercentage:
     """A note if characters follow that C does not read: ``33,3`` is 33."""
 
 
-ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage is one number for all devices"
+ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage must be one number for all devices"
 
 
 def read_percentage(word: str) -> LoosePercentage:
@@ -169,7 +169,7 @@ def read_percentage(word: str) -> LoosePercentage:
         return LoosePercentage(None, note)
 
 
-PRIORITIES: Final = "a client priority is 0 (normal) or 1 (below normal)"
+PRIORITIES: Final = "a client priority must be 0 (normal) or 1 (below normal)"
 
 
 def read_priority(word: str) -> int | None:

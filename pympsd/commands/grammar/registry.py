@@ -112,7 +112,7 @@ class Command:
 
     @property
     def is_strict(self) -> bool:
-        """Whether its words are read as protocol 3 reads them: every unknown word is an error."""
+        """Whether the command's words are read as protocol 3 reads them: every unknown word is an error."""
         return bool(self.verb) or self.has_strict_words
 
     @cached_property

@@ -118,4 +118,4 @@ def _read(read: Reader, name: str, text: str) -> Any:
     try:
         return read(text)
     except BadText as error:
-        raise CommandRefused(f"{name} is {error}.") from None
+        raise CommandRefused(f"{name} must be {error}.") from None

@@ -113,8 +113,8 @@ def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> D
     """Print which configuration is in force. The exit status is 0 if all of it is, so that it can serve as a
     readiness probe; settings that were changed since count as failed, and standard error lists them. With --expect
     the exit status is 0 only if the configuration has this generation, or a hash that begins with these 12 to 64
-    digits: the hash of the file (sha256sum FILE), or in protocol 2 also that of what config show prints. The path of
-    a file, with a slash (/etc/mps.toml, ./mps.toml), means the hash of what it contains now.
+    digits: the hash of the file (sha256sum FILE), or in protocol 2 also that of the output of config show. The path
+    of a file, with a slash (/etc/mps.toml, ./mps.toml), means the hash of its present contents.
     """
     configuration, digest = daemon.configuration, compute_hash(daemon)
     pending = configuration.starts + (len(configuration.command.pending) if configuration.command else 0)

@@ -51,7 +51,7 @@ class ServerSession:
     """Kills its process, a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
     is_set_up: bool = field(default=False, init=False)
-    """Whether it has been sent its devices and limits."""
+    """Whether the server has been sent its devices and limits."""
     _held: list[object] = field(factory=list, init=False)
     """Messages to send once the server is set up."""
     _rate_limit: RateLimit = field(factory=lambda: RateLimit(LOG_RECORDS_PER_SECOND), init=False)
@@ -82,7 +82,7 @@ class ServerSession:
         limits: ClientLimits | None,
         fds: tuple[int, ...],
     ) -> None:
-        """Send it a client; take over ``fds``, its end of their session and a pidfd of the client if there is one."""
+        """Send the server a client; take over ``fds``: its end of the session, and the client's pidfd if any."""
         peer = process.peer
         identity = client, peer.pid, peer.uid, process.command, process.pid_namespace
         message = link.AdmitClient(*identity, peer.gid, priority, environment, since=process.since)
@@ -93,22 +93,25 @@ class ServerSession:
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
-        """Request its end: with its last client, or (forced) immediately; ``is_deletion``: clients get the reason."""
+        """Request the server's end after its last client, or (forced) immediately.
+
+        ``is_deletion``: clients get the reason.
+        """
         self.send(link.ShutDown(forced, is_deletion))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Send it the limits of its later clients."""
+        """Send the server the limits of its later clients."""
         self.send(link.LimitsChanged(percentage, memory_limits))
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
-        """Let it end the contexts of a client process, and give clients that are ``evicted`` no new ones."""
+        """Request the end of a client process's contexts; clients that are ``evicted`` get no new ones."""
         self.send(link.TerminateClient(token, pid, by_reset, evicted))
 
     def note_waiting(self) -> None:
         """Do nothing: the server reports clients that have gone unasked."""
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Let its executors write to a trace; one that is not set up yet is included when it is."""
+        """Let the server's executors write to a trace; a server that is not set up yet begins when it is."""
         if self.is_set_up:
             with suppress(OSError):  # without a descriptor to spare its devices are not in the trace
                 self.channel.send(link.StartTrace(), (trace.duplicate(),))

@@ -232,7 +232,9 @@ class Daemon:
         return tuple(range(len(self.devices))) if named_server is None else named_server.ordinals(len(self.devices))
 
     def count_free(self, server: Server | None, ordinal: int) -> int:
-        """Return how many more clients with one context fit on a device of a server; None: one without a process."""
+        """Return how many more clients with one context fit on a device of a server (None: of a server without a
+        process).
+        """
         clients = () if server is None else server.clients.values()
         in_use = sum(client.connections_on(ordinal) for client in clients)
         return max(0, self.devices[ordinal].max_contexts - in_use)

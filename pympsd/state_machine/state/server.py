@@ -132,12 +132,12 @@ class Server:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether it has clients, and the processes of all of them are known to have ended."""
+        """Whether the server has clients, and the processes of all of them are known to have ended."""
         return bool(self.clients) and all(client.ended for client in self.clients.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is known to have no clients."""
+        """Whether the server is known to have no clients."""
         return not self.clients and not self.pending
 
     @property

@@ -38,7 +38,7 @@ The note asks the server to end with its last client."""
 CLIENT_PREFIX = "client "
 """Entries with such names are the processes (pidfds) of clients whose servers cannot be asked often."""
 LONG_WAITS = 10
-"""The number of waits for a daemon after each of which servers are asked to end with their last clients."""
+"""Each time this number of waits for a daemon has passed, servers are asked to end with their last clients."""
 BACKLOG = 16
 FD_BYTES = 4
 SPARE_FDS = 16
@@ -309,7 +309,7 @@ class _Changes:
         return self._fds[0] if self._fds else -1
 
     def clear(self) -> None:
-        """Make it unreadable until the next change."""
+        """Make the descriptor unreadable until the next change."""
         os.eventfd_read(self._fds[0])
 
     def _report(self, *_: object) -> None:

@@ -18,7 +18,7 @@ def description_3d(handle: int) -> bytes:
 
 
 def copy_from_host(array: int, offset: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
-    """Copy from the host to bytes of an array, of which rows and slices follow each other; as cuMemcpyHtoD."""
+    """Copy from the host to bytes of an array, whose rows and slices follow each other; as cuMemcpyHtoD."""
     copies.copy_host_to_device(address_at(array, offset, count), host, count, stream, wait)
 
 

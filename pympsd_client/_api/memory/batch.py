@@ -60,9 +60,9 @@ def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
 def _describe(operation: BatchCopy) -> Copy3D:
     sizes = {element_bytes(arrays.find(side.place).description) for side in operation.sides if side.is_array} or {1}
     if not (operation.width and operation.height and operation.depth):
-        raise invalid_value("width, height and depth of each copy in a batch are at least 1")
+        raise invalid_value("width, height and depth of each copy in a batch must be at least 1")
     if len(sizes) > 1:
-        raise invalid_value(f"the elements of both arrays have as many bytes, not {min(sizes)} and {max(sizes)}")
+        raise invalid_value(f"the elements of both arrays must have as many bytes, not {min(sizes)} and {max(sizes)}")
     (element,) = sizes
     destination, source = (side.describe(element) for side in operation.sides)
     return Copy3D(destination, source, operation.width * element, operation.height, operation.depth)
@@ -86,10 +86,12 @@ def prefetch(
     """
     ranges = _ranges(name, addresses, sizes, count, flags, stream)
     if not 0 < changes <= count:
-        raise invalid_value(f"a batch of {count} has 1 to {count} locations, not {changes}")
+        raise invalid_value(f"a batch of {count} must have 1 to {count} locations, not {changes}")
     starts = _numbers(firsts, changes)
     if starts[0] or sorted({*starts}) != starts or starts[-1] >= count:
-        raise invalid_value(f"the indexes of the locations are 0 and ascending numbers below {count}, not {starts}")
+        raise invalid_value(
+            f"the indexes of the locations must be 0 and ascending numbers below {count}, not {starts}"
+        )
     targets = [place_of(entry) for entry in locations(places, changes)]
     for place, first, end in zip(targets, starts, (*starts[1:], count), strict=True):
         for entry in ranges[first:end]:
@@ -116,7 +118,7 @@ def _check(count: int, stream: int) -> None:
         raise invalid_value("the legacy stream takes no batches; create a stream")
     resolve(stream)
     if not count:
-        raise invalid_value("a batch has at least one element")
+        raise invalid_value("a batch must have at least one element")
 
 
 def _numbers(argument: Sequence[Any] | InMemory | None, count: int) -> list[int]:

@@ -74,7 +74,7 @@ def device_pointer(address: int, flags: int) -> int:
     if not context.device.properties.attributes.get("CAN_MAP_HOST_MEMORY"):
         raise not_supported(f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
     if flags != 0:
-        raise invalid_value(f"cuMemHostGetDevicePointer takes no flags: 0, not {flags}")
+        raise invalid_value(f"cuMemHostGetDevicePointer takes no flags: they must be 0, not {flags}")
     return pinned.device_address(context, address)
 
 

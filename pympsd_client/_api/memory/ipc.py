@@ -76,7 +76,7 @@ def open_memory(argument: Any, flags: int) -> int:
     """
     context = _require_support("cuIpcOpenMemHandle")
     if flags & ~_LAZY_PEER_ACCESS:
-        raise invalid_value(f"the flags are CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS (1), not {flags:#x}")
+        raise invalid_value(f"the flags must be CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS (1), not {flags:#x}")
     handle = shared_handles.unpack(_MEMORY, argument, invalid_handle)
     if handle.secret in _given:
         raise invalid_context("the handle is of this process's own memory; use the memory's address")
@@ -115,7 +115,7 @@ def _convert_to_map_error(error: CudaError) -> CudaError:
 
 
 def close_memory(address: int) -> None:
-    """Count one opening less; unmap the memory with the last, when the context's work is done.
+    """Close memory of another process; the last close unmaps the memory, when the context's work is done.
 
     Raise INVALID_VALUE.
     """

@@ -50,9 +50,9 @@ def allocate(size: int, flags: int) -> int:
     """
     context = require_support("cuMemAllocManaged")
     if flags not in (_GLOBAL, _HOST_FIRST):
-        raise invalid_value(f"the flags are CU_MEM_ATTACH_GLOBAL (1) or CU_MEM_ATTACH_HOST (2), not {flags}")
+        raise invalid_value(f"the flags must be CU_MEM_ATTACH_GLOBAL (1) or CU_MEM_ATTACH_HOST (2), not {flags}")
     if size == 0:
-        raise invalid_value("an allocation has at least 1 byte")
+        raise invalid_value("an allocation must have at least 1 byte")
     if size >= 1 << 48:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes of addresses are not available")
     return managed.allocate(context, size)
@@ -172,11 +172,11 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
     if allocation is None or not allocation.is_managed or address != allocation.handle:
         raise invalid_value(f"{address:#x} is not the start of managed memory")
     if length not in (0, allocation.size):
-        raise invalid_value(f"the length is 0 or the size of the allocation, {allocation.size}, not {length}")
+        raise invalid_value(f"the length must be 0 or the size of the allocation, {allocation.size}, not {length}")
     if flags not in (_GLOBAL, _HOST_FIRST, _SINGLE):
-        raise invalid_value(f"the flags are one of CU_MEM_ATTACH_*, not {flags}")
+        raise invalid_value(f"the flags must be one of CU_MEM_ATTACH_*, not {flags}")
     if flags == _SINGLE and stream in LEGACY:
-        raise invalid_value("memory is attached to a single stream that is not the default one")
+        raise invalid_value("memory must be attached to a single stream that is not the default one")
 
 
 # --- attributes
@@ -194,13 +194,13 @@ def attribute(size: int, requested: int, address: int, count: int) -> AttributeV
         raise invalid_value(f"there is no attribute {requested} of a range")
     if requested == _ATTRIBUTES["ACCESSED_BY"]:
         if size == 0 or size % 4:
-            raise invalid_value(f"dataSize is a multiple of 4, not {size}")
+            raise invalid_value(f"dataSize must be a multiple of 4, not {size}")
         common = frozenset.intersection(*(state.accessed_by for state in states))
         ordered = [*sorted(index for index in common if index != HOST), *(index for index in common if index == HOST)]
         numbers = [*ordered, *(_NOWHERE,) * (size // 4)][: size // 4]
         return AttributeValue(tuple(numbers), f"{len(numbers)}i")
     if size != 4:
-        raise invalid_value(f"dataSize is 4, not {size}")
+        raise invalid_value(f"dataSize must be 4, not {size}")
     if requested == _ATTRIBUTES["READ_MOSTLY"]:
         return AttributeValue(int(all(state.is_read_mostly for state in states)), "i")
     is_prefetch = requested in _PREFETCH

@@ -133,7 +133,7 @@ def create(properties: PoolProperties | None) -> int:
     if properties.handle_types:
         _check_exported(properties.handle_types, kind, device)
     if properties.usage:
-        raise not_supported(f"cuMemPoolCreate: usage is 0, not {properties.usage:#x}")
+        raise not_supported(f"cuMemPoolCreate: usage must be 0, not {properties.usage:#x}")
     if properties.max_size >= 1 << 63 or (kind.is_managed and properties.max_size):
         raise invalid_value(f"a pool of {properties.max_size} bytes at most (of managed memory: 0)")
     return pools.add(Pool(kind, device, properties.max_size, bool(properties.handle_types))).handle
@@ -146,8 +146,9 @@ def _check_exported(handle_types: int, kind: PoolKind, device: VisibleDevice | N
     can = min(device.properties.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for device in devices)
     if kind.is_managed or handle_types & ~can:
         raise not_supported(
-            "cuMemPoolCreate: pools to be exported are not of managed memory, and their handles of the types in the "
-            f"device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE"
+            "cuMemPoolCreate: pools to be exported must not be of managed memory, and their handles must be of the "
+            f"types in the device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take "
+            "CU_MEM_HANDLE_TYPE_NONE"
         )
 
 
@@ -173,7 +174,9 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
         )
     if not is_managed:
         if location.type not in (_HOST, _NODE):
-            raise invalid_value("pools of host memory are at CU_MEM_LOCATION_TYPE_HOST, or _HOST_NUMA and a number")
+            raise invalid_value(
+                "pools of host memory must be at CU_MEM_LOCATION_TYPE_HOST, or _HOST_NUMA with a number"
+            )
         check_node(location)
     return PoolKind(allocation_type, location, is_managed, not is_managed), None
 
@@ -248,7 +251,7 @@ def _flag(name: str) -> _Attribute:
 def _make_reset(reset: Callable[[Pool], None]) -> Callable[[Pool, int], None]:
     def act(pool: Pool, value: int) -> None:
         if value:
-            raise invalid_value(f"a high watermark is reset with 0, not {value}")
+            raise invalid_value(f"a high watermark can only be reset to 0, not {value}")
         reset(pool)
 
     return act
@@ -347,7 +350,7 @@ def access(pool: int, location: Location | None) -> int:
     """Return how a location reaches the pool's memory: a CUmemAccess_flags. Raise INVALID_VALUE."""
     entry = pools.find(pool)
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
-        raise invalid_value("the location is a device or the host")
+        raise invalid_value("the location must be a device or the host")
     if _is_accessible(entry, location):
         return _READ_AND_WRITE
     if location.type != _DEVICE or entry.device is None:
@@ -369,7 +372,7 @@ def export(pool: int, kind: int, flags: int) -> AttributeValue:
     entry = pools.find(pool)
     if flags or kind != DESCRIPTOR or not entry.secret:
         raise invalid_value(
-            "a pool is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), flags 0"
+            "a pool must be exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), flags 0"
         )
     where = _HOST_NAME if entry.device is None else entry.device.ordinal
     return AttributeValue(os.memfd_create(f"pympsd-pool-{entry.secret:032x}-{where}"), "i")
@@ -382,7 +385,8 @@ def import_pool(fd: int, kind: int, flags: int) -> int:
     """
     if flags or kind != DESCRIPTOR:
         raise invalid_value(
-            f"a pool is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}; flags 0"
+            "a pool must be imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1) with flags 0, not "
+            f"{kind} and {flags:#x}"
         )
     try:
         match = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
@@ -416,6 +420,6 @@ def import_pointer(pool: int, argument: Any) -> int:
     """
     entry = pools.find(pool)
     if not isinstance(entry, ImportedPool):
-        raise invalid_value("allocations are imported into a pool that cuMemPoolImportFromShareableHandle returned")
+        raise invalid_value("the pool must be one that cuMemPoolImportFromShareableHandle returned")
     handle = shared_handles.unpack(_EXPORT_DATA, argument, invalid_value)
     return entry.import_block(handle)

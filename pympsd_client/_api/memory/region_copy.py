@@ -72,9 +72,9 @@ def regions(description: Copy3D, context: Context) -> tuple[CopyRegion, CopyRegi
 def _region(side: CopySide, name: str, extent: CopyExtent, most: int) -> CopyRegion:
     kind = side.memory_type
     if kind not in _TYPES.values():
-        raise invalid_value(f"{name}MemoryType is HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not {kind}")
+        raise invalid_value(f"{name}MemoryType must be HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not {kind}")
     if side.level:
-        raise invalid_value(f"{name}LOD is 0, not {side.level}")
+        raise invalid_value(f"{name}LOD must be 0, not {side.level}")
     if kind == _TYPES["ARRAY"]:
         return _array_region(side, name, extent)
     end, last = side.x + extent.width, side.y + extent.height
@@ -102,7 +102,7 @@ def _array_region(side: CopySide, name: str, extent: CopyExtent) -> CopyRegion:
     element = element_bytes(array.description)
     if side.x % element or extent.width % element:
         raise invalid_value(
-            f"{name}XInBytes and WidthInBytes are multiples of the array's element of {element} bytes, "
+            f"{name}XInBytes and WidthInBytes must be multiples of the array's element of {element} bytes, "
             f"not {side.x} and {extent.width}"
         )
     ends = (side.x + extent.width, side.y + extent.height, side.z + extent.depth)

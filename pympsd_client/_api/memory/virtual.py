@@ -51,7 +51,7 @@ def _find_own_device(name: str) -> VisibleDevice:
 
 def _check_granules(size: int) -> None:
     if size == 0 or size % MAPPING_GRANULE:
-        raise invalid_value(f"size is a multiple of the granularity, {MAPPING_GRANULE} bytes, not {size}")
+        raise invalid_value(f"size must be a multiple of the granularity, {MAPPING_GRANULE} bytes, not {size}")
 
 
 # --- addresses
@@ -67,7 +67,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
     _check_granules(size)
     check_no_flags("cuMemAddressReserve", flags)
     if alignment & (alignment - 1):
-        raise invalid_value(f"the alignment is a power of 2, not {alignment}")
+        raise invalid_value(f"the alignment must be a power of 2, not {alignment}")
     if size > _ROOM or alignment > _ROOM:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process reserves {_ROOM} addresses of a device at most")
     return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), requested)
@@ -86,7 +86,7 @@ def free_addresses(address: int, size: int) -> None:
 
 
 def granularity(properties: AllocationProperties | None, option: int) -> int:
-    """Return the bytes of which all sizes and addresses here are multiples; raise INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the granularity in bytes of all sizes and addresses here; raise INVALID_VALUE, NOT_SUPPORTED."""
     _check(properties, "cuMemGetAllocationGranularity")
     if option not in _GRANULARITIES.values():
         raise invalid_value(f"there is no granularity {option}")
@@ -103,21 +103,21 @@ def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
     if location.type not in _LOCATIONS.values() or location.type == _LOCATIONS["INVALID"]:
         raise invalid_value(f"there is no memory location of type {location.type}")
     if location.type == _LOCATIONS["HOST_NUMA_CURRENT"]:
-        raise invalid_value("memory is created at a node of the host by its number: CU_MEM_LOCATION_TYPE_HOST_NUMA")
+        raise invalid_value("memory at a node of the host needs its number: use CU_MEM_LOCATION_TYPE_HOST_NUMA")
     if properties.type != _TYPES["PINNED"] or location.type not in (_DEVICE, _HOST, _NODE):
         raise not_supported(
-            f"{name}: memory to be mapped is CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE, _HOST or "
-            "_HOST_NUMA"
+            f"{name}: memory to be mapped must be CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE, "
+            "_HOST or _HOST_NUMA"
         )
     if location.type == _HOST and properties.handle_types:
-        raise invalid_value("memory at CU_MEM_LOCATION_TYPE_HOST is not exported; at a node, _HOST_NUMA, it is")
+        raise invalid_value("memory at CU_MEM_LOCATION_TYPE_HOST cannot be exported; at a node (_HOST_NUMA) it can")
     if properties.handle_types not in (0, _DESCRIPTOR):
         raise not_supported(
-            f"{name}: memory is exported as CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR only, not as "
+            f"{name}: memory can be exported as CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR only, not as "
             f"{properties.handle_types:#x}"
         )
     if properties.compression or properties.usage:
-        raise not_supported(f"{name}: allocFlags are 0: no compression, no other usage")
+        raise not_supported(f"{name}: allocFlags must be 0: no compression, no other usage")
     if location.type == _DEVICE:
         return _require_support(process.device(location.id), name)
     device = _find_own_device(name)
@@ -175,7 +175,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
     physical = virtual_memory.find(handle)
     _check_granules(size)
     if offset or flags:
-        raise invalid_value(f"offset and flags of cuMemMap are 0, not {offset} and {flags}")
+        raise invalid_value(f"offset and flags of cuMemMap must be 0, not {offset} and {flags}")
     virtual_memory.map(physical, address, size)
 
 
@@ -223,7 +223,7 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
         )
     if flags not in (0, _READ_AND_WRITE):
         raise not_supported(
-            "cuMemSetAccess: access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
+            "cuMemSetAccess: access must be CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE; read-only is not supported"
         )
 
 
@@ -231,7 +231,7 @@ def access(location: Location | None, address: int) -> int:
     """Return how a location reaches mapped memory: a CUmemAccess_flags. Raise INVALID_VALUE."""
     _find_own_device("cuMemGetAccess")
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
-        raise invalid_value("the location is a device or the host")
+        raise invalid_value("the location must be a device or the host")
     mapping = virtual_memory.find_mapping(address)
     if location.type != _DEVICE:
         return mapping.host_access
@@ -250,7 +250,7 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
     physical = virtual_memory.find(handle)
     if flags or kind != _DESCRIPTOR or physical.properties.handle_types != _DESCRIPTOR:
         raise invalid_value(
-            "the memory is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
+            "the memory can be exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
         )
     return AttributeValue(export_memory(physical.context, physical.handle), "i")
 
@@ -262,7 +262,7 @@ def import_descriptor(fd: int, kind: int) -> int:
     """
     device = _find_own_device("cuMemImportFromShareableHandle")
     if kind != _DESCRIPTOR:
-        raise invalid_value(f"memory is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}")
+        raise invalid_value(f"memory must be imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}")
     secret = secret_of_file(fd)
     if secret is None:
         raise invalid_value(f"{fd} is not a descriptor of memory that cuMemExportToShareableHandle returned")

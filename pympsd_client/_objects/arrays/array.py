@@ -51,7 +51,7 @@ class Array:
 
 @define(eq=False)
 class MipmappedArray:
-    """Arrays of which each is half as large as the one before, in one piece of memory."""
+    """Arrays in one piece of memory, each half as large as the one before."""
 
     handle: int
     context: Context

@@ -41,7 +41,7 @@ def check_format(format: int, channels: int) -> None:
             )
         raise invalid_value(f"{format:#x} is not a CUarray_format")
     if channels not in (1, 2, 4):
-        raise invalid_value(f"an element has 1, 2 or 4 channels, not {channels}")
+        raise invalid_value(f"an element must have 1, 2 or 4 channels, not {channels}")
     if channels != NORMALIZED_CHANNELS.get(format, channels):
         raise invalid_value(f"elements of CUarray_format {format:#x} have {NORMALIZED_CHANNELS[format]} channels")
 
@@ -56,14 +56,14 @@ def check(of: ArrayDescription, limits: Mapping[str, int]) -> None:
     if of.flags & ~_FLAGS:
         raise invalid_value(f"the flags {of.flags:#x} have bits that no CUDA_ARRAY3D flag has")
     if not of.width:
-        raise invalid_value("the width of an array is at least 1")
+        raise invalid_value("the width of an array must be at least 1")
     if of.flags & CUBEMAP:
         _check_cubemap(of)
     elif of.flags & LAYERED:
         if not of.depth:
-            raise invalid_value("the depth of a layered array is the number of its layers, at least 1")
+            raise invalid_value("the depth of a layered array must be the number of its layers, at least 1")
     elif of.depth and not of.height:
-        raise invalid_value("an array with a depth has a height too, unless it is LAYERED")
+        raise invalid_value("an array with a depth must have a height too, unless it is LAYERED")
     if of.flags & GATHER and (dimensions(of) != 2 or of.flags & (LAYERED | CUBEMAP)):
         raise invalid_value("TEXTURE_GATHER is for arrays of two dimensions")
     _check_limits(of, limits)
@@ -71,12 +71,12 @@ def check(of: ArrayDescription, limits: Mapping[str, int]) -> None:
 
 def _check_cubemap(of: ArrayDescription) -> None:
     if of.width != of.height:
-        raise invalid_value(f"a cubemap is as high as it is wide, not {of.width} by {of.height}")
+        raise invalid_value(f"a cubemap must be as high as it is wide, not {of.width} by {of.height}")
     if of.flags & LAYERED:
         if not of.depth or of.depth % FACES:
-            raise invalid_value(f"the depth of a layered cubemap is a multiple of {FACES}, not {of.depth}")
+            raise invalid_value(f"the depth of a layered cubemap must be a multiple of {FACES}, not {of.depth}")
     elif of.depth != FACES:
-        raise invalid_value(f"the depth of a cubemap is {FACES}, not {of.depth}")
+        raise invalid_value(f"the depth of a cubemap must be {FACES}, not {of.depth}")
 
 
 def _check_limits(of: ArrayDescription, limits: Mapping[str, int]) -> None:

@@ -34,25 +34,25 @@ def texture_object(of: ResourceDescription, how: Sampling, view: View | None, co
     """Return the object for a texture; raise CudaError if CUDA does not allow it."""
     _check_sampling(how)
     if of.flags:
-        raise invalid_value(f"the flags of the resource are 0, not {of.flags:#x}")
+        raise invalid_value(f"the flags of the resource must be 0, not {of.flags:#x}")
     if of.type in (LINEAR, PITCHED):
         if view is not None:
-            raise invalid_value("a resource view is of an array or a mipmapped array, not of linear memory")
+            raise invalid_value("a resource view must be of an array or a mipmapped array, not of linear memory")
         result = _linear_object(of, how, context)
     elif of.type in (ARRAY, MIPMAPPED):
         result = _arrays_object(of, how, view)
     else:
-        raise invalid_value(f"the type of the resource is 0 to 3, not {of.type}")
+        raise invalid_value(f"the type of the resource must be 0 to 3, not {of.type}")
     if how.filter and not result.is_float:
-        raise invalid_value("LINEAR filtering is of elements that are read as floats")
+        raise invalid_value("LINEAR filtering needs elements that are read as floats")
     return result
 
 
 def _check_sampling(how: Sampling) -> None:
     if not all(0 <= mode <= 3 for mode in how.address_modes):
-        raise invalid_value(f"address modes are 0 to 3, not {how.address_modes}")
+        raise invalid_value(f"address modes must be 0 to 3, not {how.address_modes}")
     if how.filter not in (0, 1) or how.level_filter not in (0, 1):
-        raise invalid_value(f"filter modes are 0 and 1, not {how.filter} and {how.level_filter}")
+        raise invalid_value(f"filter modes must be 0 or 1, not {how.filter} and {how.level_filter}")
     if how.flags & ~_FLAGS:
         raise invalid_value(f"the flags {how.flags:#x} have bits that no CU_TRSF flag has")
 
@@ -76,11 +76,11 @@ def _linear_object(of: ResourceDescription, how: Sampling, context: Context) -> 
     for name, size in sizes.items():
         maximum = limits.get(f"MAXIMUM_TEXTURE2D_LINEAR_{name}", size)
         if not 0 < size <= maximum:
-            raise invalid_value(f"the {name.lower()} is 1 to {maximum}, not {size}")
+            raise invalid_value(f"the {name.lower()} must be 1 to {maximum}, not {size}")
     step = limits.get("TEXTURE_PITCH_ALIGNMENT", 1)
     if of.pitch % step or of.pitch < of.size_or_width * element:
         raise invalid_value(
-            f"the pitch is a multiple of TEXTURE_PITCH_ALIGNMENT, {step}, and holds a row of "
+            f"the pitch must be a multiple of TEXTURE_PITCH_ALIGNMENT, {step}, and hold a row of "
             f"{of.size_or_width * element} bytes, not {of.pitch}"
         )
     level = Level(of.place, of.pitch, of.pitch * of.height, of.size_or_width, of.height, 1)
@@ -91,7 +91,7 @@ def _arrays_object(of: ResourceDescription, how: Sampling, view: View | None) ->
     if of.type == MIPMAPPED:
         levels = mipmapped_arrays.find(of.place).levels
         if not how.flags & TextureFlag.NORMALIZED_COORDINATES:
-            raise invalid_value("coordinates of a mipmapped array are normalized: set NORMALIZED_COORDINATES")
+            raise invalid_value("coordinates of a mipmapped array must be normalized: set NORMALIZED_COORDINATES")
     else:
         levels = (arrays.find(of.place),)
     if how.flags & _SEAMLESS and how.filter and levels[0].description.flags & CUBEMAP:
@@ -116,7 +116,9 @@ def _view_object(arrays: tuple[Array, ...], how: Sampling, view: View) -> Textur
     format, channels = _view_format(view.format, whole)
     sizes = (view.width, view.height, view.depth)
     if sizes != (first.width, first.height, first.depth):
-        raise invalid_value(f"a view has the size of its resource: {first.width}, {first.height}, {first.depth}")
+        raise invalid_value(
+            f"a view must have the size of its resource: {first.width}, {first.height}, {first.depth}"
+        )
     if not view.first_level <= view.last_level < len(arrays):
         raise invalid_value(f"levels {view.first_level} to {view.last_level} of {len(arrays)}")
     layers = first.depth if first.flags & (LAYERED | CUBEMAP) else 1
@@ -137,17 +139,19 @@ def _view_format(number: int, whole: TextureObject) -> tuple[int, int]:
         raise not_supported(f"CUresourceViewFormat {number:#x} is not supported: block compression")
     format, count = _VIEW_FORMATS[which], (1, 2, 4)[channels]
     if CHANNEL_BYTES[format] * count != whole.element_bytes:
-        raise invalid_value(f"the elements of a view have as many bytes as those of the array: {whole.element_bytes}")
+        raise invalid_value(
+            f"the elements of a view must have as many bytes as those of the array: {whole.element_bytes}"
+        )
     return format, count
 
 
 def surface_object(of: ResourceDescription) -> TextureObject:
     """Return the object for a surface; raise CudaError if CUDA does not allow it."""
     if of.type != ARRAY or of.flags:
-        raise invalid_value("the resource of a surface is an array (type 0), and its flags are 0")
+        raise invalid_value("the resource of a surface must be an array (type 0), and its flags 0")
     array = arrays.find(of.place)
     if not array.description.flags & SURFACE:
-        raise invalid_value("the array of a surface is created with CUDA_ARRAY3D_SURFACE_LDST")
+        raise invalid_value("the array of a surface must be created with CUDA_ARRAY3D_SURFACE_LDST")
     return _array_object(TexturedKind.SURFACE, (array,), Sampling())
 
 

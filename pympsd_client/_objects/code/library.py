@@ -47,7 +47,7 @@ class Library:
         self._is_unloaded = False
 
     def module_in(self, context: Context) -> Module:
-        """Return its module in a context, loaded there if this is the first use; raise CudaError."""
+        """Return the library's module in a context, loaded there if this is the first use; raise CudaError."""
         with self._loading:
             if self._is_unloaded:
                 raise invalid_handle(f"{self.handle:#x} is not a library {_OF_PROCESS}")
@@ -74,7 +74,7 @@ class Library:
             return loaded
 
     def modules_on(self, device: VisibleDevice) -> tuple[Module, ...]:
-        """Return its modules in the contexts of a device that have used it."""
+        """Return the library's modules in the contexts of a device that have used it."""
         with self._loading:
             return tuple(
                 module
@@ -105,7 +105,7 @@ class Library:
                 return self.module_in(context).function(layout.name).layout
 
     def kernels(self) -> dict[str, Kernel]:
-        """Return its kernels by name."""
+        """Return the library's kernels by name."""
         self.layout_on()
         return self._kernels
 
@@ -118,7 +118,7 @@ class Library:
         return kernel
 
     def unload(self) -> None:
-        """Unload it from all contexts; it, its kernels and their functions are invalid from now on."""
+        """Unload the library from all contexts; it, its kernels and their functions are invalid from now on."""
         with self._loading:
             self._is_unloaded = True
             libraries.pop(self.handle, None)
@@ -147,7 +147,7 @@ class Kernel:
         return self.library.function_layout(self._index).parameters
 
     def function_in(self, context: Context) -> Function:
-        """Return its function in a context; raise CudaError."""
+        """Return the kernel's function in a context; raise CudaError."""
         return self.library.module_in(context).function(self.name)
 
     def attribute(self, attribute_number: int, device: VisibleDevice) -> int:

@@ -44,7 +44,7 @@ class Link:
         for machine code; JIT_COMPILER_NOT_FOUND for NVVM IR.
         """
         if not 0 <= kind < len(_KINDS):
-            raise invalid_value(f"the type of an input is a CUjitInputType, 0 to {len(_KINDS) - 1}, not {kind}")
+            raise invalid_value(f"the type of an input must be a CUjitInputType, 0 to {len(_KINDS) - 1}, not {kind}")
         if self._error is not None:
             raise self._error.copy()
         self._context.usable()

@@ -86,7 +86,7 @@ class Module:
         return functions.add(function)
 
     def list_functions(self) -> tuple[Function, ...]:
-        """Return its kernels in the order of the image; some may not be loaded."""
+        """Return the module's kernels in the order of the image; some may not be loaded."""
         self.context.usable()
         return tuple(map(functions.add, self._functions.values()))
 
@@ -106,7 +106,7 @@ class Module:
         return None
 
     def unload(self) -> None:
-        """Free it once its running kernels have ended; its handles are invalid from now on."""
+        """Free the module once its running kernels have ended; its handles are invalid from now on."""
         try:
             modules.destroy(self)
             for function in self._functions.values():
@@ -189,7 +189,7 @@ def check_attribute(layout: FunctionLayout, device: VisibleDevice, name: str, va
         )
         allowed = maximum - layout.attributes.get("SHARED_SIZE_BYTES", 0)
         if not 0 <= value <= allowed:
-            raise invalid_value(f"{name} of {layout.name} is 0 to {allowed} bytes here, not {value}")
+            raise invalid_value(f"{name} of {layout.name} must be 0 to {allowed} bytes here, not {value}")
         return
     minimum, maximum = _SETTABLE.get(name, (1, 0))
     if not minimum <= value <= maximum:

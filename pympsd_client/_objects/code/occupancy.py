@@ -29,7 +29,7 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
     """Return the number of blocks one multiprocessor holds, 0 if none fits; raise INVALID_VALUE for no threads."""
     function.context.usable()
     if threads < 1:
-        raise invalid_value(f"a block has at least 1 thread, not {threads}")
+        raise invalid_value(f"a block must have at least 1 thread, not {threads}")
     properties, attributes = function.context.device.properties.attributes, function.attributes
     max_threads = min(
         attributes.get("MAX_THREADS_PER_BLOCK", threads), properties.get("MAX_THREADS_PER_BLOCK", threads)

@@ -130,7 +130,7 @@ class Allocation:
 
     @property
     def is_reached(self) -> bool:
-        """Whether its device reaches it."""
+        """Whether the context's device reaches the allocation."""
         return True
 
     @property
@@ -143,11 +143,11 @@ class Allocation:
         return True
 
     def free(self) -> None:
-        """Free it once the context's earlier work is done; return then. Raise CudaError."""
+        """Free the allocation once the context's earlier work is done; return then. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it when a stream has reached this point; return immediately. Raise CudaError."""
+        """Free the allocation when a stream has reached this point; return immediately. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
         transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))
@@ -165,7 +165,7 @@ class FreedImmediately(Allocation):
     """An allocation that does not wait in a stream to be freed: `free` frees it when it is called, or refuses."""
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it as `free` does."""
+        """Free the allocation as `free` does."""
         self.free()
 
 
@@ -182,7 +182,7 @@ class Allocations(HandleTable[Allocation]):
         self._ordering: Final = RLock()  # a finalizer may ask while this thread sorts
         self._ordered: list[int] = []
         self._version = self._ordered_version = object()
-        """A new object after every addition, and the one of which ``_ordered`` is the order."""
+        """A new object after every addition; ``_ordered`` is the order of the object that it belongs to."""
         self.any_synchronous = False
         """Whether an allocation was ever made synchronous."""
         self.any_shared = False
@@ -235,7 +235,7 @@ def allocate(count: int) -> int:
     """
     context = require_context()
     if count == 0:
-        raise invalid_value("an allocation has at least 1 byte")
+        raise invalid_value("an allocation must have at least 1 byte")
     return allocations.add(Allocation(allocate_unlisted(context, count), context, count)).handle
 
 
@@ -254,7 +254,7 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
     INVALID_VALUE for elements of other than 4, 8 or 16 bytes and for an empty extent; OUT_OF_MEMORY.
     """
     if element_bytes not in _ELEMENT_BYTES:
-        raise invalid_value(f"the element size is 4, 8 or 16 bytes, not {element_bytes}")
+        raise invalid_value(f"the element size must be 4, 8 or 16 bytes, not {element_bytes}")
     pitch = -(-width // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
     if pitch * height >= 1 << 64:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{height} rows of {pitch} bytes are more than any device has")
@@ -420,7 +420,8 @@ def check_fill(destination: int, width: int, count: int, pitch: int, height: int
         pitch = 0
     elif pitch % width or pitch < width * count:
         raise invalid_value(
-            f"the pitch is {pitch} bytes; it is a multiple of the element's {width} and holds a row: {width * count}"
+            f"the pitch must be a multiple of the element's {width} bytes and at least a row, {width * count} bytes; "
+            f"it is {pitch}"
         )
     elif destination + pitch * height > 1 << 64:
         raise invalid_value(f"{height} rows {pitch} bytes apart do not end within the address space")

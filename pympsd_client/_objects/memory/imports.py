@@ -29,7 +29,7 @@ class ImportedRange:
     size: int
 
     def unmap(self) -> None:
-        """Unmap it and free the addresses; raise CudaError."""
+        """Unmap the memory and free the addresses; raise CudaError."""
         _ranges.discard(self)
         unmap_memory(self.start)
         try:

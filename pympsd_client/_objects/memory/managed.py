@@ -32,7 +32,7 @@ class Managed(FreedImmediately):
     pages: SharedPages = field(kw_only=True)
 
     def free(self) -> None:
-        """Free it once the context's earlier work is done; return then. Raise CudaError."""
+        """Free the memory once the context's earlier work is done; return then. Raise CudaError."""
         self.context.synchronize()
         _managed.pop(self.handle, None)
         self.pages.close()

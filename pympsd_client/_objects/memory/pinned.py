@@ -51,14 +51,14 @@ _PRIVATE: Final = "rw-p"
 
 @frozen(eq=False)
 class RegisteredPages:
-    """``pages`` of an executor, which lie at ``start`` in the program, too."""
+    """``pages`` of an executor that are mapped at ``start`` in the program, too."""
 
     start: int
     pages: SharedPages
 
     @property
     def end(self) -> int:
-        """Where they end in the program."""
+        """The end of the pages in the program."""
         return self.start + self.pages.size
 
     def replace_pages(self) -> None:
@@ -185,7 +185,7 @@ class Pinned:
         before Volta). ``make`` makes the pages of a size. INVALID_VALUE, OUT_OF_MEMORY, and the errors of ``make``.
         """
         if size == 0:
-            raise invalid_value("an allocation has at least 1 byte")
+            raise invalid_value("an allocation must have at least 1 byte")
         if flags & ~(PORTABLE | DEVICE_MAP | WRITE_COMBINED):
             raise invalid_value(f"cuMemHostAlloc takes a combination of CU_MEMHOSTALLOC_*, not {flags:#x}")
         charged = _whole_pages(0, size)[1]

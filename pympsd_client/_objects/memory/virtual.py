@@ -133,7 +133,7 @@ class Mapping(FreedImmediately):
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it is physical memory that the program has mapped: True."""
+        """Whether the allocation is physical memory that the program has mapped: True."""
         return True
 
     def free(self) -> None:
@@ -210,7 +210,7 @@ class VirtualMemory:
         return physical
 
     def release(self, handle: int) -> None:
-        """Count one reference less; free the memory when it has none and is mapped nowhere."""
+        """Release a reference; free the memory when it has none and is mapped nowhere."""
         with self._lock:
             physical = self.find(handle)
             physical.references -= 1
@@ -256,7 +256,7 @@ class VirtualMemory:
         memory's, and for addresses that are not reserved or in use. The mapping has no access until cuMemSetAccess.
         """
         if size != physical.size:
-            raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")
+            raise invalid_value(f"memory must be mapped as a whole: {physical.size} bytes, not {size}")
         with self._lock:
             ordinal = ordinal_of(address)
             reservations = self._reservations.get(ordinal)

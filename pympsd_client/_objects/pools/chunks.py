@@ -47,7 +47,7 @@ class DeviceChunks:
         Allocation(start, self.context, size).free_in_order(self.context, 0)
 
     def drop(self) -> None:
-        """Drop them: the executor frees them with the context."""
+        """Drop all chunks: the executor frees them with the context."""
 
 
 @frozen(eq=False)
@@ -68,7 +68,7 @@ class ProgramChunks:
         self._pages.pop(start).close()
 
     def drop(self) -> None:
-        """Unmap them: they are not the context's."""
+        """Unmap all chunks: they are not the context's."""
         for pages in self._pages.values():
             pages.close()
 

@@ -63,7 +63,7 @@ class GraphAllocation(Allocation):
             self.holders += 1
 
     def drop(self) -> None:
-        """Count one holder less; the last one gives the memory back when the earlier work is done."""
+        """Release a holder's claim; the last release gives the memory back when the earlier work is done."""
         with self._changing:
             self.holders -= 1
             is_last = not (self.holders or self._is_freed)
@@ -77,26 +77,26 @@ class GraphAllocation(Allocation):
                 super().free_in_order(self.context, 0)
 
     def begin(self) -> None:
-        """Leave it to the program: from now on it can be freed."""
+        """Leave the allocation to the program: from now on it can be freed."""
         if not self.is_live:
             self.is_live = True
             self.hold()
             allocations.add(self)
 
     def end(self) -> None:
-        """Take it from the program again."""
+        """Take the allocation from the program again."""
         if self.is_live:
             self.is_live = False
             allocations.remove(self.handle)
             self.drop()
 
     def free(self) -> None:
-        """Take it from the program when the context's earlier work is done."""
+        """Take the allocation from the program when the context's earlier work is done."""
         self.context.synchronize()
         self.end()
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Take it from the program; the memory stays with its node."""
+        """Take the allocation from the program; the memory stays with its node."""
         self.end()
 
 
@@ -108,7 +108,7 @@ other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
     """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
     if size == 0:
-        raise invalid_value("an allocation has at least 1 byte")
+        raise invalid_value("an allocation must have at least 1 byte")
     if size > context.device.properties.memory_bytes:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     if kind.is_shared:
@@ -129,7 +129,7 @@ def live_at(address: int) -> GraphAllocation | None:
 
 
 def release_quietly(allocation: GraphAllocation) -> None:
-    """Count one holder less, where an error would come too late."""
+    """Release a holder's claim when an error would come too late."""
     try:
         allocation.drop()
     except CudaError:  # the executor is gone, and the memory with it

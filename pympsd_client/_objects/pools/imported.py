@@ -39,11 +39,11 @@ class ImportedBlock(PoolAllocation):
     references: int = 1
 
     def free(self) -> None:
-        """Drop it immediately: its work is done."""
+        """Drop the block immediately: its work is done."""
         self.pool.release(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Drop it when a stream has reached this point."""
+        """Drop the block when a stream has reached this point."""
         self.pool.release(self, FreePoint(context, stream))
 
 
@@ -94,7 +94,7 @@ class ImportedPool(Pool):
             return allocations.add(imported).handle
 
     def release(self, block: ImportedBlock, point: FreePoint | None) -> None:
-        """Count one import less; drop the block with the last one."""
+        """Release an import of a block; the last release drops the block."""
         with self._importing:
             block.references -= 1
             if block.references:
@@ -136,7 +136,7 @@ class ImportedPool(Pool):
         return after
 
     def after_waiting_for_event(self, context: Context) -> None:
-        """Unmap chunks of which nothing is used."""
+        """Unmap chunks that have no block in use."""
         with self._importing:
             self._unmap_unused()
 

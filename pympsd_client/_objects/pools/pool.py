@@ -76,11 +76,11 @@ class Block(PoolAllocation):
     taken: int = field(kw_only=True)
 
     def free(self) -> None:
-        """Free it immediately: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
+        """Free the block immediately: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
         self.pool.free(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it when a stream has reached this point."""
+        """Free the block when a stream has reached this point."""
         self.pool.free(self, FreePoint(context, stream))
 
 
@@ -239,7 +239,9 @@ class Pool:
         return start
 
     def _grow(self, arena: Arena, size: int) -> CudaError | None:
-        """Add a chunk to an arena, a smaller one if there is no memory for a large one; return why there is none."""
+        """Add a chunk to an arena, a smaller one if there is no memory for a large one; return the error if none was
+        added.
+        """
         error: CudaError | None = None
         for chunk in dict.fromkeys((arena.growth(size, self.reserved), round_up(size))):
             if self.max_bytes and self.reserved + chunk > self.max_bytes:
@@ -294,8 +296,8 @@ class Pool:
         """Return a function to call after a wait for a stream (None: for all streams), or None.
 
         The memory that was freed in the stream is taken out before the wait and given back after it: free for all if
-        the wait was successful, else for its stream as before. So memory that is freed during the wait is not
-        concluded to be free.
+        the wait was successful, else for its stream as before. Memory that is freed during the wait stays with its
+        stream.
         """
         with self._lock:
             reached = [
@@ -357,7 +359,7 @@ class Pool:
                 remaining_arena.reclaim(lambda point: point.context is context)
 
     def destroy(self, when_ended: Callable[[Pool], None]) -> None:
-        """Release its memory as soon as nothing of it is in use, and then call ``when_ended``."""
+        """Release the pool's memory as soon as no block is in use, and then call ``when_ended``."""
         with self._lock:
             self._when_ended = when_ended
             self._end()
@@ -454,7 +456,7 @@ class Pools:
     # --- events of streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Do as `Pool` does, for all pools."""
+        """Call `Pool.before_waiting` of every pool; return one function for all of theirs, or None."""
         prepared = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
         afters = [after_wait for after_wait in prepared if after_wait is not None]
 
@@ -465,17 +467,17 @@ class Pools:
         return after if afters else None
 
     def after_waiting_for_event(self, context: Context) -> None:
-        """Do as `Pool` does, for all pools."""
+        """Call `Pool.after_waiting_for_event` of every pool."""
         for pool in tuple(self._all.values()):
             pool.after_waiting_for_event(context)
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """Do as `Pool` does, for all pools."""
+        """Call `Pool.before_destroying` of every pool."""
         for pool in tuple(self._all.values()):
             pool.before_destroying(context, stream)
 
     def drop(self, context: Context) -> None:
-        """Do as `Pool` does, for all pools."""
+        """Call `Pool.drop` of every pool."""
         for pool in tuple(self._all.values()):
             pool.drop(context)
 

@@ -269,5 +269,5 @@ def _sides(destination: int, source: int, kind: int) -> tuple[bool, bool]:
     if kind == _DEFAULT:
         return is_device(destination), is_device(source)
     if kind not in _BY_KIND:
-        raise CudaError(_INVALID_DIRECTION, f"cudaMemcpyKind is 0 to 4, not {kind}")
+        raise CudaError(_INVALID_DIRECTION, f"cudaMemcpyKind must be 0 to 4, not {kind}")
     return _BY_KIND[kind]

@@ -79,7 +79,7 @@ def find_device_context(device: int) -> int:
 def create(description: int, device: int, flags: int) -> int:
     """Return a green context with the SMs of a description; flags are 0."""
     if flags:
-        raise invalid_value(f"the flags are 0, not {flags:#x}")
+        raise invalid_value(f"the flags must be 0, not {flags:#x}")
     initialize(device, 0, 0)
     return green_context.create(description, device, _DEFAULT_STREAM)
 

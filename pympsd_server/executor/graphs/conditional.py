@@ -15,7 +15,7 @@ class Body(Protocol):
     """An executable graph that a conditional node has."""
 
     def pieces(self, stream: Stream) -> Iterator[None]:
-        """Queue its work, an item with each piece; BackendError."""
+        """Queue the node's work, an item with each piece; BackendError."""
 
 
 @define(eq=False)

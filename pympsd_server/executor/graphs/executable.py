@@ -179,7 +179,7 @@ class ExecutableGraph:
         return len(self._acts)
 
     def launch(self, stream: Stream, run_host_function: RunHostFunction) -> None:
-        """Queue its work; BackendError for the first item that is refused, after which none is queued."""
+        """Queue the graph's work; BackendError for the first item that is refused, after which none is queued."""
         requests, self.host_functions = self.host_functions, {}
         try:
             if self._last_stream is not None and self._last_stream is not stream:
@@ -247,7 +247,7 @@ class ExecutableGraph:
         stream.record(done)
 
     def destroy(self) -> None:
-        """Destroy its streams; what was launched runs to its end."""
+        """Destroy the graph's streams; what was launched runs to its end."""
         for request in self.host_functions.values():
             request.fail(Status(Result.ERROR_INVALID_HANDLE, "the executable graph was destroyed"))
         self.host_functions = {}
@@ -261,7 +261,7 @@ class ExecutableGraph:
         self.release()
 
     def release(self) -> None:
-        """Drop its records, and with them its client: its context, which has its streams, is destroyed."""
+        """Drop the graph's records and its streams, because the context that has the streams is destroyed."""
         self._acts = self._assignments = ()
         self._defaults = []
         self.host_functions = {}

@@ -32,7 +32,7 @@ class StreamBudget:
     _used: int = field(default=0, init=False)
 
     def take(self) -> None:
-        """Count one more; BackendError OUT_OF_MEMORY past the limit."""
+        """Count one more stream; BackendError OUT_OF_MEMORY past the limit."""
         with self._lock:
             if self._used == self._limit:
                 reason = (
@@ -75,7 +75,7 @@ class OwnStreams:
         return self._inside.setdefault(slot, OwnStreams(self._context, self._budget))
 
     def destroy(self) -> None:
-        """Destroy them; their work runs to its end."""
+        """Destroy the streams; their work runs to its end."""
         for stream in self._streams:
             stream.destroy()
         for inner in self._inside.values():
@@ -83,7 +83,7 @@ class OwnStreams:
         self.release()
 
     def release(self) -> None:
-        """Return them to the budget: they are destroyed, or their context is."""
+        """Return the streams to the budget: they are destroyed, or their context is."""
         for inner in self._inside.values():
             inner.release()
         self._budget.give(len(self._streams))

@@ -58,7 +58,7 @@ class PinnedPieces:
     def allocate(self, count: int) -> PinnedPiece:
         """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count == 0:
-            raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation has at least 1 byte")
+            raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation must have at least 1 byte")
         size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
         address, fd, memory = self._map(size)
         try:

@@ -65,7 +65,7 @@ class Backpressure:
         self._add(1)
 
     def leave_answered(self) -> None:
-        """Count its completion."""
+        """Count the completion of a request that `enter_answered` counted."""
         self._add(-1)
 
     def _add(self, count: int) -> None:

@@ -414,7 +414,7 @@ def _act_on_all_lanes(
 
 
 def _act_plainly(text: MemoryText, operation: Operation, place: str, value: str) -> str:
-    """Write an atomic operation on memory of which no other thread knows; return the old value."""
+    """Write an atomic operation on memory that no other thread can access; return the old value."""
     function, type_name = operation.one_of(*_PLAIN), operation.type
     kind = FLOATS.get(type_name, f"i{BITS[type_name]}")
     old = text.load(kind, place)

@@ -4,7 +4,7 @@ A form gets the text of a kernel and an operation. It writes scalars or vectors,
 It raises Refused for types, modifiers and operands that it does not support: then the operation escapes. The NumPy
 tier has already checked which modifiers the instruction may have, when it translated the kernel.
 
-An *attempt* is the form of an instruction of which the runtime in C does the common cases: whether it can is known
+An *attempt* is the form of an instruction whose common cases the runtime in C does: whether it can is known
 when it runs. It calls `escape_unless` before it sets any register; then the operation escapes if the truth is false.
 """
 

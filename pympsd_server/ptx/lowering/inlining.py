@@ -472,7 +472,7 @@ class _Flattener:
 
 
 def _parts(formal: Variable) -> range:
-    """Return the offsets of a parameter's parts, of which a vector has several."""
+    """Return the offsets of a parameter's parts; a vector has several."""
     return range(0, formal.size, DTYPES[formal.type].itemsize)
 
 

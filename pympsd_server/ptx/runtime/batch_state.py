@@ -151,7 +151,7 @@ class BatchState:
         return self._sleep > 0
 
     def sleep(self, threads: Threads, nanoseconds: Value) -> None:
-        """Note the nanosleep of these threads, which is of a millisecond at most."""
+        """Note that these threads sleep (nanosleep), for a millisecond at most."""
         if threads.count:
             self._sleep += min(int(nanoseconds.max()), 1_000_000) * 1e-9
 

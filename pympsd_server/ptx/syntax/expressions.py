@@ -46,7 +46,7 @@ class Number:
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a float, not an integer."""
+        """Whether the value is a float, not an integer."""
         return self.kind in ("f32", "f64")
 
 

@@ -143,4 +143,4 @@ def test_an_impossible_number_of_queues_is_refused(connections: str) -> None:
     with pytest.raises(BackendError) as caught:
         prepare_environment({CONNECTIONS: connections})
     assert caught.value.code == Result.ERROR_NOT_SUPPORTED
-    assert f"{CONNECTIONS} is a number from 1 to 32, not {connections!r}" in caught.value.reason
+    assert f"{CONNECTIONS} must be a number from 1 to 32, not {connections!r}" in caught.value.reason

@@ -208,9 +208,12 @@ def test_whatever_is_ready_runs_some_time(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", "PYMPSD_SCHEDULING_POLICY is one of deadline, fair, memory, or an entry point of the group"),
+        (
+            "nonsense",
+            "PYMPSD_SCHEDULING_POLICY must be one of deadline, fair, memory, or an entry point of the group",
+        ),
         ("fair:1", "PYMPSD_SCHEDULING_POLICY=fair:1: the policy takes no argument"),
-        (":", "PYMPSD_SCHEDULING_POLICY is one of"),
+        (":", "PYMPSD_SCHEDULING_POLICY must be one of"),
     ],
 )
 def test_a_policy_that_is_not_there_is_refused(text: str, message: str) -> None:

@@ -236,7 +236,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("namespace get hi a foo", "A namespace has no field 'foo'. Fields: active-thread-percentage, "),
         ("client get 5 cmd", "No client with PID 5."),
         ("client get 3165259 foo", "A client has no field 'foo'. Fields: cmd, device, linux-ns, maws-ns, pci-id, "),
-        ("device list --format=xml", "--format is table, csv or json"),
+        ("device list --format=xml", "--format must be table, csv or json"),
         ("feature describe x", "No feature 'x'. Features: context-share, memacct."),
         ("memacct list /sys/fs/cgroup/x", "Cgroup '/x' has no limits of its own."),
         ("sm-partition list --server=c", "No server named 'c'."),
@@ -294,7 +294,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
             ),
         ),
         ("server create uid_x", "Names that begin with uid_ are reserved for users' servers: that of user 0 is"),
-        ("server create c --uid=x", "--uid is a user's number, not 'x'."),
+        ("server create c --uid=x", "--uid must be a user's number, not 'x'."),
         ("server delete x", "No server named 'x'."),
         ("server delete a", "Server 'a' has 1 active client; --force terminates it first."),
         ("server set a", "'server set' needs at least one of --active-thread-percentage, --client-priority, "),
@@ -309,7 +309,10 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("namespace delete default --server=a", "Namespace 'default' belongs to its server."),
         ("client terminate 5", "No client with PID 5."),
         ("client terminate 3165259 --server=b", "No client with PID 3165259 on server 'b'."),
-        ("client terminate 3165259 --timeout=0", "--timeout is a number of seconds above 0, up to 86400, not '0'."),
+        (
+            "client terminate 3165259 --timeout=0",
+            "--timeout must be a number of seconds above 0, up to 86400, not '0'.",
+        ),
         (
             "sm-partition create p --server=a --device=0 --chunks=1",
             "Device 0 has 1 active client outside partitions; end it, or wait until it has gone.",
@@ -318,7 +321,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("memacct limit /a/../b --hard-limit=2G", "A cgroup is named by its full path"),
         (
             "memacct limit /a --soft-limit=unlimited",
-            "--soft-limit is a whole number above 0 and K, M or G, or 'none'",
+            "--soft-limit must be a whole number above 0 and K, M or G, or 'none'",
         ),
         ("memacct limit /a* --hard-limit=2G", "A cgroup is named by its full path"),
         ("memacct limit /a --hard-limit=2G --device=2", "No device '2'. Devices: 0 (GPU-"),
@@ -819,7 +822,7 @@ def test_percentages_by_device(daemon: Daemon) -> None:
     _ask(daemon, f"{set_}70")
     assert _get_printed(daemon, "namespace get hi a active-thread-percentage") == "70.00\n"
     assert _ask(daemon, f"{set_}2=20").printed.startswith("No device '2' of server 'a'.")
-    assert "is 1 to 100, not" in _ask(daemon, f"{set_}0=120").printed
+    assert "must be 1 to 100, not" in _ask(daemon, f"{set_}0=120").printed
 
 
 def test_maximum_percentages_by_device(daemon: Daemon) -> None:

@@ -78,14 +78,14 @@ def test_a_positional_argument_may_be_given_as_an_option() -> None:
         (GET, "a b c d", "'namespace get' takes 3 arguments, not 4."),
         (SET, "hi", "'namespace set' needs --server=<s>."),
         (SET, "", "'namespace set' needs <name> --server=<s>."),
-        (SET, "hi server=a active-thread-percentage=0", "--active-thread-percentage is 1 to 100, not '0'."),
+        (SET, "hi server=a active-thread-percentage=0", "--active-thread-percentage must be 1 to 100, not '0'."),
         (
             SET,
             "hi server=a pinned-memory-limit=4T",
-            "--pinned-memory-limit is a whole number above 0 and K, M or G, or 'unlimited'; not '4T'.",
+            "--pinned-memory-limit must be a whole number above 0 and K, M or G, or 'unlimited'; not '4T'.",
         ),
-        (SET, "hi server=a client-priority=2", "--client-priority is 0 (normal) or 1 (below normal), not '2'."),
-        (SET, "hi server=a locality-domains=yes", "--locality-domains is true or false, not 'yes'."),
+        (SET, "hi server=a client-priority=2", "--client-priority must be 0 (normal) or 1 (below normal), not '2'."),
+        (SET, "hi server=a locality-domains=yes", "--locality-domains must be true or false, not 'yes'."),
     ],
 )
 def test_what_is_refused(syntax: Syntax, words: str, sentence: str) -> None:

@@ -37,7 +37,7 @@ FIRST_PAUSE: Final = 0.02
 """Seconds between two questions whether a server's clients have gone; doubled each time, up to LAST_PAUSE."""
 LAST_PAUSE: Final = 0.1
 LOGGED_PAUSE: Final = 1.6
-"""The same for the question that a server with clients logs."""
+"""As LAST_PAUSE, for the question that a server with clients logs."""
 
 _FULL: Final = re.compile(re.escape(str(SERVER_LINES["connection_limit"].r580)).replace(r"\{most\}", r"(\d{1,6})"))
 """The server's line on a client for which a device has no connection."""
@@ -138,7 +138,7 @@ class DriverServerSession:
         self.dispatcher.feed(events.DevicesReported(tuple(properties)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Send it the limits of its later clients, if they have changed; before it is registered there is no need."""
+        """Send a registered server the limits of its later clients, if they have changed."""
         if self._link is None:
             return
         if percentage != self._percentage:
@@ -150,7 +150,7 @@ class DriverServerSession:
         self._memory_limits = memory_limits
 
     def _set_next(self, limits: ClientLimits) -> None:
-        """Send it the limits of the client that it gets next, as far as they differ from what it was sent last."""
+        """Send the server the limits of its next client, as far as they differ from those sent last."""
         if self._limits_unknown:
             # An earlier daemon may have sent it others.
             self._limits_unknown = False
@@ -170,7 +170,7 @@ class DriverServerSession:
         return {**removed, **memory_limits}
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
-        """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
+        """Request the end of a client process's contexts; the driver's server can still give the process new ones."""
 
         def report(code: int) -> None:
             self.dispatcher.feed(events.TerminationAnswered(self.id, token, code))
@@ -181,7 +181,7 @@ class DriverServerSession:
             self.clients.terminations.terminate(self._link, pid, report)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
-        """Ask it to end when its last client has gone; forced: close the connection, at which it ends."""
+        """Ask the server to end after its last client; forced: close the connection, which ends the server."""
         self._is_leaving = True
         self._wanted.set()
         if forced and self._link is not None:

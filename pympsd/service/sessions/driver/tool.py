@@ -57,7 +57,7 @@ class RefusedTool:
     """The server whose socket it came by; empty: the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Let it print where commands are taken, and take none."""
+        """Let the tool print where commands are taken, and take none."""
         dispatcher.log_refused_operator(self.peer)
         self.channel.send_raw(encode_printed(clients_only(self.server)))
         # It would not print that if the connection were closed with its lines unread.

@@ -162,7 +162,7 @@ class RegisteredMemory:
         self._registered: list[int] = []
 
     def register(self) -> None:
-        """Register it in parts, so that others launch in between; after a BackendError, call ``release``."""
+        """Register the memory in parts, so that others launch in between; after a BackendError, call ``release``."""
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in split_at_registered_parts(self._address, self._memory.nbytes):
@@ -174,7 +174,7 @@ class RegisteredMemory:
             self._registered.append(address)
 
     def release(self) -> None:
-        """Unregister it; this waits for every running kernel."""
+        """Unregister the memory; this waits for every running kernel."""
         while self._registered:
             self._driver.call(cu.cuMemHostUnregister, self._registered.pop())
         self._memory = None

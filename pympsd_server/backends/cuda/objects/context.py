@@ -242,7 +242,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether it was destroyed: the device keeps it until none of its work runs."""
+        """Whether the context was destroyed: the device keeps it until none of its work runs."""
         return self.queue.is_destroyed
 
     def is_quiet(self) -> bool:

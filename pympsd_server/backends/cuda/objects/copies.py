@@ -62,7 +62,7 @@ class BufferedCopy:
     """Taking the element out is atomic: it decides whether the copy is issued or its buffer released unused."""
 
     def put(self, done: Completion) -> None:
-        """Put it in its stream; ``done`` is called when it is over."""
+        """Put the copy in its stream; ``done`` is called when the copy is over."""
         completions = self._stream.queue.completions
 
         def over(status: Status) -> None:

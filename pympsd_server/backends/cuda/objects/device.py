@@ -89,7 +89,7 @@ class CudaDevice(AccountedDevice):
     """Set if streams can write the marks by which a native worker sees the end of work."""
 
     def __init__(self, properties: DeviceProperties, ordinal: int) -> None:
-        """Open it; BackendError when the driver has no such device, or refuses."""
+        """Open the device; BackendError when the driver has no such device, or refuses."""
         prepare_environment(os.environ)
         try:
             plain_call(cu.cuInit, 0)

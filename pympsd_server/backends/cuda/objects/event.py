@@ -38,7 +38,7 @@ class CudaEvent:
 
     @property
     def done(self) -> bool:
-        """Whether its position is passed."""
+        """Whether the work before the event is done."""
         return self.recording is None or self.recording.passed
 
     def notify(self, done: Completion) -> None:

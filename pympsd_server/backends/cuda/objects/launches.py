@@ -46,7 +46,7 @@ class PreparedLaunch:
             raise _invalid(f"{layout.name} takes at most {most} threads per block, not {threads}")
 
     def issue(self, driver: Driver, stream: Any) -> None:
-        """Issue it to the driver, which copies the parameters before it returns."""
+        """Issue the launch to the driver, which copies the parameters before it returns."""
         kernel, launch = self.kernel, self.launch
         if launch.shared_bytes > kernel.row.dynamic_bytes:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -155,11 +155,11 @@ class CudaModule:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "the driver places managed variables itself")
 
     def unload(self) -> None:
-        """Free it once work queued in the context before the call is done."""
+        """Free the module once work queued in the context before the call is done."""
         self._unload(self)
 
     def discard(self) -> None:
-        """Unload it now, which waits for every running kernel."""
+        """Unload the module now, which waits for every running kernel."""
         self._driver.call(cu.cuModuleUnload, self.handle)
 
 

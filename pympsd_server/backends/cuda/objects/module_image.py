@@ -42,7 +42,7 @@ class _TooLarge(Exception):
 
 @define
 class _File:
-    """An image of which only names are copied; ``left`` bytes of it may still be read.
+    """An image. Only its names are copied; ``left`` bytes of the image may still be read.
 
     Headers may overlap and all claim the entire file: reading few bytes could take hours and gigabytes.
     """
@@ -52,7 +52,7 @@ class _File:
 
     @classmethod
     def of(cls, image: bytes) -> _File:
-        """Return a file of which nothing was read."""
+        """Return a file that nothing was read from."""
         return cls(image, _TIMES * len(image))
 
     def count_read(self, count: int) -> None:

@@ -20,7 +20,7 @@ _CAN_WRITE: Final = "CAN_USE_64_BIT_STREAM_MEM_OPS"
 
 
 def native_calls(driver: Driver, attributes: Mapping[str, int]) -> DriverCalls | None:
-    """Return them; None if streams cannot write the marks by which a worker sees the end of work."""
+    """Return the driver's functions; None if streams cannot write the marks that end a worker's waits."""
     if not attributes.get(_CAN_WRITE, 0):
         return None
     try:

@@ -83,7 +83,7 @@ class CudaStream:
 
     @property
     def blocking(self) -> bool:
-        """Whether it and the default stream wait for each other."""
+        """Whether this stream and the default stream wait for each other."""
         return bool(self.native_state.is_blocking)
 
     # --- copies and fills: checked and queued under the lock, so that no memory is freed in between
@@ -212,7 +212,7 @@ class CudaStream:
         self.queue.put(self, leave, on_faulted=lambda status: None)
 
     def _try_to_discard(self) -> bool:
-        """Discard it if no work of it is running; waits for no worker, which the driver may block long."""
+        """Discard the stream if no work of it is running; do not wait for a worker, which may be blocked."""
         lock = self.queue.lock
         if not lock.acquire(blocking=False):
             return False

@@ -27,7 +27,7 @@ class PendingCompletion:
     _done: Completion
 
     def __call__(self, status: Status) -> None:
-        """Call it, unless it was called."""
+        """Call the completion, unless it was called."""
         if self._owner.take(self):
             self._done(status)
 

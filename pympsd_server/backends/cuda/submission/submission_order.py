@@ -40,7 +40,7 @@ class OrderedStream(Protocol):
 
     @property
     def blocking(self) -> bool:
-        """Whether it and the default stream wait for each other; true for the default stream itself."""
+        """Whether this stream and the default stream wait for each other; true for the default stream itself."""
 
 
 @define(eq=False)

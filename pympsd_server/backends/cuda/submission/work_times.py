@@ -95,7 +95,7 @@ class WorkTimes:
         return round(milliseconds * 1e6)
 
     def _renew(self, timeout_ns: int) -> None:
-        """Record an event of which the time is known, if the device reaches it soon."""
+        """Record an event and keep its time, if the device reaches the event soon."""
         before = time.perf_counter_ns()
         marker = StreamMarker(self._driver, self._events, self._stream, timing=True)
         while not marker.passed:

@@ -337,7 +337,7 @@ class EmulatedContext:
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether it was destroyed; the device lists it until nothing of it runs."""
+        """Whether the context was destroyed; the device lists it until none of its work runs."""
         return self._status is _DESTROYED
 
     def _release(self) -> None:

@@ -102,7 +102,7 @@ class EmulatedDevice(AccountedDevice):
         return mapped_window_of(self._ordinal)
 
     def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
-        """Map it into the client's address space; copies can access all memory of this process directly."""
+        """Map host memory into the client's address space; copies can access all memory of this process directly."""
         with self._lock:
             self._spaces.host_memory.add(address_space, address, memory)
 

@@ -176,7 +176,7 @@ class EmulatedModule:
             return self._kernels[self._names[index]]
 
     def unload(self) -> None:
-        """Free its memory once all work queued in the context before is done."""
+        """Free the module's memory once all work queued in the context before is done."""
         self.owner.unload(self)
 
 

@@ -182,7 +182,7 @@ class EmulatedEvent:
 
     @property
     def done(self) -> bool:
-        """Whether its point is passed."""
+        """Whether the work before the event is done."""
         marker = self.point.marker
         return marker is None or marker.finished
 

@@ -209,7 +209,7 @@ class ClientSpaces:
         return {key: client.budget.used for key, client in self._clients.items()}
 
     def leave(self, key: int) -> None:
-        """Count one context less; drop a client with its last one, and its space unless others share it."""
+        """Release a context's use; the last release drops the client, and its space unless others share it."""
         client = self._clients[key]
         client.contexts -= 1
         if client.contexts:

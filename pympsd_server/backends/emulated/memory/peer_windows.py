@@ -21,7 +21,7 @@ from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import Array
 
 Ranges = tuple[list[int], list[int]]
-"""Starts and ends of what kernels may access, as offsets in their window, in order."""
+"""Starts and ends of the ranges that kernels may access, as offsets in their window, in order."""
 
 FILE_NAME: Final = "pympsd-memory-"
 """The prefix of the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
@@ -126,7 +126,7 @@ class MapsFiles(Protocol):
         """Map a file of another process, at the segment's offset in this mapping; OSError, ValueError."""
 
     def clear(self, offset: int, count: int) -> None:
-        """Undo it."""
+        """Remove what `map_file` has mapped there."""
 
 
 @define(eq=False)
@@ -153,7 +153,9 @@ class PeerWindow:
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
     def ranges(self) -> tuple[int, Array, Array]:
-        """Return the generation, the starts and the ends of what kernels may access, as offsets in its window."""
+        """Return the generation, and the starts and ends of the ranges that kernels may access, as offsets in its
+        window.
+        """
         if self._read[0] != self._table.generation:
             with self._lock:
                 generation, starts, ends, segments = self._table.read(self.size)

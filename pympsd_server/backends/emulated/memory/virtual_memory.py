@@ -58,7 +58,7 @@ class Storage(ABC):
             return bool(self._users)
 
     def leave(self) -> None:
-        """Count one user less; free the pages with the last."""
+        """Release a user's claim; the last release frees the pages."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -184,7 +184,7 @@ class EmulatedMemory:
 
     @property
     def is_of_host(self) -> bool:
-        """Whether it is the host's."""
+        """Whether the memory is the host's."""
         return self.storage.is_of_host
 
     def export(self) -> int:
@@ -200,7 +200,7 @@ class EmulatedMemory:
         return self.storage.publish()
 
     def release(self) -> None:
-        """Free it once it is mapped nowhere; no effect a second time."""
+        """Free the memory once it is mapped nowhere; no effect a second time."""
         if not self._is_released:
             self._is_released = True
             self._released(self)

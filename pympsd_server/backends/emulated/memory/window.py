@@ -180,7 +180,7 @@ class Window:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the window was closed."""
         return self._file < 0
 
     def close(self) -> None:

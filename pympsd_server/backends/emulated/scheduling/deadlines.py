@@ -33,7 +33,7 @@ class Deadlines:
         except ValueError:
             milliseconds = 0.0
         if not 0 < milliseconds <= 60_000:
-            raise ValueError(f"the period is a number of milliseconds above 0, at most 60000; not {argument!r}")
+            raise ValueError(f"the period must be a number of milliseconds above 0, at most 60000; not {argument!r}")
         self._period = milliseconds * 1e6
         self._clock = clock
         self._due: dict[policy.Runnable, float] = {}
@@ -69,7 +69,7 @@ class Deadlines:
         queue.ready.clear()
 
     def next(self) -> policy.Runnable | None:
-        """Return what is due first, of what can run; None if nothing can.
+        """Return the work that is due first, among the work that can run; None if none can.
 
         Work that is blocked keeps its deadline, and so is among the first once there is space for it.
         """

@@ -58,7 +58,7 @@ class Runnable(Protocol):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it cannot run now, because no multiprocessor has space for it.
+        """Whether the work cannot run now, because no multiprocessor has space for it.
 
         It may change between two calls of a policy. ``blocked``, its former name, has the same value.
         """

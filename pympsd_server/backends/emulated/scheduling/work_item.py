@@ -32,7 +32,7 @@ from pympsd_server.ptx.isa.faults import Cancelled
 
 
 class Trace(Counters):
-    """Counters of what a device did, and the latest batches of blocks that began, for tests and operators.
+    """Counters of a device's work, and the latest batches of blocks that began, for tests and operators.
 
     Any thread may read it. ``Device.trace`` lists the counters' names.
     """
@@ -185,7 +185,7 @@ class WorkItem:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is a kernel with blocks that have begun.
+        """Whether the item is a kernel with blocks that have begun.
 
         A device that cannot stop kernels lets such a kernel run to its end.
         """
@@ -193,7 +193,7 @@ class WorkItem:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it has to wait for space on the multiprocessors."""
+        """Whether the item has to wait for space on the multiprocessors."""
         return False
 
     @property

@@ -73,7 +73,7 @@ def _rank(entry: tuple[_Account, _Account, _Request]) -> tuple[int, float, int, 
 
 @define(eq=False)
 class CompileQueue:
-    """The queue of one executor, of which `slots` kernels are compiled at the same time."""
+    """The queue of one executor; at most `slots` kernels are compiled at the same time."""
 
     _slots: int
     _lock: Lock = field(factory=Lock, init=False)
