@@ -49,7 +49,7 @@ from pympsd_client._objects.process import process as _process
 from pympsd_client.signatures import SIGNATURES as _SIGNATURES
 
 _CUDA_12: Final = frozenset({"cuCtxCreate_v3", "cuCtxCreate_v4", "cuGraphInstantiateWithFlags"})
-"""Functions of MPS documents or libcuda that cuda-bindings 13 has no more: by their names, not in ``import *``."""
+"""Functions of MPS documents or libcuda that cuda-bindings 13 lacks: found by name, and not part of ``import *``."""
 _FUNCTIONS: Final = tuple(sorted(name for name in _SIGNATURES if name not in _CUDA_12))
 """The driver functions that are here. ``import *`` has the types and constants of cuda-bindings too."""
 _making: Final = Lock()

@@ -28,7 +28,7 @@ from pympsd.vocabulary.limits import (
     combine_cgroup_limits,
 )
 from pympsd.vocabulary.rules import Unknown, expand_cgroups, first_fitting
-from pympsd.vocabulary.sm_rounding import multiprocessors as sms_of
+from pympsd.vocabulary.sm_rounding import count_multiprocessors
 from pympsd.vocabulary.variables import MEMORY_LIMITS
 
 _UNLIMITED: Final = PinnedMemory(MAX_MEMORY)
@@ -138,7 +138,7 @@ def resolve_in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> Limi
     combined = server.limits if grant.limits is None else grant.limits.combine()
     percentage = percentage_on(combined)
     multiprocessors = {
-        index: sms_of(percentage, device)
+        index: count_multiprocessors(percentage, device)
         for index, device in enumerate(daemon.devices)
         if device.multiprocessors  # the driver's server does not report their number
     }

@@ -235,7 +235,7 @@ def _choose_remainder(
     if not sm_partitions.has_remainder(properties):
         raise NotPossible(f"The chunks of device {visible_index} leave no SMs over.")
     if remainder not in free_of(daemon, device):
-        count = len(sm_partitions.multiprocessors(properties, [remainder]))
+        count = len(sm_partitions.list_multiprocessors(properties, [remainder]))
         owner, partition = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
         of = "" if owner == server_name else f" of server '{owner}'"
         raise NotPossible(

@@ -80,7 +80,7 @@ def protocol_2_chunks(device: DeviceProperties) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(parts * index, parts * (index + 1))) for index in range(min(maximum, count // parts)))
 
 
-def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[int, ...]:
+def list_multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[int, ...]:
     """Return the ids of the SMs in chunks of a device, the one that is left over included, ascending."""
     size, count = chunk_size(device), chunk_count(device)
     every = (

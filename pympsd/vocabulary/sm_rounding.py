@@ -65,7 +65,7 @@ ROUNDINGS: Final = (
 """From the newest architecture to the oldest that limits SMs (MPS documents, 2.3.5.2: Volta and newer)."""
 
 
-def multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> int:
+def count_multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> int:
     """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all.
 
     The exact number is computed without binary fractions: 33.3 % of 1,000 SMs are 333. 100 % are always all SMs, also

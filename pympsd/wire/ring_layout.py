@@ -22,19 +22,19 @@ from typing import Final
 TAIL: Final = 0
 """Written by the client: where its next record will begin."""
 IN_USE: Final = 8
-"""Written by the client before anything else: 1, its records come by the ring, and bytes on the socket are bells."""
+"""Written by the client first: 1 means that its records come by the ring, and that bytes on the socket are bells."""
 HEAD: Final = 64
 """Written by the executor: the start of the record that it takes next."""
 ASLEEP: Final = 128
 """Written by the executor: not 0 while it waits for a byte on the socket."""
 SPIN_COUNT: Final = 136
-"""Written by the executor, once: how many times a client had better look at ANSWERS before it sleeps."""
+"""Written by the executor, once: how many times a client should read ANSWERS before it sleeps."""
 ANSWERS: Final = 192
 """Written by the executor: counts up before it sends answers."""
 DATA: Final = 4096
-"""Here the records begin."""
+"""The offset of the first record."""
 RING_BYTES: Final = 1 << 19
 """The most bytes of records that the executor has not taken yet."""
 AREA_BYTES: Final = DATA + RING_BYTES
 RECORD_BYTES: Final = RING_BYTES // 4
-"""No record in the ring is longer. (A launch brings 4 KiB of parameters at most, or 32,764 bytes from Volta on.)"""
+"""The maximum size of a record in the ring. (Parameters of a launch: at most 4 KiB, from Volta on 32,764 bytes.)"""

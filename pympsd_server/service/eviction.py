@@ -167,7 +167,7 @@ async def make_room(containment: Containment, device: int, caller: ClientRecord,
 
 
 def _targets(server: Server, client: ClientRecord, device: int) -> list[Target]:
-    """Return a client with each of its contexts to end; none if it has none on the device."""
+    """Return the contexts of a client to end, each with the client; none if none of them is on the device."""
     contexts = [context for context in client.active_contexts() if context.id not in server.opening]
     return (
         [(client, context) for context in contexts] if any(context.device == device for context in contexts) else []

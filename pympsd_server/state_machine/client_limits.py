@@ -37,10 +37,8 @@ from pympsd.vocabulary.limits import (
     Quota,
     ThreadPercentage,
 )
-from pympsd.vocabulary.partitions import ChosenPartition
-from pympsd.vocabulary.partitions import multiprocessors as sms_of
-from pympsd.vocabulary.sm_rounding import multiprocessors as rounded_multiprocessors
-from pympsd.vocabulary.sm_rounding import rounding
+from pympsd.vocabulary.partitions import ChosenPartition, list_multiprocessors
+from pympsd.vocabulary.sm_rounding import count_multiprocessors, rounding
 from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 from pympsd.wire.link_messages import AdmitClient, AdmittedLimits
 from pympsd.wire.messages import OpenContext
@@ -52,15 +50,15 @@ class AffinityRefused(InputError, ValueError):
     """An execution affinity that the context cannot have; the message has the allowed range."""
 
 
-def process_multiprocessors(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
+def count_for_process(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
     """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
     2.3.5.2).
     """
-    by_percentage = rounded_multiprocessors(percentage, device)
+    by_percentage = count_multiprocessors(percentage, device)
     return by_percentage if most is None else min(most, by_percentage)
 
 
-def affine_multiprocessors(requested: int, available: int, device: DeviceProperties) -> int:
+def round_affinity(requested: int, available: int, device: DeviceProperties) -> int:
     """Return the SMs of an execution affinity out of ``available`` SMs of a device: rounded up as on such a device.
 
     Raise AffinityRefused for more than are available, and before Volta.
@@ -74,7 +72,7 @@ def affine_multiprocessors(requested: int, available: int, device: DevicePropert
     return rounding(device).round_up(requested, available)
 
 
-def context_multiprocessors(
+def count_for_context(
     process: ThreadPercentage,
     environment: Mapping[str, str],
     device: DeviceProperties,
@@ -88,17 +86,17 @@ def context_multiprocessors(
     ``environment`` is the client's as of its connect: only that enables per-context partitioning. ``partition``: the
     SMs of a green context; ``most``: those of the client's static partition.
     """
-    available = process_multiprocessors(context_percentage(process, environment, thread_percentage), device, most)
+    available = count_for_process(choose_percentage(process, environment, thread_percentage), device, most)
     if partition is not None:
         if not device.is_volta_or_newer or not 1 <= partition <= available:
             raise AffinityRefused(f"a green context has 1 to {available} SMs of a Volta or newer device")
         return partition
     if affinity is None:
         return available
-    return affine_multiprocessors(affinity, available, device)
+    return round_affinity(affinity, available, device)
 
 
-def context_percentage(
+def choose_percentage(
     process: ThreadPercentage, environment: Mapping[str, str], requested: float | None
 ) -> ThreadPercentage:
     """Return a context's percentage: the requested one if partitioning is enabled and it is lower.
@@ -216,7 +214,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
     Args:
         limits: The client's, already combined with its environment.
         ordinal: The server's index of the device.
-        multiprocessors: The SMs of this context, as `multiprocessors` returns them.
+        multiprocessors: The SMs of this context, as `count_requested` returns them.
         client: Whose priority, memory groups, audit and user the quota carries to the executor.
     """
     return Quota(
@@ -235,9 +233,7 @@ def limit_properties(limits: ClientLimits, ordinal: int, device: DevicePropertie
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
-    count = process_multiprocessors(
-        _percentage(limits, ordinal), device, _max_multiprocessors(limits, ordinal, device)
-    )
+    count = count_for_process(_percentage(limits, ordinal), device, _max_multiprocessors(limits, ordinal, device))
     return set_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
@@ -262,7 +258,7 @@ def resolve_in_force(
     return result, partitions
 
 
-def multiprocessors(
+def count_requested(
     limits: ClientLimits,
     ordinal: int,
     visible: Sequence[DeviceProperties],
@@ -281,7 +277,7 @@ def multiprocessors(
     elif request.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
         percentage = _percentage_by_device(request, visible, is_lenient=is_lenient(environment))
     requested = percentage, request.affinity, request.partition, _max_multiprocessors(limits, ordinal, device)
-    return context_multiprocessors(_percentage(limits, ordinal), environment, device, *requested)
+    return count_for_context(_percentage(limits, ordinal), environment, device, *requested)
 
 
 def _percentage(limits: ClientLimits, ordinal: int) -> ThreadPercentage:
@@ -320,4 +316,4 @@ def problem_of_entries(bad: Sequence[BadEntry]) -> str:
 
 def _max_multiprocessors(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
     chunks = limits.partitions.get(ordinal, ChosenPartition()).chunks
-    return len(sms_of(device, chunks)) if chunks else None
+    return len(list_multiprocessors(device, chunks)) if chunks else None

@@ -91,14 +91,14 @@ class Bench:
     def add(self) -> int:
         """A kernel over an array."""
         host, amount = self.data(self.source.choice((1, 64, 256))), self.source.getrandbits(16)
-        data = check(cuda.cuMemAlloc, host.nbytes)
-        check(cuda.cuMemcpyHtoD, data, host, host.nbytes)
+        address = check(cuda.cuMemAlloc, host.nbytes)
+        check(cuda.cuMemcpyHtoD, address, host, host.nbytes)
         back = np.zeros_like(host)
         types = (None, ctypes.c_uint32, ctypes.c_uint32)
-        self.launch("add", host.size // BLOCK, 0, (data, host.size, amount), types)
+        self.launch("add", host.size // BLOCK, 0, (address, host.size, amount), types)
         check(cuda.cuCtxSynchronize)
-        check(cuda.cuMemcpyDtoH, back, data, host.nbytes)
-        check(cuda.cuMemFree, data)
+        check(cuda.cuMemcpyDtoH, back, address, host.nbytes)
+        check(cuda.cuMemFree, address)
         return _differences(back, host + np.uint32(amount))
 
     def tally(self) -> int:
@@ -117,36 +117,36 @@ class Bench:
         """Sums through shared memory."""
         blocks = self.source.choice((1, 16, 64))
         host = self.data(blocks)
-        data, sums = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, 4 * blocks)
-        check(cuda.cuMemcpyHtoD, data, host, host.nbytes)
-        self.launch("sum256", blocks, 0, (data, sums), (None, None))
+        address, sums = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, 4 * blocks)
+        check(cuda.cuMemcpyHtoD, address, host, host.nbytes)
+        self.launch("sum256", blocks, 0, (address, sums), (None, None))
         back = np.zeros(blocks, np.uint32)
         check(cuda.cuMemcpyDtoH, back, sums, back.nbytes)
-        check(cuda.cuMemFree, data)
+        check(cuda.cuMemFree, address)
         check(cuda.cuMemFree, sums)
         return _differences(back, host.reshape(blocks, BLOCK).sum(1, dtype=np.uint32))
 
     def streams(self) -> int:
         """Work in several streams, one after another by events."""
         host = self.data(8)
-        data = check(cuda.cuMemAlloc, host.nbytes)
+        address = check(cuda.cuMemAlloc, host.nbytes)
         streams = [check(cuda.cuStreamCreate, 1) for _ in range(3)]
         events = [check(cuda.cuEventCreate, 2) for _ in streams]
-        check(cuda.cuMemcpyHtoDAsync, data, host, host.nbytes, streams[0])
+        check(cuda.cuMemcpyHtoDAsync, address, host, host.nbytes, streams[0])
         types = (None, ctypes.c_uint32, ctypes.c_uint32)
         for number, (stream, event) in enumerate(zip(streams, events, strict=True)):
             if number:
                 check(cuda.cuStreamWaitEvent, stream, events[number - 1], 0)
-            self.launch("add", host.size // BLOCK, stream, (data, host.size, number + 1), types)
+            self.launch("add", host.size // BLOCK, stream, (address, host.size, number + 1), types)
             check(cuda.cuEventRecord, event, stream)
         check(cuda.cuEventSynchronize, events[-1])
         back = np.zeros_like(host)
-        check(cuda.cuMemcpyDtoH, back, data, host.nbytes)
+        check(cuda.cuMemcpyDtoH, back, address, host.nbytes)
         for stream, event in zip(streams, events, strict=True):
             check(cuda.cuStreamSynchronize, stream)
             check(cuda.cuEventDestroy, event)
             check(cuda.cuStreamDestroy, stream)
-        check(cuda.cuMemFree, data)
+        check(cuda.cuMemFree, address)
         return _differences(back, host + np.uint32(6))
 
     def memory(self) -> int:
@@ -210,9 +210,9 @@ class Bench:
 
     def fault(self, name: str) -> int:
         """A kernel that faults; a success after it is wrong."""
-        data = check(cuda.cuMemAlloc, 64)
+        address = check(cuda.cuMemAlloc, 64)
         takes = name in ("wild_load", "misaligned")
-        self.launch(name, 1, 0, (data,) if takes else (), (None,) if takes else ())
+        self.launch(name, 1, 0, (address,) if takes else (), (None,) if takes else ())
         check(cuda.cuCtxSynchronize)
         return 1
 

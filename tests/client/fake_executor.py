@@ -183,10 +183,10 @@ class FakeExecutor:
 
     def _take(self) -> bytes:
         head, tail = self._word(HEAD), self._word(TAIL)
-        data, first = SHARED_BYTES + DATA, head % RING_BYTES
+        begin, first = SHARED_BYTES + DATA, head % RING_BYTES
         end = first + tail - head
-        taken = self.shared[data + first : data + min(end, RING_BYTES)]
-        taken += self.shared[data : data + max(0, end - RING_BYTES)]
+        taken = self.shared[begin + first : begin + min(end, RING_BYTES)]
+        taken += self.shared[begin : begin + max(0, end - RING_BYTES)]
         self._set_word(HEAD, tail)
         return taken
 

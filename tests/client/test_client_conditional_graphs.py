@@ -104,8 +104,8 @@ class Bench:
 
     def put(self, *values: int) -> None:
         """Set the words, 0 where none is given."""
-        data = np.array((*values, *[0] * (16 - len(values))), dtype=np.uint32)
-        ok(cuda.cuMemcpyHtoD(self.words, data, 64))
+        words = np.array((*values, *[0] * (16 - len(values))), dtype=np.uint32)
+        ok(cuda.cuMemcpyHtoD(self.words, words, 64))
 
     def read(self, count: int) -> list[int]:
         """Return the first words."""

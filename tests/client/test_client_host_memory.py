@@ -238,8 +238,8 @@ def test_pools_of_the_host_that_cannot_be(context: Any) -> None:
     pool = ok(cuda.cuMemPoolCreate(pool_at()))
     assert cuda.cuMemAllocFromPoolAsync(1 << 63, pool, 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
     of_a_device = ok(cuda.cuMemPoolCreate(shareable()))
-    data = ok(cuda.cuMemPoolExportPointer(allocate(of_a_device)))
-    assert cuda.cuMemPoolImportPointer(import_again(pool), data) == (INVALID, None), "another pool's"
+    exported = ok(cuda.cuMemPoolExportPointer(allocate(of_a_device)))
+    assert cuda.cuMemPoolImportPointer(import_again(pool), exported) == (INVALID, None), "another pool's"
 
 
 def memory_of(kind: str) -> tuple[int, int]:

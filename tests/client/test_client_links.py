@@ -111,16 +111,16 @@ def _result(state: Any) -> int:
 @pytest.mark.parametrize("order", [(FIRST, SECOND), (SECOND, FIRST)])
 def test_two_inputs_use_each_other(context: Any, order: tuple[bytes, bytes]) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
-    for data in order:
-        ok(_add(state, data))
+    for ptx in order:
+        ok(_add(state, ptx))
     assert _result(state) == 7 * 3 + 100 + 5000
     ok(cuda.cuLinkDestroy(state))
 
 
 def test_files(context: Any, tmp_path: Path) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
-    for name, data in (("a.ptx", FIRST), ("b.ptx", SECOND)):
-        (tmp_path / name).write_bytes(data)
+    for name, ptx in (("a.ptx", FIRST), ("b.ptx", SECOND)):
+        (tmp_path / name).write_bytes(ptx)
         ok(cuda.cuLinkAddFile(state, PTX_INPUT, str(tmp_path / name).encode(), 0, [], []))
     assert _result(state) == 5121
     absent = str(tmp_path / "c.ptx").encode()
@@ -225,8 +225,8 @@ def test_limits_of_registers(context: Any) -> None:
     state = ok(cuda.cuLinkCreate(1, [Option.CU_JIT_MAX_REGISTERS], [9]))
     registers = [Option.CU_JIT_MAX_REGISTERS]
     for name, value in ((b"k", None), (b"own", 8)):
-        data = KERNEL.replace(b" k(", b" %s(" % name)
-        ok(cuda.cuLinkAddData(state, PTX_INPUT, data, len(data), name, int(value is not None), registers, [value]))
+        ptx = KERNEL.replace(b" k(", b" %s(" % name)
+        ok(cuda.cuLinkAddData(state, PTX_INPUT, ptx, len(ptx), name, int(value is not None), registers, [value]))
     address, size = ok(cuda.cuLinkComplete(state))
     text = ctypes.string_at(address, size)
     assert text.count(b".maxnreg 9") == text.count(b".maxnreg 8") == 1

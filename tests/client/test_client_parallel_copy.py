@@ -154,23 +154,23 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("size", [1, 4097, (1 << 20) + 1, 40 << 20, (53 << 20) + 12345])
 def test_parallel_copies_return_the_same_bytes(context: Any, threads: int, size: int) -> None:
     sent = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    back, data = np.zeros(size + 64, np.uint8), ok(cuda.cuMemAlloc(size))
+    back, address = np.zeros(size + 64, np.uint8), ok(cuda.cuMemAlloc(size))
     for copy in (cuda.cuMemcpyHtoD, lambda *arguments: cuda.cuMemcpyHtoDAsync(*arguments, 0)):
         source = sent.copy()
-        assert copy(data, source, size) == DONE
+        assert copy(address, source, size) == DONE
         source[:] = 0  # it may change as soon as the call has returned
         back[:] = 0
-        assert cuda.cuMemcpyDtoH(back, data, size) == DONE
+        assert cuda.cuMemcpyDtoH(back, address, size) == DONE
         assert (back[:size] == sent).all()
         assert not back[size:].any()
 
 
 def test_errors_of_parallel_copies_are_returned(context: Any, threads: int) -> None:
     size = 40 << 20
-    data, host = ok(cuda.cuMemAlloc(size)), np.zeros(size + 1, np.uint8)
-    assert cuda.cuMemcpyHtoD(data, host, size + 1) == INVALID
-    assert cuda.cuMemcpyDtoH(host, data, size + 1) == INVALID
-    assert cuda.cuMemcpyHtoD(data, host, size) == DONE
+    address, host = ok(cuda.cuMemAlloc(size)), np.zeros(size + 1, np.uint8)
+    assert cuda.cuMemcpyHtoD(address, host, size + 1) == INVALID
+    assert cuda.cuMemcpyDtoH(host, address, size + 1) == INVALID
+    assert cuda.cuMemcpyHtoD(address, host, size) == DONE
     assert cuda.cuCtxSynchronize() == DONE
 
 
@@ -181,10 +181,10 @@ def test_threads_make_parallel_copies_at_the_same_time(context: Any, threads: in
     def work(seed: int) -> None:
         ok((*cuda.cuCtxSetCurrent(handle), None))
         sent = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
-        back, data = np.zeros(size, np.uint8), ok(cuda.cuMemAlloc(size))
+        back, address = np.zeros(size, np.uint8), ok(cuda.cuMemAlloc(size))
         for _ in range(3):
-            ok((*cuda.cuMemcpyHtoD(data, sent, size), None))
-            ok((*cuda.cuMemcpyDtoH(back, data, size), None))
+            ok((*cuda.cuMemcpyHtoD(address, sent, size), None))
+            ok((*cuda.cuMemcpyDtoH(back, address, size), None))
             if not (back == sent).all():
                 wrong.append(seed)
             back[:] = 0

@@ -40,29 +40,29 @@ def host(context: Any) -> Any:
 
 
 def test_it_is_memory_that_is_copied_from_and_to(host: int) -> None:
-    data = ok(cuda.cuMemAlloc(COUNT))
+    device_memory = ok(cuda.cuMemAlloc(COUNT))
     memory = at(host)
     assert not memory.any()
     memory[:] = np.arange(COUNT) % 251
-    assert cuda.cuMemcpyHtoDAsync(data, host, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
-    assert cuda.cuMemcpyDtoHAsync(host, data, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemcpyHtoDAsync(device_memory, host, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemcpyDtoHAsync(host, device_memory, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
     back = np.zeros(COUNT, np.uint8)
-    assert cuda.cuMemcpyDtoH(back, data, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemcpyDtoH(back, device_memory, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
     assert (back == memory).all()
     assert (back == np.arange(COUNT) % 251).all()
 
 
 def test_unified_addressing_copies_either_way(host: int) -> None:
-    data, other = ok(cuda.cuMemAlloc(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
+    device_memory, other = ok(cuda.cuMemAlloc(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
     at(host)[:] = np.arange(COUNT) % 253
-    assert cuda.cuMemcpy(data, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
-    assert cuda.cuMemcpyAsync(other, data, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemcpy(device_memory, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert cuda.cuMemcpyAsync(other, device_memory, COUNT, 0) == (cuda.CUresult.CUDA_SUCCESS,)
     assert cuda.cuStreamSynchronize(0) == (cuda.CUresult.CUDA_SUCCESS,)
     assert (at(other) == np.arange(COUNT) % 253).all()
     at(host)[:] = 7
     assert cuda.cuMemcpy(other, host, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
     assert (at(other) == 7).all()
-    assert cuda.cuMemcpy(data, host + 1, COUNT) == (INVALID,)
+    assert cuda.cuMemcpy(device_memory, host + 1, COUNT) == (INVALID,)
     assert "not all within page-locked memory" in last_error()
     assert cuda.cuMemFreeHost(other) == (cuda.CUresult.CUDA_SUCCESS,)
 
@@ -114,8 +114,8 @@ def test_memory_of_the_program_is_registered_and_unregistered(context: Any) -> N
     for again in (address, address + COUNT - 1):
         already = cuda.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
         assert cuda.cuMemHostRegister(again, 1, 0) == (already,)
-    data = ok(cuda.cuMemAlloc(COUNT))
-    assert cuda.cuMemcpy(data, address, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
+    device_memory = ok(cuda.cuMemAlloc(COUNT))
+    assert cuda.cuMemcpy(device_memory, address, COUNT) == (cuda.CUresult.CUDA_SUCCESS,)
     assert cuda.cuMemFreeHost(address) == (INVALID,)
     assert cuda.cuMemHostGetFlags(address) == (INVALID, None)
     not_registered = cuda.CUresult.CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED

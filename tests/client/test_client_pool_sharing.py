@@ -139,17 +139,17 @@ def test_pools_grow_and_shrink_as_others_do(pool: Any) -> None:
 def test_contexts_end_with_what_they_imported(pool: Any) -> None:
     mine = allocate(pool)
     theirs = import_again(pool)
-    data = ok(cuda.cuMemPoolExportPointer(mine))
+    exported = ok(cuda.cuMemPoolExportPointer(mine))
     other = ok(cuda.cuCtxCreate(None, 0, 0))
-    place = int(ok(cuda.cuMemPoolImportPointer(theirs, data)))
+    place = int(ok(cuda.cuMemPoolImportPointer(theirs, exported)))
     owned = allocate(pool)
     assert cuda.cuCtxDestroy(other) == DONE
     assert cuda.cuMemFree(place) == (INVALID,)
     assert cuda.cuMemFree(owned) == (INVALID,)
-    place = int(ok(cuda.cuMemPoolImportPointer(theirs, data)))
+    place = int(ok(cuda.cuMemPoolImportPointer(theirs, exported)))
     assert cuda.cuMemPoolDestroy(theirs) == DONE
     assert not bytes_at(place, 8).any(), "what was imported stays"
-    assert cuda.cuMemPoolImportPointer(theirs, data) == (INVALID, None)
+    assert cuda.cuMemPoolImportPointer(theirs, exported) == (INVALID, None)
     assert cuda.cuMemFree(place) == DONE
 
 
@@ -200,15 +200,15 @@ def test_mistakes(pool: Any) -> None:
     ordinary = int(ok(cuda.cuMemAllocAsync(100, 0)))
     for address in (0, 1, mine + 1, ordinary, 1 << 63):
         assert cuda.cuMemPoolExportPointer(address) == (INVALID, None)
-    data = ok(cuda.cuMemPoolExportPointer(mine))
+    exported = ok(cuda.cuMemPoolExportPointer(mine))
     for into in (pool, plain, 0):
-        assert cuda.cuMemPoolImportPointer(into, data) == (INVALID, None)
+        assert cuda.cuMemPoolImportPointer(into, exported) == (INVALID, None)
     other = import_again(ok(cuda.cuMemPoolCreate(shareable())))
-    assert cuda.cuMemPoolImportPointer(other, data) == (INVALID, None)
+    assert cuda.cuMemPoolImportPointer(other, exported) == (INVALID, None)
     assert "a pool other than" in last_error()
     assert cuda.cuMemPoolImportPointer(theirs, cuda.CUmemPoolPtrExportData()) == (INVALID, None)
     for at in (8, 55, 63):  # the secret, the offset, the size
-        changed, raw = cuda.CUmemPoolPtrExportData(), bytearray(ctypes.string_at(data.getPtr(), 64))
+        changed, raw = cuda.CUmemPoolPtrExportData(), bytearray(ctypes.string_at(exported.getPtr(), 64))
         raw[at] ^= 1
         ctypes.memmove(changed.getPtr(), bytes(raw), 64)
         assert cuda.cuMemPoolImportPointer(theirs, changed) == (INVALID, None)
@@ -218,7 +218,7 @@ def test_mistakes(pool: Any) -> None:
     assert cuda.cuMemFree(pass_on(theirs, mine)) == DONE
     assert cuda.cuMemFree(mine) == DONE
     assert cuda.cuMemPoolTrimTo(pool, 0) == DONE
-    assert cuda.cuMemPoolImportPointer(theirs, data) == (INVALID, None), "it is freed, and its chunk released"
+    assert cuda.cuMemPoolImportPointer(theirs, exported) == (INVALID, None), "it is freed, and its chunk released"
 
 
 def test_what_pools_are_not_exported(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:

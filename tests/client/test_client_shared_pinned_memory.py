@@ -286,13 +286,13 @@ def test_memory_of_one_devices_executor_is_copied_to_all_devices(context: Any) -
     address = ok(cuda.cuMemAllocHost(COUNT))
     at(address)[:] = np.arange(COUNT) % 249
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
-    data = ok(cuda.cuMemAlloc(COUNT))
+    device_memory = ok(cuda.cuMemAlloc(COUNT))
     other = ok(cuda.cuMemAllocHost(COUNT))
     assert abs(other - address) > 1 << 37, "each executor has a window of addresses"
-    assert cuda.cuMemcpyHtoD(data, address, COUNT) == DONE
-    assert cuda.cuMemcpyDtoH(other, data, COUNT) == DONE
+    assert cuda.cuMemcpyHtoD(device_memory, address, COUNT) == DONE
+    assert cuda.cuMemcpyDtoH(other, device_memory, COUNT) == DONE
     assert (at(other) == at(address)).all()
-    assert cuda.cuMemcpyDtoHAsync(address + 8, data, COUNT - 8, 0) == DONE
+    assert cuda.cuMemcpyDtoHAsync(address + 8, device_memory, COUNT - 8, 0) == DONE
     assert (at(address)[8:] == at(other)[:-8]).all(), "pageable to this device: there when the call returns"
     for item in (address, other):
         assert cuda.cuMemFreeHost(item) == DONE
@@ -300,13 +300,13 @@ def test_memory_of_one_devices_executor_is_copied_to_all_devices(context: Any) -
 
 
 def test_a_copy_in_another_devices_stream_is_waited_for(context: Any) -> None:
-    data, address = ok(cuda.cuMemAlloc(COUNT)), ok(cuda.cuMemAllocHost(COUNT))
+    device_memory, address = ok(cuda.cuMemAlloc(COUNT)), ok(cuda.cuMemAllocHost(COUNT))
     at(address)[:] = 5
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
     stream = ok(cuda.cuStreamCreate(0))
-    assert cuda.cuMemcpyHtoDAsync(data, address, COUNT, stream) == DONE
+    assert cuda.cuMemcpyHtoDAsync(device_memory, address, COUNT, stream) == DONE
     at(address)[:] = 0
-    assert cuda.cuMemcpyDtoHAsync(address, data, COUNT, stream) == DONE
+    assert cuda.cuMemcpyDtoHAsync(address, device_memory, COUNT, stream) == DONE
     assert (at(address) == 5).all(), "waiting for that stream would not wait for the other device"
     assert cuda.cuMemFreeHost(address) == DONE
     ok((*cuda.cuCtxDestroy(elsewhere), None))
@@ -317,7 +317,7 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
 ) -> None:
     for module in (callback_threads, host_callbacks):
         monkeypatch.setattr(module, "IDLE_S", 0.02)  # the threads end before the check for leaks
-    stream, data = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(COUNT))
+    stream, device_memory = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(COUNT))
     source, target = ok(cuda.cuMemAllocHost(COUNT)), ok(cuda.cuMemHostAlloc(COUNT, 1))
     at(source)[:] = 1
     began, go_on = threading.Event(), threading.Event()
@@ -327,8 +327,8 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
         assert go_on.wait(30)
 
     assert cuda.cuLaunchHostFunc(stream, hold, None) == DONE
-    assert cuda.cuMemcpyHtoDAsync(data, source, COUNT, stream) == DONE
-    assert cuda.cuMemcpyDtoHAsync(target, data, COUNT, stream) == DONE
+    assert cuda.cuMemcpyHtoDAsync(device_memory, source, COUNT, stream) == DONE
+    assert cuda.cuMemcpyDtoHAsync(target, device_memory, COUNT, stream) == DONE
     assert began.wait(30)
     assert not at(target).any()
     at(source)[:] = 2
@@ -341,25 +341,31 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
 
 def test_freeing_does_not_disturb_copies_in_flight(context: Any) -> None:
     size = 48 << 20
-    stream, data = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(size))
+    stream, device_memory = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(size))
     for number in range(1, 6):
         source = ok(cuda.cuMemAllocHost(size))
         at(source, size)[:] = number
-        assert cuda.cuMemcpyHtoDAsync(data, source, size, stream) == DONE
+        assert cuda.cuMemcpyHtoDAsync(device_memory, source, size, stream) == DONE
         assert cuda.cuMemFreeHost(source) == DONE
         back = np.zeros(size, np.uint8)
-        assert cuda.cuMemcpyDtoHAsync(back, data, size, stream) == DONE
+        assert cuda.cuMemcpyDtoHAsync(back, device_memory, size, stream) == DONE
         assert (back == number).all()
 
 
 def test_mistakes_are_refused_and_nothing_is_copied(context: Any) -> None:
-    data, address = ok(cuda.cuMemAlloc(1000)), ok(cuda.cuMemAllocHost(1000))
+    device_memory, address = ok(cuda.cuMemAlloc(1000)), ok(cuda.cuMemAllocHost(1000))
     assert address in range(mapped_window_of(0), window_of(1))
     for call, words in (
-        (lambda: cuda.cuMemcpyHtoD(data, address + 1, 1000), "not all within the 1000 bytes of page-locked memory"),
-        (lambda: cuda.cuMemcpyDtoH(address + 1, data, 1000), "not all within the 1000 bytes of page-locked memory"),
-        (lambda: cuda.cuMemcpyHtoD(int(data) + 1, address, 1000), "not all within the 1000 bytes"),
-        (lambda: cuda.cuMemcpyDtoH(address, int(data) + 1, 1000), "not all within the 1000 bytes"),
+        (
+            lambda: cuda.cuMemcpyHtoD(device_memory, address + 1, 1000),
+            "not all within the 1000 bytes of page-locked memory",
+        ),
+        (
+            lambda: cuda.cuMemcpyDtoH(address + 1, device_memory, 1000),
+            "not all within the 1000 bytes of page-locked memory",
+        ),
+        (lambda: cuda.cuMemcpyHtoD(int(device_memory) + 1, address, 1000), "not all within the 1000 bytes"),
+        (lambda: cuda.cuMemcpyDtoH(address, int(device_memory) + 1, 1000), "not all within the 1000 bytes"),
         (lambda: cuda.cuMemcpyHtoD(0x1000, address, 1000), "not an address of a visible device"),
     ):
         assert int(call()[0]) == INVALID
@@ -378,13 +384,13 @@ def test_threads_allocate_copy_and_free_at_the_same_time(context: Any) -> None:
         for number in range(12):
             size = 1 + (seed * 7919 + number * 104729) % (1 << 20)
             source, target = ok(cuda.cuMemAllocHost(size)), ok(cuda.cuMemAllocHost(size))
-            data = ok(cuda.cuMemAlloc(size))
+            device_memory = ok(cuda.cuMemAlloc(size))
             at(source, size)[:] = np.random.default_rng(seed * 100 + number).integers(0, 256, size, np.uint8)
-            ok((*cuda.cuMemcpyHtoDAsync(data, source, size, stream), None))
-            ok((*cuda.cuMemcpyDtoHAsync(target, data, size, stream), None))
+            ok((*cuda.cuMemcpyHtoDAsync(device_memory, source, size, stream), None))
+            ok((*cuda.cuMemcpyDtoHAsync(target, device_memory, size, stream), None))
             ok((*cuda.cuStreamSynchronize(stream), None))
             right = right and bool((at(target, size) == at(source, size)).all())
-            ok((*cuda.cuMemFree(data), None))
+            ok((*cuda.cuMemFree(device_memory), None))
             for item in (source, target):
                 ok((*cuda.cuMemFreeHost(item), None))
         ok((*cuda.cuStreamDestroy(stream), None))

@@ -120,9 +120,9 @@ def make_filled(*shape: Any, **more: Any) -> tuple[Any, Any]:
     """Return an array and its contents, all different."""
     description = describe(*shape, **more)
     array = ok(cuda.cuArray3DCreate(description))
-    data = np.arange(description.Width * max(description.Height, 1) * max(description.Depth, 1), dtype="f4")
-    assert cuda.cuMemcpyHtoA(array, 0, data, data.nbytes) == DONE
-    return array, data.reshape(max(description.Depth, 1), max(description.Height, 1), description.Width)
+    elements = np.arange(description.Width * max(description.Height, 1) * max(description.Depth, 1), dtype="f4")
+    assert cuda.cuMemcpyHtoA(array, 0, elements, elements.nbytes) == DONE
+    return array, elements.reshape(max(description.Depth, 1), max(description.Height, 1), description.Width)
 
 
 def test_a_kernel_reads_an_array_by_a_texture(sample: Sampler) -> None:

@@ -19,11 +19,11 @@ WORDS = st.text("0123456789+-xe. \tabc") | st.text(st.characters(exclude_charact
 
 
 def _strtol(word: str) -> int | None:
-    data = ctypes.create_string_buffer(word.encode())
-    pointer = ctypes.cast(data, ctypes.c_char_p)
+    buffer = ctypes.create_string_buffer(word.encode())
+    pointer = ctypes.cast(buffer, ctypes.c_char_p)
     end = ctypes.c_char_p()
     value = int(LIBC.strtol(pointer, ctypes.byref(end), 10))
-    start_address = ctypes.addressof(data)
+    start_address = ctypes.addressof(buffer)
     end_address = ctypes.cast(end, ctypes.c_void_p).value
     return None if end_address == start_address else value
 
@@ -59,10 +59,10 @@ FLOATS = st.text("0123456789+-xXpPeEnaifNAIF. \tabc") | WORDS | st.floats().map(
 
 
 def _strtod(word: str) -> float | None:
-    data = ctypes.create_string_buffer(word.encode())
+    buffer = ctypes.create_string_buffer(word.encode())
     end = ctypes.c_char_p()
-    value = float(LIBC.strtod(ctypes.cast(data, ctypes.c_char_p), ctypes.byref(end)))
-    nothing_read = ctypes.cast(end, ctypes.c_void_p).value == ctypes.addressof(data)
+    value = float(LIBC.strtod(ctypes.cast(buffer, ctypes.c_char_p), ctypes.byref(end)))
+    nothing_read = ctypes.cast(end, ctypes.c_void_p).value == ctypes.addressof(buffer)
     return None if nothing_read or not math.isfinite(value) else value
 
 

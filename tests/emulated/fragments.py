@@ -19,8 +19,8 @@ def fragment_ptx(body: str, inputs: list[Array], result: np.dtype[Any], header: 
     if len(inputs) < len(_LETTERS):  # else it is the last input's register too
         lines.append(f".reg .{_WIDTHS[result.itemsize]} %d;")
     lines.append("mov.u32 %i0, %tid.x;")
-    for letter, data in zip(_LETTERS, inputs, strict=False):
-        size = data.dtype.itemsize
+    for letter, values in zip(_LETTERS, inputs, strict=False):
+        size = values.dtype.itemsize
         lines += [
             f".reg .{_WIDTHS[size]} %{letter};",
             f"ld.param.u64 %at, [p_{letter}];",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,8 +71,6 @@ class Device:
         for batch in begin_in_turn(module, name, three(grid), three(block), arguments, shared, self.multiprocessors):
             while not batch.step(1.0, Never()):
                 pass
-            if isinstance(batch, CompiledBatch):
-                batch.keep()
 
 
 def pack(program: Program, name: str, arguments: tuple[Any, ...]) -> bytes:
@@ -104,11 +103,22 @@ def begin_in_turn(
     """Yield the batches of a launch; each begins after the one before was run, as in the scheduler."""
     cluster = module.program.kernels[name].cluster
     setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
-    together = int(np.prod(cluster))
+    together = prod(cluster)
     total, blocks = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
     blocks = max(1, blocks // together) * together
+    sm_of_block = np.arange(min(blocks, total)) % multiprocessors
+    finished: CompiledBatch | None = None
     for first in range(0, total, blocks):
-        yield begin_batch(module, name, setup, first, np.arange(min(blocks, total - first)) % multiprocessors)
+        batch: Batch | CompiledBatch
+        if finished is not None and finished.can_begin_again and first + blocks <= total:
+            finished.begin_again(setup, first)
+            batch = finished
+        else:
+            batch = begin_batch(module, name, setup, first, sm_of_block[: total - first])
+        yield batch
+        finished = batch if isinstance(batch, CompiledBatch) and batch.finished else None
+    if finished is not None:
+        finished.keep()
 
 
 if DEVICES.backends and not TYPE_CHECKING:

@@ -159,8 +159,8 @@ def test_a_fault_in_a_cluster_names_what_the_numpy_tier_names(
     monkeypatch: pytest.MonkeyPatch, tier: str, rank: int, offset: int
 ) -> None:
     texts = []
-    for each in (os.environ["PYMPSD_TIER"], "numpy"):
-        monkeypatch.setenv("PYMPSD_TIER", each)
+    for setting in (os.environ["PYMPSD_TIER"], "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", setting)
         device = Device(1 << 20)
         body = OUTSIDE.replace("RANK", str(rank)).replace("OFFSET", str(offset))
         module = device.load(HOPPER + CLUSTER.replace("BLOCKS", "2, 1, 1") + body + END)
@@ -260,10 +260,10 @@ def test_a_fault_in_a_peers_window_names_what_the_numpy_tier_names(
     """Behind the peer's allocation, where its memory is mapped behind the own, misaligned, and far away."""
     own, peer = spaces.device.put(np.zeros(64, "u4")), spaces.other.put(np.zeros(128, "u4"))
     texts = []
-    for each in (os.environ["PYMPSD_TIER"], "numpy"):
-        monkeypatch.setenv("PYMPSD_TIER", each)
+    for setting in (os.environ["PYMPSD_TIER"], "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", setting)
         with pytest.raises(DeviceFault) as caught:
-            launch(spaces, "numpy" if each == "numpy" else tier, own, peer + offset)
+            launch(spaces, "numpy" if setting == "numpy" else tier, own, peer + offset)
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
 

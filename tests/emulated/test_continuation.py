@@ -21,7 +21,7 @@ from pympsd_server.ptx.compiled_tier.selection import begin_batch, switch_tier
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.runtime.batch_state import LaunchSetup
-from tests.backends.contract.port_user import PortUser
+from tests.backends.contract.port_user import Notified, PortUser
 from tests.emulated.harness import HEADER, Device, Never, pack
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
@@ -165,4 +165,26 @@ def test_the_scheduler_asks_in_its_short_slices(monkeypatch: pytest.MonkeyPatch)
     finally:
         other.put(word, 1)
         assert waits.synchronize() == Result.SUCCESS
+        device.close()
+
+
+def test_a_batch_runs_the_next_blocks_in_its_places_unless_another_kernel_reserves_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    device = EmulatedDevice(describe("H200")[0], 0)
+    user = PortUser.on(device, multiprocessors=1)  # space for two blocks of 1,024 threads
+    word, streams = user.words(), [user.context.create_stream(True, 0) for _ in range(3)]
+    shape = {"grid": (8, 1, 1), "block": (1024, 1, 1)}
+    try:
+        user.launch("until", word, 1, stream=streams[0], **shape)
+        user.launch("store", word, 1, stream=streams[1], grid=(2, 1, 1), block=(1024, 1, 1), cooperative=True)
+        stored = Notified()
+        streams[1].notify(stored)
+        assert stored.stays_silent()
+        user.put(word, 1, stream=streams[2])
+        assert user.synchronize() == Result.SUCCESS
+        traces = [(trace.kernel, trace.first_block, trace.blocks) for trace in device.batch_traces]
+        assert traces == [("until", 0, 2), ("store", 0, 2), *(("until", first, 2) for first in (2, 4, 6))]
+    finally:
         device.close()

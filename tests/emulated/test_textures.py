@@ -73,18 +73,18 @@ class Machine:
             self.device.space.free(place)
             self.device.space.free(into)
 
-    def array(self, data: Any) -> Level:
+    def array(self, texels: Any) -> Level:
         """Return elements in memory, of an array by slice, row, column and channel."""
-        depth, height, width, channels = data.shape
-        pitch = width * channels * data.itemsize
-        return Level(self.device.put(data), pitch, pitch * height, width, height, depth)
+        depth, height, width, channels = texels.shape
+        pitch = width * channels * texels.itemsize
+        return Level(self.device.put(texels), pitch, pitch * height, width, height, depth)
 
     def object(
         self, format: int, channels: int, *levels: Level, kind: TexturedKind = TexturedKind.ARRAY, **how: Any
     ) -> int:
         """Return the handle of a new object."""
-        data = pack(TextureObject(kind, format, channels, Sampling(border=BITS, **how), levels))
-        return self.device.put(np.frombuffer(data, np.uint8))
+        descriptor = pack(TextureObject(kind, format, channels, Sampling(border=BITS, **how), levels))
+        return self.device.put(np.frombuffer(descriptor, np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +113,10 @@ def one_index(index: int, size: int, mode: int) -> int | None:
     return min(max(index, 0), size - 1)
 
 
-def model(data: Any, place: Any, modes: Any, linear: bool, normalized: bool, layer: int = 0) -> Any:
+def model(texels: Any, place: Any, modes: Any, linear: bool, normalized: bool, layer: int = 0) -> Any:
     """One read of elements by slice, row, column and channel; ``place`` is x, y, z as far as there are dimensions."""
-    sizes = [data.shape[2], data.shape[1], data.shape[0]]
-    total = np.zeros(data.shape[3])
+    sizes = [texels.shape[2], texels.shape[1], texels.shape[0]]
+    total = np.zeros(texels.shape[3])
     axes = []
     for value, size, mode in zip(place, sizes, modes, strict=False):
         at = float(value) * size if normalized else float(value)
@@ -131,7 +131,7 @@ def model(data: Any, place: Any, modes: Any, linear: bool, normalized: bool, lay
             colour = np.array(BORDER_COLOUR[: len(total)])
         else:
             x, y, z = (*index, *[0] * (3 - len(index)))
-            colour = data[z if len(index) == 3 else layer, y, x].astype(float)
+            colour = texels[z if len(index) == 3 else layer, y, x].astype(float)
         total += weight * colour
     return total
 
@@ -144,8 +144,8 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
     layered = geometry.startswith("a")
     dimensions = int(geometry[-2])
     shape = (3 if layered or dimensions == 3 else 1, 5 if dimensions > 1 else 1, 7)
-    data = elements(F32, (*shape, 2))
-    level = machine.array(data)
+    texels = elements(F32, (*shape, 2))
+    level = machine.array(texels)
     rng = np.random.default_rng(3)
     coordinates = rng.uniform(-2.5, 3.5, (60, 4)) * (1 if normalized else 6)
     coordinates[:12] = np.round(coordinates[:12] * 2) / 2
@@ -162,7 +162,7 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
         actual = machine.run(text, texture, coordinates).view("f4")
         for row, colour in zip(coordinates, actual, strict=True):
             place, layer = (row[1:], min(int(row[0]), 2)) if layered else (row, 0)
-            expected = model(data, place[:dimensions], modes, linear, normalized, layer)
+            expected = model(texels, place[:dimensions], modes, linear, normalized, layer)
             np.testing.assert_allclose(colour[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
 
 
@@ -170,14 +170,14 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
 @pytest.mark.parametrize("format", DTYPES)
 def test_formats(machine: Machine, format: int, channels: int) -> None:
     """Integers as they are, or from -1 or 0 to 1; channels that are not there are 0, 0 and 1."""
-    data = elements(format, (1, 1, 16, channels))
-    level = machine.array(data)
+    texels = elements(format, (1, 1, 16, channels))
+    level = machine.array(texels)
     coordinates = np.zeros((16, 4), "f4")
     coordinates[:, 0] = np.arange(16)
     text = module("tex.1d.v4.s32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0}];")
-    expected = np.zeros((16, 4), data.dtype)
+    expected = np.zeros((16, 4), texels.dtype)
     expected[:, 3] = 1
-    expected[:, :channels] = data[0, 0]
+    expected[:, :channels] = texels[0, 0]
     raw = machine.run(text, machine.object(format, channels, level, flags=AS_INTEGER), coordinates)
     if format in (F16, F32):
         np.testing.assert_array_equal(raw.view("f4"), expected.astype("f4"))
@@ -185,7 +185,7 @@ def test_formats(machine: Machine, format: int, channels: int) -> None:
     np.testing.assert_array_equal(raw, expected.astype(np.int64).astype(np.uint32))
     if format not in (U32, S32):
         actual = machine.run(text, machine.object(format, channels, level), coordinates).view("f4")[:, :channels]
-        reference = np.maximum(data[0, 0] / float(np.iinfo(data.dtype).max), -1)
+        reference = np.maximum(texels[0, 0] / float(np.iinfo(texels.dtype).max), -1)
         np.testing.assert_allclose(actual, reference, rtol=1e-7)
 
 
@@ -193,11 +193,11 @@ def test_formats(machine: Machine, format: int, channels: int) -> None:
 def test_formats_that_are_always_normalized(machine: Machine, number: int) -> None:
     """UNORM and SNORM of 8 and 16 bits, with 1, 2 and 4 channels; the flag for integers changes nothing."""
     dtype, channels = np.dtype(("u1", "u2", "i1", "i2")[number // 3]), (1, 2, 4)[number % 3]
-    data = np.array([0, 1, 2, np.iinfo(dtype).max], dtype).repeat(channels).reshape(1, 1, 4, channels)
+    texels = np.array([0, 1, 2, np.iinfo(dtype).max], dtype).repeat(channels).reshape(1, 1, 4, channels)
     threads = np.arange(4, dtype="i4").reshape(4, 1).repeat(4, 1)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     actual = machine.run(
-        text, machine.object(0xC0 + number, channels, machine.array(data), flags=AS_INTEGER), threads
+        text, machine.object(0xC0 + number, channels, machine.array(texels), flags=AS_INTEGER), threads
     )
     greatest = np.iinfo(dtype).max
     expected = np.array([0, 1 / greatest, 2 / greatest, 1], "f4").reshape(4, 1).repeat(channels, 1)
@@ -205,8 +205,8 @@ def test_formats_that_are_always_normalized(machine: Machine, number: int) -> No
 
 
 def test_words_of_three_channels_of_10_bits_and_one_of_2(machine: Machine) -> None:
-    data = np.array([0x3FF, 0x3FF << 10, 0x3FF << 20, 3 << 30, 2 << 30 | 1 << 20 | 2 << 10 | 3], np.uint32)
-    level = machine.array(data.reshape(1, 1, 5, 1))
+    texels = np.array([0x3FF, 0x3FF << 10, 0x3FF << 20, 3 << 30, 2 << 30 | 1 << 20 | 2 << 10 | 3], np.uint32)
+    level = machine.array(texels.reshape(1, 1, 5, 1))
     threads = np.arange(6, dtype="i4").reshape(6, 1).repeat(4, 1)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     texture = machine.object(PACKED, 4, level, flags=AS_INTEGER, address_modes=(BORDER,) * 3)
@@ -217,8 +217,8 @@ def test_words_of_three_channels_of_10_bits_and_one_of_2(machine: Machine) -> No
 
 
 def test_srgb(machine: Machine) -> None:
-    data = np.array([0, 10, 128, 255], np.uint8).reshape(1, 1, 1, 4)
-    texture = machine.object(U8, 4, machine.array(data), flags=SRGB)
+    texels = np.array([0, 10, 128, 255], np.uint8).reshape(1, 1, 1, 4)
+    texture = machine.object(U8, 4, machine.array(texels), flags=SRGB)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     actual = machine.run(text, texture, np.zeros((1, 4), "i4")).view("f4")[0]
     np.testing.assert_allclose(actual, [0, 10 / 255 / 12.92, 0.21586, 1], rtol=1e-4)
@@ -226,12 +226,12 @@ def test_srgb(machine: Machine) -> None:
 
 def test_elements_of_linear_memory(machine: Machine) -> None:
     """What is beyond them is 0; rows of linear memory have their own pitch."""
-    data = np.arange(1, 9, dtype="f4").reshape(1, 1, 8, 1)
-    texture = machine.object(F32, 1, machine.array(data), kind=TexturedKind.LINEAR, address_modes=(CLAMP,) * 3)
+    texels = np.arange(1, 9, dtype="f4").reshape(1, 1, 8, 1)
+    texture = machine.object(F32, 1, machine.array(texels), kind=TexturedKind.LINEAR, address_modes=(CLAMP,) * 3)
     threads = np.array([[0], [7], [8], [-1], [1 << 30], [-(1 << 31)]], "i4").repeat(4, 1)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     np.testing.assert_array_equal(machine.run(text, texture, threads).view("f4")[:, 0], [1, 8, 0, 0, 0, 0])
-    rows = Level(machine.device.put(data), 16, 0, 3, 2, 1)
+    rows = Level(machine.device.put(texels), 16, 0, 3, 2, 1)
     texture = machine.object(F32, 1, rows, kind=TexturedKind.PITCHED, address_modes=(CLAMP, BORDER, CLAMP))
     text = module("tex.2d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
     threads = np.array([[0, 0], [2, 1], [9, 1], [1, 2]], "i4").repeat(2, 1)[:, [0, 2, 1, 3]]
@@ -268,8 +268,8 @@ def test_levels(machine: Machine, linear: bool) -> None:
 @pytest.mark.parametrize("layered", [False, True])
 def test_cubes(machine: Machine, layered: bool) -> None:
     """The face is that of the longest part of the direction, and the rest reports where on it."""
-    data = elements(F32, (12 if layered else 6, 4, 4, 1))
-    texture = machine.object(F32, 1, machine.array(data))
+    texels = elements(F32, (12 if layered else 6, 4, 4, 1))
+    texture = machine.object(F32, 1, machine.array(texels))
     directions = np.random.default_rng(5).uniform(-3, 3, (80, 3)).astype("f4")
     expected = []
     for direction in directions:
@@ -277,7 +277,7 @@ def test_cubes(machine: Machine, layered: bool) -> None:
         face = 2 * axis + (direction[axis] < 0)
         s, t = _across(direction, face)
         x, y = (min(3, int((coordinate / abs(direction[axis]) + 1) / 2 * 4)) for coordinate in (s, t))
-        expected.append(data[face + (6 if layered else 0), y, x, 0])
+        expected.append(texels[face + (6 if layered else 0), y, x, 0])
     coordinates = np.ones((80, 4), "f4")
     coordinates[:, 1 if layered else 0 :][:, :3] = directions
     geometry = "acube" if layered else "cube"
@@ -293,12 +293,12 @@ def _across(direction: Any, face: int) -> tuple[float, float]:
 
 def test_gathers(machine: Machine) -> None:
     """The four elements of linear filtering, counter-clockwise from the lower left."""
-    data = elements(F32, (1, 4, 4, 4))
-    texture = machine.object(F32, 4, machine.array(data), address_modes=(CLAMP,) * 3)
+    texels = elements(F32, (1, 4, 4, 4))
+    texture = machine.object(F32, 4, machine.array(texels), address_modes=(CLAMP,) * 3)
     level = np.array([[2, 2, 0, 0], [0, 3.75, 0, 0]], "f4")
     for channel, letter in enumerate("rgba"):
         text = module(f"tld4.{letter}.2d.v4.f32.f32 {{%r0, %r1, %r2, %r3}}, [%d1, {{%f0, %f1}}];")
-        actual, plane = machine.run(text, texture, level).view("f4"), data[0, :, :, channel]
+        actual, plane = machine.run(text, texture, level).view("f4"), texels[0, :, :, channel]
         np.testing.assert_array_equal(actual[0], [plane[2, 1], plane[2, 2], plane[1, 2], plane[1, 1]])
         np.testing.assert_array_equal(actual[1], [plane[3, 0], plane[3, 0], plane[3, 0], plane[3, 0]])
 
@@ -336,11 +336,11 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
     """Elements are read at a byte of a row and written at the next; outside nothing is written, and 0 is read."""
     dimensions, layered = int(geometry[-2]), geometry.startswith("a")
     shape = (3 if layered or dimensions == 3 else 1, 4 if dimensions > 1 else 1, 8, 1)
-    data = np.random.default_rng(7).integers(1, 200, shape).astype(dtype)
-    level = machine.array(data)
+    texels = np.random.default_rng(7).integers(1, 200, shape).astype(dtype)
+    level = machine.array(texels)
     format = {"u1": U8, "u2": U16, "u4": U32}[dtype]
     surface = machine.object(format, 1, level, kind=TexturedKind.SURFACE)
-    size = data.itemsize
+    size = texels.itemsize
     register = "%h0" if size < 4 else "%r0"
     names = {"1d": ("{%r4}", "{%r7}"), "2d": ("{%r4, %r5}", "{%r7, %r5}"), "a1d": ("{%r6, %r4}", "{%r6, %r7}")}
     names["3d"] = ("{%r4, %r5, %r6, %r6}", "{%r7, %r5, %r6, %r6}")
@@ -356,21 +356,21 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
     x, y, z = np.meshgrid([-5, 0, 1, 2, 3], range(-1, 5), range(-1, 4), indexing="ij")
     coordinates = np.stack([x.ravel() * size, y.ravel(), z.ravel(), z.ravel()], 1).astype("i4")
     actual = machine.run(text, surface, coordinates)[:, 0]
-    expected, after = [], data.copy()
+    expected, after = [], texels.copy()
     for column, row, slice in zip(x.ravel(), y.ravel(), z.ravel(), strict=True):
         at = (slice if layered or dimensions == 3 else 0, row if dimensions > 1 else 0, column)
         inside = all(0 <= index < most for index, most in zip(at, shape, strict=False))
-        expected.append(data[at][0] if inside else 0)
+        expected.append(texels[at][0] if inside else 0)
         to = (at[0], at[1], column + 4)
         if all(0 <= index < most for index, most in zip(to, shape, strict=False)):
             after[to] = expected[-1]
     np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_array_equal(machine.device.get(level.address, data), after)
+    np.testing.assert_array_equal(machine.device.get(level.address, texels), after)
 
 
 def test_vectors_of_surfaces(machine: Machine) -> None:
-    data = np.arange(16, dtype="u4").reshape(1, 2, 2, 4)
-    level = machine.array(data)
+    texels = np.arange(16, dtype="u4").reshape(1, 2, 2, 4)
+    level = machine.array(texels)
     surface = machine.object(U32, 4, level, kind=TexturedKind.SURFACE)
     text = module(
         "suld.b.2d.v4.b32.clamp {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}]; xor.b32 %r6, %r4, 16;"
@@ -378,7 +378,7 @@ def test_vectors_of_surfaces(machine: Machine) -> None:
     )
     coordinates = np.array([[16, 1, 0, 0], [0, 0, 0, 0]], "i4")
     assert machine.run(text, surface, coordinates).tolist() == [[12, 13, 14, 15], [0, 1, 2, 3]]
-    after = machine.device.get(level.address, data).reshape(4, 4)
+    after = machine.device.get(level.address, texels).reshape(4, 4)
     assert after.tolist() == [[0, 1, 2, 3], [3, 2, 6, 7], [15, 14, 10, 11], [12, 13, 14, 15]]
     text = module("suld.b.2d.v4.b32.clamp {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
     coordinates = np.array([[99, 99, 0, 0], [-8, -1, 0, 0], [1 << 30, 0, 0, 0]], "i4")
@@ -417,8 +417,8 @@ def test_a_sample_in_a_loop_is_compiled(machine: Machine, monkeypatch: pytest.Mo
 
 
 def test_accesses_that_fault(machine: Machine) -> None:
-    data = np.zeros((1, 2, 2, 1), "u4")
-    level = machine.array(data)
+    texels = np.zeros((1, 2, 2, 1), "u4")
+    level = machine.array(texels)
     surface, texture = machine.object(U32, 1, level, kind=TexturedKind.SURFACE), machine.object(U32, 1, level)
     load = module("suld.b.2d.b32.trap {%r0}, [%d1, {%r4, %r5}];", "{%r0, %r0, %r0, %r0}")
     sample = module("tex.2d.v4.u32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")

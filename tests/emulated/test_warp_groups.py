@@ -264,7 +264,7 @@ def check(product: Product) -> None:
     descriptors = [0 if product.layout_a is None else product.layout_a.descriptor(at_a)]
     descriptors.append(product.layout_b.descriptor(at_b))
     device = Device(1 << 22)
-    where = [device.put(each) for each in (memory, np.ascontiguousarray(in_registers), held)]
+    where = [device.put(operand) for operand in (memory, np.ascontiguousarray(in_registers), held)]
     module = device.load(kernel(whole(product), held.view("u4").shape[1]))
     arguments = (where[0], len(memory) // 4, *where[1:], *descriptors, int(product.accumulate))
     device.launch(module, "k", 1, 128 * GROUPS, *arguments, shared=len(memory))

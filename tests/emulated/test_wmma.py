@@ -140,7 +140,7 @@ def check(
     memory = [a.memory(raw_a.reshape(WARPS, *a.size)), b.memory(raw_b.reshape(WARPS, *b.size))]
     memory += [c.memory(before.astype(c.dtype)), d.memory(np.zeros((WARPS, *d.size)))]
     device = Device(1 << 22)
-    where = [device.put(each) for each in (*memory[3:], *memory[:3])]
+    where = [device.put(operand) for operand in (*memory[3:], *memory[:3])]
     shared = memory[0].nbytes if space == ".shared" else 0
     device.launch(device.load(kernel(matrices, shape, space, modifier)), "k", 1, 32 * WARPS, *where, shared=shared)
     np.testing.assert_array_equal(d.of_memory(device.get(where[0], memory[3])), total.astype(d.dtype))

@@ -143,8 +143,8 @@ def test_a_refused_item_ends_the_launch_and_answers_its_host_functions(client: R
 @pytest.mark.parametrize("name", [entry.name for entry in records.OPERATIONS])
 def test_only_queued_work_can_be_an_item(client: RawClient, name: str) -> None:
     operation = records.BY_NAME[name]
-    data = encode([GraphItem(records.pack(name, client.context, 0, *[0] * len(operation.operands)))])
-    handle = upload(client, data)
+    graph = encode([GraphItem(records.pack(name, client.context, 0, *[0] * len(operation.operands)))])
+    handle = upload(client, graph)
     allowed = operation.completion is records.Completion.QUEUED and name not in (
         "LAUNCH_GRAPH",
         "GRAPH_HOST_FUNCTION",
@@ -240,9 +240,9 @@ def test_what_a_refused_launch_has_queued_counts_as_unfinished(client: RawClient
     ],
 )
 def test_too_large_a_graph_is_refused(client: RawClient, items: list[GraphItem]) -> None:
-    data, handle, part = encode(items), client.handle(), len(client.memory) // 4
-    for start in range(0, len(data), part):
-        piece = data[start : start + part]
+    graph, handle, part = encode(items), client.handle(), len(client.memory) // 4
+    for start in range(0, len(graph), part):
+        piece = graph[start : start + part]
         client.memory[: len(piece)] = piece
         client.good("GRAPH_PART", handle, 0, len(piece))
     answer = client.call("INSTANTIATE_GRAPH", handle)
@@ -281,8 +281,8 @@ def test_an_endless_loop_ends_with_its_client(executor: ExecutorOwner) -> None:
 def test_what_cannot_be_in_a_body(client: RawClient) -> None:
     for name in ("HOST_FUNCTION", "RECORD_EVENT", "WAIT_EVENT", "LAUNCH_GRAPH"):
         record = records.pack(name, client.context, 0, *[0] * len(records.BY_NAME[name].operands))
-        data = encode([conditional(conditional(GraphItem(record)))])
-        result = client.call("INSTANTIATE_GRAPH", upload(client, data)).result
+        graph = encode([conditional(conditional(GraphItem(record)))])
+        result = client.call("INSTANTIATE_GRAPH", upload(client, graph)).result
         assert result == Result.ERROR_NOT_SUPPORTED, name
 
 

@@ -64,31 +64,31 @@ def test_memory_is_made_in_the_window_sealed_and_zero(client: RawClient, executo
 def test_bytes_go_there_and_back_by_the_device_alone(client: RawClient) -> None:
     source, source_bytes = client.allocate_pinned(3 << 20)
     target, target_bytes = client.allocate_pinned(3 << 20)
-    data = client.allocate(3 << 20)
+    device_memory = client.allocate(3 << 20)
     source_bytes[:] = os.urandom(3 << 20)
-    client.send("COPY_TO_DEVICE_PINNED", 0, data, source, 3 << 20)
-    client.send("COPY_FROM_DEVICE_PINNED", 0, target + 7, data + 100, 1 << 20)
+    client.send("COPY_TO_DEVICE_PINNED", 0, device_memory, source, 3 << 20)
+    client.send("COPY_FROM_DEVICE_PINNED", 0, target + 7, device_memory + 100, 1 << 20)
     client.good("SYNCHRONIZE_STREAM", 0)
     assert target_bytes[7 : 7 + (1 << 20)] == source_bytes[100 : 100 + (1 << 20)]
     assert not any(target_bytes[:7])
     assert not any(target_bytes[7 + (1 << 20) : 8 + (1 << 20)])
-    assert client.read(data, 4096) == source_bytes[:4096]
+    assert client.read(device_memory, 4096) == source_bytes[:4096]
 
 
 def test_copies_keep_the_order_of_their_stream(client: RawClient) -> None:
     """The source is read when the stream comes to it, not before."""
-    stream, token, data = client.handle(), 1, client.allocate(PAGE)
+    stream, token, device_memory = client.handle(), 1, client.allocate(PAGE)
     client.send("CREATE_STREAM", stream, 1, 0)
     address, memory = client.allocate_pinned(PAGE)
     memory[:] = b"a" * PAGE
     held = client.send("HOST_FUNCTION", stream, token)
-    client.send("COPY_TO_DEVICE_PINNED", stream, data, address, PAGE)
-    client.send("COPY_FROM_DEVICE_PINNED", stream, address, data, 1)
+    client.send("COPY_TO_DEVICE_PINNED", stream, device_memory, address, PAGE)
+    client.send("COPY_FROM_DEVICE_PINNED", stream, address, device_memory, 1)
     assert client.answer(held).result == 0
     memory[:] = b"b" * PAGE
     client.send("HOST_FUNCTION_DONE", token)
     client.good("SYNCHRONIZE_STREAM", stream)
-    assert client.read(data, PAGE) == b"b" * PAGE
+    assert client.read(device_memory, PAGE) == b"b" * PAGE
 
 
 def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner, client: RawClient) -> None:
@@ -98,19 +98,19 @@ def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner
     own, own_bytes = client.allocate_pinned(2 * PAGE)
     freed, freed_bytes = client.allocate_pinned(2 * PAGE)
     assert client.free_pinned(freed).result == 0
-    data = client.allocate(4 * PAGE)
-    client.write(data, b"d" * (4 * PAGE))
+    device_memory = client.allocate(4 * PAGE)
+    client.write(device_memory, b"d" * (4 * PAGE))
     for address, count in (
         (foreign, 1), (freed, 1), (own - 1, 2), (own - 1, 1),
         (own, 2 * PAGE + 1), (own + 2 * PAGE - 1, 2), (own + 2 * PAGE, 1),
-        (0, 1), (0x1000, 16), (2**64 - 8, 16), (own, 2**64 - 1), (own, 2**63), (own + 1, 2**64 - own), (data, 16),
-        (pinned_window_of(0), 1), (window_of(0), 1),
+        (0, 1), (0x1000, 16), (2**64 - 8, 16), (own, 2**64 - 1), (own, 2**63), (own + 1, 2**64 - own),
+        (device_memory, 16), (pinned_window_of(0), 1), (window_of(0), 1),
     ):  # fmt: skip
-        client.send("COPY_TO_DEVICE_PINNED", 0, data, address, count)
+        client.send("COPY_TO_DEVICE_PINNED", 0, device_memory, address, count)
         assert defer(client) == VALUE, (hex(address), count)
-        client.send("COPY_FROM_DEVICE_PINNED", 0, address, data, count)
+        client.send("COPY_FROM_DEVICE_PINNED", 0, address, device_memory, count)
         assert defer(client) == VALUE, (hex(address), count)
-    assert client.read(data, 4 * PAGE) == b"d" * (4 * PAGE)
+    assert client.read(device_memory, 4 * PAGE) == b"d" * (4 * PAGE)
     assert foreign_bytes[:] == b"f" * (2 * PAGE)
     assert not any(own_bytes[:] + freed_bytes[:])
     assert defer(client) == 0, "each mistake is reported once"
@@ -118,13 +118,13 @@ def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner
 
 def test_the_devices_own_addresses_are_checked_too(client: RawClient) -> None:
     own, own_bytes = client.allocate_pinned(PAGE)
-    data = client.allocate(100)
-    for address, count in ((data + 90, 11), (data, 2000), (0, 1), (own + PAGE, 1), (2**64 - 4, 8)):
+    device_memory = client.allocate(100)
+    for address, count in ((device_memory + 90, 11), (device_memory, 2000), (0, 1), (own + PAGE, 1), (2**64 - 4, 8)):
         client.send("COPY_TO_DEVICE_PINNED", 0, address, own, count)
         assert defer(client) == VALUE
         client.send("COPY_FROM_DEVICE_PINNED", 0, own, address, count)
         assert defer(client) == VALUE
-    client.send("COPY_TO_DEVICE_PINNED", client.handle(), data, own, 1)
+    client.send("COPY_TO_DEVICE_PINNED", client.handle(), device_memory, own, 1)
     assert defer(client) == Result.ERROR_INVALID_HANDLE
     assert not any(own_bytes[:])
 
@@ -150,27 +150,27 @@ def test_memory_is_its_process_and_outlives_its_context(executor: ExecutorOwner,
     answer, _ = executor.ask(Attach, **executor.request(1, 9, False))
     assert isinstance(answer, Attached)
     client.context = 9
-    data = client.allocate(PAGE)
-    client.send("COPY_TO_DEVICE_PINNED", 0, data, address, PAGE)
-    assert client.read(data, PAGE) == b"x" * PAGE
+    device_memory = client.allocate(PAGE)
+    client.send("COPY_TO_DEVICE_PINNED", 0, device_memory, address, PAGE)
+    assert client.read(device_memory, PAGE) == b"x" * PAGE
     executor.detach(9)
     assert client.free_pinned(address).result == 0, "without any context"
     wait_until_unmapped(executor)
 
 
 def test_freed_memory_stays_until_the_work_that_uses_it_is_done(executor: ExecutorOwner, client: RawClient) -> None:
-    stream, data = client.handle(), client.allocate(1 << 20)
+    stream, device_memory = client.handle(), client.allocate(1 << 20)
     client.send("CREATE_STREAM", stream, 1, 0)
     address, memory = client.allocate_pinned(1 << 20)
     memory[:] = b"k" * (1 << 20)
     held = client.send("HOST_FUNCTION", stream, 1)
-    client.send("COPY_TO_DEVICE_PINNED", stream, data, address, 1 << 20)
+    client.send("COPY_TO_DEVICE_PINNED", stream, device_memory, address, 1 << 20)
     assert client.answer(held).result == 0
     assert client.free_pinned(address).result == 0
     assert map_pieces(executor) == 1
     client.send("HOST_FUNCTION_DONE", 1)
     client.good("SYNCHRONIZE_STREAM", stream)
-    assert client.read(data, 1 << 20) == b"k" * (1 << 20)
+    assert client.read(device_memory, 1 << 20) == b"k" * (1 << 20)
     wait_until_unmapped(executor)
 
 
@@ -185,12 +185,12 @@ def test_a_client_that_goes_leaves_nothing_whatever_it_has_under_way(executor: E
         for handle in (stream, busy):
             client.send("CREATE_STREAM", handle, 1, 0)
         address, _ = client.allocate_pinned(40 << 20)
-        data = client.allocate(40 << 20)
+        device_memory = client.allocate(40 << 20)
         client.launch(module, ENDLESS, stream=busy)
         for _ in range(1 + number):
-            client.send("COPY_TO_DEVICE_PINNED", stream, data, address, 40 << 20)
-            client.send("COPY_FROM_DEVICE_PINNED", stream, address, data, 40 << 20)
-            client.send("COPY_TO_DEVICE_PINNED", busy, data, address, 40 << 20)
+            client.send("COPY_TO_DEVICE_PINNED", stream, device_memory, address, 40 << 20)
+            client.send("COPY_FROM_DEVICE_PINNED", stream, address, device_memory, 40 << 20)
+            client.send("COPY_TO_DEVICE_PINNED", busy, device_memory, address, 40 << 20)
         if number % 2:
             client.free_pinned(address)
         client.close()
@@ -202,9 +202,9 @@ def test_a_client_that_goes_leaves_nothing_whatever_it_has_under_way(executor: E
     wait_until(all_but_one_has_gone, "the end of all but one piece", SECONDS)
     assert executor.alive
     kept_bytes[:] = b"n" * PAGE
-    data = neighbour.allocate(PAGE)
-    neighbour.send("COPY_TO_DEVICE_PINNED", 0, data, kept, PAGE)
-    assert neighbour.read(data, PAGE) == b"n" * PAGE
+    device_memory = neighbour.allocate(PAGE)
+    neighbour.send("COPY_TO_DEVICE_PINNED", 0, device_memory, kept, PAGE)
+    assert neighbour.read(device_memory, PAGE) == b"n" * PAGE
 
 
 WITHOUT_END = """
@@ -222,11 +222,12 @@ def test_a_process_killed_in_the_midst_of_copies_leaves_nothing(executor: Execut
     for _ in range(3):
         client = executor.attach(client=1, context=1)
         size = 8 << 20
-        address, data = client.allocate_pinned(size)[0], client.allocate(size)
+        address, device_memory = client.allocate_pinned(size)[0], client.allocate(size)
         copies = b"".join(
             records.pack(name, 1, 1 << 40, 0, *operands, size)
             for name, operands in (
-                ("COPY_TO_DEVICE_PINNED", (data, address)), ("COPY_FROM_DEVICE_PINNED", (address, data)),
+                ("COPY_TO_DEVICE_PINNED", (device_memory, address)),
+                ("COPY_FROM_DEVICE_PINNED", (address, device_memory)),
             )
         )  # fmt: skip
         stream = client.stream.fileno()
@@ -244,9 +245,9 @@ def test_a_process_killed_in_the_midst_of_copies_leaves_nothing(executor: Execut
     assert executor.alive
     address, memory = neighbour.allocate_pinned(PAGE)
     memory[:] = b"n" * PAGE
-    data = neighbour.allocate(PAGE)
-    neighbour.send("COPY_TO_DEVICE_PINNED", 0, data, address, PAGE)
-    assert neighbour.read(data, PAGE) == b"n" * PAGE
+    device_memory = neighbour.allocate(PAGE)
+    neighbour.send("COPY_TO_DEVICE_PINNED", 0, device_memory, address, PAGE)
+    assert neighbour.read(device_memory, PAGE) == b"n" * PAGE
 
 
 def test_what_one_client_may_have_is_bounded_in_bytes_and_pieces(executor: ExecutorOwner) -> None:
@@ -309,13 +310,13 @@ def test_bodies_of_any_length_are_read_or_refused(client: RawClient) -> None:
 
 def test_a_faulted_context_frees_and_copies_nothing_more(executor: ExecutorOwner, client: RawClient) -> None:
     address, memory = client.allocate_pinned(PAGE)
-    data = client.allocate(PAGE)
+    device_memory = client.allocate(PAGE)
     module, _ = client.load()
     client.launch(module, 3)  # trap
     is_faulted = client.call("SYNCHRONIZE_CONTEXT").result
     assert is_faulted == Result.ERROR_LAUNCH_FAILED
     executor.receive()
-    client.send("COPY_FROM_DEVICE_PINNED", 0, address, data, PAGE)
+    client.send("COPY_FROM_DEVICE_PINNED", 0, address, device_memory, PAGE)
     assert client.call("ALLOCATE_PINNED", PAGE).result == is_faulted
     assert client.free_pinned(address).result == 0
     assert not any(memory[:])

@@ -379,11 +379,13 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
     """All contexts of a client share it, what each costs included."""
     client = wait_for_begun(start(daemon, **{MEMORY: "0=2G"}))
     assert client.do("newctx 0") == "CUDA_SUCCESS"
-    one = int(client.do("mem").split()[0])
+    free_with_one = int(client.do("mem").split()[0])
     assert client.do("newctx 0") == "CUDA_SUCCESS"
-    two, total = map(int, client.do("mem").split())
+    free_with_two, total = map(int, client.do("mem").split())
     assert total == 2 << 10
-    assert one - two == pytest.approx(2048 - one, abs=2), "the second costs what the first did"
+    assert free_with_one - free_with_two == pytest.approx(2048 - free_with_one, abs=2), (
+        "the second costs what the first did"
+    )
     assert client.do(f"alloc {1 << 30}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
     assert client.do("dtor") == "CUDA_SUCCESS"
     assert client.do(f"alloc {1 << 30}").split()[0] == "CUDA_SUCCESS"

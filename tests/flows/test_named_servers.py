@@ -444,12 +444,12 @@ def test_whatever_comes_to_a_socket_for_clients_only_no_command_is_taken(
     for number in range(60):
         source = random.Random(f"box/{number}")
         maker = Lines(source, (daemon.pid, os.getpid()))
-        data = conversation(source, [maker.line() for _ in range(4)] + [b"quit -t 0"])
+        stream = conversation(source, [maker.line() for _ in range(4)] + [b"quit -t 0"])
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(30)
             sock.connect(str(pipe(daemon, "a/box/control")))
             try:
-                sock.sendall(data)
+                sock.sendall(stream)
                 sock.shutdown(socket.SHUT_WR)
                 while sock.recv(1 << 16):
                     pass

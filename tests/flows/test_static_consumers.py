@@ -173,7 +173,7 @@ def test_a_robotics_toolkit_configures_the_gpu(control: DaemonProcess) -> None:
     ids = [partitions.add(2), partitions.add(3)]
     ids.append(partitions.add(int(partitions.row()[1])))  # the default: all that is left
     uuid = partitions.row()[0]
-    assert [sees(control, f"{uuid}/{one}") for one in ids] == ["16", "24", "80"]
+    assert [sees(control, f"{uuid}/{partition_id}") for partition_id in ids] == ["16", "24", "80"]
     assert len(partitions.run("lspart").splitlines()) == 6
     partitions.clear()
     assert partitions.run("lspart").splitlines()[2:] == [f"{uuid:<52}15      0       132   0"]

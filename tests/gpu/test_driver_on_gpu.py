@@ -76,12 +76,12 @@ def side_by_side(daemon: DaemonProcess, start: Callable[[], DriverClient]) -> No
     """Run two of a program at the same time; both must be clients, and right."""
     with start() as first, start() as second:
         for client in (first, second):
-            data = client.answer(running.IMPORT_SECONDS)
-            if data.startswith("absent: "):
+            answer = client.answer(running.IMPORT_SECONDS)
+            if answer.startswith("absent: "):
                 first.kill()
                 second.kill()
-                pytest.skip(data)
-            assert data == "connected"
+                pytest.skip(answer)
+            assert answer == "connected"
         assert list_shown(daemon) == {first.pid, second.pid}
         for client in (first, second):
             client.send("")
@@ -276,10 +276,10 @@ def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(daemon: Daem
     digests = []
     for disturbed in (False, True):
         with running.framework(daemon, "training") as training:
-            data = training.answer(running.IMPORT_SECONDS)
-            if data.startswith("absent: "):
+            answer = training.answer(running.IMPORT_SECONDS)
+            if answer.startswith("absent: "):
                 training.kill()
-                pytest.skip(data)
+                pytest.skip(answer)
             training.ask("until 100")
             if disturbed:
                 daemon.kill()

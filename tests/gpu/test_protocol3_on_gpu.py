@@ -83,12 +83,12 @@ def test_torch_in_two_namespaces_and_two_servers_at_once(named: DaemonProcess) -
             for place in places
         ]
         for client in clients:
-            data = client.answer(running.IMPORT_SECONDS)
-            if data.startswith("absent: "):
+            answer = client.answer(running.IMPORT_SECONDS)
+            if answer.startswith("absent: "):
                 for other in clients:
                     other.kill()
-                pytest.skip(data)
-            assert data == "connected"
+                pytest.skip(answer)
+            assert answer == "connected"
         rows = ctl(named, "client list --all --format=csv,noheader").splitlines()
         shown = {(int(row.split(",")[0]), row.split(",")[3].split(" ")[0]) for row in rows}
         assert shown == {

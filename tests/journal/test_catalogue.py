@@ -108,9 +108,9 @@ def test_all_lists_of_dialects_agree() -> None:
 )
 def test_the_author_of_a_line_in_r580(expected: str, line: Line, fields: dict[str, int]) -> None:
     source = expected.partition(" ")[0] if expected.startswith("Control") else "Server"
-    data = render(LogEntry(source, 500, "any", fields, 0.0), line, Dialect.R580)
-    assert data is not None
-    assert data.decode().partition(".000 ")[2] == f"{expected}\n"
+    line_bytes = render(LogEntry(source, 500, "any", fields, 0.0), line, Dialect.R580)
+    assert line_bytes is not None
+    assert line_bytes.decode().partition(".000 ")[2] == f"{expected}\n"
 
 
 # --- JSON
@@ -122,10 +122,10 @@ def test_the_author_of_a_line_in_r580(expected: str, line: Line, fields: dict[st
 def test_json_has_every_event_with_its_fields(event: tuple[dict[str, Line], str]) -> None:
     lines, name = event
     fields = _fields(lines[name])
-    data = render(LogEntry("Server", 847, name, fields, 1375699823.347), lines[name], Dialect.JSON)
-    assert data is not None
-    assert data.count(b"\n") == 1
-    written = json.loads(data)
+    line_bytes = render(LogEntry("Server", 847, name, fields, 1375699823.347), lines[name], Dialect.JSON)
+    assert line_bytes is not None
+    assert line_bytes.count(b"\n") == 1
+    written = json.loads(line_bytes)
     assert datetime.fromisoformat(written.pop("time")).timestamp() == 1375699823.347
     assert written == {"who": "Server", "pid": 847, "event": name, "fields": fields}
 
@@ -135,17 +135,17 @@ TEXT = st.binary(max_size=50).map(lambda data: data.decode("utf-8", "surrogatees
 
 @given(st.dictionaries(st.text(), TEXT | st.integers() | st.floats(allow_nan=False, allow_infinity=False)))
 def test_any_fields_are_one_line_of_json(fields: dict[str, object]) -> None:
-    data = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
-    assert data is not None
-    assert data.count(b"\n") == 1
-    assert set(json.loads(data)["fields"]) == set(fields)
+    line_bytes = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
+    assert line_bytes is not None
+    assert line_bytes.count(b"\n") == 1
+    assert set(json.loads(line_bytes)["fields"]) == set(fields)
 
 
 def test_undecodable_bytes_are_replaced_in_json() -> None:
     fields = {"text": b"\xff name".decode("utf-8", "surrogateescape")}
-    data = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
-    assert data is not None
-    assert json.loads(data)["fields"] == {"text": "\N{REPLACEMENT CHARACTER} name"}
+    line_bytes = render(LogEntry("Control", 1, "answer", fields, 0.0), CONTROL_LINES["answer"], Dialect.JSON)
+    assert line_bytes is not None
+    assert json.loads(line_bytes)["fields"] == {"text": "\N{REPLACEMENT CHARACTER} name"}
 
 
 @pytest.mark.parametrize("dialect", Dialect)

@@ -11,15 +11,15 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import ClientLimits, Limits, percentage_on, percentages
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.sm_rounding import multiprocessors
+from pympsd.vocabulary.sm_rounding import count_multiprocessors
 from pympsd_server.state_machine.client_limits import (
     AffinityRefused,
-    affine_multiprocessors,
+    choose_percentage,
     combine_with_environment,
-    context_multiprocessors,
-    context_percentage,
+    count_for_context,
+    count_for_process,
     memory_on,
-    process_multiprocessors,
+    round_affinity,
 )
 
 RECORDED = {
@@ -49,33 +49,40 @@ def _t4() -> DeviceProperties:
 
 @pytest.mark.parametrize(("percentage", "expected"), [(5, 2), (10, 4), (20, 8), (1, 2), (100, 40)])
 def test_the_reported_percentages_of_a_t4(percentage: float, expected: int) -> None:
-    assert multiprocessors(ThreadPercentage(percentage), _t4()) == expected
+    assert count_multiprocessors(ThreadPercentage(percentage), _t4()) == expected
 
 
 @pytest.mark.parametrize(("requested", "expected"), [(1, 2), (2, 2), (3, 4), (39, 40), (40, 40)])
 def test_an_affinity_on_a_t4_is_a_multiple_of_2(requested: int, expected: int) -> None:
-    assert affine_multiprocessors(requested, 40, _t4()) == expected
+    assert round_affinity(requested, 40, _t4()) == expected
 
 
 def test_the_steps_of_an_a100_are_those_of_its_green_contexts() -> None:
-    assert [multiprocessors(ThreadPercentage(percentage), A100) for percentage in (1, 5, 10, 50)] == [4, 4, 10, 54]
+    assert [count_multiprocessors(ThreadPercentage(percentage), A100) for percentage in (1, 5, 10, 50)] == [
+        4,
+        4,
+        10,
+        54,
+    ]
 
 
 @pytest.mark.parametrize(("percentage", "expected"), list(RECORDED.items()))
 def test_the_recorded_percentages_of_132(percentage: float, expected: int) -> None:
-    assert multiprocessors(ThreadPercentage(percentage), H200) == expected
+    assert count_multiprocessors(ThreadPercentage(percentage), H200) == expected
 
 
 @given(PERCENTAGES, st.integers(1, 256))
 def test_a_percentage_gives_at_least_8_and_at_most_all(percentage: float, available: int) -> None:
-    assert min(8, available) <= multiprocessors(ThreadPercentage(percentage), _device(available)) <= available
+    assert min(8, available) <= count_multiprocessors(ThreadPercentage(percentage), _device(available)) <= available
 
 
 @given(PERCENTAGES, PERCENTAGES, st.integers(1, 256))
 def test_a_greater_percentage_never_gives_less(one: float, other: float, available: int) -> None:
     less, more = sorted((one, other))
     device = _device(available)
-    assert multiprocessors(ThreadPercentage(less), device) <= multiprocessors(ThreadPercentage(more), device)
+    assert count_multiprocessors(ThreadPercentage(less), device) <= count_multiprocessors(
+        ThreadPercentage(more), device
+    )
 
 
 @given(st.integers(1, 10_000), st.integers(1, 256))
@@ -83,7 +90,7 @@ def test_a_percentage_counts_as_written(hundredths: int, available: int) -> None
     """Not as the nearest binary number: no SM is lost if the product is whole."""
     exact = Fraction(hundredths, 10_000) * available // 1
     expected = available if hundredths == 10_000 else min(available, max(8, exact - exact % 2))
-    assert multiprocessors(ThreadPercentage(float(f"{hundredths / 100:.2f}")), _device(available)) == expected
+    assert count_multiprocessors(ThreadPercentage(float(f"{hundredths / 100:.2f}")), _device(available)) == expected
 
 
 @given(PERCENTAGES, st.text())
@@ -131,35 +138,35 @@ def test_a_clients_own_priority_wins_over_the_default(
 @pytest.mark.parametrize(("requested", "expected"), list(AFFINITY.items()))
 def test_the_recorded_affinities_of_104(requested: int, expected: int) -> None:
     """Client 987 of servers-and-clients.txt: a process with 80 % of 132 SMs."""
-    assert multiprocessors(ThreadPercentage(80), H200) == 104
-    assert affine_multiprocessors(requested, 104, H200) == expected
+    assert count_multiprocessors(ThreadPercentage(80), H200) == 104
+    assert round_affinity(requested, 104, H200) == expected
 
 
 @pytest.mark.parametrize("requested", [0, -1, 105, 131, 132, 133])
 def test_an_affinity_beyond_the_processs_multiprocessors_is_refused(requested: int) -> None:
     with pytest.raises(AffinityRefused, match=f"1 to 104 SMs.*not {requested}"):
-        affine_multiprocessors(requested, 104, H200)
+        round_affinity(requested, 104, H200)
 
 
 @given(st.integers(1, 256), st.data())
 def test_an_affinity_gives_at_least_what_is_requested_and_at_most_all(available: int, data: st.DataObject) -> None:
     requested = data.draw(st.integers(1, available))
-    assert requested <= affine_multiprocessors(requested, available, H200) <= min(available, max(8, requested + 1))
+    assert requested <= round_affinity(requested, available, H200) <= min(available, max(8, requested + 1))
 
 
 @pytest.mark.parametrize(("requested", "expected"), [(20, 26), (90, 104), (80, 104), (None, 104)])
 def test_the_recorded_percentages_of_contexts(requested: float | None, expected: int) -> None:
     """Client 987: under per-context partitioning 20 % and 90 % in a process that began with 80 %."""
-    assert context_multiprocessors(ThreadPercentage(80), EACH, H200, requested, None) == expected
+    assert count_for_context(ThreadPercentage(80), EACH, H200, requested, None) == expected
 
 
 @given(st.none() | st.floats(), st.none() | st.integers(), PERCENTAGES, st.booleans())
 def test_no_request_gives_a_client_more_than_its_process_may_use(
     percentage: float | None, affinity: int | None, process: float, each: bool
 ) -> None:
-    most = process_multiprocessors(ThreadPercentage(process), H200)
+    most = count_for_process(ThreadPercentage(process), H200)
     try:
-        granted = context_multiprocessors(ThreadPercentage(process), EACH if each else {}, H200, percentage, affinity)
+        granted = count_for_context(ThreadPercentage(process), EACH if each else {}, H200, percentage, affinity)
     except AffinityRefused:
         assert affinity is not None
         assert not 1 <= affinity <= most or percentage is not None
@@ -169,26 +176,26 @@ def test_no_request_gives_a_client_more_than_its_process_may_use(
 
 @pytest.mark.parametrize("environment", [{}, {PER_CONTEXT_PARTITIONING: "0"}, {PER_CONTEXT_PARTITIONING: ""}])
 def test_without_partitioning_a_context_has_its_processs_percentage(environment: dict[str, str]) -> None:
-    assert context_percentage(ThreadPercentage(80), environment, 20) == ThreadPercentage(80)
+    assert choose_percentage(ThreadPercentage(80), environment, 20) == ThreadPercentage(80)
 
 
 @pytest.mark.parametrize("requested", [0.0, -5.0, 101.0, float("nan"), float("inf")])
 def test_an_invalid_percentage_of_a_context_means_no_limit(requested: float) -> None:
-    assert context_percentage(ThreadPercentage(80), EACH, requested) == ThreadPercentage(80)
+    assert choose_percentage(ThreadPercentage(80), EACH, requested) == ThreadPercentage(80)
 
 
 def test_an_affinity_is_limited_by_the_contexts_percentage() -> None:
     """A context's own 20 % are 26 SMs: an affinity beyond them is refused."""
-    assert context_multiprocessors(ThreadPercentage(80), EACH, H200, 20, 25) == 26
+    assert count_for_context(ThreadPercentage(80), EACH, H200, 20, 25) == 26
     with pytest.raises(AffinityRefused, match="1 to 26"):
-        context_multiprocessors(ThreadPercentage(80), EACH, H200, 20, 27)
+        count_for_context(ThreadPercentage(80), EACH, H200, 20, 27)
 
 
 def test_before_volta_there_are_no_percentages_and_no_affinity() -> None:
-    assert process_multiprocessors(ThreadPercentage(10), P100) == 56
-    assert context_multiprocessors(ThreadPercentage(10), EACH, P100, 10, None) == 56
+    assert count_for_process(ThreadPercentage(10), P100) == 56
+    assert count_for_context(ThreadPercentage(10), EACH, P100, 10, None) == 56
     with pytest.raises(AffinityRefused, match="Volta or newer"):
-        context_multiprocessors(ThreadPercentage(100), {}, P100, None, 8)
+        count_for_context(ThreadPercentage(100), {}, P100, None, 8)
 
 
 # --- memory

@@ -18,8 +18,8 @@ CAPABILITIES = st.tuples(st.integers(1, 12), st.integers(0, 9))
 
 
 def device(capability: str = "9.0", **attributes: int) -> DeviceProperties:
-    (one,) = parse_toml(f'[[device]]\ncompute_capability = "{capability}"')
-    return set_attributes(one, **attributes)
+    (described,) = parse_toml(f'[[device]]\ncompute_capability = "{capability}"')
+    return set_attributes(described, **attributes)
 
 
 def test_usual_devices_are_accepted() -> None:

@@ -191,8 +191,8 @@ async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descript
     )
     assert server.channel.queued_descriptors == 16
     assert all(isinstance(answer, messages.SessionGranted) for answer in answers[:-1])
-    (known,) = daemon.dispatcher.state.servers.values()
-    assert len(known.clients) == len(answers), "with the first one, without the refused one"
+    (entry,) = daemon.dispatcher.state.servers.values()
+    assert len(entry.clients) == len(answers), "with the first one, without the refused one"
     assert daemon.sentences()[-1].startswith(f"Refusing client {ME} from user {os.geteuid()}: no session can be made")
     channel.close()
     await trio.testing.wait_all_tasks_blocked()

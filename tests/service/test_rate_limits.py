@@ -163,8 +163,8 @@ async def test_a_server_cannot_fill_the_logs_with_contexts(
     caller, log = await server_of(daemon, tmp_path, monkeypatch)
     set_dialect(daemon, dialect)
     for context in range(1, 3 * ALLOWED + 1):
-        data = messages.encode(link.ContextReported(5, context, 1, 0))
-        await caller.send(data + messages.encode(link.ContextGone(5, context)))
+        opened = messages.encode(link.ContextReported(5, context, 1, 0))
+        await caller.send(opened + messages.encode(link.ContextGone(5, context)))
     await trio.testing.wait_all_tasks_blocked()
     assert sum(text.startswith("NEW CLIENT") for text in daemon.sentences()) == ALLOWED
     assert log.read_text() == ""

@@ -91,7 +91,8 @@ def test_other_users_are_served_meanwhile(story: Story) -> None:
     story.says("drain --user=500")
     assert story.connects(2, 500) == []
     leaves(story, 1)
-    assert [one.forced for one in story.connects(3, 600) if isinstance(one, ShutDownServer)] == [False]
+    instructions = story.connects(3, 600)
+    assert [instruction.forced for instruction in instructions if isinstance(instruction, ShutDownServer)] == [False]
     assert [
         instruction.uid
         for instruction in story.feed(events.ServerExited(1, 0))
@@ -109,7 +110,7 @@ def test_refused_clients_get_a_sentence_that_names_the_drain(busy: Story) -> Non
 
 def test_after_the_timeout_clients_are_terminated_one_after_the_other(busy: Story) -> None:
     begun = busy.says("drain --user=500 --timeout=5")
-    (timer,) = [one.timer for one in begun if isinstance(one, SetTimer)]
+    (timer,) = [instruction.timer for instruction in begun if isinstance(instruction, SetTimer)]
     assert SetTimer(Timer(TimerKind.DRAIN, timer.key), 5.0) in begun
     (first,) = terminations(busy.feed(events.TimerEnded(timer)))
     assert (first.server, first.pid, first.evicted) == (1, 101, (1,))

@@ -52,7 +52,7 @@ def reports(
     story: Story, contexts: dict[int, list[tuple[int, int, int]]], status: str = "ACTIVE"
 ) -> list[Instruction]:
     """Let the server 1 be asked; contexts are id, number and device, by PID."""
-    reported = {pid: tuple(ReportedContext(*one) for one in some) for pid, some in contexts.items()}
+    reported = {pid: tuple(ReportedContext(*context) for context in some) for pid, some in contexts.items()}
     return story.feed(events.ServerReported(1, status, reported))
 
 

@@ -174,7 +174,7 @@ def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) ->
 def crashes(story: Story, server: int) -> list[Instruction]:
     """Let a server become ready and end with its first client."""
     admitted = story.is_ready(server, 800 + server)
-    assert [type(one).__name__ for one in admitted] == ["AdmitClient"]
+    assert [type(instruction).__name__ for instruction in admitted] == ["AdmitClient"]
     return story.feed(events.ServerExited(server, -11, "Segmentation fault"))
 
 

@@ -110,7 +110,7 @@ def test_a_client_whose_cgroup_cannot_be_seen_is_let_in(daemon: Daemon) -> None:
 def test_a_client_that_waits_for_its_server_keeps_them(daemon: Daemon) -> None:
     daemon.servers[1].phase = Phase.INITIALIZING
     waits = handle(daemon, comes(1, {"/pod": {0: limit(4)}}), answer_line)
-    assert not any(isinstance(each, AdmitClient) for each in waits)
+    assert not any(isinstance(instruction, AdmitClient) for instruction in waits)
     ready = handle(daemon, StatusPushed(1, "ACTIVE"), answer_line)
     assert groups_in(ready) == {0: (MemoryGroup("cgroup /pod", 4 * GIB),)}
 

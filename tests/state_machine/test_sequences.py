@@ -307,7 +307,7 @@ def test_a_users_own_daemon_refuses_others(own_story: Story) -> None:
     )
     assert isinstance(refusal, RefuseClient)
     assert f"serves that user only, not {OVERFLOW_UID}" in refusal.reason
-    assert [type(one) for one in own_story.connects(2, 1000)] == [SpawnServer]
+    assert [type(instruction) for instruction in own_story.connects(2, 1000)] == [SpawnServer]
 
 
 def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
@@ -318,7 +318,7 @@ def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
     assert "not mapped in the daemon's user namespace" in refusal.reason
     assert story.daemon.queue.entries == []
     # The user "nobody" of this namespace has the same uid.
-    assert [type(one) for one in story.connects(2, OVERFLOW_UID)] == [SpawnServer]
+    assert [type(instruction) for instruction in story.connects(2, OVERFLOW_UID)] == [SpawnServer]
 
 
 def test_users_of_another_namespace_may_be_served_as_one(story: Story) -> None:

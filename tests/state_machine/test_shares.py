@@ -66,8 +66,8 @@ def get_reason(daemon: Daemon, event: events.Event) -> str:
     refusal = ""
     left = [event]
     while left:
-        for each in handle(daemon, left.pop(0), answer_line):
-            match each:
+        for instruction in handle(daemon, left.pop(0), answer_line):
+            match instruction:
                 case do.OpenNamespace(server, namespace, _):
                     left.append(events.NamespaceOpened(server, namespace, ""))
                 case do.Reply(_, answer) if answer.refused:

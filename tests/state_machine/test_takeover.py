@@ -179,7 +179,7 @@ def test_an_operators_quit_goes_on(story: Story) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(quits(story, "quit")))
     assert heir.take_log()[-1] == "An operator asked the previous daemon to quit; this daemon will quit instead"
-    assert [type(one).__name__ for one in heir.connects(2, B)] == ["RefuseClient"]
+    assert [type(instruction).__name__ for instruction in heir.connects(2, B)] == ["RefuseClient"]
     assert ShutDownServer(SERVER, forced=False) in returns(heir, "ACTIVE", CLIENT)
     # It persists for the daemon after that, too.
     assert snapshot(heir.daemon, InitialDefaults.of(heir.daemon)).quit == PersistentQuit()
@@ -201,7 +201,7 @@ def test_its_time_begins_again(story: Story, lines: tuple[str, ...], seconds: fl
 def test_a_quit_that_has_nothing_more_to_wait_for_is_done(story: Story) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(evolve(quits(story, "quit"), servers=())))
-    assert [type(one).__name__ for one in heir.connects(2, B)] == ["SpawnServer"]
+    assert [type(instruction).__name__ for instruction in heir.connects(2, B)] == ["SpawnServer"]
 
 
 def test_a_signal_is_for_one_daemon_only(story: Story) -> None:

@@ -139,7 +139,7 @@ def test_a_server_that_cannot_start_refuses_its_own_user_only(together: Story) -
 
 
 def test_a_debugged_client_waits_for_its_own_user_only(together: Story) -> None:
-    assert [type(one) for one in together.connects(3, C, traced=True)] == [ContinueWithoutMps]
+    assert [type(instruction) for instruction in together.connects(3, C, traced=True)] == [ContinueWithoutMps]
     assert together.connects(4, A, traced=True) == []
     assert together.feed(events.ClientGonePushed(2, 2)) == []
     assert [type(instruction) for instruction in together.feed(events.ClientGonePushed(1, 1))] == [ContinueWithoutMps]

@@ -188,13 +188,13 @@ class Program:
         self.pinned.append(answer[1])
         host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(answer[1]))
         host[:] = np.arange(size) % 251
-        data = cuda.cuMemAlloc(size)[1]
+        device_memory = cuda.cuMemAlloc(size)[1]
         # Page-locked memory is read when the stream comes to the copy, as in CUDA.
-        copied = [cuda.cuMemcpyHtoDAsync(data, answer[1], size, 0), cuda.cuStreamSynchronize(0)]
+        copied = [cuda.cuMemcpyHtoDAsync(device_memory, answer[1], size, 0), cuda.cuStreamSynchronize(0)]
         host[:] = 0
-        copied += [cuda.cuMemcpyDtoHAsync(answer[1], data, size, 0), cuda.cuMemFree(data)]
+        copied += [cuda.cuMemcpyDtoHAsync(answer[1], device_memory, size, 0), cuda.cuMemFree(device_memory)]
         right = bool((host == np.arange(size) % 251).all())
-        return " ".join(sorted({result_of(each) for each in (answer, *copied)})) + f" right={right}"
+        return " ".join(sorted({result_of(code) for code in (answer, *copied)})) + f" right={right}"
 
     def do_unpin(self) -> str:
         return result_of(cuda.cuMemFreeHost(self.pinned.pop()))
@@ -235,14 +235,14 @@ class Program:
     def do_add(self) -> str:
         """Add one to each of 65,536 floats, and count the wrong ones."""
         host = np.arange(COUNT, dtype=np.float32)
-        data = first(cuda.cuMemAlloc(host.nbytes))
-        cuda.cuMemcpyHtoD(data, host, host.nbytes)
+        device_memory = first(cuda.cuMemAlloc(host.nbytes))
+        cuda.cuMemcpyHtoD(device_memory, host, host.nbytes)
         launched = self.launch(
-            "add_one", data, COUNT, types=(None, ctypes.c_uint32), blocks=COUNT // 256, threads=256
+            "add_one", device_memory, COUNT, types=(None, ctypes.c_uint32), blocks=COUNT // 256, threads=256
         )
         synced = self.do_sync()
-        cuda.cuMemcpyDtoH(host, data, host.nbytes)
-        cuda.cuMemFree(data)
+        cuda.cuMemcpyDtoH(host, device_memory, host.nbytes)
+        cuda.cuMemFree(device_memory)
         wrong = np.count_nonzero(host != np.arange(COUNT, dtype=np.float32) + 1)
         return f"{launched} {synced} wrong={wrong}"
 
@@ -323,12 +323,12 @@ class Program:
             return str(code.name)
         function = cuda.cuModuleGetFunction(module, b"twice")[1]
         host = np.arange(1000, dtype=np.float32)
-        data = cuda.cuMemAlloc(host.nbytes)[1]
-        cuda.cuMemcpyHtoD(data, host, host.nbytes)
-        parameters = ((int(data), host.size), (ctypes.c_void_p, ctypes.c_int))
+        device_memory = cuda.cuMemAlloc(host.nbytes)[1]
+        cuda.cuMemcpyHtoD(device_memory, host, host.nbytes)
+        parameters = ((int(device_memory), host.size), (ctypes.c_void_p, ctypes.c_int))
         cuda.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
         copied = np.empty_like(host)
-        codes = {code, cuda.cuMemcpyDtoH(copied, data, host.nbytes)[0], cuda.cuMemFree(data)[0]}
+        codes = {code, cuda.cuMemcpyDtoH(copied, device_memory, host.nbytes)[0], cuda.cuMemFree(device_memory)[0]}
         codes.add(cuda.cuModuleUnload(module)[0])
         return f"{' '.join(sorted(code.name for code in codes))} wrong={int((copied != 2 * host).sum())}"
 
@@ -340,12 +340,12 @@ class Program:
         code, function = cuda.cuModuleGetFunction(module, b"k")
         if function is None:
             return str(code.name)
-        data = first(cuda.cuMemAlloc(4))
-        cuda.cuMemsetD32(data, 0, 1)
-        code = cuda.cuLaunchKernel(function, 1, 1, 1, int(threads), 1, 1, 0, 0, ((int(data),), ADDRESS), 0)[0]
+        address = first(cuda.cuMemAlloc(4))
+        cuda.cuMemsetD32(address, 0, 1)
+        code = cuda.cuLaunchKernel(function, 1, 1, 1, int(threads), 1, 1, 0, 0, ((int(address),), ADDRESS), 0)[0]
         word = np.zeros(1, np.uint32)
-        code = code or cuda.cuMemcpyDtoH(word, data, word.nbytes)[0]
-        cuda.cuMemFree(data)
+        code = code or cuda.cuMemcpyDtoH(word, address, word.nbytes)[0]
+        cuda.cuMemFree(address)
         cuda.cuModuleUnload(module)
         return f"{code.name} {word[0]}"
 

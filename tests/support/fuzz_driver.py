@@ -54,10 +54,10 @@ class Packets:
         kind = self.source.random()
         if kind < 0.7 or not packet:
             return packet
-        data = bytearray(packet)
+        spoiled = bytearray(packet)
         if kind < 0.85:
-            data[self.source.randrange(len(data))] = self.source.randint(0, 255)
-            return bytes(data)
+            spoiled[self.source.randrange(len(spoiled))] = self.source.randint(0, 255)
+            return bytes(spoiled)
         return (packet + bytes(5000))[: self.source.choice(SIZES)]
 
     def role(self) -> bytes:

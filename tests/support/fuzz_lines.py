@@ -81,23 +81,23 @@ class Lines:
         return seed % tuple(self._pid() for _ in range(seed.count(b"%d")))
 
     def _mutated(self, line: bytes) -> bytes:
-        data = bytearray(line)
+        mutated = bytearray(line)
         for _ in range(self.source.randint(1, 4)):
-            at = self.source.randint(0, len(data))
+            at = self.source.randint(0, len(mutated))
             match self.source.randint(0, 5):
                 case 0:
-                    data[at : at + 1] = b""
+                    mutated[at : at + 1] = b""
                 case 1:
-                    data[at:at] = bytes((self.source.randint(0, 255),))
+                    mutated[at:at] = bytes((self.source.randint(0, 255),))
                 case 2:
-                    data[at:at] = self.source.choice(BLANKS)
+                    mutated[at:at] = self.source.choice(BLANKS)
                 case 3:
-                    data[at:at] = self.source.choice(NUMBERS)
+                    mutated[at:at] = self.source.choice(NUMBERS)
                 case 4:
-                    del data[at:]
+                    del mutated[at:]
                 case 5:
-                    data += data[at:]
-        return bytes(data)
+                    mutated += mutated[at:]
+        return bytes(mutated)
 
     def _assembled(self) -> bytes:
         words = [self.source.choice(self.names)]
@@ -123,18 +123,18 @@ def conversation(source: random.Random, lines: list[bytes]) -> bytes:
             source.randint(0, len(output)),
             frames.encode(source.choice(kinds), source.randbytes(source.choice(bodies))),
         )
-    data = bytearray(b"".join(output))
+    stream = bytearray(b"".join(output))
     if kind < 0.6:
         for _ in range(source.randint(1, 3)):
-            data[source.randrange(len(data))] = source.randint(0, 255)
+            stream[source.randrange(len(stream))] = source.randint(0, 255)
     if kind < 0.5:
-        del data[source.randint(0, len(data)) :]
-    return bytes(data)
+        del stream[source.randint(0, len(stream)) :]
+    return bytes(stream)
 
 
 def _hello_of_a_client(source: random.Random) -> bytes:
     hello = messages.ClientHello(Versions(), source.randint(-5, 1 << 20), "fuzz", 1, {"CUDA_VISIBLE_DEVICES": "0"})
-    data = bytearray(messages.encode(hello))
+    frame = bytearray(messages.encode(hello))
     for _ in range(source.randint(1, 5)):
-        data[source.randrange(frames.HEADER_BYTES, len(data))] = source.randint(0, 255)
-    return bytes(data)
+        frame[source.randrange(frames.HEADER_BYTES, len(frame))] = source.randint(0, 255)
+    return bytes(frame)

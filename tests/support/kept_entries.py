@@ -19,8 +19,8 @@ def fetch_entries(pipe: Path) -> Iterator[dict[str, tuple[bytes, int]]]:
         sock.settimeout(30)
         sock.connect(str(pipe / "pympsd.keeper"))
         while True:
-            data, fds, _, _ = socket.recv_fds(sock, packets.PACKET_BYTES, 1)
-            kind, name, note = packets.decode(data)
+            packet, fds, _, _ = socket.recv_fds(sock, packets.PACKET_BYTES, 1)
+            kind, name, note = packets.decode(packet)
             if kind == packets.COMPLETE:
                 break
             entries[name] = note, fds[0]

@@ -305,8 +305,8 @@ def _next_daemon(daemons: Daemons) -> tuple[socket.socket, dict[str, bytes]]:
     """Connect as a next daemon, and receive everything."""
     sock, entries = _connect(daemons), {}
     while True:
-        data, fds, _, _ = socket.recv_fds(sock, packets.PACKET_BYTES, 1)
-        kind, name, note = packets.decode(data)
+        packet, fds, _, _ = socket.recv_fds(sock, packets.PACKET_BYTES, 1)
+        kind, name, note = packets.decode(packet)
         for fd in fds:
             os.close(fd)
         if kind == packets.COMPLETE:
@@ -323,8 +323,8 @@ def test_a_next_daemon_that_dies_halfway_costs_nothing(daemons: Daemons) -> None
         keeper = daemon.keeper()
         daemon.kill()
         with _connect(daemons) as halfway:
-            data, (fd, *_), _, _ = socket.recv_fds(halfway, packets.PACKET_BYTES, 1)
-            assert packets.decode(data) == (packets.HOLD, "server 1", b"")
+            packet, (fd, *_), _, _ = socket.recv_fds(halfway, packets.PACKET_BYTES, 1)
+            assert packets.decode(packet) == (packets.HOLD, "server 1", b"")
             wait_until(lambda: _state(keeper) == "S" and not _open(halfway), "a link that takes no more")
             # It dies with packets unread; what it reported itself counts, even if the keeper sees both together.
             suspend(keeper)
@@ -362,7 +362,7 @@ def test_malformed_packets_change_nothing(daemons: Daemons) -> None:
         daemon.kill()
         sock, _ = _next_daemon(daemons)
         with sock:
-            for data in (
+            for packet in (
                 b"\1",
                 b"\0\0",
                 b"\x63\1a",
@@ -372,9 +372,9 @@ def test_malformed_packets_change_nothing(daemons: Daemons) -> None:
                 b"\1\1a" + b"x" * packets.PACKET_BYTES,
                 b"\1\xff" + b"a" * packets.NAME_BYTES + b"x" * (packets.NOTE_BYTES + 1),
             ):
-                sock.send(data)
-                socket.send_fds(sock, [data], [sock.fileno()])
-                socket.send_fds(sock, [data], [sock.fileno()] * 5)
+                sock.send(packet)
+                socket.send_fds(sock, [packet], [sock.fileno()])
+                socket.send_fds(sock, [packet], [sock.fileno()] * 5)
             socket.send_fds(sock, [packets.encode(packets.DROP, "unknown")], [sock.fileno()])
             sock.send(packets.encode(packets.HOLD, "without a descriptor"))
             socket.send_fds(sock, [packets.encode(packets.HOLD, "with two")], [peer.fileno()] * 2)

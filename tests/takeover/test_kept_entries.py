@@ -72,8 +72,8 @@ class EarlierDaemon:
             later.settimeout(SECONDS)
             later.connect(str(self.folder / files.KEEPER))
             while True:
-                data, fds, _, _ = socket.recv_fds(later, packets.PACKET_BYTES, 1)
-                kind, name, note = packets.decode(data)
+                packet, fds, _, _ = socket.recv_fds(later, packets.PACKET_BYTES, 1)
+                kind, name, note = packets.decode(packet)
                 for fd in fds:
                     os.close(fd)
                 if kind == packets.COMPLETE:

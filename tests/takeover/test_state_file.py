@@ -56,11 +56,11 @@ def saved(tmp_path: Path) -> StateFile:
 
 
 def test_the_saved_state_is_read_back(saved: StateFile) -> None:
-    data = read(saved.folder)
-    assert data is not None
-    assert data.remembered == KNOWN
-    assert data.devices == DEVICES
-    assert data.started == {os.getpid(): start_time_of(os.getpid())}
+    saved_state = read(saved.folder)
+    assert saved_state is not None
+    assert saved_state.remembered == KNOWN
+    assert saved_state.devices == DEVICES
+    assert saved_state.started == {os.getpid(): start_time_of(os.getpid())}
     assert start_time_of(os.getpid()) > 0
 
 
@@ -86,9 +86,9 @@ def test_it_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> N
 def test_it_exists_even_if_there_is_nothing_to_save(saved: StateFile) -> None:
     saved.save(PersistentState())
     assert os.listdir(saved.folder) == [files.STATE]
-    data = read(saved.folder)
-    assert data is not None
-    assert (data.remembered, data.started) == (PersistentState(), {})
+    saved_state = read(saved.folder)
+    assert saved_state is not None
+    assert (saved_state.remembered, saved_state.started) == (PersistentState(), {})
 
 
 def test_the_remains_of_an_interrupted_write_are_replaced(saved: StateFile, tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_a_failure_is_logged_once_and_retried(tmp_path: Path) -> None:
 def test_a_removed_file_is_written_again(saved: StateFile) -> None:
     os.unlink(os.path.join(saved.folder, files.STATE))
     saved.save(KNOWN)
-    data = read(saved.folder)
-    assert data is not None
-    assert data.remembered == KNOWN
+    saved_state = read(saved.folder)
+    assert saved_state is not None
+    assert saved_state.remembered == KNOWN
 
 
 def test_in_a_folder_taken_by_another_daemon_nothing_is_changed(saved: StateFile, tmp_path: Path) -> None:
@@ -258,15 +258,15 @@ def _make_old(state: dict[str, Any]) -> None:
 
 def test_limits_of_format_1_are_read(saved: StateFile) -> None:
     _edit(Path(saved.folder) / files.STATE, _make_old)
-    data = read(saved.folder)
-    assert data is not None
-    (server,), (rule,) = data.remembered.named_servers, data.remembered.rules or ()
+    saved_state = read(saved.folder)
+    assert saved_state is not None
+    (server,), (rule,) = saved_state.remembered.named_servers, saved_state.remembered.rules or ()
     one, two, three = (PinnedMemory(count << 30) for count in (1, 2, 3))
     limits = Limits(percentages(30.0), {1: one}, ClientPriority(1), {0: two}, "p")
     assert server.namespaces == (PersistentNamespace("default", limits, True), PersistentNamespace("hi"))
     assert server.maximum == Limits(percentages(60.0), {0: three})
     assert rule.limits == Limits(percentages(25.0), {0: one})
-    assert data.remembered.servers == KNOWN.servers
+    assert saved_state.remembered.servers == KNOWN.servers
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pympsd.vocabulary.partitions import (
     chunk_size,
     free_chunks,
     has_remainder,
-    multiprocessors,
+    list_multiprocessors,
     partition_id,
     protocol_2_chunks,
 )
@@ -42,7 +42,7 @@ def test_the_chunks_of_a_device(name: str, size: int, count: int) -> None:
 def test_the_chunks_of_protocol_2(name: str, count: int, size: int) -> None:
     chunks = protocol_2_chunks(EVERY[name])
     assert len(chunks) == count
-    assert {len(multiprocessors(EVERY[name], chunk)) for chunk in chunks} == ({size} if count else set())
+    assert {len(list_multiprocessors(EVERY[name], chunk)) for chunk in chunks} == ({size} if count else set())
     every = [unit for chunk in chunks for unit in chunk]
     assert sorted(set(every)) == every
     assert set(every) <= set(range(chunk_count(EVERY[name])))
@@ -59,7 +59,10 @@ def test_a_machine_description_sets_the_chunks_of_both_protocols() -> None:
 def test_each_multiprocessor_is_in_one_chunk(device, data) -> None:  # type: ignore[no-untyped-def]
     every = range(chunk_count(device) + 1)
     chunks = data.draw(st.sets(st.sampled_from(every)))
-    mine, others = multiprocessors(device, tuple(chunks)), multiprocessors(device, tuple(set(every) - chunks))
+    mine, others = (
+        list_multiprocessors(device, tuple(chunks)),
+        list_multiprocessors(device, tuple(set(every) - chunks)),
+    )
     assert sorted((*mine, *others)) == list(range(device.multiprocessors))
     assert list(mine) == sorted(mine)
 

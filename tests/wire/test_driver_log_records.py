@@ -60,11 +60,11 @@ def test_recorded_reads() -> None:
 
 @given(st.lists(records | lines, max_size=8), st.lists(st.integers(0), max_size=12))
 def test_records_and_lines_in_any_order_and_chunks(said: list[DriverLogRecord | bytes], places: list[int]) -> None:
-    data = b"".join(
+    stream = b"".join(
         driver_log_record.encode() if isinstance(driver_log_record, DriverLogRecord) else driver_log_record + b"\n"
         for driver_log_record in said
     )
-    assert _read(_cut(data, places)) == said
+    assert _read(_cut(stream, places)) == said
 
 
 @given(

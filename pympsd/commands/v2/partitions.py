@@ -32,7 +32,7 @@ from pympsd.state_machine.limit_resolution import UnknownDevice, device_named
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import lines, refusal
-from pympsd.vocabulary.partitions import SmPartition, multiprocessors, partition_id
+from pympsd.vocabulary.partitions import SmPartition, list_multiprocessors, partition_id
 from pympsd.vocabulary.results import Result
 
 NOT_ENABLED: Final = "static partitioning is not enabled"
@@ -194,13 +194,13 @@ def _rows(daemon: Daemon) -> Iterator[tuple[str, str | None, *tuple[int | None, 
     """Yield a row for each device, and below it one for each of its partitions; None where the table is blank."""
     for index, device in enumerate(daemon.devices):
         free = partitions.free_of(daemon, index)
-        chunks, sms = partitions.count_chunks(daemon, index, free), len(multiprocessors(device, free))
+        chunks, sms = partitions.count_chunks(daemon, index, free), len(list_multiprocessors(device, free))
         used = len(partitions.chunks_of(daemon, index)) - chunks, device.multiprocessors - sms
         yield device.uuid, None, chunks, used[0], sms, used[1], None
         for server, partition in partitions.partitions_on(daemon, index):
             chunks, sms = (
                 partitions.count_chunks(daemon, index, partition.chunks),
-                len(multiprocessors(device, partition.chunks)),
+                len(list_multiprocessors(device, partition.chunks)),
             )
             has_clients = bool(partitions.clients_in(daemon, server, partition))
             yield device.uuid, partition_id(server, device, partition.name), None, chunks, None, sms, has_clients

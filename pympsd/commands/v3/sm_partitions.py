@@ -15,7 +15,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
 from pympsd.vocabulary.answers import Answer, AnswerPart
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.partitions import VARIABLE, chunk_count, multiprocessors, partition_id
+from pympsd.vocabulary.partitions import VARIABLE, chunk_count, list_multiprocessors, partition_id
 from pympsd.vocabulary.texts import read_boolean, read_count
 
 COLUMNS: Final = columns(
@@ -57,7 +57,7 @@ def create(
     instructions = tuple(create_partition(daemon, server, name, index, chunks, include_remainder, caller.uid))
     properties = daemon.devices[index]
     if _is_created(daemon, owner):
-        count = len(multiprocessors(properties, owner.partitions[-1].chunks))
+        count = len(list_multiprocessors(properties, owner.partitions[-1].chunks))
         text = f"created on device {properties.uuid} (sm-count={count})"
     else:
         when = f"it is created when server '{server}' starts"
@@ -129,7 +129,7 @@ def _rows(daemon: Daemon, owner: NamedServer, index: int) -> list[Row]:
                 properties.uuid,
                 partition.name,
                 sum(chunk < chunk_count(properties) for chunk in partition.chunks),
-                len(multiprocessors(properties, partition.chunks)),
+                len(list_multiprocessors(properties, partition.chunks)),
                 chunk_count(properties) in partition.chunks,
                 state,
                 partition_id(owner.name, properties, partition.name),
@@ -148,7 +148,7 @@ def _free_row(owner: NamedServer, properties: DeviceProperties, free: tuple[int,
         properties.uuid,
         None,
         whole,
-        len(multiprocessors(properties, free)),
+        len(list_multiprocessors(properties, free)),
         None,
         "unallocated",
         None,

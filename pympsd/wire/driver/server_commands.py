@@ -203,10 +203,10 @@ def devices() -> Question[tuple[ServerDevice, ...]]:
 
 
 def resume(percentage: float) -> Question[None]:
-    """Find the beginning of the answers to a daemon that takes a server over; an earlier one's may be left.
+    """Find the beginning of a server's answers after a takeover: answers to the previous daemon may still come.
 
-    It sets a percentage that no other daemon sets, one that a float of 32 bits can hold, and waits for it. Another
-    has to be set before the next client comes.
+    Set a percentage that no other daemon sets, one that a float of 32 bits can hold, and skip the answers before it.
+    The caller must set the right percentage before the next client comes.
     """
     expected = _DOUBLE.pack(percentage)
 

@@ -124,7 +124,7 @@ DEVICE_MAP: Final = 2
 WRITE_COMBINED: Final = 4
 IO_MEMORY: Final = 4
 READ_ONLY: Final = 8
-"""CU_MEMHOSTALLOC_* have the first three, CU_MEMHOSTREGISTER_* the first two and the last two."""
+"""Flags. CU_MEMHOSTALLOC_* has the first three, CU_MEMHOSTREGISTER_* the first two and the last two."""
 
 _MS_ASYNC: Final = 1
 _msync = ctypes.CDLL(None, use_errno=True).msync

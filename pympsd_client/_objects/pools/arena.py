@@ -89,7 +89,10 @@ _QUERIES: Final = 8
 
 @frozen
 class FreePoint:
-    """Where memory was freed: in a stream, by the name it has in records, or if that is destroyed before an event."""
+    """A point of a stream at which memory was freed.
+
+    ``stream`` is the stream's name in records; ``event`` takes its place once the stream is destroyed.
+    """
 
     context: Context
     stream: int

@@ -114,6 +114,10 @@ static void begin_block(const Worker *c, Slot *slot, int64_t number) {
 
 // Find the place of a number in a box, x fastest.
 static void place_in(uint64_t number, const uint32_t *extents, uint32_t *place) {
+    if (number < extents[0]) { // without the divisions, which take as long as a short warp
+        place[0] = (uint32_t)number, place[1] = place[2] = 0;
+        return;
+    }
     place[0] = (uint32_t)(number % extents[0]);
     place[1] = (uint32_t)(number / extents[0] % extents[1]);
     place[2] = (uint32_t)(number / extents[0] / extents[1]);
@@ -125,7 +129,8 @@ static void enter_slot(Worker *c, Slot *slot) {
     c->current = slot, c->states = warps_of(c, slot), c->frames = frames_of(c, slot);
     c->shared = b->shared_slab + index * b->shared_frame;
     c->locals = b->local_slab + index * b->threads_per_block * c->local_frame;
-    c->cluster_ctarank = (uint32_t)(block % b->cluster_blocks), block /= b->cluster_blocks;
+    if (b->cluster_blocks > 1)
+        c->cluster_ctarank = (uint32_t)(block % b->cluster_blocks), block /= b->cluster_blocks;
     c->cluster_shared = c->shared - c->cluster_ctarank * b->shared_frame;
     place_in(block, c->nclusterid, c->clusterid);
     place_in(c->cluster_ctarank, c->cluster_nctaid, c->cluster_ctaid);
@@ -411,7 +416,11 @@ static Slot *take_slots(Worker *c, int64_t count) {
 static int begin_next(Worker *c) {
     Batch *b = c->batch;
     int64_t number = atomic_load(&b->next_block), count = (int64_t)b->cluster_blocks;
-    if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
+    if (number >= b->blocks)
+        return 0;
+    if (!atomic_load(&b->is_open)) // no other thread: an addition would wait until all that was written is in the cache
+        atomic_store_explicit(&b->next_block, number + count, memory_order_relaxed);
+    else if ((number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
         return 0;
     Slot *slot = b->is_prepared ? b->slot + number : take_slots(c, count);
     for (int64_t i = 0; i < count && !b->is_prepared; i++)
@@ -516,6 +525,17 @@ static int outcome_of(Batch *b) {
             outcome = SERVICE;
     }
     return outcome;
+}
+
+// Begin a batch's blocks from the first one on, or other ones: no block is in progress.
+void kernels_rewind(Batch *b, int64_t first_block) {
+    b->first_block = first_block;
+    b->next_block = b->next_slot = 0;
+    b->alone = b->was_helped = b->needs_python = 0;
+    for (uint32_t i = 0; i < b->worker_count; i++) {
+        Worker *c = worker_of(b, i);
+        c->free = NULL, c->idle = 0, c->preferred = b->preferred;
+    }
 }
 
 // Run the batch's blocks until a time (CLOCK_MONOTONIC, nanoseconds).

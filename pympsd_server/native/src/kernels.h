@@ -124,6 +124,7 @@ struct Batch {
     uint8_t *workers; // `worker_bytes` apart
     uint32_t worker_count, worker_bytes;
     int64_t slots_at_once; // that a worker takes when it has no free one
+    int64_t preferred;     // that a worker begins with (Worker.preferred)
     // The order of things (kernels.c).
     uint64_t deadline, help_at;
     _Atomic int64_t next_block, next_slot;

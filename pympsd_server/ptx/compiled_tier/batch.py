@@ -34,9 +34,9 @@ all blocks until there is progress; a warp that waits for itself is detected the
 one in the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
 
 A program may launch one kernel a million times, and preparing a batch takes longer than running a small one. So a
-finished batch that is not large is *kept* by its module (`keep`), and begins again for the next blocks of the same
-shape, of this launch or another one. Then only the number of the first block and the values of parameters are
-replaced, and the state that C changes is reset.
+finished batch begins again (`begin_again`) for the next blocks of the same shape: those of its launch, and, if it is
+not large and so *kept* by its module (`keep`), those of another one. Then only the number of the first block and the
+values of parameters are replaced, and C resets the state that it has changed (`kernels_rewind`).
 
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
 two calls, only this thread. The results of checks are forgotten when the allocations change; their arrays live until
@@ -185,18 +185,17 @@ class CompiledBatch:
             raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(setup.parameters)}")
         self.kernel, self._module, self._setup, self._code = kernel, module, setup, code
         self._view: Array = module.space.views[DTYPES["u8"]]
-        self._first_block, self._sm_of_block = first_block, np.ascontiguousarray(sm_of_block, np.int64)
+        self._sm_of_block = np.ascontiguousarray(sm_of_block, np.int64)
         self._taken_over: list[Batch] = []
         self._reach: list[tuple[Any, ...]] = []
         self._state: BatchState | None = None
-        self._over = False
         self._shape: tuple[Any, ...] = ()
         """Everything that the batch depends on, except the values of parameters and the number of the first block."""
         self.steps = 0
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
         self._describe_launch()
-        self._initial = bytes(self._common), self._workers.copy()
+        self.begin_again(setup, first_block)
         self.look_at_allocations()
         _BATCHES[ctypes.addressof(self._common)] = self
 
@@ -218,24 +217,27 @@ class CompiledBatch:
             batch = cls(module, kernel_name, setup, first_block, sm_of_block, code)
             batch._shape = shape
         else:
-            batch._begin_again(setup, first_block)
+            batch.begin_again(setup, first_block)
         return batch
 
     def keep(self) -> None:
         """Let the next blocks of the same shape use this batch, which has finished; do nothing if it is large."""
-        if self._shape and self._state is None and not self._common.is_prepared and self._nbytes <= _MAX_KEPT_BYTES:
+        if self.can_begin_again and self._nbytes <= _MAX_KEPT_BYTES:
             self._module.kept[self._shape] = self
             nbytes = self._nbytes + self._code.nbytes + _OBJECT_BYTES
             _kept.use(self, nbytes, self._module.facilities.user)
 
-    def _begin_again(self, setup: LaunchSetup, first_block: int) -> None:
-        common, (state, workers) = self._common, self._initial
-        allocations = common.allocations
-        ctypes.memmove(ctypes.addressof(common), state, len(state))
-        common.allocations, self._workers[:] = allocations, workers
-        common.first_block = self._first_block = first_block
-        self._setup, self._over, self.steps = setup, False, 0
-        self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
+    @property
+    def can_begin_again(self) -> bool:
+        """Whether the batch can run other blocks when it has finished."""
+        return bool(self._shape) and self._state is None
+
+    def begin_again(self, setup: LaunchSetup, first_block: int) -> None:
+        """Begin other blocks of the same shape; all earlier ones must have ended."""
+        if setup is not self._setup:
+            self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
+        self._setup, self._first_block, self._over = setup, first_block, False
+        runtime().kernels_rewind(ctypes.byref(self._common), first_block)
 
     def _size_memory(self) -> None:
         """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory.
@@ -271,7 +273,7 @@ class CompiledBatch:
         common, setup, code = self._common, self._setup, self._code
         common.kernel, common.fuel_per_turn, common.refresh = code.address, _FUEL, _refresh
         common.threads_per_block, common.width = self._threads, code.width
-        common.sm_of_block, common.first_block = self._sm_of_block.ctypes.data, self._first_block
+        common.sm_of_block = self._sm_of_block.ctypes.data
         common.cluster_blocks = prod(setup.cluster)
         common.blocks, common.base = len(self._sm_of_block), self._module.space.base
         self._coordinates = _coordinates(setup.block, code.width)
@@ -285,19 +287,18 @@ class CompiledBatch:
         self._describe_worker()
         rows = self._workers.reshape(count, common.worker_bytes)
         rows[1:] = rows[0]
-        self._column(self._workers, "sites")[:] += np.arange(count, dtype=np.uint64) * np.uint64(common.sites_bytes)
+        self._column("sites")[:] += np.arange(count, dtype=np.uint64) * np.uint64(common.sites_bytes)
 
-    def _column(self, workers: Array, name: str) -> Array:
+    def _column(self, name: str) -> Array:
         """Return a field of all workers, which can be changed in place."""
-        at, rows = offset_of(name), workers.reshape(-1, self._common.worker_bytes)
+        at, rows = offset_of(name), self._workers.reshape(-1, self._common.worker_bytes)
         return cast(Array, rows[:, at : at + 8].view(np.uint64)[:, 0])
 
     def _follow_mapping(self) -> None:
         """Use the space's mapping, if it is another one than before; all threads must be at rest."""
         if self._view is not self._module.space.views[DTYPES["u8"]]:
             self._view = self._module.space.views[DTYPES["u8"]]
-            for workers in (self._workers, self._initial[1]):
-                self._column(workers, "delta")[:] = self._view.ctypes.data - self._module.space.base
+            self._column("delta")[:] = self._view.ctypes.data - self._module.space.base
 
     def _worker(self, index: int) -> Worker:
         return Worker.from_buffer(self._workers.data, index * self._common.worker_bytes)
@@ -317,7 +318,7 @@ class CompiledBatch:
         worker.cluster_nctarank, worker.is_explicit_cluster = prod(setup.cluster), prod(setup.cluster) > 1
         worker.warps, worker.batch = self._warps_per_block, ctypes.addressof(self._common)
         preferred = _PREFERRED_ESCAPING_SLOTS if self._code.escapes else _PREFERRED_SLOTS
-        worker.preferred = len(self._sm_of_block) if setup.workspace else preferred
+        self._common.preferred = len(self._sm_of_block) if setup.workspace else preferred
         values = {
             "nsmid": self._module.multiprocessors,
             "dynamic_smem_size": setup.dynamic_shared,

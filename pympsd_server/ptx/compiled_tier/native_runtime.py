@@ -178,6 +178,7 @@ class SharedState(ctypes.Structure):
         ("worker_count", c_uint32),
         ("worker_bytes", c_uint32),
         ("slots_at_once", c_int64),
+        ("preferred", c_int64),
         ("deadline", c_uint64),
         ("help_at", c_uint64),
         ("next_block", c_int64),
@@ -225,6 +226,7 @@ FUNCTIONS: Final = (
 """The functions that generated code calls."""
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "kernels_run": (c_int, (ctypes.POINTER(SharedState), c_uint64)),
+    "kernels_rewind": (None, (ctypes.POINTER(SharedState), c_int64)),
     "kernels_publish": (None, (ctypes.POINTER(SharedState), ctypes.POINTER(ReachableMemory))),
     "kernels_worker_bytes": (c_uint64, ()),
     "kernels_batch_bytes": (c_uint64, ()),

@@ -458,13 +458,33 @@ def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Dae
     }
 
 
+EXAMPLES = {
+    "<limit>": ("2G", "unlimited"),
+    "<percentage>": ("25", "default"),
+    "0|1": ("1", "default"),
+    "<name>|none": ("half", "none"),
+}
+"""A limit, and the word that lifts it, for each placeholder of values."""
+
+
+def _set_limit(daemon: Daemon, row: LimitRow, text: str) -> list[do.Instruction]:
+    line = f"namespace set hi --server=a --{row.name}={text}".encode()
+    return _handle(daemon, OperatorLine(1, 0, parse(line, 3)))
+
+
 @pytest.mark.parametrize("row", LIMITS, ids=lambda row: row.name)
 def test_a_change_of_any_limit_can_be_seen_in_the_log(daemon: Daemon, row: LimitRow) -> None:
-    value = {"<limit>": "2G", "<percentage>": "25", "0|1": "1", "<name>|none": "half"}[row.form]
-    line = f"namespace set hi --server=a --{row.name}={value}".encode()
-    done = _handle(daemon, OperatorLine(1, 0, parse(line, 3)))
+    done = _set_limit(daemon, row, EXAMPLES[row.form][0])
     (logged,) = [log for log in done if isinstance(log, do.Log) and log.event == "namespace_set"]
     assert logged.fields["before"] != logged.fields["limits"]
+
+
+@pytest.mark.parametrize("row", LIMITS, ids=lambda row: row.name)
+def test_any_limit_can_be_lifted_again(daemon: Daemon, row: LimitRow) -> None:
+    for text, is_lifted in zip(EXAMPLES[row.form], (False, True), strict=True):
+        _set_limit(daemon, row, text)
+        entries = row.entries(daemon.named_servers["a"].namespaces["hi"].limits, (0, 1))
+        assert all((entry == row.default) is is_lifted for entry in entries)
 
 
 def test_a_limit_without_words_of_its_own_is_logged_by_its_name(

@@ -114,9 +114,9 @@ def multiprocessors(percentage: int) -> int:
 
 def end_all(daemon: DaemonProcess) -> None:
     """Kill whatever runs with a daemon's directory: servers and keepers of one that was killed."""
-    data = f"CUDA_MPS_PIPE_DIRECTORY={pipe(daemon)}\0".encode()
+    variable = f"CUDA_MPS_PIPE_DIRECTORY={pipe(daemon)}\0".encode()
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             with contextlib.suppress(OSError):
-                if data in (place / "environ").read_bytes():
+                if variable in (place / "environ").read_bytes():
                     os.kill(int(place.name), signal.SIGKILL)

@@ -5,7 +5,7 @@ from threading import Lock
 
 from pympsd.vocabulary.device_properties import DeviceProperties, mapped_window_of, window_of
 from pympsd.vocabulary.limits import Quota
-from pympsd.vocabulary.partitions import multiprocessors as sms_of
+from pympsd.vocabulary.partitions import list_multiprocessors
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import AccountedDevice, DeviceBudget
@@ -127,7 +127,7 @@ class EmulatedDevice(AccountedDevice):
             if self._closed:
                 raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
             limited = self.capabilities.limits_multiprocessors
-            among = sms_of(self._properties, quota.chunks)
+            among = list_multiprocessors(self._properties, quota.chunks)
             multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0, among)
             try:
                 context = self._make(address_space, quota, multiprocessors, on_fault, context_id)
@@ -146,7 +146,7 @@ class EmulatedDevice(AccountedDevice):
         context_id: int,
     ) -> EmulatedContext:
         client = self._spaces.find(address_space, quota)
-        among = sms_of(self._properties, quota.chunks)
+        among = list_multiprocessors(self._properties, quota.chunks)
         visible_ids = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None
         overhead = context_overhead(self._properties, len(multiprocessors))
         memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")

@@ -148,8 +148,9 @@ class KernelRun(WorkItem):
     def _open(self) -> None:
         self._unfinished_slices = 0
         end = self._started_blocks + self.blocks_together
-        while self._started_blocks < end and (blocks := self._begin_blocks()):
-            self._started_blocks += blocks
+        while self._started_blocks < end:
+            if not self._begin_blocks():
+                break
         if self._started_blocks:
             self.owner.placement.mark_begun(self)
 
@@ -169,21 +170,41 @@ class KernelRun(WorkItem):
                 self._loaded, self._kernel.name, self._setup, self._started_blocks, resident_blocks.sm_of_block
             )
             self._residents.append(_Resident(batch, resident_blocks, self._started_blocks))
-            owner, name = self.owner, self._kernel.name
-            owner.trace.add_batch(owner.id, name, self._started_blocks, blocks, owner.queue.level)
+            self._count_blocks(blocks)
         return blocks
 
+    def _count_blocks(self, blocks: int) -> None:
+        owner, first = self.owner, self._started_blocks
+        owner.trace.add_batch(owner.id, self._kernel.name, first, blocks, owner.queue.level)
+        self._started_blocks += blocks
+
     def _advance(self, resident: _Resident, seconds: float) -> None:
-        if self._run_slice(resident, seconds):
-            self._residents.popleft()
-            self.owner.placement.release(resident.resident_blocks)
-            if isinstance(resident.batch, CompiledBatch):
-                resident.batch.keep()
-            self._unfinished_slices = self.owner.placement.unfinished_slices = 0
-        else:
+        placement = self.owner.placement
+        if not self._run_slice(resident, seconds):
             self._residents.rotate(-1)
             self._unfinished_slices += 1
-            self.owner.placement.unfinished_slices += 1
+            placement.unfinished_slices += 1
+            return
+        self._unfinished_slices = placement.unfinished_slices = 0
+        batch, blocks = resident.batch, len(resident.resident_blocks.sm_of_block)
+        if isinstance(batch, CompiledBatch) and self._can_continue(batch, blocks):
+            batch.begin_again(self._setup, self._started_blocks)
+            self._count_blocks(blocks)
+            return
+        self._residents.popleft()
+        placement.release(resident.resident_blocks)
+        if isinstance(batch, CompiledBatch):
+            batch.keep()
+
+    def _can_continue(self, batch: CompiledBatch, blocks: int) -> bool:
+        """Return whether a batch of so many blocks can run the next ones in the same places.
+
+        It does not if others wait for space, or if a new batch could be larger.
+        """
+        if not batch.can_begin_again or self._blocks - self._started_blocks < blocks:
+            return False
+        placement, maximum = self.owner.placement, max_blocks(self._kernel, self._setup)
+        return placement.can_grow() and blocks == min(maximum, placement.capacity(self._size))
 
     def _run_slice(self, resident: _Resident, seconds: float) -> bool:
         """Run a batch for some seconds, compiled as soon as it can be; return whether it is finished."""
