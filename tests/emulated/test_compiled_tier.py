@@ -450,7 +450,8 @@ def test_an_object_counts_as_that_of_the_user_who_used_it_last() -> None:
     bounded, items = BoundedUse(30, dropped.append), [Never() for _ in range(4)]
     for item, user in zip(items[:3], (1, 1, 2), strict=True):
         bounded.use(item, 10, user)
-    bounded.use(items[0], 10, 2)
+    for user in (1, 2):
+        bounded.use(items[0], 10, user)
     bounded.use(items[3], 10, 3)
     assert dropped == [items[2]]
 

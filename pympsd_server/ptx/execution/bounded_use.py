@@ -46,16 +46,17 @@ class BoundedUse(Generic[_Item]):
     _drop: Callable[[_Item], None]
     _uses: WeakKeyDictionary[_Item, tuple[int, int]] = field(factory=WeakKeyDictionary, init=False)
     """The user ID and the bytes of each object, the one that was used last at the end."""
-    _latest: Callable[[], object] = field(default=lambda: None, init=False)
-    """A weak reference to the object that was used last: small launches use the same again and again."""
+    _latest: tuple[Callable[[], object], int] = field(default=(lambda: None, 0), init=False)
+    """A weak reference to the object that was used last, and its user: small launches use the same again."""
     _lock: Lock = field(factory=Lock, init=False)
 
     def use(self, item: _Item, nbytes: int, user: int) -> None:
         """Note a user's use of an object. If it is new or was dropped, others may be dropped, but never this one."""
-        if self._latest() is item:
+        latest, latest_user = self._latest
+        if latest() is item and latest_user == user:
             return
         with self._lock:
-            self._latest = ref(item)
+            self._latest = ref(item), user
             is_new = self._uses.pop(item, None) is None
             self._uses[item] = user, nbytes
             if is_new:
