@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ KERNELS = (
     HEADER
     + """
 .extern .shared .align 16 .b8 dynamic[];
+.visible .global .align 4 .b32 table[256];
 .visible .entry store(.param .u64 p, .param .u64 offset)
 {
   .reg .b64 %d<3>;
@@ -61,6 +64,17 @@ def test_of_an_allocation(bounds: Bounds, nbytes: int, end: int) -> None:
     with pytest.raises(IllegalAddress):
         device.space.read(address, nbytes + 1)  # copies have to be exact, as the driver checks them
     np.testing.assert_array_equal(device.get(other, np.zeros(4, "u4")), np.full(4, 5, "u4"))
+
+
+@pytest.mark.parametrize(("bounds", "end"), [(HARDWARE, mmap.PAGESIZE), (STRICT, 1024)], ids=["hardware", "strict"])
+def test_of_a_variable(bounds: Bounds, end: int) -> None:
+    """The variables of a module share pages with its code: an index that is a little too large is not a fault."""
+    device = _device(bounds)
+    module = device.load(KERNELS)
+    table = module.address_of("table")
+    device.launch(module, "store", 1, 1, table, end - 4)
+    with pytest.raises(IllegalAddress):
+        device.launch(module, "store", 1, 1, table, end + bounds.overrun)
 
 
 def test_what_lies_beyond_the_end_is_cleared_when_it_is_freed() -> None:

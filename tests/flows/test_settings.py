@@ -355,7 +355,7 @@ def test_a_timeout_that_cannot_be(daemon: DaemonProcess) -> None:
     for value in ("0", "-1", "soon", "nan", "inf", ""):
         done = daemon.run(["--timeout", value], "ps")
         assert (done.returncode, done.stdout) == (2, ""), value
-        assert "--timeout is a number of seconds above 0" in done.stderr
+        assert "--timeout must be a number of seconds above 0" in done.stderr
 
 
 @pytest.mark.long

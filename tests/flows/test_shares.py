@@ -187,8 +187,8 @@ def test_wrong_shares_of_option_and_variable_start_no_daemon(daemon: DaemonProce
     done = make_daemon(PYMPSD_USER_SHARES="servers=x").run(["-d"])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "PYMPSD_USER_SHARES is RESOURCE=VALUE, several with commas (the share of servers is a number from 0 to "
-        "256, not 'x'), not 'servers=x'\n"
+        "PYMPSD_USER_SHARES must be RESOURCE=VALUE, several with commas (the share of servers must be a number from "
+        "0 to 256, not 'x'), not 'servers=x'\n"
     )
 
 

@@ -52,7 +52,8 @@ class LoadedModule:
             raise
 
     def _allocate(self, size: int, alignment: int) -> int:
-        address = self.space.allocate(max(size, 1), max(alignment, _ALIGNMENT))
+        unit = self.space.bounds.variable
+        address = self.space.allocate(max(size + -size % unit, 1), max(alignment, _ALIGNMENT))
         self._allocations.append(address)
         return address
 

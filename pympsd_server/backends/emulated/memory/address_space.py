@@ -60,6 +60,8 @@ class Bounds:
     shared: int
     overrun: int
     """The bytes behind the last unit of an allocation that kernels reach, unless its page ends there."""
+    variable: int
+    """The unit of a module's variables and of its constants, which share their pages with the module's code."""
 
     def end(self, offset: int) -> int:
         """Return the end of what kernels reach of an allocation that ends at ``offset``."""
@@ -77,12 +79,12 @@ class Bounds:
 
 
 GUARD_BYTES: Final = 1024
-HARDWARE: Final = Bounds(512, 128, 512)
+HARDWARE: Final = Bounds(512, 128, 512, mmap.PAGESIZE)
 """The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide).
 
 A GPU checks pages. A loop that writes one element too many into an array of whole units does not fault there.
 """
-STRICT: Final = Bounds(1, 1, 0)
+STRICT: Final = Bounds(1, 1, 0, 1)
 
 
 def choose_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:

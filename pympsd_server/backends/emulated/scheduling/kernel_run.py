@@ -14,6 +14,9 @@ as one that may be waiting for a block that has not begun. When every resident b
 another one begins, as long as the context's multiprocessors have space. A GPU has the same limit: blocks that all fit
 may wait for each other, others may not. A cooperative launch begins with all its blocks, a cluster begins whole.
 
+To begin a batch takes as long as thousands of short warps. So a compiled batch that has finished runs the next blocks
+of its kernel in the same places, unless another kernel waits for space.
+
 Invariants: blocks begin in the order of their numbers. At least one batch of a kernel that has begun is resident
 until the last block has ended. A batch gives back once the space that it takes of the multiprocessors. When a kernel
 faults or is stopped its batches are dropped with its context, whose placement nobody uses any more.
