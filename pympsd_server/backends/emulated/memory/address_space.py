@@ -64,11 +64,11 @@ class Bounds:
     """The unit of a module's variables and of its constants, which share their pages with the module's code."""
 
     def end(self, offset: int) -> int:
-        """Return the end of what kernels reach of an allocation that ends at ``offset``."""
+        """Return the end of the bytes that kernels reach in an allocation that ends at ``offset``."""
         return int(self.ends(np.int64(offset)))
 
     def ends(self, offsets: Value) -> Value:
-        """Return the ends of what kernels reach of allocations that end at ``offsets``."""
+        """Return the ends of the bytes that kernels reach in allocations that end at ``offsets``."""
         shares_page = (offsets < VIRTUAL_OFFSET) & (offsets % _DEVICE_PAGE != 0)
         ends: Value = offsets + -offsets % self.allocation + self.overrun * shares_page
         return ends
