@@ -1,8 +1,9 @@
 """A program's variables in one client's memory.
 
-A program is shared by all clients that load the same image; what is a client's own is a `LoadedModule`: an allocation
-for each variable, initial values written, and the kernel's functions bound to those addresses. All constants lie in
-one allocation, so that 32 bits distinguish their addresses, as PTX allows for .const.
+A program is shared by all clients that load the same image; what is a client's own is a `LoadedModule`: memory for
+the variables, initial values written, and the kernel's functions bound to those addresses. All constants lie in one
+allocation, so that 32 bits distinguish their addresses, as PTX allows for .const. So do the variables in global
+memory, unless bounds are strict; each managed variable has an allocation of its own, because it is moved.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 from pympsd_server.ptx.syntax.tree import Variable
 
 _ALIGNMENT: Final = 512
+_VARIABLE_ALIGNMENT: Final = 256
+"""The least alignment of a variable in global memory (CUDA C++ Programming Guide, Device Memory Accesses)."""
 
 
 class LoadedModule:
@@ -39,33 +42,37 @@ class LoadedModule:
         self.kept: dict[object, Any] = {}
         """Finished batches of the compiled tier, for later launches of the same shape."""
         variables = program.variables.values()
+        elsewhere = [v for v in variables if v.space != "const"]
+        is_strict = space.bounds.variable == 1
+        alone = [v for v in elsewhere if v.managed or is_strict]
         try:
-            self._place_constants([v for v in variables if v.space == "const"])
-            for variable in variables:
-                if variable.space != "const":
-                    address = self._addresses[variable.name] = self._allocate(variable.size, variable.alignment)
-                    if variable.managed:
-                        self._managed[variable.name] = address
+            self._addresses[CONSTANTS] = self._place([v for v in variables if v.space == "const"])
+            self._place([v for v in elsewhere if not (v.managed or is_strict)], _VARIABLE_ALIGNMENT)
+            for variable in alone:
+                self._place([variable], _VARIABLE_ALIGNMENT)
+            self._managed = {v.name: self._addresses[v.name] for v in alone if v.managed}
             self._initialise()
         except BaseException:
             self.unload()
             raise
 
-    def _allocate(self, size: int, alignment: int) -> int:
-        unit = self.space.bounds.variable
-        address = self.space.allocate(max(size + -size % unit, 1), max(alignment, _ALIGNMENT))
-        self._allocations.append(address)
-        return address
+    def _place(self, variables: Sequence[Variable], alignment: int = 1) -> int:
+        """Place variables in one allocation, each with this alignment or a larger one of its own.
 
-    def _place_constants(self, variables: Sequence[Variable]) -> None:
-        """Place all constants in one allocation, so that 32 bits distinguish their addresses."""
-        offsets, end, alignment = {}, 0, 1
+        Returns its address, 0 if there are no variables.
+        """
+        if not variables:
+            return 0
+        offsets, end, largest = {}, 0, _ALIGNMENT
         for variable in variables:
-            offsets[variable.name] = -(-end // variable.alignment) * variable.alignment
+            unit = max(alignment, variable.alignment)
+            offsets[variable.name] = end + -end % unit
             end = offsets[variable.name] + variable.size
-            alignment = max(alignment, variable.alignment)
-        start = self._allocate(end, alignment) if variables else 0
-        self._addresses |= {CONSTANTS: start} | {name: start + offset for name, offset in offsets.items()}
+            largest = max(largest, unit)
+        start = self.space.allocate(max(end + -end % self.space.bounds.variable, 1), largest)
+        self._allocations.append(start)
+        self._addresses |= {name: start + offset for name, offset in offsets.items()}
+        return start
 
     def _initialise(self) -> None:
         addresses = self.addresses

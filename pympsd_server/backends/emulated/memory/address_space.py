@@ -61,7 +61,7 @@ class Bounds:
     overrun: int
     """The bytes behind the last unit of an allocation that kernels reach, unless its page ends there."""
     variable: int
-    """The unit of a module's variables and of its constants, which share their pages with the module's code."""
+    """The unit of a module's variables together, which share their pages with its code; 1: each has its own end."""
 
     def end(self, offset: int) -> int:
         """Return the end of the bytes that kernels reach in an allocation that ends at ``offset``."""
@@ -79,7 +79,7 @@ class Bounds:
 
 
 GUARD_BYTES: Final = 1024
-HARDWARE: Final = Bounds(512, 128, 512, mmap.PAGESIZE)
+HARDWARE: Final = Bounds(512, 128, 512, 4096)
 """The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide).
 
 A GPU checks pages. A loop that writes one element too many into an array of whole units does not fault there.
