@@ -30,7 +30,7 @@ cuInit decides how the program runs:
 
 1. It looks for the daemon's socket in the pipe directory, CUDA_MPS_PIPE_DIRECTORY (default /tmp/nvidia-mps). A daemon
    gives the program a server of its user; the call waits while the program is queued.
-2. Without a daemon the program runs natively where libcuda is: every call goes to the driver. Not if
+2. Without a daemon the program runs natively where libcuda is: every call goes to the driver, unless
    PYMPSD_BACKEND=emulated or PYMPSD_EMULATED_DEVICES selects the emulated GPU.
 3. Otherwise it runs on a private emulated device, and a `PrivateExecutorWarning` reports that.
 

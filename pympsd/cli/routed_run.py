@@ -11,8 +11,8 @@ have them too:
 
 That folder is not set where programs reach the driver: where the daemon manages the driver's own server (backend
 vendor), and where there is a driver and no daemon, so that the program runs natively. A program that names a pipe
-directory or requires MPS gets the folder in the second case too, because pympsd's library then refuses it with the
-reason.
+directory, requires MPS or selects the emulated GPU gets the folder in the second case too: pympsd's library then
+refuses it with the reason, or gives it an emulated GPU of its own.
 
 The loader ignores LD_LIBRARY_PATH for some programs, and a program with NVIDIA's runtime inside cannot be
 served (docs/native.md explains why). Both would end in an error far from its cause, or on the wrong device, so the

@@ -108,9 +108,8 @@ TENSOR_MAP_ACCESS_SUPPORTED VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 """
 _NOT_SERVED: Final = frozenset(_NAMES_NOT_SERVED.split())
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
-"""Attributes of features that a GPU has and the ``cuda`` backend lacks. They are reported as 0, so that clients
-refuse them.
-The names of texture attributes begin so."""
+"""How the names of texture attributes begin. These, and those above, are of features that a GPU has and the ``cuda``
+backend lacks: they are reported as 0, so that clients do not use them."""
 
 
 def _clear_unserved(device: DeviceProperties) -> DeviceProperties:

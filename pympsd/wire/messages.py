@@ -185,9 +185,10 @@ class RequestRefused:
     reason: str
 
 
-OLDEST: Final = 2
-NEWEST: Final = 2
-"""2: the opcodes of the command stream by chapter, and FILL with rows."""
+OLDEST: Final = 3
+NEWEST: Final = 3
+"""2: the opcodes of the command stream by chapter, and FILL with rows.
+3: ALLOCATE_PINNED answers with an offset in a file; MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an address."""
 FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 
 

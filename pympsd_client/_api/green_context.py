@@ -81,7 +81,7 @@ def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> t
     """
     resource = sm_resource(argument)
     if flags & ~(_IGNORE_COSCHEDULING | _MAX_POTENTIAL_CLUSTER):
-        raise invalid_value(f"the flags must be of CUdevSmResourceSplit_flags, not {flags:#x}")
+        raise invalid_value(f"the flags must be a combination of CUdevSmResourceSplit_flags, not {flags:#x}")
     least, step = resource.minimum, resource.alignment
     if flags & _IGNORE_COSCHEDULING:
         least = step = min(_STEP, resource.count)
@@ -137,7 +137,7 @@ def describe(argument: Any, count: int) -> int:
     """Return a description of resources of one device; raise INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
     resources = sm_resources(argument, count)
     if not resources or len({resource.device for resource in resources}) > 1:
-        raise invalid_value("a description must be of one or more resources, all of one device")
+        raise invalid_value("a description needs one or more resources, all of one device")
     total = sum(resource.count for resource in resources)
     most = multiprocessors(process.device(resources[0].device))
     if total > most:

@@ -61,7 +61,7 @@ def check_switches(environment: Mapping[str, str]) -> None:
 def choose_without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:
     """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises.
 
-    Where the settings select the emulated backend, a private device is an emulated one although there is a driver.
+    Where the settings select the emulated backend, the device is an emulated one even if there is a driver.
     """
     if why.drivers:
         return Way.NATIVE if native_driver() else Way.REFUSE

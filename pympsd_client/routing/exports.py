@@ -106,7 +106,7 @@ def _find_originals() -> None:
     own.pympsd_pass_on(original.cuGetExportTable)
 
 
-process.when_native.insert(0, _find_originals)  # before calls are passed on
+process.when_native.insert(-1, _find_originals)  # before calls are passed on, which is the last
 
 
 # --- functions of CUDA 10 to 12 with structures and outputs of their own

@@ -43,6 +43,10 @@ RESOLVERS: Final = {
 """The module that resolves a library's functions; other libraries forward to the installed one (`forwarding`)."""
 attached: Final[dict[tuple[str, str], int]] = {}
 """The addresses of entry points by library and prototype."""
+_NEEDS_DAEMON: Final = (
+    "pympsd's CUDA runtime does not run natively on this machine's driver: start a daemon (pympsd -d), or the "
+    "program without pympsd-run; with PYMPSD_BACKEND=emulated it has an emulated GPU of its own"
+)
 _missing: Final[set[str]] = set()
 """The libraries that were reported as not installed."""
 
@@ -58,7 +62,8 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
         is_own: Whether the interpreter was started for a native program.
 
     Returns:
-        0, or 1 if the library that its functions forward to is not installed, which is reported on standard error.
+        0. 1, and a report on standard error, if the library that its functions forward to is not installed, or if the
+        CUDA runtime was loaded by a process that runs natively.
     """
     if is_own:
         warnings.showwarning = _show_warning
@@ -67,7 +72,11 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
         _entry_points.help_threads()
     hook.register_end()
     if library.startswith("libcudart"):
-        process.when_native.insert(0, _refuse_native_runtime)  # before calls are passed on
+        if process.native is not None:
+            print(f"pympsd: {_NEEDS_DAEMON}", file=sys.stderr, flush=True)
+            return 1
+        if _refuse_native_runtime not in process.when_native:
+            process.when_native.insert(0, _refuse_native_runtime)  # before anything is changed
     if library in _missing:
         return 1
     addresses = (c_void_p * count).from_address(table)
@@ -97,11 +106,7 @@ def _address(library: str, prototype: str, is_native: bool) -> int:
 
 def _refuse_native_runtime() -> None:
     """Refuse to run natively: kernels are registered with pympsd's runtime, so its calls cannot be passed on."""
-    reason = (
-        "pympsd's CUDA runtime does not run natively on this machine's driver: start a daemon (pympsd -d), or the "
-        "program without pympsd-run; with PYMPSD_BACKEND=emulated it has an emulated GPU of its own"
-    )
-    raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+    raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, _NEEDS_DAEMON)
 
 
 def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:

@@ -55,7 +55,7 @@ from pympsd_server.state_machine.client_limits import (
     AffinityRefused,
     PartitionRefused,
     combine_with_environment,
-    count_requested,
+    count_requested_sms,
     is_lenient,
     limit_properties,
     limits_of,
@@ -267,7 +267,7 @@ class ClientSession:
     def _multiprocessors(self, device: int, message: messages.OpenContext) -> int:
         visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
         try:
-            return count_requested(self.limits, device, visible, self.client.environment, message)
+            return count_requested_sms(self.limits, device, visible, self.client.environment, message)
         except PartitionRefused as error:
             self.server.log.info("partition_refused", pid=self.client.pid, reason=str(error))
             reason = f"this process {error}"

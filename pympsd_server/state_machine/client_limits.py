@@ -50,7 +50,7 @@ class AffinityRefused(InputError, ValueError):
     """An execution affinity that the context cannot have; the message has the allowed range."""
 
 
-def count_for_process(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
+def count_process_sms(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
     """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
     2.3.5.2).
     """
@@ -72,7 +72,7 @@ def round_affinity(requested: int, available: int, device: DeviceProperties) -> 
     return rounding(device).round_up(requested, available)
 
 
-def count_for_context(
+def count_context_sms(
     process: ThreadPercentage,
     environment: Mapping[str, str],
     device: DeviceProperties,
@@ -86,7 +86,7 @@ def count_for_context(
     ``environment`` is the client's as of its connect: only that enables per-context partitioning. ``partition``: the
     SMs of a green context; ``most``: those of the client's static partition.
     """
-    available = count_for_process(choose_percentage(process, environment, thread_percentage), device, most)
+    available = count_process_sms(choose_percentage(process, environment, thread_percentage), device, most)
     if partition is not None:
         if not device.is_volta_or_newer or not 1 <= partition <= available:
             raise AffinityRefused(f"a green context has 1 to {available} SMs of a Volta or newer device")
@@ -214,7 +214,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
     Args:
         limits: The client's, already combined with its environment.
         ordinal: The server's index of the device.
-        multiprocessors: The SMs of this context, as `count_requested` returns them.
+        multiprocessors: The SMs of this context, as `count_requested_sms` returns them.
         client: Whose priority, memory groups, audit and user the quota carries to the executor.
     """
     return Quota(
@@ -233,7 +233,7 @@ def limit_properties(limits: ClientLimits, ordinal: int, device: DevicePropertie
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
-    count = count_for_process(_percentage(limits, ordinal), device, _max_multiprocessors(limits, ordinal, device))
+    count = count_process_sms(_percentage(limits, ordinal), device, _max_multiprocessors(limits, ordinal, device))
     return set_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
@@ -258,7 +258,7 @@ def resolve_in_force(
     return result, partitions
 
 
-def count_requested(
+def count_requested_sms(
     limits: ClientLimits,
     ordinal: int,
     visible: Sequence[DeviceProperties],
@@ -277,7 +277,7 @@ def count_requested(
     elif request.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
         percentage = _percentage_by_device(request, visible, is_lenient=is_lenient(environment))
     requested = percentage, request.affinity, request.partition, _max_multiprocessors(limits, ordinal, device)
-    return count_for_context(_percentage(limits, ordinal), environment, device, *requested)
+    return count_context_sms(_percentage(limits, ordinal), environment, device, *requested)
 
 
 def _percentage(limits: ClientLimits, ordinal: int) -> ThreadPercentage:

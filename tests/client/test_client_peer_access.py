@@ -492,7 +492,8 @@ def test_an_imported_pool_begins_without_access(peers: list[Any]) -> None:
     pool = ok(cuda.cuMemPoolCreate(expected))
     ok(cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1))
     theirs = import_again(pool)
-    place = pass_on(theirs, int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0))))
+    exported = int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0)))
+    place = pass_on(theirs, exported)
     ok(cuda.cuMemsetD8(place, 0, 4 * WORDS))
     use(peers[0])
     mine = ok(cuda.cuMemAlloc(64))
@@ -506,3 +507,7 @@ def test_an_imported_pool_begins_without_access(peers: list[Any]) -> None:
             assert add_one(place) == DONE, last_error()
             assert (read(place, 8) == 1).all()
     assert ok(cuda.cuMemPoolGetAccess(pool, access(device=0).location)) == 3, "the exporter's is its own"
+    use(peers[1])
+    for address, opened in ((place, theirs), (exported, pool)):
+        assert cuda.cuMemFree(address) == DONE, last_error()
+        assert cuda.cuMemPoolDestroy(opened) == DONE

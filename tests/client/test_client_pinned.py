@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,7 @@ class PagesOfOurOwn:
         self._pages = mmap.mmap(-1, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         self.close = self._pages.close
+        self.device = SimpleNamespace(ordinal=0)
 
 
 def allocate(table: Pinned, size: int, *, bounded: bool) -> int:

@@ -206,3 +206,17 @@ def test_a_users_account_is_dropped_with_the_last_client() -> None:
     for users in ([1, 2], [1, 2], [2], []):
         wait_until(lambda users=users: sorted(queue._users) == users, f"the accounts of users {users}")
         del clients[:1]
+
+
+def test_a_user_gains_nothing_by_a_new_account() -> None:
+    queue, contexts = CompileQueue(12), []
+    for user in (1, 2, 3):
+        context = Context(queue)
+        context.facilities.client, context.facilities.user = Event(), user
+        contexts.append(context)
+        context.add(1)
+        await_counts([context], [1])
+        queue._users[user].seconds += user
+    assert [queue._users[user].seconds for user in (1, 2, 3)] == [1, 3, 4]
+    for context in contexts:
+        context.finish()

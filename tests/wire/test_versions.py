@@ -1,10 +1,13 @@
 """Two sides agree on the newest version that both support, or on none."""
 
+from hashlib import sha256
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.process.version import VERSION
 from pympsd.wire.messages import NEWEST, OLDEST, Versions, agree
+from pympsd.wire.records import OPERATIONS
 
 RANGES = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: Versions(min(ends), max(ends)))
 
@@ -25,3 +28,16 @@ def test_an_empty_range_agrees_on_no_version_outside_it(oldest: int, newest: int
 def test_this_build_agrees_with_itself_and_names_itself() -> None:
     assert agree(Versions(), Versions()) == NEWEST
     assert Versions().build == VERSION
+
+
+def test_a_changed_record_has_a_new_version() -> None:
+    """Whoever changes the layout of a record raises the version in messages.py, and writes both here."""
+    layouts = [
+        (
+            operation.opcode,
+            [(operand.name, operand.code) for operand in (*operation.operands, *operation.answers)],
+            (len(operation.operands), operation.tail, operation.answer_tail, operation.answered, operation.brings_fd),
+        )
+        for operation in OPERATIONS
+    ]
+    assert (NEWEST, sha256(repr(sorted(layouts)).encode()).hexdigest()[:16]) == (3, "839792f79f536857")

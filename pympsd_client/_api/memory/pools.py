@@ -372,7 +372,8 @@ def export(pool: int, kind: int, flags: int) -> AttributeValue:
     entry = pools.find(pool)
     if flags or kind != DESCRIPTOR or not entry.secret:
         raise invalid_value(
-            "a pool must be exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), flags 0"
+            "the handle type must be CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), with which the "
+            "pool must have been created, and the flags 0"
         )
     where = _HOST_NAME if entry.device is None else entry.device.ordinal
     return AttributeValue(os.memfd_create(f"pympsd-pool-{entry.secret:032x}-{where}"), "i")

@@ -250,7 +250,8 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
     physical = virtual_memory.find(handle)
     if flags or kind != _DESCRIPTOR or physical.properties.handle_types != _DESCRIPTOR:
         raise invalid_value(
-            "the memory can be exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
+            "the handle type must be CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), with which the "
+            "memory must have been created, and the flags 0"
         )
     return AttributeValue(export_memory(physical.context, physical.handle), "i")
 

@@ -22,6 +22,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._objects.code.module import Module, decode_layout, when_loaded, when_unloaded
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.memory.allocations import FreedImmediately, allocations
+from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
 
@@ -34,6 +35,7 @@ class Managed(FreedImmediately):
     def free(self) -> None:
         """Free the memory once the context's earlier work is done; return then. Raise CudaError."""
         self.context.synchronize()
+        peer_access.wait_for_peers(self.pages.device)
         _managed.pop(self.handle, None)
         self.pages.close()
 

@@ -4,7 +4,8 @@ An executor maps all device memory of the process on another device, or none of 
 or mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
 
 Page-locked and managed memory is accessible without such access: an executor maps that of another device while the
-process has contexts on both. Freeing it waits for the devices that map it (`PeerAccess.wait_for_peers`).
+process has contexts on both. Functions that free it and wait, as cuMemFreeHost does, wait for the devices that map it
+(`PeerAccess.wait_for_peers`).
 """
 
 from contextlib import suppress
@@ -113,6 +114,10 @@ class PeerAccess:
                         if error.code == Result.ERROR_OUT_OF_MEMORY:
                             raise
                         # else one of the devices has failed, and its kernels with it
+
+    def is_mapped(self, device: VisibleDevice, owner: VisibleDevice) -> bool:
+        """Return whether a device's kernels can access the page-locked memory of another one."""
+        return (device.ordinal, mapped_window_of(owner.ordinal)) in self._mapped
 
     def wait_for_peers(self, device: VisibleDevice) -> None:
         """Wait until the devices that map a device's page-locked memory have done their work, which may access it."""

@@ -35,7 +35,7 @@ from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._objects.handle_table import next_buffer_id
-from pympsd_client._objects.memory.peer_access import is_possible, peer_access
+from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
 if TYPE_CHECKING:
@@ -217,13 +217,18 @@ class Pinned:
         """Free an allocation; raise INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
         if address == 0:
             return
+        peer_access.wait_for_peers(self._pages_at(address).device)  # before any change: it may be interrupted
         with self._changing:
-            region = self._regions.get(address)
-            if region is None or region.pages is None:
-                raise invalid_value(f"{address:#x} was not returned by cuMemAllocHost or cuMemHostAlloc")
+            pages = self._pages_at(address)
             del self._regions[address]
             self._order_shared()
-        region.pages.close()
+        pages.close()
+
+    def _pages_at(self, address: int) -> SharedPages:
+        region = self._regions.get(address)
+        if region is None or region.pages is None:
+            raise invalid_value(f"{address:#x} was not returned by cuMemAllocHost or cuMemHostAlloc")
+        return region.pages
 
     def is_reached_by(self, transport: Transport, address: int, count: int) -> bool:
         """Return whether the executor behind a transport copies from and to these bytes directly.
@@ -276,10 +281,10 @@ class Pinned:
         """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
         transport, region = context.usable().transport, self.region_at(address)
 
-        def has(pages: SharedPages) -> bool:
-            return pages.transport is transport or is_possible(context.device, pages.device)
+        def can_access(pages: SharedPages) -> bool:
+            return pages.transport is transport or peer_access.is_mapped(context.device, pages.device)
 
-        if region is not None and region.pages is not None and has(region.pages):
+        if region is not None and region.pages is not None and can_access(region.pages):
             return address
         if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
             raise invalid_value(
@@ -287,7 +292,7 @@ class Pinned:
                 f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
-        if not has(mapped.pages):
+        if not can_access(mapped.pages):
             raise invalid_value(f"{address:#x} is mapped for a device other than {context.device.number}")
         return mapped.pages.address + address - mapped.start
 

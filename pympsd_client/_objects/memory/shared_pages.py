@@ -1,9 +1,9 @@
 """Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly.
 
 The executor allocates the pages, and this process maps them by their descriptor. The address may be in use here; then
-the executor is asked for another one (`share`). Kernels of the process's other emulated devices access them, too
-(`peer_access`): freeing waits for these devices. Then this process unmaps the pages immediately, the executor after
-the work submitted before.
+the executor is asked for another one (`share`). This process unmaps freed pages immediately, the executor after the
+work submitted before. Kernels of the process's other emulated devices access them, too (`peer_access`): where CUDA
+waits before it frees, the caller of `close` waits for these devices.
 """
 
 from __future__ import annotations
@@ -53,11 +53,7 @@ class SharedPages:
     device: VisibleDevice
 
     def close(self) -> None:
-        """Free the pages: in this process once the other devices that access them have done their work.
-
-        In the executor they are freed when the work submitted before is done.
-        """
-        peer_access.wait_for_peers(self.device)
+        """Free the pages: in this process immediately, in the executor when the work submitted before is done."""
         unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
         _free(self.transport, self.address)
 

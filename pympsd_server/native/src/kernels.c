@@ -418,7 +418,7 @@ static int begin_next(Worker *c) {
     int64_t number = atomic_load(&b->next_block), count = (int64_t)b->cluster_blocks;
     if (number >= b->blocks)
         return 0;
-    if (!atomic_load(&b->is_open)) // no other thread: an addition would wait until all that was written is in the cache
+    if (!atomic_load(&b->is_open)) // no other thread: an atomic addition would first drain the store buffer
         atomic_store_explicit(&b->next_block, number + count, memory_order_relaxed);
     else if ((number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
         return 0;

@@ -191,7 +191,6 @@ class CompiledBatch:
         self._state: BatchState | None = None
         self._shape: tuple[Any, ...] = ()
         """Everything that the batch depends on, except the values of parameters and the number of the first block."""
-        self.steps = 0
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
         self._describe_launch()
@@ -410,7 +409,6 @@ class CompiledBatch:
             raise failures[0]
 
     def _run(self, until: int, cancel: CancelFlag) -> None:
-        self.steps += 1
         outcome = runtime().kernels_run(ctypes.byref(self._common), until)
         if outcome == Outcome.FINISHED:
             self._over = True

@@ -36,7 +36,7 @@ _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
 """The end of accesses, in bytes from their base, must be less than this for a check in 32 bits."""
 _WARPS_AHEAD, _LINE = 4, 64
-"""How many warps later a warp loads what is fetched ahead, and the bytes that are fetched together."""
+"""Prefetched is what the warp so many warps later loads; a cache line in bytes."""
 FRAGMENT_BYTES = 8192
 """The size of the area in which matrices of a warp are passed on."""
 

@@ -6,8 +6,8 @@ What is kept for one user could so take the memory of all.
 
 The idea: for each kind of object one `BoundedUse`, which has their sizes in the order of their last use, without
 keeping them alive. Their owners do that: a translation has its machine codes, a module its finished batches. If all
-together exceed the bound, the user who has most loses the one that was not used for longest, until the rest fits.
-So a user with less than an equal part loses nothing to one with more:
+together exceed the bound, the user with the most bytes loses the least recently used object, until the rest fits.
+So a user with less than an equal part loses nothing to one with more, unless that one has only the object in use:
 
     launch ----> use(code, nbytes, user) ----> total over MAX_CODE_BYTES? ----> drop(oldest of the largest user)
 

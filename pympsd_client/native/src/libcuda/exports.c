@@ -111,7 +111,8 @@ static void report_static_runtime(const char *file) {
     static atomic_int has_reported;
     if (strncmp(file, "libnvrtc", 8) == 0 || strncmp(file, "libnvJitLink", 12) == 0 || atomic_exchange(&has_reported, 1))
         return;
-    if (strstr(file, ".so") == NULL)
+    const char *suffix = strstr(file, ".so");
+    if (suffix == NULL || (suffix[3] != '\0' && suffix[3] != '.'))
         fprintf(stderr, "pympsd: this program has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver: "
                         "link it with nvcc -cudart shared\n");
     else

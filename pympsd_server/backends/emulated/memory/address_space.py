@@ -60,7 +60,7 @@ class Bounds:
     shared: int
     overrun: int
     """The bytes behind the last unit of an allocation that kernels reach, unless its page ends there."""
-    variable: int
+    variable_unit: int
     """The unit of a module's variables together, which share their pages with its code; 1: each has its own end."""
 
     def end(self, offset: int) -> int:

@@ -31,7 +31,8 @@ SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
 _READ_TIMEOUT_SECONDS: Final = 1.0
-"""The time to wait for a table that is being written, or written repeatedly."""
+_SHORT_TIMEOUT_SECONDS: Final = 0.002
+"""The times to wait for a table that is being written: at first, and once a read has ended without one."""
 _PAUSE_SECONDS: Final = 50e-6
 
 
@@ -61,8 +62,8 @@ class Table:
         self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
         at = _HEAD + 2 * RANGES
         self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
-        self._is_unfinished = False
-        """Whether the last read found no finished table: then the next one does not wait for it again."""
+        self._patience_seconds = _READ_TIMEOUT_SECONDS
+        """How long a read waits for a table to be finished: a window that was late once has little time later."""
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
         """Replace what it has: the size of the window in bytes, ranges, and segments."""
@@ -88,26 +89,25 @@ class Table:
     def read(self, size: int) -> tuple[int, Array, Array, set[Segment]]:
         """Return generation, starts, ends and segments, in a window of ``size`` bytes.
 
-        Nothing if it stays unfinished: its writer ended while it wrote. Only the first such read waits.
+        Nothing if it stays unfinished: its writer ended while it wrote, or somebody who has the file writes to it.
         """
-        deadline = time.monotonic() + (0.0 if self._is_unfinished else _READ_TIMEOUT_SECONDS)
+        deadline = time.monotonic() + self._patience_seconds
         while True:
             generation, count, segments = (int(word) for word in self._head[:3])
             if not generation & 1:
                 starts, ends = self._starts[:count].copy(), self._ends[:count].copy()
                 rows = self._segments[:segments].tolist()
                 if generation == self.generation:
-                    # A client may have made the file itself: entries about other places do not count.
+                    # A client may have made the file, or may write to it: entries about other places do not count.
                     inside = (starts >= 0) & (ends <= size)
                     within = {segment for segment in (_segment(*row) for row in rows) if segment.is_within(size)}
-                    self._is_unfinished = False
                     return generation, starts[inside], ends[inside], within
             if time.monotonic() >= deadline:
                 break
             if generation & 1:
                 # Its writer may wait for a processor; a copy made before it continues would be discarded.
                 time.sleep(_PAUSE_SECONDS)
-        self._is_unfinished = True
+        self._patience_seconds = _SHORT_TIMEOUT_SECONDS
         return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
 
 

@@ -174,7 +174,9 @@ class Window:
             allocatable = _table_at(opened)
             table = Table(opened, allocatable)
             size, place = table.size, self.size
-            if not allocatable <= size <= 1 << WINDOW_BITS or size % _PAGE:
+            is_first_part = distance % (1 << WINDOW_BITS) == 0
+            maximum = MAPPED_OFFSET if is_first_part else (1 << WINDOW_BITS) - MAPPED_OFFSET
+            if not allocatable <= size <= maximum or size % _PAGE:
                 raise ValueError("the file is not a published window")
             for peer in peers:
                 if place + size <= peer.place:

@@ -14,8 +14,8 @@ as one that may be waiting for a block that has not begun. When every resident b
 another one begins, as long as the context's multiprocessors have space. A GPU has the same limit: blocks that all fit
 may wait for each other, others may not. A cooperative launch begins with all its blocks, a cluster begins whole.
 
-To begin a batch takes as long as thousands of short warps. So a compiled batch that has finished runs the next blocks
-of its kernel in the same places, unless another kernel waits for space.
+Beginning a batch takes as long as running thousands of short warps. So a compiled batch that has finished runs the
+next blocks of its kernel in the same places, unless another kernel waits for space.
 
 Invariants: blocks begin in the order of their numbers. At least one batch of a kernel that has begun is resident
 until the last block has ended. A batch gives back once the space that it takes of the multiprocessors. When a kernel
@@ -191,7 +191,8 @@ class KernelRun(WorkItem):
         self._unfinished_slices = placement.unfinished_slices = 0
         batch, blocks = resident.batch, len(resident.resident_blocks.sm_of_block)
         if isinstance(batch, CompiledBatch) and self._can_continue(batch, blocks):
-            batch.begin_again(self._setup, self._started_blocks)
+            resident.first_block = self._started_blocks
+            batch.begin_again(self._setup, resident.first_block)
             self._count_blocks(blocks)
             return
         self._residents.popleft()
@@ -202,7 +203,7 @@ class KernelRun(WorkItem):
     def _can_continue(self, batch: CompiledBatch, blocks: int) -> bool:
         """Return whether a batch of so many blocks can run the next ones in the same places.
 
-        It does not if others wait for space, or if a new batch could be larger.
+        Not if other kernels wait for space, or if a new batch could be larger.
         """
         if not batch.can_begin_again or self._blocks - self._started_blocks < blocks:
             return False

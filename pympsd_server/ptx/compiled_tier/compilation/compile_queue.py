@@ -131,7 +131,11 @@ class CompileQueue:
     def _accounts(self, request: _Request) -> tuple[_Account, _Account]:
         """Return the accounts of a request's user and client."""
         context = request.context
-        user = self._users.setdefault(context.user, _Account())
+        user = self._users.get(context.user)
+        if user is None:
+            # A user whose last client has ended gains nothing by it: a new account begins with the least of all.
+            seconds = min((account.seconds for account in self._users.values()), default=0.0)
+            user = self._users[context.user] = _Account(seconds=seconds)
         return user, self._clients.setdefault(context.client, _Account(user=user))
 
     def _settle(self, request: _Request, seconds: float) -> None:
