@@ -64,7 +64,7 @@ def test_wrong_settings_of_a_program_are_in_the_daemons_log_once(daemon: DaemonP
     with DriverClient.start(pipe(daemon), settings=wrong) as program:
         assert program.connect().ask("ctx 0") == "ctx CUDA_SUCCESS"
         lines = [line for line in daemon.log() if line.startswith(f"Client {program.pid} of user 0: ")]
-    assert [line.partition(": ")[2].partition(" is ")[0] for line in lines] == list(wrong)[:2]
+    assert [line.partition(": ")[2].partition(" must be ")[0] for line in lines] == list(wrong)[:2]
     assert lines[0].endswith("(pympsd reads 50), not '50%'")
     assert lines[1].endswith("0 (normal) or 1 (below normal), not 'high'")
 

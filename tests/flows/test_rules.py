@@ -58,7 +58,7 @@ def test_another_user_sees_only_the_own_processes(make_daemon: Callable[..., Dae
         assert done.returncode == 1
         assert "'RULES TEST' requires the process's owner." in done.stderr
     done = daemon.run(["config", "apply", write(daemon, '[[rules]]\nuser = "-"')])
-    assert (done.returncode, done.stderr.count("rules.0.user is a user's name")) == (1, 1)
+    assert (done.returncode, done.stderr.count("rules.0.user must be a user's name")) == (1, 1)
 
 
 def test_rules_on_the_drivers_server(start_driver_daemon: Callable[..., DaemonProcess]) -> None:

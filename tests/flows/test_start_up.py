@@ -274,7 +274,7 @@ def test_what_no_executor_could_start_with_replaces_no_daemon(
     for words in (["-d"], ["-d", "--replace"]):
         done = make_daemon(PYMPSD_WORKER="x").run(words)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("PYMPSD_WORKER is ")
+        assert done.stderr.startswith("PYMPSD_WORKER must be ")
     assert daemon.say("get_server_list") == ""
     assert alive(daemon.pid)
 

@@ -346,7 +346,7 @@ async def test_a_client_of_another_version_is_refused_with_both_versions(
     frame = await caller.receive()
     assert isinstance(frame, Frame)
     refused = messages.decode(frame)
-    reason = "this client speaks versions 7 to 9, the daemon 2 to 2"
+    reason = f"this client speaks versions 7 to 9, the daemon {messages.OLDEST} to {messages.NEWEST}"
     assert refused == messages.Refused(805, reason)
     logged = (tmp_path / "control.log").read_text()
     assert f"Refusing client {os.getpid()} from user {os.getuid()}: {reason}\n" in logged
