@@ -205,19 +205,26 @@ class LimitRow:
         """The limit's key in a configuration file, and the keyword of its option."""
         return self.name.replace("-", "_")
 
+    @property
+    def is_for_devices(self) -> bool:
+        """Whether a server without devices has no such limit."""
+        return self.is_by_device and not self.is_for_all
+
     def of(self, limits: Limits) -> Any:
         """Return the limit's value in ``limits``, or None."""
         return getattr(limits, self.field)
 
     def entries(self, limits: Limits, indices: Sequence[int]) -> list[Any]:
-        """Return the limit's value, or if it is by device its entry for each of some devices; for no device the entry
-        of all.
+        """Return the limit's value, or if it is by device its entry for each of some devices: one if all have the same.
+
+        For no device it is the entry of all.
         """
         value = self.of(limits)
         if not self.is_by_device:
             return [self.default if value is None else value]
-        entries = (find_on_device(value, index) for index in indices or (ALL_DEVICES,))
-        return [self.default if entry is None else entry for entry in entries]
+        found = (find_on_device(value, index) for index in indices or (ALL_DEVICES,))
+        entries = [self.default if entry is None else entry for entry in found]
+        return entries[:1] if len(entries) > 1 and len(set(entries)) == 1 else entries
 
     def text(self, limits: Limits, indices: Sequence[int]) -> str:
         """Return the limit as text: one value if all of some devices have the same, else one for each.
@@ -225,14 +232,14 @@ class LimitRow:
         A device is named by its position in ``indices``, as the clients that see these devices name it.
         """
         entries = self.entries(limits, indices)
-        if len(set(entries)) == 1:
+        if len(entries) == 1:
             return self.render(entries[0])
         return ",".join(f"{position}={self.render(entry)}" for position, entry in enumerate(entries))
 
     def json(self, limits: Limits, indices: Sequence[int]) -> Any:
         """Return what JSON has for it, as in `text`: a value, or an object with one for each device."""
         entries = self.entries(limits, indices)
-        if len(set(entries)) == 1:
+        if len(entries) == 1:
             return self.number(entries[0])
         return {str(position): self.number(entry) for position, entry in enumerate(entries)}
 

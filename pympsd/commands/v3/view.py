@@ -44,7 +44,7 @@ def limit_cell(daemon: Daemon, server: NamedServer, row: LimitRow, limits: Limit
     index that its clients see. A server without devices has no limits of memory.
     """
     indices = server.ordinals(len(daemon.devices))
-    if row.is_by_device and not row.is_for_all and not indices:
+    if row.is_for_devices and not indices:
         return Shown(ABSENT, None)
     return Shown(row.text(limits, indices), row.json(limits, indices))
 
@@ -52,9 +52,12 @@ def limit_cell(daemon: Daemon, server: NamedServer, row: LimitRow, limits: Limit
 def limit_values(
     daemon: Daemon, server: NamedServer, rows: Iterable[LimitRow], limits: Limits, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return limits as JSON has them, in the order of their keys; ``prefix``: that of the keys."""
-    ordered = sorted(rows, key=lambda row: row.key)
-    return {f"{prefix}{row.key}": limit_cell(daemon, server, row, limits).value for row in ordered}
+    """Return limits as JSON has them, in the order of the rows; ``prefix``: that of the keys."""
+    indices = server.ordinals(len(daemon.devices))
+    return {
+        f"{prefix}{row.key}": None if row.is_for_devices and not indices else row.json(limits, indices)
+        for row in rows
+    }
 
 
 def limits_given(
