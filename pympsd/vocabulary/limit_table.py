@@ -215,7 +215,7 @@ class LimitRow:
         return getattr(limits, self.field)
 
     def entries(self, limits: Limits, indices: Sequence[int]) -> list[Any]:
-        """Return the limit's value, or if it is by device its entry for each of some devices: one if all have the same.
+        """Return the limit's value, or if it is by device its entry for each of some devices, one if all are equal.
 
         For no device it is the entry of all.
         """
