@@ -34,9 +34,9 @@ from pympsd.errors import InputError
 from pympsd.process.version import CUDA_VERSIONS, DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import MIN_CAPABILITY, chunk_count, chunk_size
-from pympsd.vocabulary.variables import DRIVER_VARIABLE, BadSetting, read
+from pympsd.vocabulary.variables import DRIVER_VARIABLE, EMULATED_DEVICES, BadSetting, read
 
-VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
+VARIABLE: Final = EMULATED_DEVICES
 """The variable that describes the machine, in short form or by the path of a file."""
 MAX_DEVICES: Final = 64
 MAX_FIGURE: Final = 1 << 20

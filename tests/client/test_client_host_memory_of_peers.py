@@ -81,12 +81,18 @@ def test_a_context_that_is_created_later_reaches_it(context: Any) -> None:
     assert at(address, SIZE).view(np.float32)[:3].tolist() == [1, 0, 1]
 
 
+def _begin_to_wait_for(word: int) -> Any:
+    """Return a stream of the current context with a kernel that runs until a word in memory is not 0."""
+    stream = ok(cuda.cuStreamCreate(1))
+    launch(kernel(MORE, b"wait_for_word"), (word, ctypes.c_uint64), stream=stream)
+    return stream
+
+
 def test_a_running_kernel_sees_what_the_program_writes(peers: list[Any]) -> None:
     use(peers[1])
     address, _ = _allocate()
     use(peers[0])
-    stream = ok(cuda.cuStreamCreate(1))
-    launch(kernel(MORE, b"wait_for_word"), (address, ctypes.c_uint64), stream=stream)
+    stream = _begin_to_wait_for(address)
     assert cuda.cuStreamQuery(stream)[0] == cuda.CUresult.CUDA_ERROR_NOT_READY
     at(address, 4)[0] = 1
     assert cuda.cuStreamSynchronize(stream) == DONE
@@ -124,8 +130,7 @@ def test_a_running_kernel_goes_on_when_peer_access_ends(peers: list[Any]) -> Non
     address, _ = _allocate()
     use(peers[0])
     ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
-    stream = ok(cuda.cuStreamCreate(1))
-    launch(kernel(MORE, b"wait_for_word"), (address, ctypes.c_uint64), stream=stream)
+    stream = _begin_to_wait_for(address)
     for _ in range(3):
         ok(cuda.cuCtxDisablePeerAccess(peers[1]))
         ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
@@ -170,8 +175,7 @@ def test_freeing_waits_for_kernels_of_another_device(
     word, _ = _allocate()
     address, _ = make()
     use(peers[0])
-    stream = ok(cuda.cuStreamCreate(1))
-    launch(kernel(MORE, b"wait_for_word"), (word, ctypes.c_uint64), stream=stream)
+    stream = _begin_to_wait_for(word)
     call = Context.call
     waited = []
 

@@ -36,7 +36,7 @@ _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
 """The end of accesses, in bytes from their base, must be less than this for a check in 32 bits."""
 _WARPS_AHEAD, _LINE = 4, 64
-"""Prefetched is what the warp so many warps later loads; a cache line in bytes."""
+"""How many warps ahead a warp prefetches, and the bytes of a cache line."""
 FRAGMENT_BYTES = 8192
 """The size of the area in which matrices of a warp are passed on."""
 
@@ -52,8 +52,8 @@ class Pointers:
     """Whether the addresses are consecutive and all valid; i1."""
     lanes: str = ""
     """The addresses of all lanes, i64 each; for shared memory i32 offsets."""
-    fetched: list[int] = field(factory=list)
-    """The offsets that were fetched ahead."""
+    prefetched: list[int] = field(factory=list)
+    """The offsets whose data are prefetched."""
 
 
 @define(slots=False)
@@ -363,7 +363,7 @@ class MemoryText(Lanes):
         near, far, join = self.label("near"), self.label("far"), self.label("loaded")
         self.branch(pointers.near, near, far, LIKELY)
         self.place(near)
-        self._fetch_ahead(group, pointers, offset)
+        self._prefetch(group, pointers, offset)
         first = self._load_near(self._pointer(pointers.single, offset), bits, count, mask)
         self.jump(join)
         self.place(far)
@@ -373,10 +373,10 @@ class MemoryText(Lanes):
         self.place(join)
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
-    def _fetch_ahead(self, group: Accesses, pointers: Pointers, offset: int) -> None:
-        """Fetch what a later warp probably loads: processors see few strides, and a warp waits for each array."""
-        if group.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.fetched):
-            pointers.fetched.append(offset)
+    def _prefetch(self, group: Accesses, pointers: Pointers, offset: int) -> None:
+        """Prefetch what a later warp probably loads: processors see few strides, and a warp waits for each array."""
+        if group.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.prefetched):
+            pointers.prefetched.append(offset)
             span = self.width * pointers.stride
             for line in range(offset + _WARPS_AHEAD * span, offset + (_WARPS_AHEAD + 1) * span, _LINE):
                 place = "ptr", self._pointer(pointers.single, line)
