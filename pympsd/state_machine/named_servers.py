@@ -8,8 +8,9 @@ have a process (`status` combines both)::
                            v               +----- process ends ------+
                         refused                                    Failed (its start failed; the next client retries)
 
-- A request that is not possible raises NotPossible with the sentence for the operator, and changes nothing: all checks
-  come before the first change of the state. `config apply --check` relies on that, and begins changes on a copy.
+- A request that is not possible raises NotPossible with the sentence for the operator, and changes nothing: all
+  checks come before the first change of the state. `config apply --check` relies on that, and begins changes on a
+  copy.
 - A command that takes time is answered later: its session is kept with the server or the namespace (``creators``,
   ``deleters``) and answered when the sockets are open, the process is ready, or has ended.
 - A deleted server keeps its name until its process has ended; nothing else is possible with it.
