@@ -74,6 +74,11 @@ class Lanes(Text):
         """Return the exception that leaves the operation to the NumPy tier."""
         return Refused(f"{self.operation.opcode if self.operation else ''} {why}".strip())
 
+    def refuse_if(self, condition: object, why: str = "") -> None:
+        """Leave the operation to the NumPy tier if a condition holds."""
+        if condition:
+            raise self.refuse(why)
+
     # --- values of registers
 
     def is_varying(self, number: int) -> bool:
