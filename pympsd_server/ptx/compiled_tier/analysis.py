@@ -1,8 +1,8 @@
 """Analysis of a kernel: where lanes may wait for each other, and which registers all lanes of a warp share.
 
 The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
-*pending* at some blocks P(b). `find_pending` computes these sets: for each place where lanes may go from b, together with those
-that were pending already, the lowest block runs next and the others are pending during it.
+*pending* at some blocks P(b). `find_pending` computes these sets: for each place where lanes may go from b, together
+with those that were pending already, the lowest block runs next and the others are pending during it.
 
 The rest follows from P:
 
