@@ -374,9 +374,7 @@ class MemoryText(Lanes):
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _prefetch(self, group: Accesses, pointers: Pointers, offset: int) -> None:
-        """Prefetch the data that a later warp probably loads: processors recognise few strides, and a warp waits for
-        each array.
-        """
+        """Prefetch the next warps' data: processors recognise few strides, and a warp waits for each array."""
         if group.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.prefetched):
             pointers.prefetched.append(offset)
             span = self.width * pointers.stride
