@@ -50,7 +50,7 @@ class Settings:
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
     driver: int = 0
-    """The branch of the driver that is asked for; 0: the machine's."""
+    """The requested branch of the driver; 0: the machine's."""
     users: str = variables.USERS[0]
     unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
@@ -112,7 +112,7 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
 
 
 def read_tier(environment: Mapping[str, str]) -> str:
-    """Return what runs the kernels of an emulated device: one of TIERS (PYMPSD_TIER).
+    """Return the tier that runs the kernels of an emulated device: one of TIERS (PYMPSD_TIER).
 
     Raises:
         BadSetting: The variable has another value.

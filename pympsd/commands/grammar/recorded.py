@@ -140,7 +140,7 @@ def read_user_id(word: str) -> int | None:
 
 @frozen
 class LoosePercentage:
-    """A percentage of which the driver reads the first characters."""
+    """A percentage as the driver reads it: from the first characters of a word."""
 
     value: ThreadPercentage | None
     """None: it is missing or not valid."""

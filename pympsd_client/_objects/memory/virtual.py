@@ -147,7 +147,7 @@ class VirtualMemory:
     def __init__(self) -> None:
         self._lock: Final = RLock()
         self._reservations: Final[dict[int, Reservations]] = {}
-        """By the ordinal of the device in whose window they are."""
+        """The reservations, by the ordinal of the device whose window contains them."""
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
         self._owners: Final[dict[int, Context]] = {}

@@ -40,7 +40,7 @@ class Offer:
     """The id of the client's conversation."""
     servers: int
     clients: int
-    """A copy of the client's end."""
+    """A descriptor: a copy of the client's end."""
     is_inherited: bool = False
     """An earlier daemon may have sent either end already."""
 
