@@ -145,7 +145,7 @@ def _graphics(clock: int, memory_clock: int, bus: int, l2: int, blocks: int, rat
 
 
 _SMALL: Final = {"MAX_BLOCKS_PER_MULTIPROCESSOR": 16, "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 32}
-"""Of compute capabilities 7.5 and 8.7."""
+"""The attributes that differ on compute capabilities 7.5 and 8.7."""
 
 PROFILES: Final = {
     "H200": Profile(

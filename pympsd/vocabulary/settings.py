@@ -44,7 +44,7 @@ class Settings:
     log_dialect: str = variables.DIALECTS[0]
     complaints: tuple[str, ...] = ()
     memory_limits: str = ""
-    """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
+    """The text of the variable (``0=1G,GPU-...=512MB``), because the devices are not known here."""
     overtaking_seconds: float = 30.0
     """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""

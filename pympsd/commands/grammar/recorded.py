@@ -34,7 +34,7 @@ class Recorded:
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
     missing_is_logged_only: bool = False
-    """That line is in the log, and not printed."""
+    """True if that line is logged but not printed."""
     prints_anyway: bool = False
     """The answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
@@ -152,7 +152,9 @@ ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage must be one n
 
 
 def read_percentage(word: str) -> LoosePercentage:
-    """Return the percentage that a word begins with. Raise Refused for one by device: of ``1=50`` C reads 1."""
+    """Return the percentage that a word begins with. Raise Refused for a percentage by device, because C reads 1 from
+    ``1=50``.
+    """
     if "=" in word:
         raise CommandRefused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
     number = read_leading_float(word)

@@ -87,8 +87,8 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 MAX_LEVELS: Final = 32
-"""Below this depth no files are read: a user can make many cgroups in one of its own, and the limits of each would be
-sent to a server. Those above bound them."""
+"""No files are read below this depth, because a user can make many cgroups in one of its own, and the limits of each
+would be sent to a server. The limits of the cgroups above hold anyway."""
 _ROOT: Final = Path(MOUNT)
 
 

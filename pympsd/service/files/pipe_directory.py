@@ -25,7 +25,7 @@ from pympsd.service.files.lock_holders import Holder, are_foreign, find_listener
 from pympsd.vocabulary import files
 
 MAX_LINKS: Final = 40
-"""As the kernel follows (path_resolution(7))."""
+"""The maximum of links to follow, which is the kernel's (path_resolution(7))."""
 
 
 class UntrustedLink(FileError, OSError):
@@ -94,7 +94,8 @@ MODES = {
 }
 PID_MODE = 0o644
 DRIVERS_PID_MODE = 0o666
-"""As recorded. A script that trusts the file would kill any other PID that is written there."""
+"""The mode of the driver's PID file, as recorded. A script that trusts the file would kill any other PID that is
+written there."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

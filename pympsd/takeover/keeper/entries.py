@@ -17,8 +17,9 @@ from pympsd.takeover.state.entries import FIFO, ClientNote, KeptFd, id_of, link_
 
 
 def file_note(path: str) -> bytes:
-    """Return a text that identifies the file at a path; empty if it does not exist. A bound socket keeps its inode
-    number.
+    """Return a text that identifies the file at a path, empty if it does not exist.
+
+    No other file gets the number of a bound socket's file.
     """
     try:
         status = os.lstat(path)

@@ -95,9 +95,9 @@ class KeeperLink:
     ) -> tuple[KeeperLink, dict[str, Entry]] | None:
         """Return the keeper of the previous daemon, and its entries in order; None: start another keeper.
 
-        The caller owns the descriptors, and drops the entries that it does not need. Only a keeper of this process's user is
-        believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
-        as it is, if this process may not open that many files.
+        The caller owns the descriptors, and drops the entries that it does not need. Only a keeper of this process's
+        user is believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave
+        everything as it is, if this process may not open that many files.
         """
         process = KeeperProcess.find(directory)
         if process is None:

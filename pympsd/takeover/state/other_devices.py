@@ -30,7 +30,7 @@ class OtherDevices:
 def move(saved: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
     """Return the state for the present devices, and the settings lost with missing devices: owner and UUID.
 
-    One limit for all devices is one for all devices of now: none is without.
+    A limit for all devices stays a limit for all present devices.
     """
     moves = _Move(devices.places, devices.before, len(devices.now))
     state = evolve(

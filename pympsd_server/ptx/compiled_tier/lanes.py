@@ -32,7 +32,7 @@ _OF_BLOCK: Final = frozenset(
 )
 """The special registers that are fields of `Worker`."""
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
-"""As bits."""
+"""The bits of the smallest normal number of each type."""
 
 BANK_ALIGNMENT: Final = 64
 """In bytes, of a frame and of the bank in it."""

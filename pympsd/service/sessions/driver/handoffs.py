@@ -78,7 +78,7 @@ class Offer:
 FIRST_ANSWER_SECONDS: Final = 1.0
 """Time for a client to answer its server, which waits for nothing else until then."""
 ANSWER_CHECKS: Final = 20
-"""How often an answer is looked for in that time."""
+"""The number of times that an answer is looked for in that period."""
 ASLEEP_CHECKS: Final = 4
 """After this many checks in a row a client that sleeps and has not read its server's message is unresponsive.
 
