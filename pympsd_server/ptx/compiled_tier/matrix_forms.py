@@ -41,7 +41,7 @@ from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
 from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
 from pympsd_server.ptx.isa.datatypes import Array
 from pympsd_server.ptx.isa.machine import WARP
-from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.ptx.matrices.multiply import STORED
 from pympsd_server.ptx.numpy_tier.emit_matrices import SHAPE, line_length, size_of
@@ -244,16 +244,11 @@ class _ProductText:
 
     def _small(self, value: str, kind: str, shape: Lanes) -> str:
         """Return the bits of halves, those of e4m3 divided by 256."""
-        text, half = self.text, shape.of("i16")
-        wide = text.cast("zext", value, shape.of("i8"), half)
+        bits = Expression(self.text, shape, "i8", value).cast("zext", "i16")
         if kind == "e5m2":
-            return text.op("shl", half, wide, shape.constant("i16", 8))
-        size = text.op("and", half, wide, shape.constant("i16", 0x7F))
-        sign = text.op("shl", half, text.op("and", half, wide, shape.constant("i16", 0x80)), shape.constant("i16", 8))
-        is_nan = text.op("icmp eq", half, size, shape.constant("i16", 0x7F))
-        bits = text.op("shl", half, size, shape.constant("i16", 7))
-        bits = text.choose(shape, is_nan, half, shape.constant("i16", 0x7E00), bits)
-        return text.op("or", half, bits, sign)
+            return (bits << 8).name
+        size, sign = bits & 0x7F, (bits & 0x80) << 8
+        return ((size == 0x7F).choose(0x7E00, size << 7, "i16") | sign).name
 
     def _write_blocks(self, down: int, across: int, steps: int) -> None:
         """Write the loop over the blocks of D, and in it the loop over k."""
@@ -379,10 +374,6 @@ class _ProductText:
 # --- loads and stores
 
 
-def _space_of(operation: Operation) -> str:
-    return operation.one_of("global", "shared", "shared::cta").split("::")[0] or "generic"
-
-
 def _put_addresses(text: MemoryText, memory: Argument, space: str, scratch: int = 0) -> int:
     """Write the lanes' addresses to a scratch area; return the number of a site."""
     if not isinstance(memory, Memory):
@@ -400,7 +391,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
     is_store, size, kind = operation.has("store"), _size(operation), operation.type
     matrix, by_columns = operation.one_of("a", "b", "c", "d"), operation.has("col")
     operand, memory = operation.operands[:2][::-1] if is_store else operation.operands[:2]
-    space, fragment = _space_of(operation), fragment_of(matrix, size, kind)
+    space, fragment = space_of(operation), fragment_of(matrix, size, kind)
     site = _put_addresses(text, memory, space)
     if len(operation.operands) == 3:
         strides = text.use(operation.operands[2], "u32", text.vector)
@@ -465,7 +456,7 @@ def _move_matrices(text: MemoryText, operation: Operation) -> None:
     text.refuse_if(text.width != WARP, "width")
     is_store = operation.name == "stmatrix"
     operand, memory = operation.operands[::-1] if is_store else operation.operands
-    space, items = _space_of(operation), items_of(operand)
+    space, items = space_of(operation), items_of(operand)
     site = _put_addresses(text, memory, space)
     text.needs_fragments = True
     for index, item in enumerate(items if is_store else ()):
