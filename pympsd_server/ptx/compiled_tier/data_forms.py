@@ -82,10 +82,8 @@ def _compare(text: MemoryText, operation: Operation) -> None:
 def _select(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
-    truth = text.predicate(operation.operands[3], shape)
-    text.assign(
-        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
-    )
+    result = text.choose(shape, text.predicate(operation.operands[3], shape), shape.of(f"i{BITS[type_name]}"), a, b)
+    text.assign(operation.operands[0], result, type_name, shape)
 
 
 @writes("slct")
@@ -93,15 +91,13 @@ def _select_by_sign(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.types[0], text.shape_of(operation.operands[0])
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
     if operation.types[1] == "f32":
-        truth = text.op(
-            "fcmp oge", shape.of("float"), text.use_float(operation.operands[3], "f32", shape), shape.zero()
-        )
+        by = text.use_float(operation.operands[3], "f32", shape)
+        truth = text.op("fcmp oge", shape.of("float"), by, shape.zero())
     else:
         by = text.use(operation.operands[3], "s32", shape)
         truth = text.op("icmp sge", shape.of("i32"), by, shape.constant("i32", 0))
-    text.assign(
-        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
-    )
+    result = text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b)
+    text.assign(operation.operands[0], result, type_name, shape)
 
 
 @writes("mov")

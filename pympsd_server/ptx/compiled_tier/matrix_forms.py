@@ -223,32 +223,21 @@ class _ProductText:
             return text.cast("bitcast", value, shape.of(raw), shape.of("double"))
         if kind in ("s8", "u8"):
             return text.cast(f"{kind[0]}itofp", value, shape.of(raw), shape.of("double"))
-        element = "float"
-        if kind == "bf16":
-            value = text.cast("zext", value, shape.of("i16"), shape.of("i32"))
-            value = text.op("shl", shape.of("i32"), value, shape.constant("i32", 16))
-        elif kind == "tf32":
-            value = text.op("and", shape.of("i32"), value, shape.constant("i32", 0xFFFFE000))
-        else:
-            element = "half"
-        number = self._small(value, kind, shape) if kind in ("e4m3", "e5m2") else value
-        bits = "i16" if element == "half" else "i32"
-        single = text.cast("bitcast", number, shape.of(bits), shape.of(element))
-        if element == "half":
-            single = text.cast("fpext", single, shape.of("half"), shape.of("float"))
-        double = text.cast("fpext", single, shape.of("float"), shape.of("double"))
-        if kind == "e4m3":  # the exponent of a half is biased by 8 more
-            scale = Expression(text, shape, "double", double)
-            double = (scale * 256.0).name
-        return double
+        bits = Expression(text, shape, raw, value)
+        if kind in ("bf16", "tf32"):
+            bits = bits.cast("zext", "i32") << 16 if kind == "bf16" else bits & 0xFFFFE000
+            return bits.cast("bitcast", "float").cast("fpext", "double").name
+        half = (bits if kind == "f16" else self._widen_to_half(bits, kind)).cast("bitcast", "half")
+        double = half.cast("fpext", "float").cast("fpext", "double")
+        return (double * 256.0 if kind == "e4m3" else double).name
 
-    def _small(self, value: str, kind: str, shape: Lanes) -> str:
-        """Return the bits of halves, those of e4m3 divided by 256."""
-        bits = Expression(self.text, shape, "i8", value).cast("zext", "i16")
+    def _widen_to_half(self, bits: Expression, kind: str) -> Expression:
+        """Return the bits of halves, those of e4m3 divided by 256: the exponent of a half is biased by 8 more."""
+        wide = bits.cast("zext", "i16")
         if kind == "e5m2":
-            return (bits << 8).name
-        size, sign = bits & 0x7F, (bits & 0x80) << 8
-        return ((size == 0x7F).choose(0x7E00, size << 7, "i16") | sign).name
+            return wide << 8
+        size, sign = wide & 0x7F, (wide & 0x80) << 8
+        return (size == 0x7F).choose(0x7E00, size << 7, "i16") | sign
 
     def _write_blocks(self, down: int, across: int, steps: int) -> None:
         """Write the loop over the blocks of D, and in it the loop over k."""
