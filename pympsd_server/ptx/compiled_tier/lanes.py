@@ -108,7 +108,7 @@ class Lanes(Text):
         return self.load(self.storage(number), self.home(number), self._alignment(number))
 
     def _alignment(self, number: int) -> int:
-        """Return what is known of a register's address, in bytes; 0: as its type needs."""
+        """Return the known facts about a register's address, in bytes; 0: as its type needs."""
         return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:

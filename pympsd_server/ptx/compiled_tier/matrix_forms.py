@@ -271,7 +271,7 @@ class _ProductText:
 
     @contextmanager
     def _loop(self, name: str, count: int, step: int = 1) -> Iterator[tuple[str, str, str]]:
-        """Write a loop around what is written within: its index goes from 0 to a count, which is not 0, in steps.
+        """Write a loop around the text written inside: its index goes from 0 to a count, which is not 0, in steps.
 
         Yields the index, and the blocks before the loop and at its end, for the phis with which it begins.
         """

@@ -222,7 +222,9 @@ def _wide(text: MemoryText, argument: Argument) -> str:
 
 
 def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *, drops: bool = False) -> str:
-    """Return what an arrival adds to an mbarrier, as `arrival` of the NumPy tier does; both are vectors of i64."""
+    """Return the change of an mbarrier by an arrival, as `arrival` of the NumPy tier does; both are vectors of
+    i64.
+    """
     kind, vector = text.vector.of("i64"), text.vector
     if isinstance(count, int):
         change = vector.constant("i64", count)

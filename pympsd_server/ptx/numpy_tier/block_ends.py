@@ -1,4 +1,4 @@
-"""The end of a block: its terminator as a plan for the runtime, and what the block's function returns."""
+"""The end of a block: its terminator as a plan for the runtime, and the value that the block's function returns."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ BARRIER_MODIFIERS = frozenset(
 
 
 def emit_end(writer: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
-    """Return a block's plan and the text of what its function returns. Raises InvalidPtx for its terminator."""
+    """Return a block's plan and the text of its function's return value. Raises InvalidPtx for its terminator."""
     last = block.terminator
     following = EXIT if block.following is None else block.following
     if last is None:

@@ -1,8 +1,8 @@
 """mbarrier objects, and asynchronous copies, stores and reductions (PTX ISA: cp.async, mbarrier, bulk copies).
 
 No thread may read the destination of an asynchronous copy before it has waited for it, so a copy is made immediately
-when it is issued: commits and waits of groups then have nothing left to do. What remains observable are mbarriers, on
-which threads really wait. A copy that completes bytes at an mbarrier changes it after the bytes are there.
+when it is issued: commits and waits of groups then have nothing left to do. Only mbarriers remain observable: threads
+really wait on them. A copy that completes bytes at an mbarrier changes it after the bytes are there.
 """
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_name
@@ -86,7 +86,7 @@ def _copy(writer: Writer, operation: Operation) -> None:
         # The copies before are done already.
         writer.refuse_count_if(len(operation.operands) != operation.has("wait_group"))
     elif operation.has("arrive"):
-        # Without .noinc the arrival that the copies cause was added to what the phase waits for: it changes nothing.
+        # Without .noinc the arrival of the copies was added to the phase's count, so it changes nothing.
         writer.refuse_if(len(operation.operands) != 1 or operation.types != ("b64",))
         count = writer.scalar(1 if operation.has("noinc") else 0, U32)
         change_barrier(

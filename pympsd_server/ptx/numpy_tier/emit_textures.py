@@ -24,7 +24,7 @@ def _object(writer: Writer, argument: Argument) -> str:
 def _coordinates(
     writer: Writer, operation: Operation, argument: Argument, geometries: dict[str, int], dtype: DType
 ) -> str:
-    """Return a tuple of the coordinates of `[object, {...}]`; what is behind them, in vectors of four, is ignored."""
+    """Return a tuple of the coordinates of `[object, {...}]`; further items of a vector of four are ignored."""
     geometry = operation.one_of(*geometries)
     writer.refuse_if(not geometry, "this geometry")
     operands = items_of(argument)[1:]

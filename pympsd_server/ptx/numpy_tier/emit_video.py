@@ -21,7 +21,7 @@ _SELECTOR = re.compile(r"([bh])([0-7]+)")
 
 
 def _place(writer: Writer, selector: str) -> tuple[int, int]:
-    """Return the first bit and the width of a part of a register; "" is all of it."""
+    """Return the first bit and the width of a part of a register; "" is the whole register."""
     if not selector:
         return 0, 32
     width = _WIDTHS[selector[0]]
@@ -40,7 +40,7 @@ def _whole(writer: Writer, argument: Argument) -> tuple[Argument, str]:
 
 
 def _input(writer: Writer, argument: Argument, kind: str) -> str:
-    """Write an operand's value, or that of its part, as int64."""
+    """Write the value of an operand, or of a part of it, as int64."""
     register, selector = _whole(writer, argument)
     low, width = _place(writer, selector)
     return writer.keep(f"video_part({writer.value(register, U32)}, {low}, {width}, {kind == 's32'})")
@@ -191,7 +191,7 @@ def _write_simd(writer: Writer, operation: Operation, name: str, types: tuple[st
 
 
 def _digits(writer: Writer, elements: int, selector: str) -> tuple[int, ...]:
-    """Return the digits of a selector or mask, that of the lowest element first; none if there is no selector."""
+    """Return the digits of a selector or mask, the lowest element's first; none if there is no selector."""
     if not selector:
         return ()
     match = _SELECTOR.fullmatch(selector)

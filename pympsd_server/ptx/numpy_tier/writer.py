@@ -124,7 +124,7 @@ class Writer:
         return items
 
     def run(self, statement: str) -> None:
-        """Write a line for what it does."""
+        """Write a line for its effect."""
         self.lines.append(statement)
 
     def load(self, space: str, address: str, dtype: DType, align: int) -> str:
