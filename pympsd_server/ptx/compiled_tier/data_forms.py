@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
+from pympsd_server.ptx.compiled_tier.analysis import differs_by_lane
 from pympsd_server.ptx.compiled_tier.float_forms import add_small, widen_bfloat, write_small_conversion
 from pympsd_server.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
@@ -22,7 +22,7 @@ from pympsd_server.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText, Pointers
 from pympsd_server.ptx.compiled_tier.native_runtime import offset_of
 from pympsd_server.ptx.isa.machine import WARP, WINDOW_BITS, WINDOWS
-from pympsd_server.ptx.lowering.ir import Argument, Both, Group, Memory, Operation, Sink, Symbol, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Both, Group, Memory, Operation, Sink, Symbol, items_of, space_of
 from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
 _RELATIONS: Final = {r: r for r in ("eq", "ne", "lt", "le", "gt", "ge")} | {
@@ -82,10 +82,8 @@ def _compare(text: MemoryText, operation: Operation) -> None:
 def _select(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
-    truth = text.predicate(operation.operands[3], shape)
-    text.assign(
-        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
-    )
+    result = text.choose(shape, text.predicate(operation.operands[3], shape), shape.of(f"i{BITS[type_name]}"), a, b)
+    text.assign(operation.operands[0], result, type_name, shape)
 
 
 @writes("slct")
@@ -93,15 +91,13 @@ def _select_by_sign(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.types[0], text.shape_of(operation.operands[0])
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
     if operation.types[1] == "f32":
-        truth = text.op(
-            "fcmp oge", shape.of("float"), text.use_float(operation.operands[3], "f32", shape), shape.zero()
-        )
+        by = text.use_float(operation.operands[3], "f32", shape)
+        truth = text.op("fcmp oge", shape.of("float"), by, shape.zero())
     else:
         by = text.use(operation.operands[3], "s32", shape)
         truth = text.op("icmp sge", shape.of("i32"), by, shape.constant("i32", 0))
-    text.assign(
-        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
-    )
+    result = text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b)
+    text.assign(operation.operands[0], result, type_name, shape)
 
 
 @writes("mov")
@@ -134,8 +130,8 @@ def _move(text: MemoryText, operation: Operation) -> None:
 
 @writes("cvta")
 def _convert_address(text: MemoryText, operation: Operation) -> None:
-    space = next((SPACES[m] for m in operation.modifiers if m in SPACES), "")
-    text.refuse_if(operation.type != "u64" or not space)
+    space = space_of(operation)
+    text.refuse_if(operation.type != "u64" or space == "generic")
     shape = text.shape_of(operation.operands[0])
     value = text.use(operation.operands[1], "u64", shape)
     if space in WINDOWS:
@@ -146,7 +142,7 @@ def _convert_address(text: MemoryText, operation: Operation) -> None:
 
 @writes("isspacep")
 def _is_space(text: MemoryText, operation: Operation) -> None:
-    space = next((SPACES[m] for m in operation.modifiers if m in SPACES), "")
+    space = space_of(operation)
     shape = text.shape_of(operation.operands[0])
     wide = shape.of("i64")
     value = text.op("lshr", wide, text.use(operation.operands[1], "u64", shape), shape.constant("i64", WINDOW_BITS))
@@ -240,7 +236,7 @@ def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None
 @writes("ld ldu")
 def _load(text: MemoryText, operation: Operation) -> None:
     target, memory = operation.operands[:2]
-    items, bits, _space = items_of(target), BITS[operation.type], space_of(operation)
+    items, bits = items_of(target), BITS[operation.type]
     if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:
         raise text.refuse()
     if isinstance(memory.base, Symbol) and memory.base.space == "param":

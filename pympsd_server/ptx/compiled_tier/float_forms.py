@@ -12,7 +12,6 @@ from typing import Final
 
 from pympsd_server.ptx.compiled_tier.expressions import (
     Expression,
-    LlvmDoubles,
     bfloat_from_float,
     bfloat_from_sum,
     multiply_add_halves,
@@ -187,7 +186,7 @@ def _function(text: MemoryText, operation: Operation) -> None:
     shape = text.shape_of(operation.operands[0])
     text.refuse_if(operation.type != "f32")
     value = Expression(text, shape, "float", text.use_float(operation.operands[1], "f32", shape))
-    result = _FUNCTIONS[operation.name](LlvmDoubles(), value.cast("fpext", "double"))
+    result = _FUNCTIONS[operation.name](Expression.choose, value.cast("fpext", "double"))
     narrow = result.cast("fptrunc", "float")
     # GPUs write this NaN for every NaN.
     bits = (result == result).choose(narrow.cast("bitcast", "i32"), 0x7FFFFFFF, "i32")

@@ -16,6 +16,7 @@ from typing import Final
 from attrs import define, field
 
 from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
+from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
 from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, offset_of
 from pympsd_server.ptx.isa.datatypes import DTYPES
@@ -143,6 +144,10 @@ class Lanes(Text):
         if varying and not shape.lanes:
             raise self.refuse("a vector where a scalar is needed")
         return value if varying else self.splat(value, f"i{bits}", shape)
+
+    def expression(self, argument: Argument, type_name: str, shape: Shape) -> Expression:
+        """Return an operand's bits as `use` does, for Python's operators."""
+        return Expression(self, shape, f"i{BITS[type_name]}", self.use(argument, type_name, shape))
 
     def symbol(self, symbol: Symbol, bits: int) -> str:
         """Return the address of a variable as a scalar."""

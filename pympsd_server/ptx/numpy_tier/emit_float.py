@@ -189,11 +189,19 @@ def _copysign(writer: Writer, operation: Operation) -> None:
     writer.set_result(f"np.copysign({size}, {sign})", dtype)
 
 
-_TESTS = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
+_TESTS = {
+    "finite": "np.isfinite({x})",
+    "infinite": "np.isinf({x})",
+    "number": "~np.isnan({x})",
+    "notanumber": "np.isnan({x})",
+    "normal": "np.isfinite({x}) & ~is_subnormal({x})",
+    "subnormal": "is_subnormal({x})",
+}
+"""Zeros are normal numbers here."""
 
 
 @emits("testp", 2, " ".join(_TESTS), ("f32", "f64"))
 def _test(writer: Writer, operation: Operation) -> None:
     writer.refuse_if(len(operation.modifiers) != 1)
     x = writer.input(1, dtype_of(writer, operation))
-    writer.set_result(f"test_{operation.modifiers[0]}({x})", DTYPES["pred"])
+    writer.set_result(_TESTS[operation.modifiers[0]].format(x=x), DTYPES["pred"])

@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 from pympsd_server.ptx.isa.datatypes import BOOL, F32, F64, S32, U32, U64, DType
-from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of, space_of
 from pympsd_server.ptx.matrices.fragments import Shape, fragment_of
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
@@ -124,16 +124,11 @@ def _count_matrices(writer: Writer, operation: Operation) -> int:
     return int(number[1:])
 
 
-def place_of(writer: Writer, operation: Operation, memory: Argument) -> tuple[str, str]:
-    """Return the state space and the address of a memory operand."""
-    return operation.one_of("global", "shared", "shared::cta").split("::")[0] or "generic", writer.address_of(memory)
-
-
 @emits("ldmatrix", 2, _TRANSFER, ("b16",))
 def _load(writer: Writer, operation: Operation) -> None:
     count = _count_matrices(writer, operation)
     targets = fragment(writer, operation.operands[0], count)
-    space, address = place_of(writer, operation, operation.operands[1])
+    space, address = space_of(operation), writer.address_of(operation.operands[1])
     name = writer.keep(f"load_matrices(B, T, {space!r}, {address}, {count}, {operation.has('trans')})")
     assign_all(writer, targets, name, U32)
 
@@ -141,7 +136,7 @@ def _load(writer: Writer, operation: Operation) -> None:
 @emits("stmatrix", 2, _TRANSFER, ("b16",))
 def _store(writer: Writer, operation: Operation) -> None:
     values = writer.tuple_of(fragment(writer, operation.operands[1], _count_matrices(writer, operation)), U32)
-    space, address = place_of(writer, operation, operation.operands[0])
+    space, address = space_of(operation), writer.address_of(operation.operands[0])
     writer.run(f"store_matrices(B, T, {space!r}, {address}, {values}, {operation.has('trans')})")
 
 
@@ -208,7 +203,7 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     )
     size, by_columns = size_of(shape), layout == "col"
     matrix_operand, memory = operation.operands[:2][::-1] if stored else operation.operands[:2]
-    space, address = place_of(writer, operation, memory)
+    space, address = space_of(operation), writer.address_of(memory)
     stride = (
         writer.input(2, U32)
         if len(operation.operands) == 3

@@ -30,7 +30,7 @@ _PATTERN = re.compile(
 class Token(NamedTuple):
     """A word, number, string or symbol, with its line; `kind` "end" after the last one.
 
-    A `kind` of "body" stands for text in braces that `outline.set_aside` has taken out, and has its number.
+    A `kind` of "body" stands for text in braces that `parser.set_aside` has taken out, and has its number.
     """
 
     kind: str

@@ -30,6 +30,7 @@ RANGES: Final = 1 << 20
 SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
+assert 8 * (_HEAD + 2 * RANGES + _WORDS * SEGMENTS) <= TABLE_BYTES
 _READ_TIMEOUT_SECONDS: Final = 1.0
 _SHORT_TIMEOUT_SECONDS: Final = 0.002
 """The times to wait for a table that is being written: at first, and once a read has ended without one."""
