@@ -1,7 +1,7 @@
 """``pympsd-run``: prepare a program's environment so that its CUDA calls go to pympsd, and execute the program.
 
-Theory of operation. Two mechanisms route a program, and both are variables of its environment, so that its children
-have them too:
+Theory of operation. Two mechanisms route a program, and both are variables of its environment, so its children
+inherit them:
 
 - PYMPSD_ROUTING and PYTHONPATH, which the launcher has set already, route cuda.bindings in every Python
   (`pympsd_client.routing`). The import hook decides there, when CUDA is imported.
@@ -9,8 +9,8 @@ have them too:
   libnvJitLink before all others (docs/native.md). The decision is made here, before the program starts, because the
   dynamic loader makes no such decision.
 
-That folder is not set where programs reach the driver: where the daemon manages the driver's own server (backend
-vendor), and where there is a driver and no daemon, so that the program runs natively. A program that names a pipe
+That folder is left out if programs should reach the driver: if the daemon manages the driver's own server (backend
+vendor), or if there is a driver and no daemon, so that the program runs natively. A program that names a pipe
 directory, requires MPS or selects the emulated GPU gets the folder in the second case too: pympsd's library then
 refuses it with the reason, or gives it an emulated GPU of its own.
 
@@ -132,12 +132,12 @@ def _reason_not_to_route(environment: "Mapping[str, str]") -> str:
     listener = find_listener(environment)
     if listener == DRIVER:
         return "the daemon manages the driver's own server, to which the driver connects"
-    backend = environment.get("PYMPSD_BACKEND") or "auto"  # as variables.selects_emulated, which imports too much
-    is_emulated = backend == "emulated" or (backend == "auto" and environment.get("PYMPSD_EMULATED_DEVICES"))
-    requested = environment.get("PYMPSD_REQUIRE_MPS") == "1" or is_emulated
-    if listener == NOBODY and not requested and not environment.get("CUDA_MPS_PIPE_DIRECTORY"):
-        return "there is a driver and no daemon" if os.path.exists(_DRIVER_DEVICE) else ""
-    return ""
+    if listener != NOBODY or environment.get("CUDA_MPS_PIPE_DIRECTORY") or not os.path.exists(_DRIVER_DEVICE):
+        return ""
+    from pympsd.vocabulary.variables import REQUIRE_MPS, selects_emulated  # imports much, and is rarely needed
+
+    requested = environment.get(REQUIRE_MPS) == "1" or selects_emulated(environment)
+    return "" if requested else "there is a driver and no daemon"
 
 
 def _add_libraries(environment: "dict[str, str]") -> None:

@@ -27,7 +27,7 @@ from pympsd.vocabulary.settings import Settings
 class NoDriver(StartError, ValueError):
     """Raised when the backend needs the driver, and the driver is missing or does not work.
 
-    The message explains why, and what to set instead.
+    The message explains why, and which setting to use instead.
     """
 
 
@@ -64,7 +64,7 @@ class Machine:
 
 
 def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
-    """Return the machine that the settings mean.
+    """Return the machine that the settings select.
 
     ``probe`` asks the driver and is called only if its answer matters; ``find_server`` returns the path of the
     driver's server, or nothing. Raise NoDriver, BadMachine, NoVisibleDevice or DuplicateDevice.
@@ -108,8 +108,8 @@ TENSOR_MAP_ACCESS_SUPPORTED VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 """
 _NOT_SERVED: Final = frozenset(_NAMES_NOT_SERVED.split())
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
-"""How the names of texture attributes begin. These, and those above, are of features that a GPU has and the ``cuda``
-backend lacks: they are reported as 0, so that clients do not use them."""
+"""The prefixes of texture attributes. These, and those above, are of features that a GPU has and the ``cuda`` backend
+lacks: they are reported as 0, so that clients do not use them."""
 
 
 def _clear_unserved(device: DeviceProperties) -> DeviceProperties:

@@ -56,7 +56,7 @@ class DeviceProperties:
     uuid: str
     """With its ``GPU-`` prefix."""
     pci: str
-    """As device_query prints it: ``0000:00.06.00``."""
+    """The PCI address as device_query prints it: ``0000:00.06.00``."""
     compute_capability: tuple[int, int]
     multiprocessors: int
     memory_bytes: int

@@ -83,7 +83,7 @@ class MemoryGroup:
     """
 
     name: str
-    """As a sentence names it: ``namespace a/hi``, ``cgroup /x``."""
+    """The group's name as sentences contain it: ``namespace a/hi``, ``cgroup /x``."""
     limit: int
     """The bytes that they hold at most (hard limit)."""
     soft: int = 0

@@ -78,7 +78,7 @@ class Capture:
     is_into_existing: bool
     id: int = field(factory=_next_id, init=False)
     reason: str = field(default="", init=False)
-    """Why it was invalidated; empty while it is active."""
+    """The reason why it was invalidated; empty while it is active."""
     next: dict[StreamKey, dict[Node, Edge]] = field(factory=dict, init=False)
     """The streams of the capture, each with the nodes that its next node depends on."""
     added: dict[Node, None] = field(factory=dict, init=False)
@@ -140,7 +140,7 @@ def invalidation_error(capture: Capture) -> CudaError:
 
 
 class Captures:
-    """The captures of this process, which take the work of capturing streams (an Interceptor). Thread-safe."""
+    """The captures of this process, which record the work of capturing streams (an Interceptor). Thread-safe."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.RLock()

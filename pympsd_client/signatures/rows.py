@@ -1,4 +1,4 @@
-"""Rows: a driver function as one line of text, and what is read from it."""
+"""Rows: a driver function as one line of text, and the data read from it."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Calling(Enum):
     UNCONVERTED = "unconverted"
     """The core converts its arguments, because it caches those of earlier calls."""
     VARIANTS = "variants"
-    """Versions of cuda-bindings differ in its parameters: arguments are not converted."""
+    """The parameters differ between versions of cuda-bindings, so arguments are not converted."""
 
 
 @frozen

@@ -34,7 +34,7 @@ class Recorded:
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
     missing_is_logged_only: bool = False
-    """That line is in the log, and not printed."""
+    """True if that line is logged but not printed."""
     prints_anyway: bool = False
     """The answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
@@ -68,7 +68,7 @@ BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME 
 
 
 def read_leading_integer(word: str) -> int | None:
-    """Return what strtol reads at the start of a word, clamped to a C int; None if it reads nothing."""
+    """Return the number that strtol reads at the start of a word, clamped to a C int; None if it reads nothing."""
     text = word.lstrip(" \t\r\n\v\f")
     sign = text[:1] if text[:1] in ("+", "-") else ""
     digits = len(sign)
@@ -88,7 +88,7 @@ _HEXADECIMAL = re.compile(
 
 
 def read_leading_float(word: str) -> float | None:
-    """Return what strtod reads at the start of a word; None if it reads no finite number."""
+    """Return the number that strtod reads at the start of a word; None if it reads no finite number."""
     if match := _HEXADECIMAL.match(word):
         try:
             return float.fromhex(match[1])
@@ -140,7 +140,7 @@ def read_user_id(word: str) -> int | None:
 
 @frozen
 class LoosePercentage:
-    """A percentage of which the driver reads the first characters."""
+    """A percentage as the driver reads it: from the first characters of a word."""
 
     value: ThreadPercentage | None
     """None: it is missing or not valid."""
@@ -152,7 +152,9 @@ ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage must be one n
 
 
 def read_percentage(word: str) -> LoosePercentage:
-    """Return the percentage that a word begins with. Raise Refused for one by device: of ``1=50`` C reads 1."""
+    """Return the percentage that a word begins with. Raise Refused for a percentage by device, because C reads 1 from
+    ``1=50``.
+    """
     if "=" in word:
         raise CommandRefused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
     number = read_leading_float(word)

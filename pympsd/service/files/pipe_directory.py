@@ -25,7 +25,7 @@ from pympsd.service.files.lock_holders import Holder, are_foreign, find_listener
 from pympsd.vocabulary import files
 
 MAX_LINKS: Final = 40
-"""As the kernel follows (path_resolution(7))."""
+"""The maximum of links to follow, which is the kernel's (path_resolution(7))."""
 
 
 class UntrustedLink(FileError, OSError):
@@ -94,7 +94,8 @@ MODES = {
 }
 PID_MODE = 0o644
 DRIVERS_PID_MODE = 0o666
-"""As recorded. A script that trusts the file would kill any other PID that is written there."""
+"""The mode of the driver's PID file, as recorded. A script that trusts the file would kill any other PID that is
+written there."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -127,7 +128,8 @@ class PipeDirectory:
     def claim(cls, requested_path: str) -> PipeDirectory:
         """Lock the directory, creating it if its parent exists.
 
-        A lock that other users hold who run no daemon is replaced, if this user may do that in the directory.
+        If users who do not run a daemon hold the lock, it is replaced, as far as this user may do so in the
+        directory.
 
         Raise AlreadyRunning if a daemon holds the lock. Raise Unusable if the directory cannot hold a daemon, if
         another user decides where its path leads, or if somebody's own files or sockets have a daemon's names there.
@@ -222,7 +224,7 @@ class PipeDirectory:
             except OSError as error:
                 raise Unusable(self.requested_path, f"{path}: {error.strerror}; remove it") from None
         else:
-            # If it stays, programs are refused that would run without MPS: no limit is lost.
+            # If the file stays, programs that would run without MPS are refused: no limit is lost.
             with contextlib.suppress(OSError):
                 remains.remove(path)
 

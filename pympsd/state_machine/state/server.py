@@ -117,7 +117,7 @@ class Server:
 
     @property
     def launches(self) -> dict[int, int]:
-        """How many kernels it has started, by device index, as it reported last."""
+        """The number of kernels that the server has started, by device index, from its last report."""
         return {device: use.launches for device, use in self.use.items()}
 
     @property

@@ -120,7 +120,7 @@ def shut_down_if_idle() -> Question[int]:
 
 
 END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
-"""The same question, for the keeper, which has no use for the answer."""
+"""The same question, sent by the keeper, which ignores the answer."""
 
 
 def clients() -> Question[tuple[int, ...]]:
@@ -156,7 +156,7 @@ def device_clients() -> Question[tuple[DeviceClients, ...]]:
 
 
 def processes() -> Question[tuple[ListedProcess, ...]]:
-    """Ask for what ps shows: client processes that have contexts."""
+    """Request the list for ps: client processes that have contexts."""
 
     def read() -> Reader[tuple[ListedProcess, ...]]:
         count = yield from _count()

@@ -1,8 +1,8 @@
 """Analysis of a kernel: where lanes may wait for each other, and which registers all lanes of a warp share.
 
 The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
-*pending* at some blocks P(b). `find_pending` computes these sets: wherever lanes may go from b, together with those
-that were pending already, the lowest block runs next and the others are pending during it.
+*pending* at some blocks P(b). `find_pending` computes these sets: for each place where lanes may go from b, together
+with those that were pending already, the lowest block runs next and the others are pending during it.
 
 The rest follows from P:
 
@@ -44,10 +44,9 @@ from pympsd_server.ptx.lowering.ir import (
     items_of,
     registers_read,
     registers_written,
+    space_of,
 )
 
-SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
-SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
 _VARYING_SPECIALS = ("%tid", "%laneid", "%lanemask")
 _ALWAYS_VARYING = frozenset({"atom", "shfl", "mma", "wmma", "ldmatrix", "movmatrix", "elect"})
 _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"})
@@ -58,11 +57,6 @@ _MAX_PENDING = 2_000_000
 """The sum over the segments of those at which lanes may be pending meanwhile: 35 bytes of memory each."""
 _WAITING_WEIGHT = 4096
 """More than the fuel of a turn: a warp that waits for time reads it once a turn."""
-
-
-def space_of(operation: Operation) -> str:
-    """Return the state space of a memory access, "generic" if it names none."""
-    return next((SPACES[m] for m in operation.modifiers if m in SPACES), "generic")
 
 
 def access_bytes(operation: Operation) -> int:
@@ -214,8 +208,8 @@ def differs_by_lane(operation: Operation) -> bool:
 def word_of_locals(segments: list[CodeSegment]) -> int:
     """Return the bytes of the largest element in local memory, at least 4, if all accesses to it can be interleaved.
 
-    Return 0 if anything but loads and stores of compiled code may access it: everything else has a generic address of
-    it, which only ``cvta.local`` computes.
+    Return 0 if anything except loads and stores of compiled code may access it: everything else has a generic
+    address, which only ``cvta.local`` computes.
     """
     operations = [(operation, segment.escapes) for segment in segments for operation in segment.operations]
     uses = [(o, escapes) for o, escapes in operations if space_of(o) == "local" or _names_local(o)]
@@ -300,7 +294,9 @@ def _find_loops(plan: WarpPlan) -> None:
 
 
 def _sums_before(numbers: Iterable[int]) -> list[int]:
-    """Return the sum of the numbers before each place, so that two of the sums give that of what is between."""
+    """Return the sum of the numbers before each place, so that the difference of two sums is the sum of the numbers
+    in between.
+    """
     return list(accumulate(numbers, initial=0))
 
 

@@ -16,6 +16,7 @@ from typing import Final
 from attrs import define, field
 
 from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
+from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
 from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, offset_of
 from pympsd_server.ptx.isa.datatypes import DTYPES
@@ -32,7 +33,7 @@ _OF_BLOCK: Final = frozenset(
 )
 """The special registers that are fields of `Worker`."""
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
-"""As bits."""
+"""The bits of the smallest normal number of each type."""
 
 BANK_ALIGNMENT: Final = 64
 """In bytes, of a frame and of the bank in it."""
@@ -74,6 +75,11 @@ class Lanes(Text):
         """Return the exception that leaves the operation to the NumPy tier."""
         return Refused(f"{self.operation.opcode if self.operation else ''} {why}".strip())
 
+    def refuse_if(self, condition: object, why: str = "") -> None:
+        """Leave the operation to the NumPy tier if a condition holds."""
+        if condition:
+            raise self.refuse(why)
+
     # --- values of registers
 
     def is_varying(self, number: int) -> bool:
@@ -102,7 +108,7 @@ class Lanes(Text):
         return self.load(self.storage(number), self.home(number), self._alignment(number))
 
     def _alignment(self, number: int) -> int:
-        """Return what is known of a register's address, in bytes; 0: as its type needs."""
+        """Return the known facts about a register's address, in bytes; 0: as its type needs."""
         return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
@@ -138,6 +144,10 @@ class Lanes(Text):
         if varying and not shape.lanes:
             raise self.refuse("a vector where a scalar is needed")
         return value if varying else self.splat(value, f"i{bits}", shape)
+
+    def expression(self, argument: Argument, type_name: str, shape: Shape) -> Expression:
+        """Return an operand's bits as `use` does, for Python's operators."""
+        return Expression(self, shape, f"i{BITS[type_name]}", self.use(argument, type_name, shape))
 
     def symbol(self, symbol: Symbol, bits: int) -> str:
         """Return the address of a variable as a scalar."""

@@ -36,7 +36,7 @@ _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
 """The end of accesses, in bytes from their base, must be less than this for a check in 32 bits."""
 _WARPS_AHEAD, _LINE = 4, 64
-"""How many warps ahead a warp prefetches, and the bytes of a cache line."""
+"""The number of warps ahead that a warp prefetches, and the bytes of a cache line."""
 FRAGMENT_BYTES = 8192
 """The size of the area in which matrices of a warp are passed on."""
 
@@ -230,7 +230,7 @@ class MemoryText(Lanes):
         self.jump(on)
         self.place(on)
         pointers.lanes = self.phi(kind, (first_way, quick), (second_way, end))
-        if space == "shared":  # indices of 32 bits, of which more fit a vector
+        if space == "shared":  # indices of 32 bits: more of them fit a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
         return pointers
 
@@ -374,7 +374,7 @@ class MemoryText(Lanes):
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _prefetch(self, group: Accesses, pointers: Pointers, offset: int) -> None:
-        """Prefetch what a later warp probably loads: processors see few strides, and a warp waits for each array."""
+        """Prefetch the next warps' data: processors recognise few strides, and a warp waits for each array."""
         if group.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.prefetched):
             pointers.prefetched.append(offset)
             span = self.width * pointers.stride

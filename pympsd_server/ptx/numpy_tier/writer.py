@@ -13,11 +13,9 @@ live-out registers of each successor. For example
   generated code is the same for both; loop counters and kernel parameters stay scalars.
 - A guard selects between the new and the old value. Loads, stores and atomics get the guard as a mask instead.
 - Constants are names, bound when the kernel's functions are created; addresses of variables when a module is linked.
-- `text` drops lines whose result nobody uses, if they only compute: a call might fault, so it stays.
 """
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from attrs import define, field
@@ -42,13 +40,6 @@ from pympsd_server.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
 """Stands for a variable's name: the beginning of the linked module's constants."""
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-_CALL = re.compile(r"\w\(")
-
-
-def _is_pure(expression: str) -> bool:
-    """Return whether an expression has operators, views and casts only, and can be left out."""
-    return _CALL.search(expression.replace(".view(", " (").replace(".astype(", " (")) is None
 
 
 @define
@@ -79,7 +70,8 @@ class Writer:
 
     code: Code
     constants: Constants
-    offset_of: Callable[[Symbol], int]
+    offsets: Mapping[tuple[str, str], int]
+    """Of shared and local variables in their frames; dynamic shared memory at -1."""
     live_in: tuple[int, ...]
     lines: list[str] = field(factory=list)
     current: dict[int, tuple[str, DType]] = field(factory=dict)
@@ -102,10 +94,15 @@ class Writer:
         text = f"unsupported instruction {self.operation.opcode}"
         return InvalidPtx(f"{text}: {why}" if why else text, self.operation.line)
 
-    def refuse_count(self) -> InvalidPtx:
-        """Return the exception that refuses the operation for the number of its operands."""
+    def refuse_if(self, condition: object, why: str = "") -> None:
+        """Refuse the operation if a condition holds."""
+        if condition:
+            raise self.refuse(why)
+
+    def refuse_count_if(self, condition: object) -> None:
+        """Refuse the operation for the number of its operands if a condition holds."""
         assert self.operation is not None
-        return self.refuse(f"{len(self.operation.operands)} operands")
+        self.refuse_if(condition, f"{len(self.operation.operands)} operands")
 
     def name(self, letter: str = "v") -> str:
         """Return a new name."""
@@ -123,12 +120,11 @@ class Writer:
     def items(self, argument: Argument, count: int, why: str = "vector of the wrong length") -> tuple[Argument, ...]:
         """Return the `count` items of an operand, which is one without braces. Raises InvalidPtx for other counts."""
         items = items_of(argument)
-        if len(items) != count:
-            raise self.refuse(why)
+        self.refuse_if(len(items) != count, why)
         return items
 
     def run(self, statement: str) -> None:
-        """Write a line for what it does."""
+        """Write a line for its effect."""
         self.lines.append(statement)
 
     def load(self, space: str, address: str, dtype: DType, align: int) -> str:
@@ -198,8 +194,7 @@ class Writer:
         name, current = self.current[number]
         if current == dtype:
             return name
-        if "b" in (current.kind, dtype.kind):
-            raise self.refuse("predicate instead of a value, or the other way round")
+        self.refuse_if("b" in (current.kind, dtype.kind), "predicate instead of a value, or the other way round")
         if current.itemsize == dtype.itemsize:
             return self._view(name, dtype)
         if current.kind == "f":
@@ -217,14 +212,17 @@ class Writer:
 
     def _symbol(self, symbol: Symbol, dtype: DType) -> str:
         if symbol.space in ("global", "const"):
-            if dtype.itemsize != 8 and not (symbol.space == "const" and dtype.itemsize == 4):
-                raise self.refuse("address of a global in less than 64 bits")
+            self.refuse_if(
+                dtype.itemsize != 8 and not (symbol.space == "const" and dtype.itemsize == 4),
+                "address of a global in less than 64 bits",
+            )
             whole = self.constants.address(symbol.name, symbol.offset)
             return self._view(whole if dtype.itemsize == 8 else self.keep(f"{whole}.astype(d_u4)"), dtype)
-        if symbol.space == "shared" and self.offset_of(symbol) < 0:
+        start = 0 if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
+        if symbol.space == "shared" and start < 0:
             base = f"d_u8(B.dynamic_offset + {symbol.offset} & {2**64 - 1}).astype(d_u{dtype.itemsize})"
             return self._view(self.keep(base), dtype)
-        return self.constants.scalar(immediate_value(Immediate(self.offset_of(symbol) + symbol.offset), dtype))
+        return self.constants.scalar(immediate_value(Immediate(start + symbol.offset), dtype))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
         """Set a register to an expression of `dtype`, if the guard holds; extend it to the register's width."""
@@ -234,10 +232,10 @@ class Writer:
         if not isinstance(target, Register):
             raise self.refuse("the result is not a register")
         own = self.register_dtype(target.number)
-        if (own.kind == "b") != (dtype.kind == "b"):
-            raise self.refuse("predicate instead of a value, or the other way round")
-        if dtype.itemsize > own.itemsize:
-            raise self.refuse("the result is wider than its register")
+        self.refuse_if(
+            (own.kind == "b") != (dtype.kind == "b"), "predicate instead of a value, or the other way round"
+        )
+        self.refuse_if(dtype.itemsize > own.itemsize, "the result is wider than its register")
         if dtype.itemsize < own.itemsize:
             name = self.keep(expression)
             if dtype.kind == "f":
@@ -281,8 +279,7 @@ class Writer:
         if isinstance(base, Symbol):
             return self.value(base, U64), memory.offset
         width = self.register_dtype(base.number).itemsize
-        if width < 4:
-            raise self.refuse("an address of less than 32 bits")
+        self.refuse_if(width < 4, "an address of less than 32 bits")
         return self.value(base, U64 if width == 8 else U32), memory.offset
 
     def register_value(self, number: int) -> str:
@@ -290,13 +287,5 @@ class Writer:
         return self._register(number, self.register_dtype(number))
 
     def text(self, returned: str) -> list[str]:
-        """Return the lines of the function, without unused results, and its return statement."""
-        names_read = set(_IDENTIFIER.findall(returned))
-        text_lines = [f"return {returned}"]
-        for line in reversed(self.lines):
-            name, equals, expression = line.partition(" = ")
-            if equals and name not in names_read and _is_pure(expression):
-                continue
-            names_read.update(_IDENTIFIER.findall(line))
-            text_lines.append(line)
-        return text_lines[::-1]
+        """Return the lines of the function, and its return statement."""
+        return [*self.lines, f"return {returned}"]

@@ -80,7 +80,7 @@ class PrintBuffer:
 
     def __init__(self) -> None:
         self.limit = PRINT_BYTES
-        """The greatest size of the text, in bytes, up to GREATEST_PRINT_BYTES."""
+        """The greatest size of the text, in bytes, up to MAX_PRINT_BYTES."""
         self._lock = Lock()
         self._texts: deque[bytes] = deque()
         self._bytes = 0
@@ -100,7 +100,7 @@ class PrintBuffer:
             self._reports.append(text)
 
     def take(self) -> tuple[bytes, bytes]:
-        """Return and clear what is to be written to standard output and to standard error."""
+        """Return and clear the pending text for standard output and standard error."""
         if not self._texts and not self._reports:
             return b"", b""
         with self._lock:

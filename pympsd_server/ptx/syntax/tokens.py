@@ -30,7 +30,7 @@ _PATTERN = re.compile(
 class Token(NamedTuple):
     """A word, number, string or symbol, with its line; `kind` "end" after the last one.
 
-    A `kind` of "body" stands for text in braces that `outline.set_aside` has taken out, and has its number.
+    A `kind` of "body" stands for text in braces that `parser.set_aside` has taken out, and has its number.
     """
 
     kind: str
@@ -117,13 +117,13 @@ class TokenStream:
             raise self.error(repr(text))
 
     def word(self, what: str) -> str:
-        """Return the next token, a word. Raises InvalidPtx, naming `what`, for another one."""
+        """Return the next token, a word. Raises InvalidPtx, which names `what`, for any other token."""
         if self.current.kind != "word":
             raise self.error(what)
         return self.take().text
 
     def integer(self) -> int:
-        """Return the next token, an integer with or without a sign. Raises InvalidPtx for another one."""
+        """Return the next token, an integer with or without a sign. Raises InvalidPtx for any other token."""
         negative = self.accept("-")
         if self.current.kind != "integer":
             raise self.error("an integer")
@@ -143,7 +143,7 @@ class TokenStream:
             self._at += 1
 
     def skip_past(self, text: str) -> None:
-        """Step over everything up to a text and the text."""
+        """Skip everything up to and including a text."""
         while not self.accept(text):
             self.take()
 

@@ -45,12 +45,12 @@ MAX_WAITING: Final = 100
 
 @define(eq=False)
 class _Account:
-    """What a user or a client has had of the compiler."""
+    """The compiler time that a user or a client has used."""
 
     running: int = 0
     seconds: float = 0.0
     user: _Account | None = None
-    """Of a client: the account of its user, which lives as long as those of the user's clients."""
+    """The account of the client's user, which exists as long as the accounts of the user's clients."""
 
 
 @define(eq=False)
@@ -102,7 +102,7 @@ class CompileQueue:
             self._start()
 
     def _start(self) -> None:
-        """Start all that may run."""
+        """Start every request that may run."""
         while (request := self._take()) is not None:
             try:
                 Thread(target=self._run, args=(request,), name="compiler", daemon=True).start()
