@@ -28,14 +28,8 @@ SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param
 OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
 """The kinds of faults."""
 CONSTANTS: Final = (
-    "nsmid",
-    "dynamic_smem_size",
-    "total_smem_size",
-    "aggr_smem_size",
-    "envreg1",
-    "envreg2",
-    "nwarpid",
-    "gridid",
+    *("nsmid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"),
+    *("envreg1", "envreg2", "nwarpid", "gridid"),
 )
 """The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
 FRAME_HEADER: Final = 32
