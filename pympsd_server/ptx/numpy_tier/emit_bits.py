@@ -48,8 +48,9 @@ def _funnel(writer: Writer, operation: Operation) -> None:
 
 @emits("lop3", (5, 6), "or and", ("b32",))
 def _lookup(writer: Writer, operation: Operation) -> None:
-    has_predicate = len(operation.operands) == 6, isinstance(operation.operands[0], Both)
-    writer.refuse_count_if(has_predicate != (bool(operation.modifiers),) * 2)
+    has_predicate = bool(operation.modifiers)
+    writer.refuse_count_if(has_predicate != (len(operation.operands) == 6))
+    writer.refuse_count_if(has_predicate != isinstance(operation.operands[0], Both))
     table = operation.operands[4]
     if not isinstance(table, Immediate):
         raise writer.refuse("the table is not a constant")
