@@ -267,7 +267,7 @@ _ATOMIC: Final = {f: f for f in _SAME_NAMES} | {"exch": "xchg", "inc": "uinc_wra
 _MIN_SLEEP: Final = 1000
 """In nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
-"""Those that are written as a load, an operation and a store for a block's own shared memory."""
+"""Operations that are written as a load, an operation and a store for a block's own shared memory."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 _SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
 """The types without an atomic instruction of the processor; the only function that is written for them is a sum."""

@@ -28,7 +28,7 @@ from pympsd_server.ptx.syntax.tree import Immediate
 BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
 FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
-"""As bits."""
+"""The bits of the smallest normal number of each type."""
 
 BANK_ALIGNMENT: Final = 64
 """In bytes, of a frame and of the bank in it."""

@@ -112,7 +112,7 @@ def _number_of(item: Argument) -> int:
 
 
 def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
-    """Let the registers of an operand be one after the other in memory; return a pointer to them."""
+    """Store the registers of an operand one after the other in memory; return a pointer to them."""
     pointer = _area_of(text, operand, area, fragment, is_result=False)
     if pointer.startswith("%b"):
         return pointer

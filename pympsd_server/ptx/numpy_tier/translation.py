@@ -79,11 +79,11 @@ class Translation:
     """The end of the static shared memory, which begins after the reserved."""
     local_bytes: int
     offsets: dict[tuple[str, str], int]
-    """Of shared and local variables in their frames; dynamic shared memory at -1."""
+    """The offsets of shared and local variables in their frames; dynamic shared memory at -1."""
     machine_codes: dict[Hashable, Any] = field(factory=dict)
     """The machine code of the compiled tier, by the kind of the block's shape."""
     shapes: dict[tuple[int, int, int], Any] = field(factory=dict)
-    """Those kinds, by the shapes of blocks."""
+    """The kinds of shapes, by the shapes of blocks."""
     has_loops: bool | None = None
     """None: nobody has asked."""
     numpy_seconds: float = 0.0

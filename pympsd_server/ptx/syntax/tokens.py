@@ -143,7 +143,7 @@ class TokenStream:
             self._at += 1
 
     def skip_past(self, text: str) -> None:
-        """Step over everything up to a text and the text."""
+        """Skip everything up to and including a text."""
         while not self.accept(text):
             self.take()
 

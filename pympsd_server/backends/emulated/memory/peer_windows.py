@@ -64,7 +64,7 @@ class Table:
         at = _HEAD + 2 * RANGES
         self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
         self._patience_seconds = _READ_TIMEOUT_SECONDS
-        """How long a read waits for a table to be finished: a window that was late once has little time later."""
+        """Seconds that a read waits for an unfinished table; a window that was late once gets little time later."""
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
         """Replace its contents: the size of the window in bytes, ranges, and segments."""
