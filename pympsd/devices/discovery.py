@@ -87,7 +87,7 @@ def find_expected_driver(settings: Settings) -> int:
 
 
 def _set_driver(machine: Machine, requested: int) -> Machine:
-    """Return a machine with the requested branch of the driver; 0: the one that it has."""
+    """Return a machine with the requested branch of the driver; 0: with its present branch."""
     described = machine.devices[0].driver if machine.devices else DRIVER
     driver = requested or (VENDOR_DRIVER if machine.backend == "vendor" else described)
     devices = tuple(evolve(device, driver=driver) for device in machine.devices)

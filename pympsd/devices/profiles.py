@@ -31,8 +31,8 @@ class Profile:
     sm_chunks: tuple[int, int] | None = None
     """The attribute of that name of DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
     reserved_bytes: int = 0
-    """The attribute of that name of DeviceProperties: the bytes by which NVML's total exceeds CUDA's. 0 if only one
-    is known."""
+    """The attribute ``reserved_bytes`` of DeviceProperties: the bytes by which NVML's total exceeds CUDA's. 0 if only
+    one is known."""
 
 
 _FEATURES: Final = """

@@ -61,7 +61,7 @@ WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality dom
 """Options of later drivers that are accepted without an effect, and why."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
-"""Counterparts in protocol 3 of commands with their first word, if that makes another one of them."""
+"""The counterparts in protocol 3 of commands, by first word, if the first word changes the counterpart."""
 
 
 # --- numbers as C reads them: the leading digits of a word, without the rest
@@ -105,7 +105,7 @@ def read_leading_float(word: str) -> float | None:
 def read_optional_pid(word: str) -> int | None:
     """Return a PID; None for a word that does not begin with a number.
 
-    Raise Refused for a word that only begins with a number, or has one that is too large.
+    Raise Refused for a word that only begins with a number, or whose number is too large.
     """
     pid = read_leading_integer(word)
     digits = word.removeprefix("-").removeprefix("+")
@@ -143,7 +143,7 @@ class LoosePercentage:
     """A percentage as the driver reads it: from the first characters of a word."""
 
     value: ThreadPercentage | None
-    """None: it is missing or not valid."""
+    """The percentage; None: it is missing or not valid."""
     note: str
     """A note if characters follow that C does not read: ``33,3`` is 33."""
 

@@ -1,4 +1,4 @@
-"""Which cgroups there are, and the files of the kernel's dmem controller (Linux 6.14); they are never written.
+"""The existing cgroups, and the files of the kernel's dmem controller (Linux 6.14); they are never written.
 
 The format of the files is that of cgroup-v2.rst, DMEM.
 """
@@ -117,7 +117,7 @@ def _text(file: Path) -> str:
 
 
 def find_existing_cgroups(paths: Iterable[str]) -> frozenset[str] | None:
-    """Return those of some paths that are cgroups of any hierarchy; None if that is unknown."""
+    """Return the paths that are cgroups of any hierarchy; None if that is unknown."""
     try:
         mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

@@ -216,7 +216,7 @@ class PipeDirectory:
                 os.close(fd)
 
     def mark_named_servers(self, has_named_servers: bool) -> None:
-        """Create the file that shows clients that there are named servers, or remove it; raise Unusable."""
+        """Create or remove the file that shows clients that named servers exist; raise Unusable."""
         path = self.name(files.NAMED_SERVERS)
         if has_named_servers:
             try:
@@ -305,7 +305,7 @@ def _check_listeners(requested_path: str, path: str) -> None:
 
 
 def _replace_lock(requested_path: str, file: str, holder: Holder) -> int:
-    """Take a new lock in the place of one that a process which is not a daemon holds, and return it."""
+    """Take a new lock in place of one that is held by a process that is not a daemon, and return it."""
     try:
         os.unlink(file)
         lock = os.open(file, LOCK_FLAGS | os.O_EXCL, MODES[files.LOCK])

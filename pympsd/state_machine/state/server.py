@@ -86,7 +86,7 @@ class Server:
     pending: bool = False
     """True if the previous daemon had it and it has not returned yet, so its clients are unknown."""
     start_refusal: str = ""
-    """Why it cannot start, if known: trying again would be useless."""
+    """The reason why it cannot start, if known: trying again would be useless."""
     violation: str = ""
     """The unknown message that the driver's server sent."""
     verified: bool = False

@@ -38,7 +38,7 @@ class KeptEntries:
     listeners: dict[str, KeptFd[bytes]] = field(factory=dict)
     """The listening sockets, by file; the note identifies the file (``file_note``)."""
     links: dict[int, int] = field(factory=dict)
-    """By the server's id."""
+    """The links to servers, by the server's id."""
     clients: dict[int, KeptFd[ClientNote]] = field(factory=dict)
     new_clients: list[KeptFd[int]] = field(factory=list)
     """The note is the id of the server that was given the other end; 0: none."""

@@ -85,7 +85,7 @@ class KeeperLink:
     _caught_up: trio.Event | None = field(default=None, init=False)
     """Set when the link has taken everything; None: it has."""
     _requests: dict[str, _Request] = field(factory=dict, init=False)
-    """By the name of the connection."""
+    """The pending requests, by the name of the connection."""
     _ending: trio.Event = field(factory=trio.Event, init=False)
     _replaced: bool = field(default=False, init=False)
 

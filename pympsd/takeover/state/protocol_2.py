@@ -29,7 +29,7 @@ def list_lost(saved: records.PersistentState, own: limit_table.Limits) -> Iterat
 
 
 def limits_of(process: records.PersistentServer, saved: records.PersistentState) -> tuple[float, dict[int, int]]:
-    """Return the percentage and memory limits of a server of protocol 2: in 3 they were those of ``default``."""
+    """Return the percentage and memory limits of a server of protocol 2, taken from ``default`` in protocol 3."""
     for server in saved.named_servers:
         for namespace in server.namespaces:
             if (server.name, namespace.name) == (process.name, DEFAULT):

@@ -175,7 +175,7 @@ class _Kept:
 
 @frozen
 class InitialDefaults:
-    """The defaults a daemon started with: those of its environment."""
+    """The defaults that a daemon had at its start, from its environment."""
 
     thread_percentage: ThreadPercentage
     client_priority: ClientPriority

@@ -172,7 +172,7 @@ class FreedImmediately(Allocation):
 
 
 def is_shareable(allocation: Allocation) -> bool:
-    """Return whether cuIpcGetMemHandle takes an allocation: one of cuMemAlloc."""
+    """Return whether cuIpcGetMemHandle accepts an allocation: only those of cuMemAlloc."""
     return type(allocation) is Allocation and not allocation.is_shared
 
 

@@ -123,7 +123,7 @@ class Mapping(FreedImmediately):
     imported: int = 0
     """The handle under which the device of the addresses has another device's memory; 0 for memory of its own."""
     access: dict[int, int] = field(factory=dict)
-    """CUmemAccess_flags by the ordinals of devices; an absent one has no access."""
+    """CUmemAccess_flags by the ordinals of devices; other devices have no access."""
     host_access: int = 0
 
     @property

@@ -54,7 +54,8 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "m
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
 _MAX_PENDING = 2_000_000
-"""The sum over the segments of those at which lanes may be pending meanwhile: 35 bytes of memory each."""
+"""The maximum sum, over all segments, of the segments at which lanes may be pending meanwhile; each takes 35 bytes of
+memory."""
 _WAITING_WEIGHT = 4096
 """More than the fuel of a turn: a warp that waits for time reads it once a turn."""
 

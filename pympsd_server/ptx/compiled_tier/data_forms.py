@@ -25,13 +25,9 @@ from pympsd_server.ptx.isa.machine import WARP, WINDOW_BITS, WINDOWS
 from pympsd_server.ptx.lowering.ir import Argument, Both, Group, Memory, Operation, Sink, Symbol, items_of, space_of
 from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
-_RELATIONS: Final = {r: r for r in ("eq", "ne", "lt", "le", "gt", "ge")} | {
-    "lo": "lt",
-    "ls": "le",
-    "hi": "gt",
-    "hs": "ge",
-}
-_FLOAT_RELATIONS: Final = {r: f"o{r}" for r in ("eq", "ne", "lt", "le", "gt", "ge")}
+_ORDERS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+_RELATIONS: Final = {r: r for r in _ORDERS} | {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+_FLOAT_RELATIONS: Final = {r: f"o{r}" for r in _ORDERS}
 _FLOAT_RELATIONS.update({"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge"})
 _FLOAT_RELATIONS.update({"num": "ord", "nan": "uno"})
 _COMBINES: Final = ("and", "or", "xor")
@@ -265,17 +261,9 @@ def _store(text: MemoryText, operation: Operation) -> None:
     text.store_items(text.groups[text.index], memory.offset, operation.type, list(items), bits)
 
 
-_ATOMIC: Final = {
-    "add": "add",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-    "exch": "xchg",
-    "inc": "uinc_wrap",
-    "dec": "udec_wrap",
-    "min": "min",
-    "max": "max",
-}
+_SAME_NAMES: Final = ("add", "and", "or", "xor", "min", "max")
+_ATOMIC: Final = {f: f for f in _SAME_NAMES} | {"exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
+"""LLVM's names of the functions."""
 _MIN_SLEEP: Final = 1000
 """In nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})

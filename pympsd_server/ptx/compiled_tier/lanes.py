@@ -18,7 +18,7 @@ from attrs import define, field
 from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
 from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
-from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, offset_of
+from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, Worker, offset_of
 from pympsd_server.ptx.isa.datatypes import DTYPES
 from pympsd_server.ptx.isa.machine import AXES, TIMERS, WARP
 from pympsd_server.ptx.lowering.ir import Argument, Code, Not, Operation, Register, Sink, Special, Symbol, items_of
@@ -27,11 +27,6 @@ from pympsd_server.ptx.syntax.tree import Immediate
 
 BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
 FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
-_OF_BLOCK: Final = frozenset(
-    {"ctaid", "nctaid", "ntid", "smid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"}
-    | {"cluster_ctarank", "cluster_nctarank", "is_explicit_cluster"}
-)
-"""The special registers that are fields of `Worker`."""
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
 """The bits of the smallest normal number of each type."""
 
@@ -331,7 +326,7 @@ class Lanes(Text):
             return (f"%tid{index}s", False, 32) if self.plan.rows and index else (f"%tid{index}", True, 32)
         if name in TIMERS:
             return self._timer(name)
-        if name in _OF_BLOCK:
+        if hasattr(Worker, name):  # the field has the register's name
             return self.load("i32", self.field("%ctx", offset_of(name) + 4 * index)), False, 32
         if name in CONSTANTS:
             return self.load("i32", self.field("%ctx", offset_of("constants") + 4 * CONSTANTS.index(name))), False, 32

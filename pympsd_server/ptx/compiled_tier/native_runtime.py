@@ -16,58 +16,20 @@ import numpy as np
 from pympsd_server.native.library import NoLibrary, load
 from pympsd_server.ptx.isa.machine import BARRIERS
 
-
-class StopReason(IntEnum):
-    """The result of a kernel's function: why a warp stopped."""
-
-    DONE = 0
-    BARRIER = 1
-    SLICE = 2
-    SPIN = 3
-    ESCAPE = 4
-    BAIL = 5
-    FAULT = 6
-    TRAP = 7
-    POLL = 8
-    TURN = 9
-    SLEEP = 10
-    POLLING_ESCAPE = 11
-
-
-class WarpState(IntEnum):
-    """The state of a warp between two calls of its kernel."""
-
-    READY = 0
-    WAITING = 1
-    ENDED = 2
-    ESCAPING = 3
-    BAILING = 4
-    SLEEPING = 5
-
-
-class Outcome(IntEnum):
-    """The result of `kernels_run`."""
-
-    FINISHED = 0
-    TIME = 1
-    SERVICE = 2
-    FAULTED = 3
-    TRAPPED = 4
-    DEADLOCKED = 5
-
-
+StopReason = IntEnum(
+    "StopReason", "DONE BARRIER SLICE SPIN ESCAPE BAIL FAULT TRAP POLL TURN SLEEP POLLING_ESCAPE", start=0
+)
+"""The result of a kernel's function: why a warp stopped."""
+WarpState = IntEnum("WarpState", "READY WAITING ENDED ESCAPING BAILING SLEEPING", start=0)
+"""The state of a warp between two calls of its kernel."""
+Outcome = IntEnum("Outcome", "FINISHED TIME SERVICE FAULTED TRAPPED DEADLOCKED", start=0)
+"""The result of `kernels_run`."""
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
 OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
 """The kinds of faults."""
 CONSTANTS: Final = (
-    "nsmid",
-    "dynamic_smem_size",
-    "total_smem_size",
-    "aggr_smem_size",
-    "envreg1",
-    "envreg2",
-    "nwarpid",
-    "gridid",
+    *("nsmid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"),
+    *("envreg1", "envreg2", "nwarpid", "gridid"),
 )
 """The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
 FRAME_HEADER: Final = 32

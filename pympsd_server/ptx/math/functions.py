@@ -30,6 +30,7 @@ A NaN becomes the one that GPUs return, 0x7fffffff. The polynomials interpolate 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -123,29 +124,19 @@ def _select(condition: Value, yes: Value, no: Value) -> Value:
     return selected[()]
 
 
-def ex2(x: Value) -> Value:
-    """Return 2**x of float32."""
-    return _narrow(power_of_two(_select, x.astype(np.float64)))
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "ex2": power_of_two,
+    "lg2": logarithm,
+    "sin": sine,
+    "cos": partial(sine, quarters=1),
+    "tanh": hyperbolic_tangent,
+}
+"""The functions by their instructions."""
 
 
-def lg2(x: Value) -> Value:
-    """Return log2(x) of float32."""
-    return _narrow(logarithm(_select, x.astype(np.float64)))
-
-
-def sin(x: Value) -> Value:
-    """Return sin(x) of float32."""
-    return _narrow(sine(_select, x.astype(np.float64)))
-
-
-def cos(x: Value) -> Value:
-    """Return cos(x) of float32."""
-    return _narrow(sine(_select, x.astype(np.float64), 1))
-
-
-def tanh(x: Value) -> Value:
-    """Return tanh(x) of float32."""
-    return _narrow(hyperbolic_tangent(_select, x.astype(np.float64)))
+def approximate(name: str, x: Value) -> Value:
+    """Return the result of ex2, lg2, sin, cos or tanh of float32."""
+    return _narrow(FUNCTIONS[name](_select, x.astype(np.float64)))
 
 
 def _narrow(value: Value) -> Value:

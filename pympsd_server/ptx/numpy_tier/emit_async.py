@@ -161,24 +161,16 @@ def _nothing(writer: Writer, operation: Operation) -> None:
 
 _REDUCED = {
     "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
-    "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
-    "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
-    "inc": ("u32",),
-    "dec": ("u32",),
-    "and": ("b32", "b64"),
-    "or": ("b32", "b64"),
-    "xor": ("b32", "b64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
 }
 """The types of bulk reductions in global memory."""
 _REDUCED_SHARED = {
     "add": ("u32", "s32", "u64"),
-    "min": ("u32", "s32"),
-    "max": ("u32", "s32"),
-    "inc": ("u32",),
-    "dec": ("u32",),
-    "and": ("b32",),
-    "or": ("b32",),
-    "xor": ("b32",),
+    **dict.fromkeys(("min", "max"), ("u32", "s32")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32",)),
 }
 """The types of each reduction in shared memory, and of red.async."""
 REDUCTIONS = " ".join(_REDUCED)

@@ -8,6 +8,7 @@ closer to the exact value than a GPU.
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, F16, F32, F64, NEEDS_BLACKWELL, U16, U32, DType
 from pympsd_server.ptx.lowering.ir import Argument, Operation
+from pympsd_server.ptx.math.functions import FUNCTIONS
 from pympsd_server.ptx.numpy_tier.instruction_table import dtype_of, emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 
@@ -124,11 +125,7 @@ _UNARY = {
     "rcp": "d_{t}(1) / {x}",
     "sqrt": "np.sqrt({x})",
     "rsqrt": "(d_{t}(1) / np.sqrt({x}))",
-    "ex2": "ex2({x})",
-    "lg2": "lg2({x})",
-    "sin": "sin({x})",
-    "cos": "cos({x})",
-    "tanh": "tanh({x})",
+    **{name: f"approximate({name!r}, {{x}})" for name in FUNCTIONS},
 }
 
 

@@ -127,15 +127,11 @@ _FUNCTIONS = "add min max and or xor exch cas inc dec"
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _ALLOWED = {
     "add": ("u32", "s32", "u64", "s64", "f32", "f64", *_HALVES),
-    "min": ("u32", "s32", "u64", "s64"),
-    "max": ("u32", "s32", "u64", "s64"),
-    "and": ("b32", "b64"),
-    "or": ("b32", "b64"),
-    "xor": ("b32", "b64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
     "exch": ("b32", "b64", "b128"),
     "cas": ("b16", "b32", "b64", "b128"),
-    "inc": ("u32",),
-    "dec": ("u32",),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
 }
 _VECTORS_ALLOWED = {"add": ("f32", *_HALVES), "min": _HALVES, "max": _HALVES}
 _ATOMIC_MODIFIERS = (
