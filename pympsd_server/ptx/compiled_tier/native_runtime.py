@@ -161,6 +161,7 @@ class SharedState(ctypes.Structure):
         ("sm_of_block", c_uint64),
         ("first_block", c_int64),
         ("blocks", c_int64),
+        ("waves", c_int64),
         ("shared_slab", c_uint64),
         ("local_slab", c_uint64),
         ("frame_slab", c_uint64),
@@ -193,6 +194,7 @@ class SharedState(ctypes.Structure):
         ("running", c_uint32),
         ("was_helped", c_uint32),
         ("is_prepared", c_uint32),
+        ("is_straight", c_uint32),
         ("needs_python", c_uint32),
         ("next_open", c_uint64),
     )
