@@ -1,1 +1,3 @@
-"""The control daemon of pympsd, and what its three programs share (vocabulary, wire, devices, journal)."""
+"""The control daemon of pympsd, and the modules that all three programs share (vocabulary, wire, devices,
+journal).
+"""

@@ -19,7 +19,7 @@ class PympsdError(Exception):
 
 
 class InputError(PympsdError):
-    """What somebody wrote cannot be used: a command, an option, a setting, a limit, a description, PTX.
+    """An input cannot be used: a command, an option, a setting, a limit, a description, PTX.
 
     Raised by readers and parsers before anything has changed. A caller shows the message to whoever wrote it.
     """

@@ -6,7 +6,7 @@ Public names:
 - `last_error`: the message of this thread's last failed call.
 - `PrivateExecutorWarning`: the warning of a program that finds no daemon and no GPU.
 - `pympsd_client.pytest_plugin`: fixtures for tests of programs that use MPS.
-- ``python -m pympsd_client``: a report of what a program sees here, and of what is wrong.
+- ``python -m pympsd_client``: a report of the devices that a program sees here, and of errors.
 
 A program that uses cuda.bindings itself, as PyTorch does, is started with ``pympsd-run`` and needs none of these.
 

@@ -1,7 +1,7 @@
-"""Report a program's devices, what is wrong and what to do: ``python -m pympsd_client``.
+"""Report a program's devices, errors and remedies: ``python -m pympsd_client``.
 
-The report has a line for each finding: versions, what was compiled, the daemon and its backend, the variables of
-CUDA and pympsd, how the program reaches its devices, and each device with its memory and SMs. Lines that begin with
+The report has a line for each finding: versions, compiled parts, the daemon and its backend, the variables of CUDA
+and pympsd, how the program reaches its devices, and each device with its memory and SMs. Lines that begin with
 ``wrong:`` name a problem and its remedy. An example::
 
     pympsd:        0.2.0, Python 3.11.9 (/usr/bin/python3)
@@ -61,7 +61,7 @@ ELSEWHERE = "this program runs without MPS, but a daemon runs at {0}: set CUDA_M
 def main() -> int:
     """Print the report of ``python -m pympsd_client``; return the exit status.
 
-    0: nothing is wrong. 1: something is; the last lines contain what is wrong and what to do. 2: wrong arguments.
+    0: nothing is wrong. 1: something is; the last lines contain the errors and their remedies. 2: wrong arguments.
     74, as pympsd has it: not all of the report could be printed.
     """
     description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
@@ -111,9 +111,9 @@ def _version(package: str, wrong: list[str]) -> str:
 
 
 def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, int]:
-    """Return what a module of the daemon prints, which the client does not import, and its status.
+    """Run a module of the daemon, which the client does not import; return its output and its status.
 
-    ``variables``: what is different in its environment.
+    ``variables``: changes of its environment.
     """
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, **variables}
@@ -122,7 +122,7 @@ def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, in
 
 
 def _list_devices_in_time(wrong: list[str]) -> list[tuple[str, str]]:
-    """Return what _devices yields within INIT_SECONDS."""
+    """Return the lines that _devices yields within INIT_SECONDS."""
     rows: list[tuple[str, str]] = []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -161,7 +161,7 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
 
 
 def _daemons_elsewhere() -> list[str]:
-    """Return the settings by which a program reaches the daemons of pympsd's units."""
+    """Return the settings with which a program reaches the daemons of pympsd's units."""
     own = os.environ.get("XDG_RUNTIME_DIR")
     folders = [files.SYSTEM_PIPE_DIRECTORY, *([f"{own}/nvidia-mps"] if own else [])]
     current = os.path.realpath(files.pipe_directory(dict(os.environ)))
@@ -181,7 +181,7 @@ def _print(text: str) -> bool:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        if sys.stdout is not None:  # what is left in its buffer is not tried again at the end
+        if sys.stdout is not None:  # the rest of its buffer is not written again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"standard output: {error.strerror}: not all could be printed", file=sys.stderr)
         return False

@@ -30,14 +30,14 @@ cuda``:
 >>> copy.tolist()
 [0.0, 1.0, 2.0, 3.0]
 
-Functions are made from the rows of `pympsd_client.signatures` when they are first used. ``help`` shows for each what
-it does, its parameters with C's types, and its outputs:
+Functions are made from the rows of `pympsd_client.signatures` when they are first used. ``help`` shows the effect of
+each, its parameters with C's types, and its outputs:
 
 >>> print(cuda.cuMemGetInfo.__doc__.splitlines()[-1])
 cuMemGetInfo() -> (CUresult, size_t free, size_t total)
 
 A driver function that pympsd does not have is an AttributeError that names the nearest ones, unless the program runs
-natively: then it is the driver's own. docs/differences.md lists what is missing and what differs.
+natively: then it is the driver's own. docs/differences.md lists the missing functions and the differences.
 """
 
 from threading import Lock

@@ -130,7 +130,7 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
     for process in started:
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
-            with suppress(OSError):  # what was not written yet
+            with suppress(OSError):  # the rest, which was not written yet
                 pipe.close()  # type: ignore[union-attr]
 
 

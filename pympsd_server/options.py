@@ -18,7 +18,7 @@ MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve on the daemon's link, or print what this program is."""
+    """Serve on the daemon's link, or print the description of this program."""
     if "-v" in arguments or "--version" in arguments:
         print(f"{TITLE} Binary version: {CUDA_VERSIONS[DRIVER]}")
         print(f"pympsd {VERSION}, an open reimplementation (Apache-2.0)")

@@ -11,9 +11,9 @@ limit for each connection bounds nothing. Therefore
 - neither kind lasts: a frame that has begun must be complete, and what is queued must be read, within a
   *deadline*.
 
-How much a user may have is not decided here: a budget asks its ``problem``, in the daemon that of all shares
-(pympsd.state_machine.shares). Whatever else a session keeps, such as the hello of a client that waits, is counted by
-``keep``. An example, with a share of 4 MiB::
+How much a user may have is not decided here: a budget calls its ``problem``, which in the daemon is the check of all
+shares (pympsd.state_machine.shares). Everything else that a session keeps, such as the hello of a client that waits,
+is counted by ``keep``. An example, with a share of 4 MiB::
 
     connection   received   queued   kept     in the user's budget
     1            1 MiB      -        -        1 MiB
@@ -47,7 +47,7 @@ UNREAD_SECONDS: Final = 30.0
 
 @define
 class BufferBudget:
-    """The memory that this process uses for what its peers have sent or not yet read, in bytes, by user.
+    """Counts, by user, the bytes that this process keeps for its peers: received from them, or not yet read by them.
 
     An `Allowance` counts one connection in it; a connection that would exceed its user's share is cut off.
     """

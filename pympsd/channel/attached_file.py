@@ -1,4 +1,4 @@
-"""The file that a command names, which is read for the daemon: the daemon would read it with its own rights.
+"""Read the file that a command names on behalf of the daemon, which would open it with its own rights.
 
 ``config apply FILE`` sends the text; ``config status --expect=FILE`` sends the hash of the text, so that a readiness
 probe compares the file that is mounted now with the one that was applied.

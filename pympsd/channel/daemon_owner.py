@@ -19,8 +19,9 @@ neither, and cannot pass on a message that root's daemon sent to it: the kernel 
 The uid proves nothing if this process's own user has no number either (``unshare -U``, or user 65534 in a namespace).
 Then a daemon of the same user is recognised by its process, to which this process may send signals (kill(2)): without
 privileges it may do that to processes of its own user only. The pidfd of the connection (SO_PEERPIDFD, Linux 6.5)
-identifies the process. A set-user-ID program of this user must not count, which another user's process has executed
-after it listened; therefore the process must permit the signal before it is asked, and then answer itself.
+identifies the process. A process of another user may have executed a set-user-ID program of this user after it began
+to listen, and such a program must not count. Therefore the process must permit the signal before it is asked, and
+must then answer itself.
 
 Nothing else is believed. ``TRUST_VARIABLE`` is for what the kernel cannot decide: an old daemon, or one of root that
 lacks these capabilities. This module imports almost nothing, because the command line uses it too.
@@ -33,7 +34,7 @@ import posix
 from pympsd.wire import frames
 
 TRUST_VARIABLE = "PYMPSD_UNMAPPED_DAEMON"
-"""``trust``: a program takes a daemon for root's whose user ID is not mapped in the program's user namespace."""
+"""With the value ``trust``, a daemon whose user ID is not mapped in the program's user namespace counts as root's."""
 SO_PEERPIDFD = 77
 UCRED_BYTES = 12
 """The size of struct ucred: PID, uid and gid, 4 bytes each."""
@@ -90,14 +91,15 @@ class Proof:
     def receive(self) -> "bool | None":
         """Receive the answer; return whether it proves that the daemon is root's or this user's.
 
-        Return None if the connection has ended, as an older daemon ends it. Raise OSError.
+        Return None if the connection has ended: older daemons close it. Raise OSError.
         """
-        # One read: a daemon sends nothing else before the hello, and a frame without a body at a time.
+        # One read is enough: a daemon sends nothing else before the hello, and sends each frame without a body
+        # separately.
         try:
             data, controls, _, _ = self._connection.recvmsg(frames.HEADER_BYTES, _socket.CMSG_SPACE(UCRED_BYTES))
         except ConnectionResetError:
             return None
-        # Later messages need the space for descriptors.
+        # Later messages bring descriptors, which need the space that credentials would take.
         self._connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
         if not data:
             return None
@@ -111,7 +113,7 @@ class Proof:
         pid, uid = int.from_bytes(credentials[:4], "little"), _uid(credentials)
         if pid == posix.getpid() or (uid == posix.getuid() and is_one_user(uid)):
             return True
-        # It has not ended since, so the PID is its own.
+        # The process has not ended since, so the PID is its own.
         return self._may_be_own and _permits_signals(self._pidfd) and pid == _pid_of(self._pidfd)
 
 

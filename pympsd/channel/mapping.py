@@ -68,7 +68,7 @@ def map_again(source: int, size: int, address: int) -> None:
 
 
 def release(address: int, size: int) -> None:
-    """Release whole pages of a file in memory that are mapped at an address; they are zero when next accessed."""
+    """Release whole pages of a file in memory that are mapped at an address. They are zero when next accessed."""
     _advise(address, size, mmap.MADV_REMOVE)
 
 
@@ -117,7 +117,7 @@ def open_sealed(pid: int, fd: int, name: str, size: int = 0) -> int:
 
     It has at least ``size`` bytes.
     """
-    # No FIFO is waited for, no terminal is taken: it may be any file.
+    # It may be any file: do not wait for the writer of a FIFO, and do not take a terminal.
     opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if os.readlink(f"/proc/self/fd/{opened}") != f"/memfd:{name} (deleted)":

@@ -51,7 +51,7 @@ class MessageChannel(SendQueue):
         begun and is not complete in time.
         """
         if self.failure is not None:
-            return None  # what the kernel still has of it is not handled
+            return None  # data that the kernel still has is not handled
         if not continues:
             self._handled_bytes = 0
             self._count_received()

@@ -3,12 +3,12 @@
 A program under pympsd-run, and everything that it starts, finds pympsd's libcuda.so.1 and libnvidia-ml.so.1 in place
 of the driver's: LD_LIBRARY_PATH names their folder, and PYMPSD_ROUTING=1 routes cuda.bindings in every Python
 (`pympsd.cli.routed_run`). A process that works for pympsd itself must not be routed: one that asks the driver for its
-devices would ask pympsd, and take the answer for a GPU. So whoever starts such a process removes both::
+devices would ask pympsd, and would mistake the answer for a GPU. So whoever starts such a process removes both::
 
     subprocess.run([sys.executable, "-I", probe], env=remove_routing(os.environ))
 
-A daemon that such a program starts removes them from its own environment, from which its keeper and its servers have
-theirs. The dynamic loader reads the variable when a program starts, so no process can remove it for itself.
+A daemon that such a program starts removes them from its own environment, which its keeper and its servers inherit.
+The dynamic loader reads the variable when a program starts, so no process can remove it for itself.
 
 The folder is recognised by the end of its real path: a virtual environment may be reached by several names, and
 whoever wrote the variable (pympsd-run, a module file, a user) may have used another one, or another installation.

@@ -27,7 +27,7 @@ class PacketChannel(SendQueue):
         no space for it.
         """
         if self.failure is not None:
-            return b""  # what the kernel still has of it is not handled
+            return b""  # data that the kernel still has is not handled
         self.allowance.count_received(0)
         seconds = self.allowance.frame_seconds if continues else math.inf
         try:
@@ -81,7 +81,7 @@ class PacketChannel(SendQueue):
         """Wait until the peer has taken every packet that was sent to it.
 
         Raises:
-            OSError: The socket cannot be asked.
+            OSError: The socket's state cannot be read.
         """
         with select.epoll() as watched:
             # Unless a socket is full, the kernel reports each packet taken from it to edge-triggered waits only.
@@ -95,7 +95,7 @@ class PacketChannel(SendQueue):
         """Return whether the peer's socket still has a packet that was sent to it.
 
         Raises:
-            OSError: The socket cannot be asked.
+            OSError: The socket's state cannot be read.
         """
         return any(fcntl.ioctl(self._plain, termios.TIOCOUTQ, bytes(4)))
 

@@ -53,7 +53,7 @@ class SendQueue:
             close_all(fds)
             return
         if not self._queue:
-            # Usually the socket takes all of it, and waking the sender would cost more than sending.
+            # Usually the socket takes all of the data, and waking the sender would cost more than sending.
             data, fds = self._send_directly(data, fds)
         if not data and not fds:
             return
@@ -75,7 +75,7 @@ class SendQueue:
         try:
             sent_bytes = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
         except OSError:
-            return data, fds  # it is full, or the peer is gone: the sender handles it
+            return data, fds  # the socket is full, or the peer is gone: the sender handles both
         close_all(fds)
         return data[sent_bytes:], ()
 
@@ -101,7 +101,7 @@ class SendQueue:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Let the peer see the end now, after what the socket has taken.
+        """End the connection now: the peer reads the data that the socket has already taken, and then the end.
 
         A send that waits for the peer fails, and the receiving task's wait ends.
         """

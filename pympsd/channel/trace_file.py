@@ -73,7 +73,7 @@ class TraceFile:
             if (begin := os.pread(fd, len(BEGIN), 0)) not in (b"", BEGIN):
                 raise OSError(errno.EEXIST, f"it is not a trace file; {ALLOWED}")
             if not begin:
-                # At its place rather than appended: another process may do the same at this moment.
+                # Written at the beginning, not appended, because another process may do the same at this moment.
                 os.pwrite(fd, BEGIN, 0)
             fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
         except BaseException:
@@ -105,7 +105,7 @@ class TraceFile:
         self._event({"ph": "M", "name": kind, **track, "args": {"name": name}})
 
     def slice(self, process: int, thread: int, name: str, began: int, ended: int, **details: Any) -> None:
-        """Write what lasted from one time to another, in nanoseconds.
+        """Write an event that lasted from one time to another, in nanoseconds.
 
         ``began`` and ``ended`` are of CLOCK_MONOTONIC, which all processes of a machine share; ``details`` appear as
         its arguments.
@@ -117,7 +117,7 @@ class TraceFile:
         )
 
     def instant(self, process: int, thread: int, name: str, at: int, **details: Any) -> None:
-        """Write what happened at a time, in nanoseconds.
+        """Write an event that happened at a time, in nanoseconds.
 
         ``at`` is of CLOCK_MONOTONIC; ``details`` appear as its arguments.
         """

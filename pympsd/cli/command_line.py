@@ -62,7 +62,7 @@ def main(arguments: "Sequence[str]") -> int:
 
         return machine(options.words[1:])
     if options.quit and not options.words and not options.apply:
-        # A daemon of protocol 2 is given standard input: -q asks it for nothing.
+        # With -q on a daemon of protocol 2, standard input holds the commands: -q itself sends none.
         if_protocol = b"" if options.quit == "--quit" else b"3"
         return control_client.give_commands(
             _quit(options), options.strict, options.timeout, if_protocol, _sendable(options)
@@ -91,14 +91,16 @@ def _refuse(error: BadOption) -> int:
 
 
 def _sendable(options: Options) -> int:
-    """Return what is sent to another user's daemon: under the vendor's names lines too, as the vendor's tool does."""
+    """Return the kind of lines to send to another user's daemon: under the vendor's names all, as the vendor's tool
+    does.
+    """
     if options.trust_daemon:
         return control_client.FILES
     return control_client.LINES if options.name == DROP_IN_NAME else control_client.QUERIES
 
 
 def _bad_option(error: BadOption) -> str:
-    """Return the sentence on a bad option; on an unknown one with the option that was probably meant."""
+    """Return the sentence on a bad option. For an unknown one it suggests the option that was probably meant."""
     option = "" if error.unknown is None else error.unknown.unknown
     if not option:
         return f"{error}\n"
@@ -111,7 +113,7 @@ def _bad_option(error: BadOption) -> str:
 
 
 def _bad_option_of_trace(option: str) -> int:
-    """Report an option of trace, which has none but --help: it would be taken for a part of the file's name."""
+    """Report an option of trace other than --help, because it would be taken as part of the file's name."""
     from pympsd.vocabulary.mistyped import suggest
 
     sys.stderr.write(f"pympsd trace: there is no option {option}{suggest(option, ('--help',))}\n")
@@ -119,14 +121,14 @@ def _bad_option_of_trace(option: str) -> int:
 
 
 def _quit(options: Options) -> "list[str]":
-    """Return the command that ends the daemon: --timeout bounds the wait for clients, --force alone makes none."""
+    """Return the command that ends the daemon: --timeout limits the wait for clients; --force alone does not wait."""
     if options.is_timeout_given:
         return ["quit", "-t", str(int(options.timeout))]
     return ["quit", "-t", "0"] if options.force else ["quit"]
 
 
 def _protocol(options: Options) -> str:
-    """Return the protocol of a daemon that is started; raise BadOption, but only for a start."""
+    """Return the protocol of a daemon to start; raise BadOption only if one is to be started."""
     try:
         protocol = options.choose_protocol(
             posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace")
@@ -142,7 +144,7 @@ def _protocol(options: Options) -> str:
 
 
 def _is_of_protocol_3(options: Options) -> bool:
-    """Return whether protocol 3 is asked for, or spoken by the daemon that a command is for."""
+    """Return whether protocol 3 is requested, or used by the daemon that receives the command."""
     requested = posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace") or options.protocol
     if requested == "3" or options.start:
         return requested == "3"
@@ -189,7 +191,7 @@ def _install(options: Options) -> int:
 
 
 def _driver(options: Options) -> int:
-    """Return the branch of the driver that a daemon would have here; report settings that are wrong."""
+    """Return the branch of the driver that a daemon would have here; report wrong settings."""
     from pympsd.process.version import DRIVER
 
     if options.driver:
@@ -203,7 +205,7 @@ def _driver(options: Options) -> int:
 
     names = ("PYMPSD_DRIVER", "PYMPSD_EMULATED_DEVICES", "PYMPSD_BACKEND")
     if not any(map(environment.get, names)) and not any(map(lexists, machine_places(environment))):
-        return DRIVER  # without what takes longer to import than all else here
+        return DRIVER  # without modules that take longer to import than everything else here
     _find_dependencies()
     try:
         from pympsd.devices.discovery import find_expected_driver
@@ -229,13 +231,13 @@ def _find_dependencies() -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null in place of a closed 0, 1 or 2: the next file opened would be taken for one of them."""
+    """Open /dev/null in place of a closed 0, 1 or 2: otherwise the next opened file would get that number."""
     try:
         while (fd := posix.open("/dev/null", posix.O_RDWR)) <= 2:
             pass
         posix.close(fd)
     except OSError:
-        return  # no /dev/null here: continue with what there is
+        return  # no /dev/null here: continue with the open descriptors
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays to the end of the process
     if sys.stderr is None:
@@ -243,7 +245,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _help(name: str, protocol: str = "2") -> str:
-    """Return the text of --help: that of the daemon's protocol if one runs, else of the one that is asked for."""
+    """Return the text of --help: for the protocol of the running daemon, or else the requested one."""
     from pympsd.cli.found_daemon import look_for_daemon
     from pympsd.commands.manual import usage
 

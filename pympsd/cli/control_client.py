@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = b"Cannot find MPS control daemon process\n"
 TIMEOUT = 10.0
-"""Seconds to wait for a silent daemon; one that is working on a command is waited for without limit."""
+"""Seconds to wait for a silent daemon; there is no limit while it is working on a command."""
 REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
 REFUSED = UNREACHABLE = 1
 SILENT = 2
@@ -32,7 +32,7 @@ LINE_SHOWN = 200
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
 """The most lines, and bytes of lines, that are sent before the first of them is answered."""
 OTHER_KIND = "Protocol wrong type for socket"
-"""The daemon's socket is for packets: the daemon manages the driver's server, or is the vendor's own."""
+"""Message for a socket of packets: its daemon manages the driver's server, or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it accepted the connection, then sent nothing for %g s\n"
 OWNER_WARNING = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
 UNPROVEN_WARNING = (
@@ -46,13 +46,13 @@ NOT_SENT = (
     b"--trust-daemon sends it\n"
 )
 MAX_FOREIGN_ANSWER_BYTES = 16 << 20
-"""The maximum of bytes that is read of an answer of a daemon that is not trusted."""
+"""The maximum number of bytes read of an untrusted daemon's answer."""
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
 
 class DaemonGone(DaemonError):
-    """The daemon closed the connection; the argument, if there is one, is the line that it was working on."""
+    """The daemon closed the connection; the optional argument is the line that it was working on."""
 
 
 class _NoOutput(Exception):
@@ -68,9 +68,9 @@ def give_commands(
 ) -> int:
     """Send the command of ``words``, or without words the lines of standard input; return the exit status.
 
-    ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the
-    protocol of a daemon that the words are for; another one is given standard input. ``sendable``: QUERIES, LINES or
-    FILES, for a daemon that is neither root's nor the caller's; what is not sent is reported, and the status is 1.
+    ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the words
+    are for a daemon of this protocol; any other daemon gets standard input. ``sendable``: QUERIES, LINES or FILES,
+    for a daemon that is neither root's nor the caller's; other lines are reported, and the status is 1.
     """
     daemon = DaemonConnection()
     try:
@@ -90,7 +90,7 @@ def give_commands(
     except KeyboardInterrupt:
         import _signal  # type: ignore[import-not-found]
 
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # end by the signal, as a shell expects, without a traceback
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # end by the signal without a traceback, as a shell expects
         posix.kill(posix.getpid(), _signal.SIGINT)
         raise
     except _NoOutput as error:
@@ -279,7 +279,9 @@ def _answer(daemon: "DaemonConnection", line: bytes, timeout: float) -> "bool | 
 
 
 def _sanitise_for_display(daemon: "DaemonConnection", fd: int, body: bytes) -> bytes:
-    """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
+    """Return an answer for printing: without control characters if it is for a terminal or from another user's
+    daemon.
+    """
     if not daemon.is_foreign and not posix.isatty(fd):
         return body
     from pympsd.vocabulary.untrusted import escape_controls
@@ -288,7 +290,7 @@ def _sanitise_for_display(daemon: "DaemonConnection", fd: int, body: bytes) -> b
 
 
 class DaemonConnection:
-    """The connection: sends and receives frames. The kernel bounds each wait, which saves the call of a poll."""
+    """The connection: sends and receives frames. The kernel limits each wait, which saves a call of poll."""
 
     def __init__(self) -> None:
         self._open()
@@ -305,7 +307,9 @@ class DaemonConnection:
         self.close = self.socket.close
 
     def connect(self, path: bytes, timeout: float) -> str:
-        """Connect; return why that failed, or "". Raise TimeoutError if the daemon has stopped accepting."""
+        """Connect to the daemon. Return an error message, or "" on success. Raise TimeoutError if the daemon has
+        stopped accepting.
+        """
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _time_value(timeout))
         self.wait_at_most(timeout)
         try:
@@ -317,10 +321,10 @@ class DaemonConnection:
         return ""
 
     def reach(self, timeout: float, folder: bytes = b"") -> "tuple[bytes, str]":
-        """Connect to the socket of a pympsd of a pipe directory, by default the environment's.
+        """Connect to pympsd's socket in a pipe directory, by default the environment's.
 
-        Return its path, and why that failed, or "". If the server is the driver's, that is a socket next to
-        ``control``, which NVIDIA's own daemon does not have. Raise TimeoutError as ``connect`` does.
+        Return the socket's path, and an error message or "". With the driver's server that socket lies next to
+        ``control``; NVIDIA's own daemon does not have it. Raise TimeoutError as ``connect`` does.
         """
         path = control_socket(folder)
         reason = self.connect(path, timeout)
@@ -330,7 +334,9 @@ class DaemonConnection:
         return path, reason or ("its daemon has ended" if self.has_ended() else "")
 
     def has_ended(self) -> bool:
-        """Return whether the process that listens has ended: its keeper would let this wait for the next daemon."""
+        """Return whether the process that listens has ended. If so its keeper holds the connection for the next
+        daemon.
+        """
         pid = self.pid()
         return pid > 0 and _is_dead(pid)
 
@@ -341,7 +347,7 @@ class DaemonConnection:
     def owner_warning(self, path: bytes, timeout: float) -> bytes:
         """Return a line that names the owner of the daemon at the path; nothing if it is root's or this user's.
 
-        A daemon whose user has no number here is asked to prove that, and connected to again if it is too old for it.
+        A daemon whose user has no number here is asked for a proof; if it is too old to give one, connect again.
         Raise TimeoutError if it is silent.
         """
         warning = owner_warning(self.socket, path)
@@ -361,12 +367,12 @@ class DaemonConnection:
         return b"" if is_verified else warning
 
     def distrust(self, seconds: float) -> None:
-        """Bound what the daemon can do: each answer ends within some seconds and MAX_FOREIGN_ANSWER_BYTES."""
+        """Limit each answer of the daemon to some seconds and MAX_FOREIGN_ANSWER_BYTES."""
         self.is_foreign, self._answer_seconds = True, seconds
         self.begin_answer()
 
     def begin_answer(self) -> None:
-        """Begin the time and the bytes that a foreign daemon has for an answer; for another one do nothing."""
+        """Begin the time and the bytes that a foreign daemon has for an answer; do nothing for other daemons."""
         if self.is_foreign:
             import time
 
@@ -374,7 +380,7 @@ class DaemonConnection:
             self._room = MAX_FOREIGN_ANSWER_BYTES
 
     def protocol(self) -> bytes:
-        """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""
+        """Receive and return the daemon's protocol; raise ConnectionError if it does not take commands."""
         kind, body = self.receive()
         if kind == frames.OPERATOR_STDERR:
             from pympsd.vocabulary.untrusted import escape_controls
@@ -383,7 +389,7 @@ class DaemonConnection:
         return body if kind == frames.OPERATOR_PROTOCOL else b""
 
     def wait_at_most(self, seconds: float) -> None:
-        """Bound the waits for an answer; 0: no limit. A foreign daemon's bound stays."""
+        """Limit the waits for an answer; 0: no limit. The limit of a foreign daemon stays."""
         if self.is_foreign:
             return
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
@@ -456,7 +462,7 @@ def _watch(daemon: "DaemonConnection") -> "tuple[int, int]":
 def owner_warning(daemon: "_socket.socket", path: bytes) -> bytes:
     """Return a line that names the owner of the daemon at the path, nothing if it is root's or this user's.
 
-    It is UNPROVEN_WARNING for a user without a number here, unless PYMPSD_UNMAPPED_DAEMON is ``trust``.
+    The line is UNPROVEN_WARNING for a user without a number here, unless PYMPSD_UNMAPPED_DAEMON is ``trust``.
     """
     owner = int.from_bytes(_credentials(daemon)[4:8], "little")
     if owner == 0:
@@ -539,7 +545,9 @@ def _report_no_output(error: _NoOutput) -> int:
 
 
 def control_socket(folder: bytes = b"") -> bytes:
-    """Return the path of the socket that takes commands; ``folder``: the pipe directory, if it is another one."""
+    """Return the path of the socket that takes commands; ``folder``: the pipe directory, if not that of the
+    environment.
+    """
     folder = folder or pipe_directory()
     path = folder + b"/" + files.CONTROL.encode()
     privileged = folder + b"/" + files.CONTROL_PRIVILEGED.encode()
@@ -551,18 +559,18 @@ def control_socket(folder: bytes = b"") -> bytes:
 
 
 def own_socket(folder: bytes = b"") -> bytes:
-    """Return the path of the socket where pympsd's own protocol is spoken next to the driver's server."""
+    """Return the path of the socket for pympsd's own protocol next to the driver's server."""
     return (folder or pipe_directory()) + b"/" + files.OWN_CONTROL.encode()
 
 
 def pipe_directory() -> bytes:
     """Return the pipe directory that the environment names, or the default."""
-    # The environment as posix has it, in bytes: os would make 1 ms of text of it.
+    # posix has the environment in bytes; os would take 1 ms to decode it.
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
 
 
 def _default_directory() -> str:
-    """Return where root's daemon of protocol 3 is, if there is one, and the default of protocol 2 otherwise."""
+    """Return the directory of root's daemon of protocol 3 if it runs, else the default of protocol 2."""
     try:
         is_roots = posix.stat(f"{files.SYSTEM_PIPE_DIRECTORY}/{files.CONTROL}").st_uid == 0
     except OSError:

@@ -65,7 +65,7 @@ CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_D
 REPORTED = b"!"
 """The child has ended, and has reported why."""
 SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
-"""The names of server processes, by the name that the daemon was started under."""
+"""The names of server processes, by the name under which the daemon was started."""
 
 
 def start_daemon(options: Options, protocol: int = 2) -> int:
@@ -95,7 +95,7 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
 
 
 def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup:
-    """Return everything that the daemon starts with, its directory claimed; raise PympsdError or ValueError."""
+    """Prepare everything that the daemon needs to start, and claim its directory; raise PympsdError or ValueError."""
     settings = _read_settings(options, protocol)
     machine = visible_machine(settings, ask_driver, lambda: find_driver_server(settings.vendor_server, os.environ))
     settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
@@ -142,7 +142,7 @@ def _report(error: Exception, options: Options) -> int:
 
 
 def _read_settings(options: Options, protocol: int) -> Settings:
-    """Return the settings of the environment and the command line, which wins."""
+    """Return the settings of the environment and the command line, which takes precedence."""
     if options.multiuser and os.geteuid() != 0:
         raise StartError("-multiuser-server: only root can serve other users; start without it for your own")
     settings = Settings.from_environment(add_machine_file(os.environ))
@@ -166,7 +166,7 @@ def _read_settings(options: Options, protocol: int) -> Settings:
 
 
 def _check_machine(options: Options, machine: Machine, protocol: int) -> None:
-    """Raise BadSetting, BadOption or StartError if servers on the devices could not be as the settings require."""
+    """Raise BadSetting, BadOption or StartError if servers on these devices cannot fulfil the settings."""
     if options.static and protocol == 2 and machine.backend == "vendor":
         raise BadOption(f"{options.static}: {NO_STATIC_MODE}")
     if options.static and protocol == 2 and machine.driver < STATIC_SINCE:
@@ -203,7 +203,7 @@ def _claim_directory(
 
 
 def _complain_of_settings(settings: Settings, machine: Machine, complaint: str) -> Settings:
-    """Report what is wrong with the settings although the daemon starts; return them with all complaints."""
+    """Report wrong settings that do not prevent the start; return the settings with all complaints."""
     unusable = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
     settings = evolve(settings, complaints=(*settings.complaints, *filter(None, (unusable, complaint))))
     for text in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
@@ -214,19 +214,19 @@ def _complain_of_settings(settings: Settings, machine: Machine, complaint: str) 
 
 
 def _policies(machine: Machine) -> TurnPolicy:
-    """Return the turn policy; raise BadSetting, also for a scheduling policy that executors could not have."""
+    """Return the turn policy; raise BadSetting, also for a scheduling policy that executors could not load."""
     policy, turns = os.environ.get(SCHEDULING_POLICY), os.environ.get(TURN_POLICY)
     if policy and machine.backend != "emulated":
         raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices: a GPU has a scheduler of its own")
     if policy:
         load_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
-    # The default one is not looked up: that takes longer than all else here.
+    # The default policy is not looked up, because that takes longer than everything else here.
     turn_policy: TurnPolicy = load_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
     return turn_policy
 
 
 def _check_metrics(address: str, pipe_directory: str) -> None:
-    """Raise BadSetting for an address of --metrics that cannot be, before the running daemon is replaced.
+    """Raise BadSetting for an impossible address of --metrics, before the running daemon is replaced.
 
     An address that is in use passes, because that daemon itself may use it.
     """
@@ -238,7 +238,7 @@ def _check_metrics(address: str, pipe_directory: str) -> None:
 
 
 def _metrics(options: Options, pipe_directory: str) -> tuple[socket.socket | None, str]:
-    """Return the socket of --metrics; None and why, if a daemon was replaced that cannot come back."""
+    """Return the socket of --metrics; None and the reason, if a daemon that cannot come back was replaced."""
     try:
         return listen(options.metrics, pipe_directory), ""
     except OSError as error:
@@ -280,7 +280,7 @@ def _defaults(settings: Settings, machine: Machine) -> Limits:
 
 
 def _refuse_loss(options: Options, settings: Settings, machine: Machine, protocol: int) -> str:
-    """Return why this daemon cannot continue from the one before without losing something; empty: it can."""
+    """Return why this daemon would lose some state of the one before; empty if it would not."""
     is_static = protocol == 2 and options.static
     lost = list_lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
     partitions = [] if is_static else partitions_left(settings.pipe_directory)
@@ -329,7 +329,9 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
 
 
 def _server_log(path: str, protocol: int) -> LogFile:
-    """Return the log of all servers: in protocol 3 each has its own, and only lines of no server come here."""
+    """Return the log of all servers: in protocol 3 each server has its own, and this one gets only lines that belong
+    to no server.
+    """
     folder = os.path.dirname(path)
     if protocol == 3 and not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
@@ -337,7 +339,7 @@ def _server_log(path: str, protocol: int) -> LogFile:
 
 
 def _say_how_to_connect(daemon: DaemonSetup) -> None:
-    """Print the line that protocol 3 has for the user that starts a daemon."""
+    """Print protocol 3's line for the user who starts a daemon."""
     if daemon.protocol == 3:
         print(f"{CONNECT_HINT}{daemon.directory.path}", flush=True)
 

@@ -20,11 +20,11 @@ from pympsd.wire.driver import handshake
 
 Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
 _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
-"""Printed by our daemon at a socket for clients only: the protocol has no place for what is wrong."""
+"""Printed by our daemon at a socket for clients only: the protocol cannot carry a reason."""
 
 
 class _TakesNoCommands(DaemonError, ConnectionError):
-    """The message is the daemon's."""
+    """The daemon takes no commands here; the message is the daemon's."""
 
 
 def give_commands(
@@ -37,9 +37,10 @@ def give_commands(
     """Give groups of command lines, few enough that the socket holds them; return the exit status.
 
     The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
-    that sends nothing at first; commands take as long as they take. Raise TimeoutError for a silent daemon, and
-    ConnectionError for one that cannot be spoken to or takes no commands. ``select`` returns which of some lines
-    the daemon at a socket is given, and whether it is another user's, whose time and texts are then limited.
+    that sends nothing at first; there is no limit for a command. Raise TimeoutError for a silent daemon, and
+    ConnectionError for a daemon that does not use this protocol or takes no commands. ``select`` returns the lines
+    that the daemon at a socket may be sent, and whether the daemon is another user's; then its time and texts are
+    limited.
     """
     if strict:
         sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not report which commands it refuses\n")
@@ -58,7 +59,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
         daemon.settimeout(timeout)
         try:
-            # There alone settings may be changed; only root and the daemon's user can connect to it.
+            # Settings may be changed only there; only root and the daemon's user can connect to it.
             daemon.connect(os.path.join(os.path.dirname(path), files.CONTROL_PRIVILEGED.encode()))
         except OSError:
             daemon.connect(path)
@@ -68,10 +69,10 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
         own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
         daemon.sendmsg([handshake.CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
         daemon.send(handshake.encode_role(handshake.Role.TOOL))
-        # A daemon of root or of this user is waited for as long as its command takes.
+        # There is no time limit for the command of a daemon of root or of this user.
         daemon.settimeout(timeout if is_foreign else None)
         give_up = time.monotonic() + (timeout if is_foreign else math.inf)
-        # A daemon that was asked to quit may have gone before the last line; what it answered is still there.
+        # A daemon that was asked to quit may have gone before the last line; its answers can still be read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for line in lines:
                 for packet in handshake.encode_line(line):
@@ -96,5 +97,5 @@ def _receive(daemon: socket.socket, give_up: float) -> bytes:
             daemon.settimeout(None if math.isinf(remaining) else remaining)
             return daemon.recv(handshake.LINE_BYTES)
         except ConnectionResetError:
-            # It left lines unread; its last packets come after this error.
+            # The daemon left lines unread; its last packets come after this error.
             continue

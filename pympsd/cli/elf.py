@@ -1,7 +1,7 @@
 """Read a program's ELF file: machine, libraries, search paths, and whether it contains CUDA.
 
 Everything is read at offsets that the file names (elf(5)), at most `MAX_READ` bytes each, because a program may be
-several gigabytes large, and may come from anybody::
+several gigabytes large, and may be from an untrusted source::
 
     header            class, byte order and machine; nothing more is read of another machine's file
     program headers   PT_INTERP: a dynamic loader loads libraries for it; PT_LOAD: where an address is in the file
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x7fELF"
 MAX_READ = 64 << 20
-"""The maximum of bytes that are read of one part of a file."""
+"""The maximum number of bytes read of one part of a file."""
 _MAX_TEXT = 4096
 _HEADER_BYTES = 64
 _EXECUTABLE_CLASS, _BYTE_ORDER = 4, 5
@@ -79,7 +79,7 @@ class ElfFile:
         return b".nvFatBinSegment" in (name for name, _, _ in self._sections())
 
     def find_static_runtime(self) -> bool:
-        """Return whether the program contains a CUDA runtime: nvcc links it statically by default.
+        """Return whether the program contains a CUDA runtime, which nvcc links statically by default.
 
         Then the program does not need libcudart. It contains two texts of the runtime: the name of an error that only
         a runtime returns, and the name of the library that the runtime opens. Other programs do not contain both.

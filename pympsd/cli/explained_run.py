@@ -1,15 +1,15 @@
 """``pympsd-run`` with PYMPSD_EXPLAIN=1 under the driver's server: run a program, then print why clients were refused.
 
-An unmodified program gets CUDA_ERROR_MPS_CONNECTION_FAILED from the driver, whose wire has no place for a reason. The
-daemon has the reason; this process asks it when the program has ended, however soon that was:
+An unmodified program gets CUDA_ERROR_MPS_CONNECTION_FAILED from the driver, whose protocol cannot carry a reason. The
+daemon keeps the reason; this process requests it when the program has ended, however soon:
 
     pympsd-run PROGRAM              a shell script; with PYMPSD_EXPLAIN=1 routed_run calls this module
         PROGRAM                     a child, with an id of the run (RUN) in its environment, as all of its children
     get_refusal_list RUN --json     the user's own refusals of that run, each printed on standard error
 
-Where the daemon has servers of pympsd, or there is none, the client library explains its calls itself.
+If the daemon has pympsd's own servers, or no daemon runs, the client library explains its calls itself.
 
-The program has the terminal's signals, because it is in the same process group. Those that a process sends to this
+The program gets the terminal's signals, because it is in the same process group. Those that a process sends to this
 one are passed on; if this process is killed, so is the program. The exit status is the program's, or its signal.
 """
 
@@ -40,8 +40,8 @@ _SIGNALS: Final = (
 def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | None:
     """Run a command and print why its clients were refused; return its exit status, or end by its signal.
 
-    None if it was not run: within such a run, or where no daemon of pympsd manages the driver's server. Raise OSError
-    if it cannot be executed.
+    Return None if the command was not run: within such a run, or if no daemon of pympsd manages the driver's server
+    here. Raise OSError if it cannot be executed.
     """
     if RUN in environment or not _leads_drivers_server():
         return None
@@ -79,15 +79,16 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     program = subprocess.Popen(list(command), env=environment, close_fds=False, preexec_fn=prepare)
     while program.poll() is None:
         received = signal.sigwaitinfo(expected)
-        # The kernel sends the terminal's signals to the whole process group, so the program has those already.
+        # The kernel sends the terminal's signals to the whole process group, so the program has received these
+        # already.
         if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
             program.send_signal(received.si_signo)
     return program.returncode
 
 
 def _explain(run: str) -> None:
-    """Print the daemon's reason for each refusal of a run; the same sentence once."""
-    # By standard input: arguments are visible to other users.
+    """Print the daemon's reason for each refusal of a run; each sentence once."""
+    # Through standard input, because arguments are visible to other users.
     query = subprocess.run(
         [sys.executable, "-I", "-S", _PYMPSD],
         input=f"get_refusal_list {run} --json\n",

@@ -1,6 +1,6 @@
 """Files that come with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
 
-A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout PLACES lists their folders.
+A wheel has them below ``pympsd/_extras``, laid out as below a prefix; in a checkout PLACES lists their folders.
 """
 
 import os
@@ -36,7 +36,7 @@ LINKS: Final = {
     "nvidia-smi": "pympsd-smi",
 }
 _WRITTEN_BIN: Final = "/usr/local/bin/"
-"""The folder of pympsd as units and scripts have it."""
+"""The folder of pympsd's programs as written in units and scripts."""
 
 
 class CannotInstall(StartError):
@@ -66,7 +66,7 @@ def link_nvidia_names(folder: Path, launchers: Path) -> None:
 
 
 def _check_free(link: Path, launcher: str) -> None:
-    """Raise CannotInstall if something else is there than a link to a launcher, of whichever installation."""
+    """Raise CannotInstall unless ``link`` is free or is a link to a launcher of some installation."""
     if link.is_symlink():
         if (target := link.readlink()).name == launcher:
             return
@@ -79,10 +79,10 @@ def _check_free(link: Path, launcher: str) -> None:
 
 
 def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Path | None]]:
-    """Copy everything below a prefix; return the new files, and where what was there before is. Raise CannotInstall.
+    """Copy everything below a prefix; return the new files, and the places of the old ones. Raise CannotInstall.
 
-    Units and scripts name the folder of the launchers, if it is given. A link is not followed: it is put aside, and
-    so is a file that differs.
+    Units and scripts name the folder of the launchers, if given. Links are not followed: they are put aside, and so
+    are files that differ.
     """
     installed = []
     for source, place in _files():
@@ -94,7 +94,7 @@ def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Pat
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = None
             if target.is_symlink() or (target.exists() and target.read_bytes() != content):
-                # A name as cp --backup=numbered gives it: shells, man and systemd ignore such a file.
+                # Named as cp --backup=numbered names it, so that shells, man and systemd ignore the file.
                 names = (target.with_name(f"{target.name}.~{number}~") for number in count(1))
                 aside = next(name for name in names if not os.path.lexists(name))
                 target.rename(aside)

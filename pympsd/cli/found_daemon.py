@@ -15,14 +15,14 @@ from pympsd.wire import frames
 
 LISTENING: Final = "00010000"
 STREAM: Final = "0001"
-"""Of /proc/net/unix: the flag of a listening socket, and the type of a stream socket."""
+"""Values of /proc/net/unix: the flag of a listening socket, and the type of a stream socket."""
 OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL)
 """The names of a daemon's sockets."""
 
 
 def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
-    """Return a line that names the daemon, the status, and its protocol, nothing if it does not report one; wait
-    ``timeout`` seconds for an answer.
+    """Return a line that names the daemon, the exit status, and the protocol, empty if the daemon does not report
+    it.
     """
     daemon = DaemonConnection()
     path, status, protocol = control_client.control_socket(), 0, b""
@@ -60,9 +60,9 @@ def _ask_protocol(daemon: DaemonConnection, path: bytes) -> bytes:
 
 
 def look_for_daemon() -> tuple[str, str]:
-    """Return a line that names the daemon, and its protocol, empty if there is none.
+    """Return a line that names the daemon, and its protocol; both empty without a daemon.
 
-    The daemon is not asked: it writes each connection into its log. The kernel lists the sockets at which a process
+    The daemon is not contacted, because it logs each connection. The kernel lists the sockets at which a process
     listens, with their types, and a daemon of protocol 3 marks its directory.
     """
     path = os.fsdecode(control_client.control_socket())

@@ -16,7 +16,9 @@ NEEDS = "reading YAML needs PyYAML: pip install pyyaml, or convert the profile t
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Convert a machine; return the exit status: 1 if it cannot be, with one sentence on standard error."""
+    """Convert a machine. Return the exit status: 1, with one sentence on standard error, if it cannot be
+    converted.
+    """
     options = _options(arguments)
     try:
         if options.direction == "export":

@@ -29,7 +29,7 @@ _CUDA = ("libcuda.so", "libcudart.so", "libnvidia-ml.so", "libnvrtc.so", "libnvJ
 class Examined:
     """The result of examining a program.
 
-    ``obstacle``: why it cannot be routed, as the rest of a sentence after its name; empty if it can be, or is a
+    ``obstacle``: why the program cannot be routed, as the rest of a sentence after its name; empty if it can, or is a
     script.
     """
 

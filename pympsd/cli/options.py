@@ -70,7 +70,7 @@ def list_options() -> "tuple[str, ...]":
 
 
 class BadOption(InputError):
-    """An option is invalid; ``unknown``: there is none of that name, and these are the other ones."""
+    """An option is invalid; ``unknown``: the name is unknown, and these are the known options."""
 
     def __init__(self, reason: str, unknown: "Options | None" = None) -> None:
         super().__init__(reason)
@@ -78,7 +78,7 @@ class BadOption(InputError):
 
 
 class Options:
-    """The arguments, read. ``words``: the command given as arguments; ``shown``: the command line that ps shows.
+    """The parsed arguments. ``words``: the command given as arguments; ``shown``: the command line that ps shows.
 
     ``overlooked``: words next to -d or -f, which start a daemon and take no command (recorded: no-daemon).
     """
@@ -93,7 +93,7 @@ class Options:
         self.replace = False
         self.terminate_by_reset = False
         self.start_flags: set[str] = set()
-        """The given ones of START_FLAGS."""
+        """The options of START_FLAGS that were given."""
         self.timeout = 10.0
         self.is_timeout_given = False
         self.protocol = ""
@@ -111,7 +111,7 @@ class Options:
         """The option that ends the daemon, as written; with -d or -f, -q means something else."""
         self.force = False
         self.driver = 0
-        """The branch of the driver whose behaviour is asked for; 0: not given."""
+        """The driver branch whose behaviour is requested; 0: not given."""
         self.static = ""
         """The option for static partitioning, as written."""
         self.dialect = ""
@@ -165,7 +165,7 @@ class Options:
             raise BadOption("--apply takes no command with it")
 
     def choose_protocol(self, variable: str) -> str:
-        """Return the protocol to use, by the value of the variable if it has one, or the option; raise BadOption."""
+        """Return the protocol to use, by the variable if it is set, or the option; raise BadOption."""
         if variable:
             if variable not in PROTOCOLS:
                 raise BadOption(f"{PROTOCOL_VARIABLE} must be 2 or 3, not {variable!r}")
@@ -173,7 +173,7 @@ class Options:
         return self.protocol or PROTOCOLS[0]
 
     def check_start(self, protocol: str) -> None:
-        """Raise BadOption for what a daemon of a protocol cannot be started with."""
+        """Raise BadOption for options that a daemon of a protocol cannot be started with."""
         needing = sorted(self.start_flags - {"--clients-only"})
         if protocol == "2" and needing:
             raise BadOption(f"{needing[0]} needs protocol 3")

@@ -1,7 +1,7 @@
 """``pympsd-run``: prepare a program's environment so that its CUDA calls go to pympsd, and execute the program.
 
-Theory of operation. Two mechanisms route a program, and both are variables of its environment, so that its children
-have them too:
+Theory of operation. Two mechanisms route a program, and both are variables of its environment, so its children
+inherit them:
 
 - PYMPSD_ROUTING and PYTHONPATH, which the launcher has set already, route cuda.bindings in every Python
   (`pympsd_client.routing`). The import hook decides there, when CUDA is imported.
@@ -9,8 +9,8 @@ have them too:
   libnvJitLink before all others (docs/native.md). The decision is made here, before the program starts, because the
   dynamic loader makes no such decision.
 
-That folder is not set where programs reach the driver: where the daemon manages the driver's own server (backend
-vendor), and where there is a driver and no daemon, so that the program runs natively. A program that names a pipe
+That folder is left out if programs should reach the driver: if the daemon manages the driver's own server (backend
+vendor), or if there is a driver and no daemon, so that the program runs natively. A program that names a pipe
 directory, requires MPS or selects the emulated GPU gets the folder in the second case too: pympsd's library then
 refuses it with the reason, or gives it an emulated GPU of its own.
 

@@ -18,7 +18,7 @@ LEAVE = ("exit", "bye", "logout")
 """Words that people type to leave; none is a command."""
 KNOWN = (*{command.module: None for command in COMMANDS.values()}, *HELP)
 LIST_SECONDS = 2.0
-"""The longest wait for the list of servers, at a press of TAB."""
+"""The longest wait for the list of servers when TAB is pressed, in seconds."""
 
 
 def read_lines(in_v3: bool = False) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ def _ask() -> str | None:
 
 
 _candidates: list[str] = []
-"""The candidates of the completion that readline asks for one after the other."""
+"""The candidates of the completion, which readline requests one by one."""
 
 
 def _complete(protocol: int, text: str, state: int) -> str | None:

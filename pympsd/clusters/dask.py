@@ -4,7 +4,7 @@ An example::
 
     client.register_plugin(GpuShare())   # workers were started with --resources "GPU=0.25"
 
-A worker that is killed gives its share back; the one that its nanny starts in its place gets one again.
+A worker that is killed gives its share back; the worker that its nanny starts instead gets a share again.
 """
 
 from typing import Final
@@ -19,8 +19,8 @@ RESOURCE: Final = "GPU"
 class GpuShare(WorkerPlugin):
     """Gives each worker the share of its resource, before anything of CUDA runs in it.
 
-    Workers with a fraction get it of the first device with enough left; those with more than 1 all devices of
-    the daemon, which have to be as many.
+    Workers with a fraction get that part of the first device with enough left. Workers with more than 1 get all
+    devices of the daemon, whose number must be the same.
     """
 
     name = "pympsd-gpu-share"

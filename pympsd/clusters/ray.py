@@ -45,7 +45,7 @@ def take_share() -> None:
     """Give this worker process the share that Ray has assigned to its task or actor.
 
     Raises:
-        BadShare: No GPU is assigned, the daemon does not have it, or the process has another share already.
+        BadShare: No GPU is assigned, the daemon does not have that GPU, or the process has another share already.
         CannotAsk: No daemon runs on this machine.
     """
     context: Any = ray.get_runtime_context()

@@ -1,8 +1,8 @@
-"""A share of a GPU: the part of it that a process may use, as environment variables of an MPS client.
+"""The share of a GPU that a process may use, as environment variables of an MPS client.
 
-The share is the process's own, so a process that dies gives it back: the server frees what it had.
+The share is the process's own, so a process that dies gives it back: the server frees its memory.
 
-`lock_part` chooses the device that a process gets a part of, by locks on files, which end with the process.
+`lock_part` chooses the device for a process, with locks on files, which end with the process.
 """
 
 import errno
@@ -67,7 +67,7 @@ def share_of(devices: Sequence[Device], requested: float) -> Share:
 
     Args:
         devices: The devices that were assigned.
-        requested: 0.01 up to 1 of the only device, or the number of devices, for all of them.
+        requested: 0.01 to 1, the part of the only device; or the number of devices, for all of them.
 
     Raises:
         BadShare: The number fits neither.
@@ -90,7 +90,7 @@ def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any]
     Args:
         share: The share.
         environment: Where the variables are set.
-        modules: The loaded modules, among which one may use a GPU already.
+        modules: The loaded modules, one of which may already use a GPU.
 
     Raises:
         BadShare: The process has another share, or has begun to use a GPU without one.
@@ -126,7 +126,7 @@ def _render(variables: Mapping[str, str]) -> str:
 
 
 def _find_gpu_library(modules: Mapping[str, Any]) -> str:
-    """Return the name of a library of this process that uses a GPU, as far as that is known."""
+    """Return the name of a loaded library that is known to use a GPU."""
     client = modules.get("pympsd_client._objects.process")
     if client is not None and client.process.connection is not None:
         return "pympsd_client"
@@ -177,7 +177,8 @@ def lock_part(devices: Sequence[Device], part: float, where: str = "") -> Device
 
 
 def _is_locked(file: int, start: int, count: int) -> bool:
-    # Of the open file (F_OFD_SETLK), not of the process: that would have none left when it closes the file once.
+    # A lock of the open file (F_OFD_SETLK), because a lock of the process ends when the process closes the file
+    # anywhere.
     lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)

@@ -2,7 +2,7 @@
 
 They come from the tables here, the declarations of the commands and the docstrings of their handlers.
 
-Options of the command line, settings and tools are rows: the left column as it is typed, the right one what it does.
+Options of the command line, settings and tools are rows: the left column as it is typed, the right one its effect.
 The shells' completions (scripts/completions.py) and the manual page (scripts/manual_page.py) are made from the same
 rows, and from `grammar.registry.COMMANDS`; tests/commands/test_manual.py checks that usage and manual page have every
 setting, option and exit status.
@@ -28,7 +28,7 @@ def overview() -> str:
 
 
 def module_help(module: str) -> str:
-    """Return the help of a module of protocol 3: that of each of its verbs."""
+    """Return the help of a module of protocol 3: the help of each of its verbs."""
     return "\n".join(command_help(command) for _, command in sorted(verbs_of(module, 3).items()))
 
 
@@ -38,7 +38,7 @@ def command_help(command: Command) -> str:
 
 
 def summary(command: Command) -> str:
-    """Return what a command does, which is the docstring of its handler."""
+    """Return the description of a command: the docstring of its handler."""
     return cleandoc(command.handler.__doc__ or "")
 
 

@@ -3,8 +3,8 @@
     bytes --grammar.line.parse--> ParsedLine --decide_line--> Decision --answer_line--> instructions
 
 The dispatcher parses a line when it arrives, asks the servers that the answer depends on, and gives the state machine
-the event `OperatorLine`. `answer_line` turns that into instructions: the log of the command, its reply, and what it
-changes. A daemon of protocol 3 also takes the commands of protocol 2 that have one meaning in both; the other daemon
+the event `OperatorLine`. `answer_line` turns that into instructions: the log of the command, its reply, and its
+effects. A daemon of protocol 3 also takes the commands of protocol 2 that have one meaning in both; the other daemon
 takes the modules that both have.
 """
 

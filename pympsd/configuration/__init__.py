@@ -16,7 +16,7 @@ The idea: a file states the wanted configuration, and applying it has three step
   carried out (``config apply --check``).
 - `show` is the inverse of `reader`: it writes the daemon's state as a file. Reading that file again gives a plan
   without changes; the tests hold this.
-- `in_force` identifies the configuration that a daemon has: by a hash, and by what commands have changed since.
+- `in_force` identifies the configuration that a daemon has: by a hash, and by the later changes of commands.
 
 What must never happen: a change before the file was read completely, and a change that the file does not state. A key
 that is absent from the file is never compared.

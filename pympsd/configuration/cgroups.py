@@ -56,13 +56,13 @@ def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, 
         tables.wrong(
             where, f"{join_path(where)} must be at most the hard limit, {hard[ordinal]},", str(soft[ordinal])
         )
-    if not hard and not soft and len(tables.problems) == problem_count:  # not of limits that are there, but wrong
+    if not hard and not soft and len(tables.problems) == problem_count:  # not if they are wrong
         tables.wrong(place, f"{join_path(place)} has a hard_limit or a soft_limit")
     return {ordinal: CgroupLimit(hard.get(ordinal), soft.get(ordinal)) for ordinal in sorted({*hard, *soft})}
 
 
 def render_cgroups(cgroups: CgroupLimits, devices: int) -> Iterator[str]:
-    """Yield the lines of a file that has these limits, on a machine with this number of devices."""
+    """Yield a file's lines for these limits, on a machine with this number of devices."""
     for path, limits in sorted(cgroups.items()):
         yield from ("", "[[cgroups]]", f"path = {quote(path)}")
         for key, kind in zip(

@@ -1,4 +1,4 @@
-"""The changes that make the daemon's state what a plan states: what differs, and nothing else.
+"""Compute the changes that bring the daemon's state to a plan, and no others.
 
 Theory of operation
 ===================
@@ -13,13 +13,13 @@ change; with ``--check`` it does so on a copy of the state and only prints the t
     Daemon --state_of--> State +
 
 The idea is that of a declarative tool: applying a file twice changes nothing the second time, and ``config status``
-asks at any time whether the state still is what the file states, by the same comparison. The text of a change, its
-``str``, is the line that the operator sees, so that ``--check`` and the real run print the same lines.
+makes the same comparison at any time. The text of a change, its ``str``, is the line that the operator sees, so that
+``--check`` and the real run print the same lines.
 
-A plan changes only what it states: a key that is absent is None in the plan and is never compared. With
-``prune`` the servers, namespaces and SM partitions that a file does not name are deleted, and those first, because
-others may need their SMs. Whatever would disturb running clients (other devices, other chunks, another owner, a
-deletion while there are clients) is `Impossible`, with the command that an operator can choose instead.
+A plan changes only what it states: a key that is absent is None in the plan and is never compared. With ``prune`` the
+servers, namespaces and SM partitions that a file does not name are deleted first, because others may need their SMs.
+Whatever would disturb running clients (other devices, other chunks, another owner, a deletion while there are
+clients) is `Impossible`, with the command that an operator can choose instead.
 
 Invariants: the changes are in an order in which each can be carried out after the ones before it. A server of a user
 whom the file does not name is never changed, because its owner could lift every limit again.
@@ -44,7 +44,7 @@ from pympsd.vocabulary.shares import RESOURCES, Shares
 from pympsd.vocabulary.texts import CONTAINMENTS
 
 MAX_NAMED: Final = 3
-"""Of those that differ, in a line."""
+"""The maximum of differing entries that a line names."""
 
 
 @frozen
@@ -252,7 +252,9 @@ class State:
 
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
-    """Return the changes, in order; ``prune``: what the plan does not name goes; ``force``: clients or not."""
+    """Return the changes, in order; ``prune``: delete everything that the plan does not name; ``force``: even if it
+    has clients.
+    """
     result: list[Change] = []
     rules = plan.rules if plan.rules is not None or not prune else ()
     if rules is not None and rules != (state.rules or ()):
@@ -267,8 +269,8 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         requested, present = getattr(plan.features, name), getattr(state.features, name)
         if requested not in (None, present):
             result.append(SetFeature(name, requested))
-    if prune:  # what has SM partitions first, for others may need their chunks
-        # Servers of users that named none are not the file's.
+    if prune:  # partitions are deleted first, because others may need their chunks
+        # Servers created for users who named none do not belong to the file.
         listed_names = sorted(name for name, server in state.servers.items() if server.source is not Source.AUTO)
         for name in (name for name in listed_names if name not in plan.servers):
             clients = 0 if force else state.count_clients(name, None)
@@ -317,7 +319,7 @@ def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> I
         yield Impossible(
             f"server '{name}' stays that of user {present.uid}: 'server set {name} --uid={server.uid}' changes it"
         )
-        return  # its owner, whom the file does not mean, could lift every limit again
+        return  # its owner is not the user of the file, and could lift every limit again
     ordinals = present.ordinals(len(state.context.devices))
     if server.devices not in (None, ordinals):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
@@ -342,7 +344,7 @@ def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> I
 
 
 def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
-    """Return in words what differs from what a file states of limits; of those by device, on a server's devices."""
+    """Return in words how limits differ from those of a file; limits by device are compared on a server's devices."""
     return tuple(
         f"{row.name} {row.text(present, ordinals)} -> {row.text(target, ordinals)}"
         for row in LIMITS
@@ -377,7 +379,7 @@ def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, fo
 
 
 def _keep_if_used(change: Change, stays: str, clients: int) -> Change:
-    """Return a deletion, or if clients prevent it, that it is impossible; ``stays``: the sentence for that."""
+    """Return a deletion, or `Impossible` with the sentence ``stays`` if clients prevent it."""
     if not clients:
         return change
     it_has = "it has 1 active client; --force terminates it"
@@ -387,7 +389,7 @@ def _keep_if_used(change: Change, stays: str, clients: int) -> Change:
 
 
 def _list_changed(differing: Sequence[str]) -> str:
-    """Return the end of a sentence that lists what is new, gone or different; nothing if none is."""
+    """Return the end of a sentence that lists new, missing and different entries; empty if there are none."""
     more = len(differing) - MAX_NAMED
     suffix = f" and {more} more" if more > 0 else ""
     return f" (changed: {', '.join(differing[:MAX_NAMED])}{suffix})" if differing else ""

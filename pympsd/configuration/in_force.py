@@ -28,7 +28,7 @@ Defaults = tuple[ThreadPercentage, ClientPriority, dict[int, PinnedMemory]]
 
 
 def context_of(daemon: Daemon) -> FileContext:
-    """Return what a file is checked against."""
+    """Return the context in which a file is checked for this daemon."""
     return FileContext(
         daemon.devices,
         daemon.options.uid,
@@ -67,7 +67,8 @@ def state_of(daemon: Daemon, context: FileContext) -> State:
 
 
 def find_differences(daemon: Daemon) -> list[str]:
-    """Return what ``config apply --check`` would print for the file that was applied last, without "no change".
+    """Return the lines that ``config apply --check`` would print for the file that was applied last, without "no
+    change".
 
     Without a file, or if its text is not known, nothing differs.
     """
@@ -104,7 +105,7 @@ def render(daemon: Daemon) -> str:
 
 
 def compute_hash(daemon: Daemon) -> str:
-    """Return the SHA-256 of the configuration in force, in hexadecimal; empty: there is none, or it is not known."""
+    """Return the SHA-256 of the configuration in force, in hexadecimal; empty if there is none or it is unknown."""
     if daemon.options.protocol == 2:
         return sha256(f"{render(daemon)}\n".encode("utf-8", "surrogateescape")).hexdigest()
     text = daemon.configuration.text

@@ -1,4 +1,4 @@
-"""A checked configuration: the servers and namespaces that a file names, with what it states of each."""
+"""A checked configuration: the servers and namespaces that a file names, and their settings."""
 
 from collections.abc import Mapping, Set
 
@@ -31,9 +31,9 @@ class ServerPlan:
     devices: tuple[int, ...] | None = None
     """The ordinals of its devices; None: not stated, which means all of them for a new server."""
     namespaces: dict[str, Limits] = field(factory=dict)
-    """``default`` is among them if anything is stated of it."""
+    """The namespaces by name; ``default`` only if the file states anything about it."""
     clients_only: dict[str, bool] = field(factory=dict)
-    """By namespace, if stated: true if it refuses operators."""
+    """By namespace, if stated: whether it refuses operators."""
     partitions: tuple[PartitionPlan, ...] = ()
     maximum: Limits = field(factory=Limits)
     """The maximum limits of the server's clients, as far as they are stated."""
@@ -46,11 +46,11 @@ class Features:
     """The features of a daemon; None: not stated."""
 
     default_socket: bool | None = True
-    """Clients that name no server are served."""
+    """Whether clients that name no server are served."""
     accounts_cgroups: bool | None = True
-    """Limits of cgroups hold (memacct)."""
+    """Whether limits of cgroups are enforced (memacct)."""
     audits_memory: bool | None = False
-    """Allocations are logged (memacct)."""
+    """Whether allocations are logged (memacct)."""
 
 
 @frozen

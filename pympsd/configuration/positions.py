@@ -2,7 +2,7 @@
 
 Only a file with an error is read in this way. The lines are grouped into statements (a header, or a key with its
 whole value), each of which is valid TOML on its own; tomllib reads each statement again, and so decides what its key
-is. Parsers that keep positions were considered and not taken: tomlkit keeps the layout of a text but reports no lines
+is. Parsers that keep positions were considered and rejected: tomlkit keeps the layout of a text but reports no lines
 of valid keys, and its errors are worded differently.
 """
 

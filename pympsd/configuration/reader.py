@@ -1,9 +1,9 @@
 """Read a configuration file: TOML to a `Plan`, with every error in it, each with its line and key.
 
 A file is read completely even if it has errors, because an administrator needs to see all of them together: each
-table and each key is checked on its own, what is wrong is noted with its path and left out, and at the end the paths
-become lines (`positions`). Warnings concern files that are valid but probably not meant so, such as a rule after one
-that every client fits.
+table and each key is checked on its own, errors are noted with their paths and left out of the plan, and at the end
+the paths become lines (`positions`). Warnings concern files that are valid but probably not meant so, such as a rule
+after one that every client fits.
 
 The keys of limits follow from the table of limits (`pympsd.vocabulary.limit_table`): the vendor's keys stand in the
 table of a namespace or of a rule, pympsd's own in the table ``pympsd`` in it, and a server's maxima in the table
@@ -64,12 +64,12 @@ def read_partitions(
     counts = Counter((plan.name, plan.device) for plan in partitions if plan.name and plan.device >= 0)
     for name, device in (key for key, count in counts.items() if count > 1):
         tables.wrong(path, f"{join_path(path)}: two SM partitions of device {device} have the name {name}")
-    # Of a file with an error nothing is used: what is missing of a partition does not matter.
+    # Nothing of a file with errors is used, so the missing values of a partition do not matter.
     return tuple(partition for partition in partitions if partition.device >= 0)
 
 
 def _device(tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | None) -> int:
-    """Return the ordinal of the device that a table is of; -1 if it names none."""
+    """Return the ordinal of the device that a table describes; -1 if it names none."""
     if raw is None:
         tables.wrong(path, f"{join_path(path)} is missing: the UUID of the device")
         return -1
@@ -83,7 +83,7 @@ def _device(tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | Non
 
 
 def _partition(tables: Tables, path: Path, raw: dict[str, Any], device: int) -> PartitionPlan:
-    """Return an SM partition, without what is wrong with it."""
+    """Return an SM partition, without its wrong values."""
     tables.check_keys(path, raw, PARTITION_KEYS, "an SM partition")
     name, chunks, remainder = raw.get("name"), raw.get("chunks"), raw.get("include_remainder", False)
     problem = partition_name_problem(name) if isinstance(name, str) else "a name is needed"
@@ -170,7 +170,7 @@ def _decode(content: bytes) -> str:
 def _plan(text: str, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
     try:
         parsed = tomllib.loads(text)
-    except ValueError as error:  # tomllib raises others than its own too: for a date, a long number
+    except ValueError as error:  # tomllib also raises other errors than its own: for a date, or a long number
         raise BadFile((_syntax_problem(text, error),)) from None
     reading = _Reading(context, [], [])
     plan = reading.file(parsed)
@@ -336,7 +336,7 @@ class _Reading(Tables):
         return value
 
     def _merge(self, path: Path, own: Limits, default: Limits) -> Limits:
-        """Return the limits of namespace ``default``: its own table beats the server's keys."""
+        """Return the limits of namespace ``default``: its own table takes precedence over the server's keys."""
         for row in VENDORS:
             if None not in (row.of(own), row.of(default)) and row.of(own) != row.of(default):
                 beaten = (*path, row.key)

@@ -1,4 +1,4 @@
-"""The daemon's servers and namespaces as a configuration file that makes them again."""
+"""Write the daemon's servers and namespaces as a configuration file that recreates them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -27,7 +27,7 @@ def render_file(
 ) -> str:
     """Return the text of a file; ``commands`` are in it as comments.
 
-    Servers of users that named none are left out, because they are created with their first clients.
+    Servers made for clients that named none are left out, because the first clients create them again.
     """
     lines = [f'schema_version = "{SCHEMA}"']
     if not features.default_socket:
@@ -52,7 +52,7 @@ def render_file(
             continue
         tables = [f"[servers.{name}]", *_render_server(server, context), *warnings]
         if server.allowed_devices == ():
-            # A file with a server that has no device is refused, and without allowed_devices it would have all.
+            # A file in which a server has no device is refused, and without allowed_devices it would have all.
             tables = [f"# None of the devices of server '{name}' is there:", *(f"# {line}" for line in tables)]
         lines += ["", *tables]
     if commands:
@@ -74,7 +74,7 @@ def _namespaces(server: NamedServer, context: FileContext) -> Iterator[str]:
 
 
 def _ordinals(server: NamedServer, context: FileContext) -> Sequence[int]:
-    """Return the ordinals of a server's devices; if it has none, of those to which its limits for all apply."""
+    """Return the ordinals of a server's devices; if it has none, of the devices to which its limits for all apply."""
     every = range(len(context.devices))
     return server.ordinals(len(every)) or every
 
@@ -106,7 +106,7 @@ def _partitions(server: NamedServer, context: FileContext) -> Iterator[str]:
 
 
 def _limits(limits: Limits, rows: Iterable[LimitRow], ordinals: Sequence[int], prefix: str = "") -> Iterator[str]:
-    """Yield the lines of limits; ``ordinals``: those of the devices, in the order in which the table counts them."""
+    """Yield the lines of limits; ``ordinals``: the ordinals of the devices, in the table's order."""
     for row in rows:
         if row.of(limits) is not None:
             yield f'{prefix}{row.key} = "{row.text(limits, ordinals)}"'

@@ -1,4 +1,4 @@
-"""A TOML file that is being read: its tables and values, and what is wrong with them."""
+"""A TOML file while it is read: its tables, its values and its errors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from json import dumps
@@ -34,7 +34,7 @@ class Tables:
         read: Callable[[str], Any],
         types: tuple[type, ...],
     ) -> Any:
-        """Return what is read of the text or number at a key; None if it is absent or wrong."""
+        """Read the text or number at a key with ``read``; return None if it is absent or wrong."""
         if key not in raw:
             return None
         value = raw[key]
@@ -64,7 +64,7 @@ class Tables:
         return []
 
     def check_keys(self, path: Path, raw: Mapping[str, Any], allowed_keys: tuple[str, ...], owner: str) -> None:
-        """Note the keys that are not known."""
+        """Note an error for each unknown key."""
         for key in raw:
             if key not in allowed_keys:
                 similar = find_similar(key, allowed_keys)
@@ -72,7 +72,7 @@ class Tables:
                 self.wrong((*path, key), f"{join_path((*path, key))} is not a key of {owner}; {hint}")
 
     def needs_own_servers(self, path: Path, raw: Mapping[str, Any]) -> None:
-        """Note a key that asks for what the driver's own server does not do."""
+        """Note an error if a key needs pympsd's own servers and the daemon has the driver's."""
         if raw.get(str(path[-1])) and not self.context.has_own_servers:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
@@ -81,8 +81,9 @@ class Tables:
         self.problems.append((path, message if value is None else f"{message} not {_render(value)}"))
 
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
-        """Return the daemon's ordinal of a device, which ``word`` names as a server's clients do that has the
-        ``allowed`` ones (None: all); -1 if there is none of that name.
+        """Return the daemon's ordinal of a device; -1 if no device has this name.
+
+        ``word`` names it as clients do whose server has the devices ``allowed`` (None: all).
         """
         every = self.context.devices
         ordinals = range(len(every)) if allowed is None else allowed
@@ -101,7 +102,7 @@ class Tables:
         allowed: tuple[int, ...] | None = None,
         prefix: str = "",
     ) -> Limits:
-        """Return what a table states of some limits; ``prefix``: that of the keys, ``allowed``: as in `device`."""
+        """Return the limits that a table states; ``prefix``: of the keys, ``allowed``: as in `device`."""
         values: dict[str, Any] = {}
         for row in rows:
             key = f"{prefix}{row.key}"
@@ -122,11 +123,9 @@ class Tables:
 
 
 def number_text(value: Any) -> str:
-    """Return a number as a text has it; an empty text for nan and for numbers of thousands of digits, which no key
-    allows.
-    """
+    """Return a number as text; an empty text for nan and for numbers of thousands of digits, which no key allows."""
     if isinstance(value, int):
-        # Python refuses to write numbers of thousands of digits, and none that means anything is that long.
+        # Python refuses to write numbers of thousands of digits; no valid number is that long.
         return str(value) if value.bit_length() <= _MAX_BITS else ""
     return f"{value:g}" if value == value else ""
 
@@ -137,12 +136,12 @@ def join_path(path: Path) -> str:
 
 
 def _render(value: Any) -> str:
-    """Return a value as TOML writes it, if it is a short one."""
+    """Return a short value as TOML writes it."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list) and any(isinstance(element, dict | list) for element in value):
         return "a list of lists or tables"
     try:
         return dumps(value, ensure_ascii=False, default=str)[:100]
-    except ValueError:  # of Python, which does not write a number of thousands of digits
+    except ValueError:  # Python's error for a number of thousands of digits
         return "a number of thousands of digits"

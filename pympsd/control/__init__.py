@@ -1,4 +1,4 @@
-"""Daemons from Python: start one or attach to the one that runs, ask it and give it commands; docs/python.md.
+"""Daemons from Python: start one or attach to a running one, query it and give it commands; docs/python.md.
 
 >>> from pympsd.control import Daemon
 >>> with Daemon(machine="2xH200") as daemon:

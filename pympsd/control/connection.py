@@ -52,8 +52,8 @@ class Control:
 
     Args:
         pipe_directory: The daemon's. Empty: CUDA_MPS_PIPE_DIRECTORY, or the default directory.
-        timeout: Seconds to wait for a silent daemon. A daemon that reports that it is working is waited for without
-            a limit, unless it is another user's.
+        timeout: Seconds to wait for a silent daemon. There is no limit for a daemon that reports that it is working,
+            unless it is another user's.
         warn: Called with a sentence if the daemon is neither root's nor this user's. Default: a RuntimeWarning.
         trust_daemon: Send commands that change something to such a daemon too. Otherwise it gets queries only.
 
@@ -77,11 +77,11 @@ class Control:
         self._timeout, self._trust_daemon = timeout, trust_daemon
         self._daemon = control_client.DaemonConnection()
         try:
-            path, reason = self._daemon.reach(timeout, folder)  # a daemon of the vendor itself has no JSON
+            path, reason = self._daemon.reach(timeout, folder)  # the vendor's own daemon has no JSON
             if reason:
                 raise CannotAsk(f"{path.decode(errors='replace')}: {reason}; check CUDA_MPS_PIPE_DIRECTORY")
             self.owner_warning = self._daemon.owner_warning(path, timeout).decode(errors="replace").rstrip()
-            """A sentence that names the daemon's user, if that is neither root nor this one."""
+            """A sentence that names the daemon's user, if that is neither root nor this user."""
             if self.owner_warning:
                 self._daemon.distrust(timeout)
                 warn(self.owner_warning)
@@ -101,12 +101,12 @@ class Control:
     def close(self) -> None:
         """Close the connection. It may be closed more than once.
 
-        A command that was sent is carried out nevertheless. After it every other method raises CannotAsk.
+        A command that was sent is carried out nevertheless. Afterwards every other method raises CannotAsk.
         """
         self._daemon.close()
 
     def query(self, *queries: str) -> list[Any]:
-        """Return what queries answer with --json, a value for each, all asked in one request.
+        """Return the answers to queries with --json, one value each, all requested together.
 
         In protocol 3 these are the rows of ``list`` and ``describe``, and the text of another query.
 
@@ -172,7 +172,7 @@ class Control:
             raise self._failure(error) from None
         for line, (printed, complaint, refused) in zip(lines, answers, strict=True):
             if refused:
-                # It may be shown on a terminal.
+                # The message may be shown on a terminal.
                 refusal = CannotAsk(f"{line}: {complaint or printed}".strip().translate(ESCAPED))
                 refusal.printed = printed
                 raise refusal
@@ -197,7 +197,7 @@ class Control:
         if isinstance(error, TimeoutError):
             return Silent(f"the MPS control daemon sent nothing for {self._timeout:g} s")
         if isinstance(error, OSError) and error.errno is None:
-            return CannotAsk(str(error))  # it sent too much
+            return CannotAsk(str(error))  # the daemon sent too much
         return CannotAsk(f"the MPS control daemon has closed the connection {error}".strip())
 
 

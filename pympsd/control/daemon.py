@@ -28,11 +28,11 @@ from pympsd.errors import StartError
 from pympsd.vocabulary import files
 
 START_SECONDS: Final = 60.0
-"""The time that a daemon has to be ready: a GPU's driver may take long to list its devices."""
+"""Seconds that a daemon has to be ready: a GPU's driver may take long to list its devices."""
 END_SECONDS: Final = 30.0
-"""The time that a daemon has to end with its servers, before it is killed."""
+"""Seconds that a daemon has to end with its servers, before it is killed."""
 OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_SOCKET", "WATCHDOG_")
-"""Beginnings of the variables that a daemon which is started does not inherit."""
+"""The prefixes of the variables that a new daemon does not inherit."""
 
 
 class CannotStart(StartError):
@@ -157,13 +157,14 @@ class RunningDaemon:
         new_clients: str = "wait",
         release: bool = False,
     ) -> Drained:
-        """Let the running clients of one target finish, hold its new clients, and return who has ended and is left.
+        """Let the running clients of one target finish and hold its new clients; return the clients that ended and
+        those that remain.
 
         Args:
             client: The PID of a client process; or one of ``server`` (its name), ``namespace``
                 (``server/namespace``), ``cgroup`` (its path), ``user`` (a uid), ``device`` (index or UUID),
                 ``everything``.
-            timeout: Seconds until the clients that are left are terminated. None: they are waited for.
+            timeout: Seconds until the remaining clients are terminated. None: wait for them without a limit.
             then: ``terminate``, or ``fail``: nothing is terminated.
             new_clients: ``wait`` until undrain, or ``refuse``.
             release: End all servers too, so that the driver can be replaced (with ``everything``).
@@ -197,7 +198,8 @@ class RunningDaemon:
         device: str = "",
         everything: bool = False,
     ) -> None:
-        """End the drain of one target, as `drain` takes it; without a target, end all. Held clients are served.
+        """End the drain of one target, given as for `drain`; without a target, end all drains. Held clients are then
+        served.
 
         Raises:
             CannotAsk: The target is not being drained, or is another user's.

@@ -62,7 +62,7 @@ class Device:
 class Machine:
     """The answer to ``device_query``: the devices that the daemon manages, in the order of their ordinals.
 
-    ``RunningDaemon.devices()`` returns what is in it.
+    ``RunningDaemon.devices()`` returns its contents.
     """
 
     devices: tuple[Device, ...]
@@ -87,8 +87,8 @@ class Context:
 class Client:
     """A client process of a server; ``contexts`` is empty if it has only called cuInit.
 
-    It is in ``Server.clients``, and one of ``RunningDaemon.ps()`` if it has a context. Limits are those in force for
-    it, after its namespace's, rules and its own environment are combined.
+    Clients are in ``Server.clients``, and in ``RunningDaemon.ps()`` if they have a context. The limits are those in
+    force, combined from its namespace, rules and its own environment.
     """
 
     pid: Count
@@ -102,9 +102,8 @@ class Client:
     namespace: str | None
     """The namespace of its server that it connected to, in protocol 3."""
     active_thread_percentage: float | dict[int, float] | None
-    """The percentage in force for it, by the daemon's ordinal if those of its devices differ; on the driver's own
-    server what the daemon has set.
-    """
+    """The percentage in force for it, by the daemon's ordinal if its devices differ; on the driver's own server, the
+    one that the daemon has set."""
     memory_bytes: dict[int, Count]
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
@@ -116,7 +115,7 @@ class Client:
     priority: int | None = None
     """0: normal, 1: below normal."""
     draining: str | None = None
-    """The target of the drain that waits for its end, as ``undrain`` takes it; None: there is none."""
+    """The target of the drain that waits for the client's end, as ``undrain`` takes it; None without such a drain."""
 
 
 @frozen
@@ -137,13 +136,13 @@ class Server:
     active_thread_percentage: float
     """In protocol 2 the percentage of the next client."""
     pinned_memory_limits: dict[int, Count]
-    """In protocol 2 the memory limits of the next client: bytes by the daemon's ordinal."""
+    """In protocol 2, the memory limits of the next client: bytes by the daemon's ordinal."""
     launches: dict[int, Count]
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
     """Its clients, those without a context too."""
     draining: str | None = None
-    """The target of a drain of this server, or of all; None: there is none."""
+    """The target of a drain of this server, or of all; None without one."""
 
 
 @frozen
@@ -156,7 +155,7 @@ class Waiting:
     pid: Count
     """The client's PID; 0 for a request."""
     uid: Count
-    """The number of the user whose server is waited for."""
+    """The number of the user who waits."""
     server: str
     """The name of that server."""
     command: str
@@ -167,7 +166,7 @@ class Waiting:
 
 @frozen
 class Drain:
-    """A drain in force: new clients of its target are held, and the running ones are waited for.
+    """A drain in force: it holds new clients of its target and waits for the running ones.
 
     ``RunningDaemon.drains()`` returns them, the oldest first; ``RunningDaemon.undrain`` ends one.
     """
@@ -184,7 +183,7 @@ class Drain:
 
 @frozen
 class DrainedClient:
-    """A client that a drain has waited for, or that is left.
+    """A client that a drain has waited for, or that remains.
 
     ``pid`` is as the daemon sees it, ``uid`` the number of its user, ``server`` the name of its server.
     """
@@ -193,7 +192,7 @@ class DrainedClient:
     uid: Count
     server: str
     how: str = ""
-    """``finished``, ``terminated`` or ``server ended``; empty: it is left."""
+    """``finished``, ``terminated`` or ``server ended``; empty: it remains."""
 
 
 @frozen
@@ -207,5 +206,5 @@ class Drained:
     drained: bool
     """Whether no clients remain."""
     ends: tuple[DrainedClient, ...]
-    """The clients that have ended during it, in that order."""
+    """The clients that ended during the drain, in that order."""
     left: tuple[DrainedClient, ...]

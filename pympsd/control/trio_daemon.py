@@ -23,7 +23,7 @@ from pympsd.control.records import Client, Device, Drain, Drained, Server, Waiti
 
 @frozen
 class TrioDaemon:
-    """A daemon whose calls are coroutines; ``daemon`` has what needs no waiting, such as ``environment``.
+    """A daemon whose calls are coroutines; ``daemon`` has the calls that do not wait, such as ``environment``.
 
     Use `open_daemon` to start one, or wrap a daemon that runs: ``TrioDaemon(RunningDaemon())``.
     """
@@ -31,63 +31,63 @@ class TrioDaemon:
     daemon: RunningDaemon
 
     async def devices(self) -> tuple[Device, ...]:
-        """Return what `RunningDaemon.devices` returns, or raise what it raises.
+        """Call `RunningDaemon.devices` in a thread, with the same result and errors.
 
         A cancelled call waits for the daemon's answer first.
         """
         return await trio.to_thread.run_sync(self.daemon.devices)
 
     async def servers(self) -> tuple[Server, ...]:
-        """Return what `RunningDaemon.servers` returns, or raise what it raises.
+        """Call `RunningDaemon.servers` in a thread, with the same result and errors.
 
         A cancelled call waits for the daemon's answer first.
         """
         return await trio.to_thread.run_sync(self.daemon.servers)
 
     async def ps(self) -> tuple[Client, ...]:
-        """Return what `RunningDaemon.ps` returns, or raise what it raises.
+        """Call `RunningDaemon.ps` in a thread, with the same result and errors.
 
         A cancelled call waits for the daemon's answer first.
         """
         return await trio.to_thread.run_sync(self.daemon.ps)
 
     async def waiting(self) -> tuple[Waiting, ...]:
-        """Return what `RunningDaemon.waiting` returns, or raise what it raises.
+        """Call `RunningDaemon.waiting` in a thread, with the same result and errors.
 
         A cancelled call waits for the daemon's answer first.
         """
         return await trio.to_thread.run_sync(self.daemon.waiting)
 
     async def drains(self) -> tuple[Drain, ...]:
-        """Return what `RunningDaemon.drains` returns, or raise what it raises.
+        """Call `RunningDaemon.drains` in a thread, with the same result and errors.
 
         A cancelled call waits for the daemon's answer first.
         """
         return await trio.to_thread.run_sync(self.daemon.drains)
 
     async def drain(self, client: int | None = None, **options: Any) -> Drained:
-        """Return what `RunningDaemon.drain` returns with the same arguments, or raise what it raises.
+        """Call `RunningDaemon.drain` in a thread, with the same arguments, result and errors.
 
         A cancelled call leaves the drain in force.
         """
         return await trio.to_thread.run_sync(partial(self.daemon.drain, client, **options), abandon_on_cancel=True)
 
     async def undrain(self, client: int | None = None, **target: Any) -> None:
-        """Do what `RunningDaemon.undrain` does with the same arguments, or raise what it raises.
+        """Call `RunningDaemon.undrain` in a thread, with the same arguments and errors.
 
         A cancelled call waits for the daemon's answer first.
         """
         await trio.to_thread.run_sync(partial(self.daemon.undrain, client, **target))
 
     async def listing(self, query: str) -> list[dict[str, Any]]:
-        """Return what `RunningDaemon.listing` returns, or raise what it raises.
+        """Call `RunningDaemon.listing` in a thread, with the same result and errors.
 
         A cancelled call waits for the answer first.
         """
         return await trio.to_thread.run_sync(self.daemon.listing, query)
 
     async def command(self, line: str) -> str:
-        """Return what `RunningDaemon.command` returns, or raise what it raises.
+        """Call `RunningDaemon.command` in a thread, with the same result and errors.
 
         ``line`` is carried out whether or not the call is cancelled: a cancelled call waits for the answer first.
         """

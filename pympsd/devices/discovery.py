@@ -27,7 +27,7 @@ from pympsd.vocabulary.settings import Settings
 class NoDriver(StartError, ValueError):
     """Raised when the backend needs the driver, and the driver is missing or does not work.
 
-    The message explains why, and what to set instead.
+    The message explains why, and which setting to use instead.
     """
 
 

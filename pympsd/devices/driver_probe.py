@@ -45,8 +45,7 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
         command: The program and its arguments.
         seconds: The time that it may take.
 
-    Returns:
-        What it printed, or a `Probed` whose ``unusable`` states why there is no answer. Nothing is raised.
+    Returns: Its output, or a `Probed` whose ``unusable`` states why there is no answer. Nothing is raised.
     """
     try:
         environment = remove_routing(os.environ)  # pympsd's own programs, too, may be children of pympsd-run's

@@ -208,7 +208,7 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
         "MULTIPROCESSOR_COUNT": multiprocessors,
         "COMPUTE_MODE": COMPUTE_MODES[mode],
         "UNIFIED_ADDRESSING": int(unified),
-        # What clients map and share needs an address space of their own.
+        # Mapping and sharing memory needs an address space of the clients' own.
         **dict.fromkeys(_OF_OWN_SPACES, int(capability >= (7, 0))),
         "COOPERATIVE_LAUNCH": int(capability >= (6, 0)),
         "CLUSTER_LAUNCH": int(capability >= (9, 0)),

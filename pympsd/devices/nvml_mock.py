@@ -4,7 +4,7 @@ nvml-mock is a libnvidia-ml with no device behind it, for tests of Kubernetes co
 both formats a node has the same UUIDs, PCI addresses and memory for its device plug-in and for the daemon. A profile
 is YAML, of which JSON is a part; `export_profile` writes JSON, so that nothing has to be installed.
 
-The formats differ, and what one lacks is not dropped in silence:
+The formats differ, and nothing that one of them lacks is dropped silently:
 
 - A machine's own abilities (``fault_containment``, SM chunks) are not in a profile: NVML does not report them.
 - A profile has figures that an emulated device lacks (power, temperatures, clocks): `read_profile` names them.
@@ -155,12 +155,12 @@ def read_profile(profile: object) -> ReadProfile:
         omitted |= _check_device({**defaults, **own}, index)
         lines.append("".join(f"{line}\n" for line in _read_device(defaults, own, index)))
     text = "\n".join(lines)
-    parse_toml(text)  # refuses what no machine has
+    parse_toml(text)  # refuses values that no machine has
     return ReadProfile(text, tuple(sorted(omitted)))
 
 
 def _check_device(device: Mapping[str, Any], index: int) -> set[str]:
-    """Return the keys that a machine does not have; raise BadProfile for what must not be ignored."""
+    """Return the keys that a machine does not have; raise BadProfile for keys that must not be ignored."""
     _check_keys(device, _TAKEN | _FIGURES | {*_ACTIONS, "mig"}, f"device {index}")
     for name in _ACTIONS:
         if device.get(name):

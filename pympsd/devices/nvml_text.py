@@ -1,4 +1,5 @@
-"""The description of a machine's devices that libnvidia-ml.so.1 reads: what they are, and which processes use them.
+"""The description of a machine's devices that libnvidia-ml.so.1 reads: their properties, and the processes that use
+them.
 
 A native program has no Python, so the format is one that C reads easily: a line for each property, with its name
 before its values. Lines before the first ``device`` are about the machine; ``process`` lines follow their device::
@@ -79,7 +80,7 @@ def nvml_text(
         processes: The processes on each device, in the same order; empty: nobody uses them.
         modes: The file of compute modes whose later changes count; None: the modes of ``devices`` do.
         utilization: The percentage of each device, None where it is not known. Empty: emulated devices are idle, and
-            that of others is not known.
+            the utilization of others is unknown.
     """
     of_devices = processes or [()] * len(devices)
     percentages = utilization or [0 if backend == "emulated" else None] * len(devices)

@@ -1,10 +1,10 @@
 """Profiles of the devices of emulated machines, from a B200 to the pre-Volta P100.
 
-Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the
-product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the
-H100's (tests/data/device-attributes-h100.txt), except that features which the emulated device lacks, such as
-GPUDirect, are 0, and so is what names a board (PCI ids). SMs, clocks, memory and bus of the other ones are those of
-the products' data sheets; the L2 cache that may be set aside is 0 if NVIDIA does not publish it.
+Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the product
+pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the H100's
+(tests/data/device-attributes-h100.txt), except that features which the emulated device lacks, such as GPUDirect, are
+0, and so are the ids of a board (PCI). SMs, clocks, memory and bus of the other ones are those of the products' data
+sheets; the L2 cache that may be set aside is 0 if NVIDIA does not publish it.
 
 The chunks of static SM partitions are recorded with an H100 and reported for an H200. Other profiles have as many
 whole chunks as their SMs make, of the size that `vocabulary.partitions` has. A machine description sets other ones,
@@ -31,7 +31,8 @@ class Profile:
     sm_chunks: tuple[int, int] | None = None
     """The attribute of that name of DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
     reserved_bytes: int = 0
-    """The attribute of that name of DeviceProperties: what NVML's total exceeds CUDA's by. 0 if only one is known."""
+    """The attribute of that name of DeviceProperties: the bytes by which NVML's total exceeds CUDA's. 0 if only one
+    is known."""
 
 
 _FEATURES: Final = """

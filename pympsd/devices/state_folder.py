@@ -107,7 +107,7 @@ class StateFolder:
             yield folder
 
     def explain(self, error: OSError) -> str:
-        """Return what is wrong with the folder and how to mend it, as sentences for a message.
+        """Return the problem with the folder and its remedy, as sentences for a message.
 
         Args:
             error: The error that a method of this class raised.
@@ -140,11 +140,11 @@ class StateFolder:
             return {}
         except OSError as error:
             if self._untrusted_owner() is not None:
-                return {}  # what is in it does not count
+                return {}  # other contents do not count
             raise BadMachine(self.explain(error)) from None
 
     def _untrusted_owner(self) -> int | None:
-        """Return whose the folder is, or what is in its place, if its user is not trusted with it."""
+        """If the folder is not to be trusted, return its owner or the kind of file in its place, in words."""
         try:
             owner = os.lstat(self.path).st_uid
             return None if owner in (os.geteuid(), *self._list_trusted()) else owner

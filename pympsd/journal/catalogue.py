@@ -283,7 +283,7 @@ SERVER_LINES: Final = {
     "records_dropped": same("Dropped {count} log lines: too many in a short time"),
     "lines_lost": same("Could not write {count} log lines: {reason}"),
     "fifo_line": same("{text}"),
-    # Of the driver's own server, when this catalogue has no event for it.
+    # For a line of the driver's own server for which this catalogue has no event.
     "vendor_line": same("{text}"),
 }
 

@@ -25,8 +25,8 @@ class LogFile:
     ) -> None:
         """Open the file for appending, creating it if missing; raise OSError if that fails.
 
-        ``user``: whose it is to be, with its folder, which is made too; ``former``: whose they may have been.
-        ``late``: open it when its first line comes.
+        ``user``: who will own the file and its folder, which is also made; ``former``: who may own them now.
+        ``late``: open the file when its first line is written.
         """
         self.path, self._user = path, user
         self._is_late = late
@@ -104,8 +104,8 @@ def _open(path: str, user: int | None, former: int | None = None) -> int:
 
 
 def _open_of_user(path: str, flags: int, user: int, former: int | None) -> int:
-    """Open a file in a folder that is its user's, who can put anything there: nothing is reached through a link, and
-    only what the folder's owner owns, or what is made here, is written and becomes the user's.
+    """Open a file in its user's folder. The user can put anything there, so links are not followed, and a file is
+    written, and given to the user, only if the folder's owner owns it or if it is made here.
     """
     with _folder_of(path) as folder:
         _check_folder(folder, path, user, former)
@@ -135,7 +135,9 @@ def _folder_of(path: str) -> Iterator[int]:
 
 
 def _check_folder(folder: int, path: str, user: int, former: int | None) -> None:
-    """Raise OSError for another user's folder, or the daemon's own with other things: users choose servers' names."""
+    """Raise OSError for another user's folder, or for the daemon's own if it has other things in it: users choose
+    servers' names.
+    """
     owner, own = os.fstat(folder).st_uid, os.geteuid()
     is_free = user == own
     if not is_free and owner == own:
@@ -146,7 +148,9 @@ def _check_folder(folder: int, path: str, user: int, former: int | None) -> None
 
 
 def _open_inside(folder: int, path: str, flags: int) -> int:
-    """Open or make a file of an open folder; raise OSError if it is not a file of the folder's owner alone."""
+    """Open or make a file in an open folder; raise OSError unless it is a regular file of the folder's owner with one
+    name.
+    """
     name = os.path.basename(path)
     try:
         fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
@@ -172,7 +176,7 @@ def _close_on_error(fd: int) -> Iterator[None]:
 
 
 def _check_link(path: str) -> None:
-    """Raise OSError for a symbolic link that another user has made: it may lead to any file of this one's."""
+    """Raise OSError for a symbolic link that another user has made, because it may lead to any file of this user."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode) and status.st_uid not in _TRUSTED:
         raise OSError(errno.ELOOP, f"it is a symbolic link that user {status.st_uid} has made", path)

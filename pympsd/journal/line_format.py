@@ -45,7 +45,8 @@ class Line:
     def select_author(self, dialect: Dialect) -> str | None:
         """Return the author that the line names in a text dialect; None: the one that wrote it.
 
-        Of a server that starts, which calls itself Other, the documents have no line, so that driver 580's is taken.
+        The documents show no line of a server that is starting, which calls itself Other; driver 580's form is used
+        for it.
         """
         if dialect is Dialect.DOCUMENTED:
             return "Other" if self.is_volta or self.r580_who == "Other" else None

@@ -5,10 +5,10 @@ bound, a user who makes and deletes servers would fill that directory. Therefore
 removed if its logs are empty. Other ones are kept for their users to read, MAX_KEPT of each user; beyond that the
 oldest ones are removed with the logs in them.
 
-Only a folder that a daemon of this pipe directory has made is ever removed; it is known by its device and inode. It
-belongs to its server's user, who can put anything into it: nothing is followed, and only logs are deleted. A folder
-with other things stays and counts. A user with more than MAX_KEPT of those gets no more of them: the lines of the
-user's next servers are in the log of all servers.
+Only a folder that a daemon of this pipe directory has made is ever removed; it is identified by its device and inode.
+It belongs to its server's user, who can put anything into it: links are not followed, and only logs are deleted. A
+folder with other things stays and counts. A user with more than MAX_KEPT of those gets no more of them: the lines of
+the user's next servers are in the log of all servers.
 """
 
 import contextlib
@@ -48,11 +48,11 @@ class LogFolders:
     _made: dict[str, MadeFolder] = field(factory=dict, init=False)
 
     def list_made(self) -> tuple[MadeFolder, ...]:
-        """Return what the next daemon needs."""
+        """Return the folders for the next daemon."""
         return tuple(self._made.values())
 
     def take(self, folders: tuple[MadeFolder, ...]) -> None:
-        """Take what an earlier daemon made, as far as it is still there, in this log directory."""
+        """Take over the folders that an earlier daemon made in this log directory, if they still exist."""
         self._made |= {
             made_folder.name: made_folder
             for made_folder in folders
@@ -96,7 +96,7 @@ class LogFolders:
         return [folder for folder in self._made.values() if folder.deleted and folder.uid == uid]
 
     def _remove(self, folder: MadeFolder, *, only_empty: bool) -> bool:
-        """Remove a folder unless it has other things than logs; return whether it is gone, or is another one."""
+        """Remove a folder unless it has other things than logs; return whether it is gone or was replaced."""
         try:
             descriptor = os.open(
                 os.path.join(self.path, folder.name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

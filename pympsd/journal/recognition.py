@@ -1,6 +1,6 @@
 """Find the event of the catalogue, and its fields, for a line of driver 580's own MPS server.
 
-The patterns are made of the catalogue's sentences.
+The patterns are derived from the catalogue's sentences.
 """
 
 import re
@@ -22,7 +22,7 @@ FOLLOWERS: Final = {
     "fault_clients": "fault_client",
     "server_failed": "server_failed_reason",
 }
-"""Events whose sentence is but a field ("0"): known only by the line before."""
+"""Events whose sentence is only a field ("0"). They are recognised by the line before."""
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
 """Two events for our own servers, which drop a context at the documented time in one dialect, and at driver 580's
 time in the other; the line of the driver's own server has the documented form."""
@@ -59,7 +59,7 @@ class _Pattern:
     author: str | None
     """The field that is the author's PID."""
     is_bare: bool = field(default=True, init=False)
-    """It is but one field."""
+    """True if the sentence is only one field."""
     _readers: dict[str, _Reader] = field(factory=dict, init=False)
     _expression: re.Pattern[str] = field(init=False)
 
@@ -79,7 +79,7 @@ class _Pattern:
         self._expression = re.compile(expression)
 
     def read(self, pid: int, text: str) -> Recognised | None:
-        """Return what process ``pid`` reported with the text, if it is of this sentence."""
+        """Return the event that process ``pid`` reported with a text; None if the text does not fit the sentence."""
         match = self._expression.fullmatch(text)
         if match is None:
             return None
@@ -102,7 +102,7 @@ class Recogniser:
     """Recognises the lines of servers, in the order in which each wrote them."""
 
     _pending: dict[int, str] = field(factory=dict, init=False)
-    """By server: the event that a line without words of its own is."""
+    """By server: the event that its next line stands for, if that line has no words of its own."""
 
     def recognise(self, pid: int, text: str) -> Recognised | None:
         """Return the event of a line of server ``pid``; None if the catalogue has none."""

@@ -35,7 +35,7 @@ class Journal:
     _named: dict[str, LogFile] = field(factory=dict, init=False)
     """The logs of named servers, by name."""
     _given: dict[str, int] = field(factory=dict, init=False)
-    """The users to whom the folders of these belong."""
+    """The users who own the folders of named servers' logs."""
     _names: dict[int, str] = field(factory=dict, init=False)
     """The names of servers by the PIDs of their latest processes."""
 
@@ -57,9 +57,10 @@ class Journal:
         self._write(self._named.get(self._names.get(pid, ""), self.server), entry, SERVER_LINES)
 
     def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:
-        """Write a line of the driver's own server: r580 as it came, other dialects by its event, if it has one.
+        """Write a line of the driver's own server: in r580 as it came, in other dialects by its event, if it has one.
 
-        Only r580 has ``who`` it calls itself; in other dialects it is a Server, as ours are.
+        ``who`` is the server's name for itself, which only r580 shows; other dialects call it Server, as they do
+        pympsd's own.
         """
         recognised = Recognised("vendor_line", {"text": text})
         if self.dialect is not Dialect.R580:
@@ -114,7 +115,9 @@ class Journal:
             file.report_dropped(line)
 
     def reopen(self) -> list[str]:
-        """Open all files again by their paths; return a sentence of each that cannot be opened and stays as it is."""
+        """Open all files again by their paths; return a sentence for each that cannot be opened and stays as it
+        is.
+        """
         if self.server is None:
             return ["There are no log files: they could not be opened when the daemon started."]
         failed = []

@@ -27,7 +27,7 @@ _CLIENT = re.compile(r"(client \d+): (?:\S*/)?(\S*).*", re.DOTALL)
 
 
 def draw(tracks: Sequence[Track], path: str) -> None:
-    """Write a picture; its format is that of the file's suffix. OSError, ValueError for an unknown suffix.
+    """Write a picture; the file's suffix decides the format. OSError, ValueError for an unknown suffix.
 
     Each period in which something happened has a panel of its own, and the time between them is left out
     (`busy_periods`). A picture that was there is replaced when the new one is complete.
@@ -61,7 +61,7 @@ def draw(tracks: Sequence[Track], path: str) -> None:
 def _draw_panel(
     axes: Axes, tracks: Sequence[Track], colours: Mapping[int, Any], period: tuple[float, float], part: float
 ) -> None:
-    """Draw what happened in a period; ``part``: the panel's part of the picture's width."""
+    """Draw the events of a period; ``part``: the panel's part of the picture's width."""
     began, ended = period
     for row, track in enumerate(tracks):
         slices = [slice_ for slice_ in track.slices if slice_.ended >= began and slice_.began <= ended]

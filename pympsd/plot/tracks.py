@@ -1,4 +1,4 @@
-"""The tracks of traces (`pympsd.channel.trace_file`): what happened on each, in milliseconds from the first event."""
+"""The tracks of traces (`pympsd.channel.trace_file`) with their events, in milliseconds from the first event."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -60,7 +60,7 @@ class Track:
 def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("inf")) -> list[Track]:
     """Return the tracks of traces that were written on one machine; raise BadTrace.
 
-    Of what happened only what reaches into a time, in milliseconds from the first event on.
+    Keep only the events that reach into a period, given in milliseconds from the first event.
     """
     tracks: dict[tuple[int, int], Track] = {}
     processes: dict[int, str] = {}
@@ -145,7 +145,7 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _check(event: dict[str, Any]) -> None:
-    """Raise KeyError, TypeError or ValueError for what no process of pympsd writes."""
+    """Raise KeyError, TypeError or ValueError for lines that no process of pympsd writes."""
     kind, numbers = event["ph"], [event["pid"]]
     if kind == "M":
         if event["name"] in ("process_name", "thread_name") and not isinstance(event["args"]["name"], str):

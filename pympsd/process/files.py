@@ -42,7 +42,7 @@ def _may_search(status: os.stat_result, uid: int, gids: frozenset[int]) -> bool:
 
 
 def write_whole(path: str, content: bytes, mode: int | None = None) -> None:
-    """Write a file in the place of one that may be there, which stays as it is if that fails; raise OSError.
+    """Write a file, replacing any that is there; if that fails, the old one stays as it is. Raise OSError.
 
     ``mode``: its permissions; by default those of the file in its place, or as the umask has it. A link in its place
     is replaced and not followed.

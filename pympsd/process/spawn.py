@@ -1,4 +1,4 @@
-"""Start a process, so that any shortage of resources is an OSError; and the settings of malloc of this one.
+"""Start a process, so that any shortage of resources is an OSError; and fix malloc's threshold in this one.
 
 By default the C library raises the size from which it maps blocks one by one whenever such a block is freed, so that
 after the first large answers all buffers lie in the heap, between small objects that stay. Measured with 1,000

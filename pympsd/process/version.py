@@ -7,10 +7,10 @@ VERSION = "0.2.0"
 """The release, as in pyproject.toml (which reads it here)."""
 
 CUDA_VERSIONS = {580: 13000, 590: 13010}
-"""The driver branches whose behaviour pympsd has, with the version that the version texts report: 1000 x major + 10 x
-minor (CUDA 13.1). ``--driver`` chooses one, see `pympsd.devices.discovery`."""
+"""The driver branches whose behaviour pympsd reproduces, with the version that the version texts report: 1000 x major
++ 10 x minor (CUDA 13.1). ``--driver`` chooses one, see `pympsd.devices.discovery`."""
 DRIVER = 590
-"""The branch that is taken if none is chosen."""
+"""The default branch."""
 CLIENT_CONTEXTS = {580: 48, 590: 60}
 """By branch: the contexts of clients that a device takes on Volta and newer (CUDA's documents, "When to Use MPS")."""
 

@@ -64,7 +64,7 @@ INSTALL_FOR_ALL: Final = (
 class CannotSpawn(StartError):
     """The server's process cannot be started; the message contains the reason and a remedy.
 
-    `spawn_failed` makes the event of it.
+    `spawn_failed` returns the event for that.
     """
 
 
@@ -161,7 +161,7 @@ def make_identity_options(instruction: SpawnServer, readable_paths: Mapping[str,
 
     Raise CannotSpawn if the kernel denies that, or the user cannot reach a file.
 
-    ``readable_paths``: the files that it needs, each with what to do if it cannot be reached.
+    ``readable_paths``: the files that it needs, each with the remedy if it cannot be read.
     """
     if os.geteuid() != 0:
         return {}
@@ -217,7 +217,7 @@ async def wait_for_end(pid: int) -> None:
 
 
 async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
-    """Log what a server and its executors write to standard error; put the latest line in ``last``."""
+    """Log the standard error of a server and its executors; put the latest line in ``last``."""
     assert process.stderr is not None  # it is a pipe
     size = 0
     async with process.stderr as stream:

@@ -302,7 +302,7 @@ class Dispatcher:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
-            # First: the next daemon needs a record of all that is answered or begun below.
+            # First, because the next daemon needs a record of everything that is answered or begun below.
             self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:

@@ -51,7 +51,7 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Proce
         env=_environment(dispatcher),
         cwd="/",
         start_new_session=True,
-        # SIGPIPE stays ignored: what it writes to standard error after this daemon's end must not kill it.
+        # SIGPIPE stays ignored: writing to standard error after this daemon's end must not kill the server.
         restore_signals=False,
         **make_identity_options(instruction, {path: remedy}),
     )

@@ -43,7 +43,7 @@ async def follow(dispatcher: Dispatcher, *functions: Callable[[], None]) -> None
 
 @define
 class MemorySharing:
-    """Reports to each server what clients of other servers hold on its devices.
+    """Reports to each server the memory that clients of other servers hold on its devices.
 
     ``_sent`` has the latest reports, by server id and device ordinal.
     """
@@ -52,7 +52,7 @@ class MemorySharing:
     _sent: dict[int, dict[int, Elsewhere]] = field(factory=dict, init=False)
 
     def send(self) -> None:
-        """Report what has changed since the last call."""
+        """Report the changes since the last call."""
         last_reports, self._sent = self._sent, {}
         for server_id, devices in memory_elsewhere(self.dispatcher.state).items():
             session = self.dispatcher.servers.get(server_id)

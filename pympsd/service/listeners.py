@@ -126,7 +126,9 @@ class Listener:
         return connection_name(self.dispatcher.connections.take(), self.file)
 
     async def _accept_at_the_keeper(self, name: str) -> int | None:
-        """Let the keeper accept a connection; return its descriptor, -1 if there is none, None if it cannot."""
+        """Let the keeper accept a connection; return its descriptor, -1 if no connection waits, None if the keeper
+        cannot accept.
+        """
         if self.dispatcher.keeper is None or self._reserve < 0:
             return None
         os.close(os.dup(self._reserve))  # OSError if there is no descriptor for the connection
@@ -139,7 +141,7 @@ class Listener:
         # trio's accept() lets other tasks run after it, and in that time this daemon may be killed.
         sock, _ = self._plain.accept()
         if self.greeting:
-            # Before it is held: the next daemon assumes that held peers have got the greeting.
+            # Before the keeper holds it: the next daemon assumes that held peers have received the greeting.
             with contextlib.suppress(OSError):
                 sock.send(self.greeting, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         self.dispatcher.hold(name, sock.fileno())

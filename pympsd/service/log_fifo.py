@@ -45,7 +45,7 @@ class _Writer:
 
 @define
 class _FifoLog:
-    """Logs what came from the FIFO, within each writer's limit."""
+    """Logs the lines from the FIFO, within each writer's limit."""
 
     _journal: Journal
     _is_server: Callable[[int], bool]

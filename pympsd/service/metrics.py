@@ -2,9 +2,9 @@
 
 Any user of the machine may connect, so nothing that a scraper does may cost the daemon much: at most CONNECTIONS are
 open, each for at most SECONDS; a request has to be complete within REQUEST_SECONDS; the text is cached for
-FRESH_SECONDS; and what is being sent counts against the user's share of buffers. If another scraper connects while
-all connections are taken, the user that has most of them loses its oldest one without a request, or else its oldest.
-`metrics_text` writes the text.
+FRESH_SECONDS; and the text that is being sent counts against the user's share of buffers. If another scraper connects
+while all connections are taken, the user that has most of them loses its oldest one without a request, or else its
+oldest. `metrics_text` writes the text.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ PAUSE_SECONDS: Final = 1.0
 def listen(address: str, pipe_directory: str) -> socket.socket:
     """Return a listening socket: of a path that begins with /, or of a port of the loopback; raise OSError.
 
-    A path is for the daemon's user and root; what a port serves every user of the machine may read.
+    A path is for the daemon's user and root; every user of the machine may read the text served at a port.
     """
     if address.startswith("/"):
         folder, name = os.path.split(address)
@@ -172,7 +172,7 @@ class MetricsServer:
         except LimitExceeded as error:
             self.dispatcher.log_closed(user, error)
         finally:
-            with contextlib.suppress(ValueError):  # it was closed for another one
+            with contextlib.suppress(ValueError):  # closed to make room for another connection
                 self._open.remove(scraper)
             peer.socket.close()
 

@@ -117,9 +117,10 @@ def _label_by_device(counts: Mapping[int, float]) -> list[Sample]:
 
 
 def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
-    """Return the share of the multiprocessors of a server's next client: one, or if they differ that of each device.
+    """Return the share of multiprocessors for a server's next client: one number, or one for each device if they
+    differ.
 
-    In protocol 3 it is that of a client of namespace ``default``.
+    In protocol 3, the share of a client of namespace ``default``.
     """
     named_server, ordinals = daemon.named_servers.get(server.name), daemon.ordinals_of(server)
     limits = (

@@ -47,7 +47,7 @@ class NvmlFile:
     _has_failed: bool = field(default=False, init=False)
 
     def update(self) -> None:
-        """Replace the file if what it describes has changed; log a failure once, and try again at the next change."""
+        """Replace the file if its contents have changed; log a failure once, and try again at the next change."""
         text = self._text()
         if text == self._written and os.path.lexists(self.directory.name(files.NVML)):
             return

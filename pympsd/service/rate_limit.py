@@ -27,7 +27,7 @@ CONNECT_LINES: Final = frozenset(
 )
 """Log lines that any user may cause by connecting as a client."""
 _SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
-"""Log lines that a server's user may cause by removing what is in its directories."""
+"""Log lines that a server's user may cause by removing files from its directories."""
 
 
 def lines_to_limit(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:

@@ -1,4 +1,4 @@
-"""The running daemon on one page: what it opens, and the tasks of its nursery.
+"""The running daemon on one page: its sockets and files, and the tasks of its nursery.
 
 `run` is called after the fork. In order: an earlier daemon's descriptors are fetched from its keeper, the listening
 sockets and the log FIFO are opened or taken over, the state is restored and from then on saved, the listeners run,
@@ -157,7 +157,7 @@ def _record_early_signals() -> list[int]:
 
 
 def _ignore_signals() -> None:
-    """Ignore signals during the cleanup; no process is started after this that would inherit that."""
+    """no process is started after this that would inherit the descriptor"""
     for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,6 @@
-"""The trace of a daemon (``trace start``): servers, their clients, the queue; executors add what devices do."""
+"""The trace of a daemon (``trace start``): servers, their clients, the queue; executors add the work of the
+devices.
+"""
 
 import os
 import time

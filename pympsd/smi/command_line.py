@@ -32,7 +32,7 @@ NO_MACHINE = 9
 NOT_FOUND = 6
 """Exit statuses, as nvidia-smi's manual page lists them."""
 NO_OUTPUT = 74
-"""As that of pympsd."""
+"""The same option as pympsd's."""
 VENDORS_NAME = "nvidia-smi"
 """The name of a link under which refusals are nvidia-smi's."""
 INTERRUPTED = 130
@@ -93,7 +93,7 @@ _CLOSED = "closed"
 
 
 def _write(text: str, output: TextIO, path: str = "") -> str:
-    """Write a text; return what kept it from being written, or nothing."""
+    """Write a text; return the reason if it could not be written, or nothing."""
     try:
         output.write(text)
         output.flush()
@@ -174,7 +174,7 @@ def _answer(request: SmiRequest, machine: MonitoredMachine) -> Answer:
         case Action.LIST:
             return summary.listing(devices), 0
         case Action.QUERY if request.xml:
-            from pympsd.smi import xml_report  # what it imports takes time
+            from pympsd.smi import xml_report  # its imports take time
 
             return xml_report.report(machine, devices, report.parts(request.value)), 0
         case Action.QUERY:

@@ -1,7 +1,8 @@
-"""``dmon``, ``pmon`` and ``topo``: what nvidia-smi prints a line for each of, at an interval.
+"""``dmon``, ``pmon`` and ``topo``: tables that nvidia-smi prints line by line, at an interval.
 
-An emulated GPU has its utilization, and memory that processes hold; every other column is a dash, as nvidia-smi
-prints what a GPU lacks. Of processes servers have utilization, that of all of their clients, while it is not 0.
+An emulated GPU has its utilization, and memory that processes hold; every other column is a dash, as in nvidia-smi
+for values that a GPU lacks. Among processes, servers have a utilization, the sum of their clients', while it is not
+0.
 """
 
 import time

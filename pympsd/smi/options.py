@@ -51,7 +51,7 @@ class UnknownOption(UnsupportedRequest):
 
 
 class Action(Enum):
-    """What a command line asks for, by the option in its long form.
+    """The requested action of a command line, by the long form of its option.
 
     A command line has at most one of them; without one it asks for the summary.
     """

@@ -1,9 +1,9 @@
 """--query-gpu and --query-compute-apps: chosen fields as CSV (recorded).
 
-The tables have the fields of nvidia-smi 580, by its own names. An emulated GPU has values for few of them; for other
-fields ``[N/A]`` is printed, as nvidia-smi does for what a GPU does not have. A name that is not in these tables is
-refused. The names are those that nvidia-smi lists with --help-query-gpu and --help-query-compute-apps; their units
-stand in the header of a CSV column.
+The tables have the fields of nvidia-smi 580, by its own names. An emulated GPU has values for few of them; other
+fields print ``[N/A]``, as in nvidia-smi for values that a GPU lacks. A name that is not in these tables is refused.
+The names are those that nvidia-smi lists with --help-query-gpu and --help-query-compute-apps; their units stand in
+the header of a CSV column.
 """
 
 import time
@@ -172,7 +172,7 @@ def render_processes(devices: Sequence[MonitoredDevice], fields: str, form: froz
 
 
 def fields_help(fields: Mapping[str, str], aliases: Mapping[str, str]) -> str:
-    """Return what ``--help-query-gpu`` or ``--help-query-compute-apps`` prints: a line for each field.
+    """Return the output of ``--help-query-gpu`` or ``--help-query-compute-apps``: a line for each field.
 
     Args:
         fields: The fields, each with its unit.

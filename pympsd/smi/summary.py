@@ -24,16 +24,16 @@ _PROCESS_HEADINGS: Final = (
 
 
 def listing(devices: Sequence[MonitoredDevice]) -> str:
-    """Return what ``-L`` prints: a line for each device, with its index, name and UUID."""
+    """Return the output of ``-L``: a line for each device, with its index, name and UUID."""
     return "".join(
         f"GPU {device.index}: {device.properties.name} (UUID: {device.properties.uuid})\n" for device in devices
     )
 
 
 def table(devices: Sequence[MonitoredDevice]) -> str:
-    """Return what pympsd-smi prints without an option: a table of the devices and one of the processes on them.
+    """Return the output of pympsd-smi without options: a table of the devices and one of the processes on them.
 
-    The layout is that of nvidia-smi 580. Memory is in MiB, and ``N/A`` stands for what an emulated device lacks.
+    The layout is that of nvidia-smi 580. Memory is in MiB, and values that an emulated device lacks are ``N/A``.
     """
     lines = [time.strftime("%a %b %e %H:%M:%S %Y       "), *_device_lines(devices), "", *_process_lines(devices)]
     return "\n".join(lines) + "\n"

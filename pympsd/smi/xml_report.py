@@ -1,6 +1,6 @@
 """-q -x: the report as XML, with the elements of nvidia-smi 580 (nvsmi_device_v12.dtd).
 
-What an emulated device lacks is ``N/A``, as it is for a GPU that lacks it.
+Values that an emulated device lacks are ``N/A``, as for a GPU that lacks them.
 """
 
 import time

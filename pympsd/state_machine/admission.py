@@ -1,8 +1,8 @@
 """Admission: assign clients to servers, queue them or refuse them, and start and end servers for them.
 
 The problem: every client needs the server of its user (protocol 2) or of its namespace (protocol 3), but only so many
-servers may run at the same time, in protocol 2 often only one. No user may wait forever, whatever another user's
-clients do, or another user does to a server, such as stopping it.
+servers may run at the same time, in protocol 2 often only one. No user may wait forever, whatever other users do,
+including stopping a server.
 
 The idea: every handler ends with a call of `serve_queue`, which decides from the state alone what to do:
 
@@ -182,8 +182,8 @@ def drop_start_request(daemon: Daemon, server: Server) -> None:
 def serve_queue(daemon: Daemon) -> Iterator[do.Instruction]:
     """Serve the queue: admit clients to their users' servers, start servers, or end servers to make room for others.
 
-    Call it at the end of every handler that may have changed who can be served. It depends on the state alone and may
-    be called at any time; if nothing can be done, it yields no instruction.
+    Call this function at the end of every handler that may have changed who can be served. The function depends on
+    the state alone and may be called at any time; if nothing can be done, it yields no instruction.
     """
     for server in _open_servers(daemon):
         yield from _admit(daemon, server)
@@ -211,7 +211,8 @@ def _start_servers(daemon: Daemon) -> Iterator[do.Instruction]:
             or daemon.queue.is_behind_a_reservation(entry)
         ):
             continue
-        # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
+        # During a pause, users that take turns wait too: the pause is short, and it may be their own server that
+        # fails.
         if not failed_starts.is_pausing(daemon, entry.server):
             starting[entry.uid] += 1
             yield from queueing.begin_turn(daemon, entry)
@@ -223,7 +224,7 @@ def _open_servers(daemon: Daemon) -> list[Server]:
 
 
 def _find_unserved(daemon: Daemon) -> list[QueueEntry]:
-    """Return the first entry for each server without a process; if users take turns, only that of the next user."""
+    """Return the first queue entry for each server without a process; if users take turns, only the next user's."""
     if not daemon.queue:
         return []
     excluded = {server.name for server in daemon.servers.values()}
@@ -239,7 +240,7 @@ def _find_unserved(daemon: Daemon) -> list[QueueEntry]:
 
 
 def _make_room(daemon: Daemon) -> Iterator[do.Instruction]:
-    """End as many servers without clients as users wait for, the oldest first."""
+    """End servers without clients, the oldest first, one for each user that waits."""
     waiting_users = len(_find_unserved(daemon))
     ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
     for server in _open_servers(daemon):
@@ -283,8 +284,8 @@ def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[do.In
 def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> None:
     """Record the contexts of a server's clients, and sort the clients as the server lists them; others come last.
 
-    The driver's server reports contexts only on request, by PID. Clients in another PID namespace all have PID 0
-    there, and their contexts cannot be distinguished.
+    The driver's server reports contexts only on request, by PID. Clients in another PID namespace all have PID 0 in
+    the report, so their contexts cannot be distinguished.
     """
     order = {pid: place for place, pid in enumerate(event.contexts)}
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))

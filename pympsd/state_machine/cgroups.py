@@ -48,7 +48,7 @@ _OF_PATTERNS: Final = frozenset("*?[")
 
 
 def cgroup_path(text: str) -> str:
-    """Return the path of a cgroup below the mount point, which may stand in front; raise NotPossible.
+    """Return a cgroup's path below the mount point; ``text`` may include the mount point. Raise NotPossible.
 
     >>> cgroup_path("/sys/fs/cgroup/batch"), cgroup_path("/batch")
     ('/batch', '/batch')
@@ -120,7 +120,7 @@ def note_origins(daemon: Daemon, origins: Mapping[int, Origin]) -> None:
 
 
 def note_client(daemon: Daemon, event: ClientConnected) -> None:
-    """Note that the cgroups of a client that connects have been seen.
+    """Note that the cgroups of a new client have been seen.
 
     The limits of such a cgroup are dropped when it is gone (`drop_gone`); those of a cgroup that nobody has seen yet
     stay, so that an administrator can set them in advance.
@@ -133,8 +133,8 @@ def note_client(daemon: Daemon, event: ClientConnected) -> None:
 
 
 def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction]:
-    """Drop the limits of cgroups that are gone, without a client: those of a command, not those of a file, whose
-    cgroup may come again. The limits of a cgroup that has not been there yet are kept.
+    """Drop the limits, set by a command, of cgroups that have been seen, exist no longer and have no client. Limits
+    from a file stay, because the cgroup may come again, and so do those of a cgroup that has not existed yet.
     """
     used = clients_by_cgroup(daemon)
     for path, is_seen in tuple(daemon.process_limits.transient_cgroups.items()):
@@ -146,8 +146,8 @@ def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction
 
 
 def note_context(server: Server, client: Client, ordinal: int) -> None:
-    """Note that a client has a context on a device: the limits that it came with hold for all of its groups, unless a
-    later one's do, as the executor has it.
+    """Note that a client has a context on a device. From now on the group limits that came with this client hold for
+    all its groups, as in the executor, until a later client brings others.
     """
     for group in client.groups.get(ordinal, ()):
         if client.id >= server.groups.get((ordinal, group.name), (0, group))[0]:
@@ -169,10 +169,10 @@ def _keys(client: Client) -> set[tuple[int, str]]:
 
 
 def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
-    """Return the least limits that hold for a client by its cgroups on a device.
+    """Return the lowest limits that a client's cgroups set for it on a device, in bytes.
 
-    Hard and soft limit are chosen independently, each the lowest of all cgroups that the client is in or below;
-    bytes. None stands for no limit.
+    Hard and soft limit are chosen independently, each the lowest of all cgroups that the client is in or below. None:
+    no limit.
     """
     limits = [group for group in _find_groups(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
     hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MAX_MEMORY)
@@ -181,13 +181,15 @@ def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
 
 
 def total_of(server: Server, client: Client, ordinal: int) -> int | None:
-    """Return the bytes that a client's namespace may hold on a device, all its clients together; None: no limit."""
+    """Return the bytes that all clients of a client's namespace together may hold on a device; None: no limit."""
     own = (group for group in _find_groups(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
     return min((group.limit for group in own if group.limit < MAX_MEMORY), default=None)
 
 
 def _find_groups(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]:
-    """Return the limits of a client's groups on a device, as they came with the latest client of each."""
+    """Return the limits of a client's groups on a device, in each case those that the group's latest client
+    brought.
+    """
     return [server.groups.get((ordinal, group.name), (0, group))[1] for group in client.groups.get(ordinal, ())]
 
 

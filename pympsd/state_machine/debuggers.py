@@ -41,7 +41,7 @@ def release(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def server_returned(daemon: Daemon, server: Server) -> None:
-    """Replace a server that has reported its clients by them, for the debugged clients that waited for it."""
+    """For the debugged clients that waited for a server to report its clients, wait for those clients instead."""
     for debugged in daemon.queue.debugged.values():
         if -server.id in debugged.others:
             debugged.others |= set(server.clients)

@@ -70,7 +70,7 @@ ENDS = (events.ServerExited, events.ServerNotTakenOver)
 
 
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[do.Instruction]:
-    """Change the state by an event; return the instructions that follow from it, in order."""
+    """Change the state by an event; return the resulting instructions, in order."""
     ended_server = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
     if isinstance(event, events.ClientConnected):
         daemon.lifetime.now = event.process.since
@@ -91,7 +91,7 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
 
 
 def combine_answers(commands: CompoundCommands, decided: Iterable[do.Instruction]) -> Iterator[do.Instruction]:
-    """Take the answers of parts out of instructions, and add those of the compound commands that are answered now."""
+    """Remove the answers of parts from instructions, and add those of the compound commands that are complete now."""
     for instruction in decided:
         if isinstance(instruction, do.Reply) and instruction.session < 0:
             commands.record(instruction.session, instruction.answer)

@@ -1,8 +1,8 @@
-"""Where a client goes: which server, which of its namespaces, and which user the server is for; or why nowhere.
+"""Find the destination of a client: its server, its namespace and the user of the server, or why it has none.
 
-In protocol 2 a client goes to its user's server (root's with ``-m``). In protocol 3 it goes to the namespace by whose
-socket it comes; one that came by the top socket goes to its user's own server, ``uid_N``, which is made when it is
-needed. The destination is resolved once for each connection, before anything is decided about it, and handed on.
+In protocol 2 a client goes to its user's server (root's with ``-m``). In protocol 3 a client goes to the namespace
+whose socket it used; a client that used the top socket goes to its user's own server, ``uid_N``, which is made when
+it is needed. The destination is resolved once for each connection, before any decision about the client.
 """
 
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def _refusal_of(daemon: Daemon, named_server: NamedServer, uid: int, target: Des
         return Result.ERROR_NOT_PERMITTED, reason
     if named_server.allowed_devices == ():
         return Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' has failed: {NO_DEVICES}"
-    # As those that wait for it are; one with a process continues to serve.
+    # Only clients that wait are refused; a server with a process continues to serve.
     if named_server.unreachable and (named_server.opening or daemon.server_named(name) is None):
         return Result.ERROR_MPS_CONNECTION_FAILED, named_server.unreachable
     if namespace not in named_server.namespaces:

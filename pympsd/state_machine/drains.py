@@ -148,7 +148,7 @@ def advance(daemon: Daemon) -> Iterator[do.Instruction]:
     daemon.terminations.results.clear()
     for drain in daemon.drains:
         yield from _note_clients(daemon, drain)
-        # A server that has not returned to this daemon yet may have clients.
+        # A server that has not reported to this daemon yet may have clients.
         if not any(server.pending for server in daemon.servers.values()):
             yield from _advance(daemon, drain)
 
@@ -231,7 +231,7 @@ def _note_termination(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
 
 
 def _note_clients(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
-    """Note which clients of a drain's target run, and report those that have gone."""
+    """Note which clients of a drain's target are still running, and report those that have gone."""
     running = {
         client.id: RunningClient(client.pid, client.process.peer.uid, server.name, server.id)
         for server in daemon.servers.values()
@@ -244,7 +244,8 @@ def _note_clients(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
             gone = drain.clients.pop(client)
             drain.failures.pop(client, None)
             yield from _report_end(drain, gone, "finished" if gone.server_id in daemon.servers else "server ended")
-    # A client that an earlier drain has terminated has ended for this one too, which would wait for its process.
+    # A client that an earlier drain has terminated counts as ended here too; otherwise this drain would wait for its
+    # process.
     drain.terminated |= {client for client in running if daemon.drains.has_terminated(client)}
     for client in drain.terminated & drain.clients.keys():
         del drain.clients[client]
@@ -252,7 +253,7 @@ def _note_clients(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
 
 
 def _concerns(daemon: Daemon, drain: Drain, server: Server, client: Client) -> bool:
-    """Return whether a client of a server is one of a drain's target."""
+    """Return whether a drain's target includes a client of a server."""
     is_known = client.id in drain.clients
     match drain.target.kind:
         case _ if client.id in drain.terminated:
@@ -279,7 +280,7 @@ def _end_servers(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
 
 
 def _sort_queue(daemon: Daemon) -> Iterator[do.Instruction]:
-    """Hold the waiting entries that a drain covers, and let those that none covers any more wait in turn."""
+    """Hold the waiting entries that a drain covers, and return to the queue those that no drain covers any more."""
     held_tickets = {entry.ticket for entry in daemon.queue.held}
     drains = {entry.ticket: find_drain(daemon, entry) for entry in daemon.queue.all_entries}
 

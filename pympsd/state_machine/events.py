@@ -42,7 +42,7 @@ class OperatorLine(Event):
     """The server whose socket it came by, in protocol 3; empty: the daemon's own."""
     namespace: str = ""
     process: Origin | None = None
-    """The process that the line names, if there is one."""
+    """The process that the line names; None if there is none."""
     cgroups: frozenset[str] | None = None
     """The existing cgroups among those whose limits end with them; None: not checked."""
     origins: dict[int, Origin] = field(factory=dict)
@@ -157,7 +157,9 @@ class MemoryPushed(Event):
 
 @frozen
 class ClientMemoryRead(Event):
-    """The bytes that clients of the driver's server hold, by PID, by device ordinal; none for those not known."""
+    """The bytes that clients of the driver's server hold: by PID, then by device ordinal; unknown clients are left
+    out.
+    """
 
     server: int
     clients: dict[int, dict[int, int]]
@@ -167,7 +169,7 @@ class ClientMemoryRead(Event):
 class ClientGonePushed(Event):
     """A server reported that a client process is gone.
 
-    Its contexts are gone too. The process may live: it has closed its connection.
+    Its contexts are gone too. The process may still run, after closing its connection.
     """
 
     server: int
@@ -214,8 +216,8 @@ class ServerExited(Event):
 class StartRefused(Event):
     """A server stated why it cannot start; its end follows.
 
-    ``reason`` is a sentence for clients and operators, such as that a device is in use. The server is not tried again
-    for it.
+    ``reason`` is a sentence for clients and operators, such as that a device is in use. The server is not
+    started again for the clients that wait.
     """
 
     server: int
@@ -224,13 +226,13 @@ class StartRefused(Event):
 
 @frozen
 class PredecessorDied(Event):
-    """The daemon starts in the pipe directory of another one that did not end in order."""
+    """The daemon starts in the pipe directory of another one that did not exit properly."""
 
     state: PersistentState
     devices: OtherDevices | None = None
-    """If its devices were others."""
+    """The devices of the earlier daemon, if they differ from this one's."""
     connections: frozenset[int] = frozenset()
-    """The ids of the clients' connections to it that this daemon continues."""
+    """The ids of the clients' connections to the earlier daemon that this daemon continues."""
 
 
 @frozen
@@ -271,7 +273,7 @@ class DevicesReported(Event):
 class ServerReported(Event):
     """The answer of a server that reports only on request: its status, and contexts by PID in its order.
 
-    Sent by the session of the driver's server, in answer to the questions of a refresh.
+    The session of the driver's server sends it in answer to a refresh.
     """
 
     server: int
@@ -281,7 +283,7 @@ class ServerReported(Event):
 
 @frozen
 class ServerEnds(Event):
-    """A server that was asked to end if it is idle ends; ``unaccepted``: clients that it never took."""
+    """An idle server that was asked to end is ending; ``unaccepted``: clients that it never accepted."""
 
     server: int
     unaccepted: tuple[int, ...] = ()
@@ -289,7 +291,7 @@ class ServerEnds(Event):
 
 @frozen
 class ServerUnknown(Event):
-    """The driver's server reported something that no known driver's does."""
+    """The driver's server sent a message that no known driver sends."""
 
     server: int
     reason: str
@@ -309,8 +311,8 @@ class NamespaceOpened(Event):
 
 @frozen
 class NamespaceLost(Event):
-    """The socket of a namespace, or (``namespace`` empty) of a server does not exist: it was removed, or could not be
-    made.
+    """The socket of a namespace, or (``namespace`` empty) of a server is missing: it was removed, or could not be
+    created.
     """
 
     server: str

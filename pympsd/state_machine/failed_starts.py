@@ -37,7 +37,7 @@ PAUSES: Final = (0.1, 0.5, 2.0)
 TRIAL: Final = 10.0
 """Seconds after which a ready server counts as working, whether or not its clients made a context."""
 FAILURE_EXPIRY: Final = 10.0
-"""Seconds for which a server that ended with its clients counts, if no client connects again."""
+"""Seconds for which the failure of a server that ended with its clients counts, if no client connects again."""
 REFUSED_FOR: Final = 5.0
 """Seconds for which a user's clients are refused after the fourth such server."""
 
@@ -82,7 +82,7 @@ def begin_trial(server: Server) -> Iterator[Instruction]:
 
 
 def end_trial(daemon: Daemon, server: Server) -> None:
-    """Count a server that has lived for a while as working."""
+    """Count a server as working after its trial period."""
     if server.phase in (Phase.ACTIVE, Phase.FAULT):
         has_served(daemon, server)
 
@@ -150,7 +150,7 @@ def end_pause(daemon: Daemon, server_id: int) -> None:
 
 
 def expire_failure(daemon: Daemon, server_id: int) -> None:
-    """Drop the failure of a server that ended with its clients: no other has failed for a while.
+    """Drop the failure of a server that ended with its clients, because none has failed for a while.
 
     ``server_id`` is the id of the process that died, by which the FAILURE_EXPIRY timer is known.
     """
@@ -164,13 +164,13 @@ def expire_failure(daemon: Daemon, server_id: int) -> None:
 
 
 def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") -> Iterator[Instruction]:
-    """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts.
+    """Refuse all clients that wait for a server, by name, and drop requests to start it.
 
     Args:
         daemon: The state, which it changes.
         server: The name of the server.
         reason: For the clients, and for ``server list``.
-        cause: The reason as it continues "Server 'a' could not be started: ", if that is another one.
+        cause: The reason as the end of "Server 'a' could not be started: ", if it differs from ``reason``.
     """
     daemon.failed_starts.pop(server, None)
     yield from queueing.refuse(daemon, server, daemon.options.policy.failed_start_code, reason)

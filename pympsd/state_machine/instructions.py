@@ -1,12 +1,12 @@
 """Everything that the state machine requests of the I/O layer, as values.
 
-`pympsd.service.dispatcher` carries them out in order, without waiting; what takes time is reported by a later
-event. Whoever an instruction is for may be gone by then: the dispatcher leaves out answers to operators and clients
-that have hung up.
+`pympsd.service.dispatcher` carries them out in order, without waiting; what takes time is reported by a later event.
+The recipient of an instruction may be gone by then: the dispatcher drops answers to operators and clients that have
+hung up.
 
-A `Timer` has a purpose and something that it belongs to. The state machine sets and cancels timers by instructions
-and receives their ends as events (TimerEnded); it never reads a clock. A timer that has no meaning any more is
-ignored when it ends, so most are not cancelled.
+A `Timer` has a purpose and an owner. The state machine sets and cancels timers by instructions and receives their
+ends as events (TimerEnded); it never reads a clock. A timer that has no meaning any more is ignored when it ends, so
+most are not cancelled.
 """
 
 from collections.abc import Iterator
@@ -85,15 +85,15 @@ class SpawnServer(Instruction):
     uid: int
     peer: Peer | None
     name: str = ""
-    """In protocol 3."""
+    """The server's name; in protocol 3 only."""
 
 
 @frozen
 class AdmitClient(Instruction):
     """Make a session between a waiting client and a server.
 
-    ``client`` and ``server`` are the daemon's ids; ``priority`` is 0 (normal) or 1 (below normal), and a variable of
-    the client may lower it.
+    ``client`` and ``server`` are the daemon's ids; ``priority`` is 0 (normal) or 1 (below normal); a variable of the
+    client may lower the priority.
     """
 
     client: int
@@ -101,7 +101,7 @@ class AdmitClient(Instruction):
     server_pid: int
     priority: int
     limits: ClientLimits | None = None
-    """None: its server's."""
+    """The limits of the client; None: those of its server."""
 
 
 @frozen
@@ -146,7 +146,7 @@ class ShutDownServer(Instruction):
     server: int
     forced: bool
     is_deletion: bool = False
-    """Whether the clients that it ends are sent the reason."""
+    """Whether the terminated clients are informed that the server is deleted."""
 
 
 @frozen
@@ -167,7 +167,7 @@ class UpdateServerLimits(Instruction):
 class TerminateClient(Instruction):
     """Have a server end the contexts of a client process; TerminationAnswered follows, with its token.
 
-    ``token`` names the termination, so that a late answer is not taken for that of another one.
+    ``token`` names the termination, so that a late answer is not mistaken for another's.
     """
 
     server: int
@@ -176,7 +176,7 @@ class TerminateClient(Instruction):
     by_reset: bool
     """Whether to reset a device if a kernel on it cannot be stopped."""
     evicted: tuple[int, ...] = ()
-    """Clients that get no context any more."""
+    """Clients that may not create contexts any more."""
 
 
 @frozen
@@ -254,7 +254,7 @@ class OpenNamespace(Instruction):
 
 @frozen
 class StartTrace(Instruction):
-    """Begin a trace in a file, and answer the session that asked for it.
+    """Begin a trace in a file, and answer the session that requested it.
 
     ``file`` is the path as the operator gave it; one that is relative, exists or cannot be created is refused in the
     answer.
@@ -266,7 +266,7 @@ class StartTrace(Instruction):
 
 @frozen
 class StopTrace(Instruction):
-    """Complete the trace, and answer the session that asked for that.
+    """Complete the trace, and answer the session that requested this.
 
     The answer comes when every server has sent the rest of its trace.
     """
@@ -276,14 +276,14 @@ class StopTrace(Instruction):
 
 @frozen
 class ReopenLogs(Instruction):
-    """Open the log files again by their names, and answer the session that asked for that."""
+    """Open the log files again by their names, and answer the session that requested this."""
 
     session: int
 
 
 @frozen
 class ReleaseDriver(Instruction):
-    """End what else than servers keeps the driver in use, then send operators their answers."""
+    """Stop everything other than servers that keeps the driver in use, then answer the operators."""
 
     answers: tuple[Reply, ...]
 

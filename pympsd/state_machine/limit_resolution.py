@@ -35,7 +35,7 @@ _UNLIMITED: Final = PinnedMemory(MAX_MEMORY)
 
 
 class UnknownDevice(InputError, ValueError):
-    """A word names no device of this machine; ``well_formed``: it could name one of another machine.
+    """A word does not name a device of this machine; ``well_formed``: it could name one on another machine.
 
     ``word`` is the word. The message names it and lists the devices that there are.
     """
@@ -49,7 +49,7 @@ class UnknownDevice(InputError, ValueError):
 def limits_update(server: Server) -> UpdateServerLimits:
     """Return the instruction that sends a server its current limits.
 
-    Protocol 2 only: the percentage, and the bytes by the daemon's device ordinal, of clients that come later.
+    Protocol 2 only. The limits are for later clients: a percentage, and bytes by the daemon's device ordinal.
     """
     return UpdateServerLimits(server.id, server.thread_percentage.value, count_bytes(server.memory_limits))
 
@@ -77,7 +77,7 @@ def device_named(devices: Sequence[DeviceProperties], word: str) -> int:
 
 
 def limits_by_rule(daemon: Daemon, process: ClientProcess, target: Destination) -> Limits | None:
-    """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown.
+    """Return the limits that a rule sets for a client, None without rules; raise Unknown.
 
     The first rule that fits the client's process and destination counts, and no other; if none fits, the limits are
     empty. Unknown is raised for a client that connected before there were rules, because its cgroup and executable
@@ -85,7 +85,7 @@ def limits_by_rule(daemon: Daemon, process: ClientProcess, target: Destination) 
     """
     if daemon.process_limits.rules is None:
         return None
-    if process.origin is None:  # it came before there were rules
+    if process.origin is None:  # the client came before there were rules
         raise Unknown("the rules have just changed; connect again")
     rule = first_fitting(daemon.process_limits.rules, process.origin, str(target))
     return Limits() if rule is None else rule.limits
@@ -98,7 +98,7 @@ def client_limits(
     rule: Limits | None,
     sm_partition: str = "",
 ) -> ClientLimits | None:
-    """Return the limits of a client, for its server; None: it has those of its server, and no others.
+    """Return the limits of a client, for its server; None: only the limits of the server apply.
 
     ``rule`` and ``sm_partition``: as in QueueEntry.
     """
@@ -122,7 +122,7 @@ def client_limits(
 
 
 def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | None) -> AdmitClient:
-    """Return the admission of a client with its limits and the priority that it has if it sets none itself.
+    """Return the admission of a client with its limits and its priority unless the client sets one itself.
 
     ``limits`` None: the client has those of its server (protocol 2). A priority that nobody set is 0, normal.
     """
@@ -131,9 +131,9 @@ def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | No
 
 
 def resolve_in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:
-    """Return what the daemon has set for a client of the driver's server, which does not report its limits.
+    """Return the limits that the daemon has set for a client of the driver's server, which does not report them.
 
-    The client's own environment may lower them further; the daemon does not see that.
+    The client's own environment may lower these limits further; the daemon cannot see it.
     """
     combined = server.limits if grant.limits is None else grant.limits.combine()
     percentage = percentage_on(combined)
@@ -148,10 +148,10 @@ def resolve_in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> Limi
 def _memory_groups(
     daemon: Daemon, named_server: NamedServer, namespace: Namespace, process: ClientProcess
 ) -> dict[int, tuple[MemoryGroup, ...]]:
-    """Return the limits of memory that a client has together with others, by device ordinal.
+    """Return the limits of memory that a client shares with others, by device ordinal.
 
-    They are those of its namespace, and of each cgroup that it is in or below the lesser of the daemon's own and the
-    kernel's.
+    They are the limits of its namespace, and for each cgroup that the client is in or below the lower of the daemon's
+    limit and the kernel's.
     """
     name = f"namespace {named_server.name}/{namespace.name}"
     totals = count_bytes(namespace.limits.total_memory)
@@ -162,7 +162,7 @@ def _memory_groups(
         own, kernels = daemon.process_limits.cgroups.get(path, {}), process.kernel_limits.get(path, {})
         for ordinal in {**own, **kernels}:
             limit = combine_cgroup_limits(own.get(ordinal, CgroupLimit()), kernels.get(ordinal, CgroupLimit()))
-            # Memory is counted also while the limits do not hold, because they may hold again.
+            # Memory is counted even while the limits are not enforced, because they may be enforced again.
             holds = limit if daemon.process_limits.accounts_cgroups else CgroupLimit()
             most, soft = holds.hard or _UNLIMITED, holds.soft
             group = MemoryGroup(cgroup_group(path), most.value, 0 if soft is None else soft.value)

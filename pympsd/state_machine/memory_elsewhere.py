@@ -1,4 +1,6 @@
-"""The memory that clients of other servers hold on a device: limits of devices and cgroups count all of it."""
+"""Count the memory that clients of other servers hold on a device, because limits of devices and cgroups count all of
+it.
+"""
 
 from collections import Counter
 
@@ -12,14 +14,16 @@ from pympsd.vocabulary.rules import expand_cgroups
 
 @frozen
 class Elsewhere:
-    """The bytes that clients of other servers hold on a device, in all and by group of the server's own clients."""
+    """The bytes that clients of other servers hold on a device: in total, and for each group of the server's own
+    clients.
+    """
 
     count: int = 0
     groups: dict[str, int] = field(factory=dict)
 
 
 def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
-    """Return for each server, by id, what clients of other servers hold, by device index."""
+    """Return the memory that clients of other servers hold, by server id and device index."""
     limited = _find_limited_groups(daemon)
     own = {server.id: _count_by_group(daemon, server, limited) for server in daemon.servers.values()}
     elsewhere: dict[int, dict[int, Elsewhere]] = {server_id: {} for server_id in own}
@@ -36,16 +40,19 @@ def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
 
 
 def _find_limited_groups(daemon: Daemon) -> set[str]:
-    """Return the groups of cgroups that have limits, and those that clients came with: the kernel had some then."""
+    """Return the cgroup groups that have limits, and those that clients came with because the kernel had limits for
+    them then.
+    """
     clients = [client for server in daemon.servers.values() for client in server.clients.values()]
     names = {group.name for client in clients for groups in client.groups.values() for group in groups}
     return names.union(map(cgroup_group, daemon.process_limits.cgroups))
 
 
 def _count_by_group(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
-    """Return by device what a server's clients hold by group of several servers; in all under an empty name.
+    """Return the bytes that a server's clients hold on each device, by group; the total is under an empty name.
 
-    A server's reports are not trusted because its user controls it: more than the device has counts as all of it.
+    A server's reports are not trusted because its user controls it: more than the device's memory counts as all of
+    it.
     """
     counts = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():

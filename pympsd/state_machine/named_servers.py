@@ -1,15 +1,16 @@
 """Creating, changing and deleting named servers.
 
-A named server is what an operator, the configuration file, or the first client of a user creates; whether it has a
-process is another matter (`status` combines both)::
+A named server is created by an operator, the configuration file, or the first client of a user. It may or may not
+have a process (`status` combines both)::
 
     create_server --> sockets open --> Configured --> Starting --> Ready <--> Fault
                            |               ^                         |
                            v               +----- process ends ------+
                         refused                                    Failed (its start failed; the next client retries)
 
-- What is not possible raises NotPossible with the sentence for the operator, and changes nothing: all checks come
-  before the first change of the state. `config apply --check` relies on that, and begins changes on a copy.
+- A request that is not possible raises NotPossible with the sentence for the operator, and changes nothing: all
+  checks come before the first change of the state. `config apply --check` relies on that, and begins changes on a
+  copy.
 - A command that takes time is answered later: its session is kept with the server or the namespace (``creators``,
   ``deleters``) and answered when the sockets are open, the process is ready, or has ended.
 - A deleted server keeps its name until its process has ended; nothing else is possible with it.
@@ -56,7 +57,7 @@ _STATUS = {
 class NotPossible(InputError, ValueError):
     """An operator's request is not possible; the message is the sentence for the operator.
 
-    Raised before the state has changed. The message begins with a capital letter, names what was given and what is
+    Raised before the state has changed. The message begins with a capital letter, states what was given and what is
     allowed, and is printed as the answer (exit status 1).
     """
 
@@ -112,7 +113,7 @@ def create_server(
 ) -> Iterator[Instruction]:
     """Make a server and start it; its ``session`` is answered when it is ready, or cannot start.
 
-    ``asker``: the user who asks for it, who may have no more than a share.
+    ``asker``: the user who requests the server, and in whose share it counts.
     """
     if problem := name_problem(name, of_server=True) or daemon.options.socket_problem(name):
         raise NotPossible(problem)
@@ -137,7 +138,7 @@ def create_server(
 def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[Instruction]:
     """Change the user of a server without clients: its process and its sockets are recreated.
 
-    Its ``session`` is answered as by create_server. If the sockets cannot be made, it stays that of its user.
+    Its ``session`` is answered as by create_server. If the sockets cannot be created, the server keeps its user.
     """
     named_server = server(daemon, name)
     present = len(clients(daemon, name))
@@ -160,12 +161,12 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
 def set_server(
     daemon: Daemon, name: str, maximum: Limits, contains_partitions: bool | None = None
 ) -> Iterator[Instruction]:
-    """Set what no later client of a server is above, and whether its faults stay in its SM partition.
+    """Set the maxima for later clients of a server, and whether its faults stay in its SM partition.
 
     Args:
         daemon: The state, which it changes.
         name: The server.
-        maximum: New maxima; a limit that is None here stays as it is.
+        maximum: New maxima; where a limit is None, the maximum stays as it is.
         contains_partitions: True: a fault stays in the client's SM partition; None: unchanged.
 
     Connected clients keep their limits. Raises NotPossible for an unknown server.
@@ -256,7 +257,7 @@ def count_clients(count: int) -> str:
 
 
 def end_of_refusal(count: int) -> str:
-    """Return the end of the sentence that refuses to delete what has clients.
+    """Return the end of the sentence that refuses to delete a server or namespace with clients.
 
     >>> end_of_refusal(2)
     '2 active clients; --force terminates them first.'
@@ -265,7 +266,7 @@ def end_of_refusal(count: int) -> str:
 
 
 def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
-    """End a process that has started, or is back, for a server that has been deleted since."""
+    """End a process that started, or returned, after its server was deleted."""
     named_server = daemon.named_servers.get(process.name)
     if named_server is not None and named_server.deleted:
         yield from shut_down_server(process, forced=True, is_deletion=True)
@@ -284,7 +285,7 @@ def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
 
 
 def refuse_creators(named_server: NamedServer, why: str) -> Iterator[Instruction]:
-    """Refuse the commands that wait for a server or its namespaces.
+    """Answer the commands that wait for a server or its namespaces with a refusal.
 
     ``why`` continues "Server 'a' " or "Namespace 'b' ". Operators whose commands wait for its sockets or its start
     get the sentence.
@@ -310,7 +311,7 @@ def _report_working(session: int) -> Iterator[Instruction]:
 
 
 def _check_user(daemon: Daemon, name: str, uid: int) -> None:
-    """Raise NotPossible unless a server can be a user's."""
+    """Raise NotPossible unless a server can belong to a user."""
     if name.startswith("uid_") and name != server_of_user(uid):
         own = f"that of user {uid} is '{server_of_user(uid)}'"
         user = user_of_server(name)
@@ -359,6 +360,6 @@ def _render_others(limits: Limits, ordinals: tuple[int, ...]) -> str:
 
 
 def _render_by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:
-    """Return limits by the ordinals that the clients of a server see, whose devices have these in the daemon."""
+    """Return limits by the ordinals that the clients of a server see, for these devices of the daemon."""
     limits = memory or {}
     return ", ".join(f"{index}={limits[ordinal]}" for index, ordinal in enumerate(ordinals) if ordinal in limits)

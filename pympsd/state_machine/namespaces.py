@@ -1,4 +1,4 @@
-"""Making, changing and deleting the namespaces of a server; see `named_servers` for what is not possible."""
+"""Making, changing and deleting the namespaces of a server; see `named_servers` for the rules of refusals."""
 
 from collections.abc import Iterator
 
@@ -21,13 +21,13 @@ def create_namespace(
     clients_only: bool = False,
     asker: int = 0,
 ) -> Iterator[Instruction]:
-    """Make a namespace; its ``session`` is answered when its socket is open. ``asker``: as in `create_server`.
+    """Make a namespace; its ``session`` is answered when its socket is open.
 
     Args:
         daemon: The state, which it changes.
         server_name: The server.
         name: 1 to 64 lowercase letters, digits and underscores, and not a reserved name.
-        limits: Limits of its clients; None: none of its own.
+        limits: Limits of its clients; None: it sets none.
         session: An operator's session to answer; 0: none.
         clients_only: Whether operators are refused at its socket.
         asker: The user who asks for it, whose share of namespaces it counts in.
@@ -53,7 +53,7 @@ def create_namespace(
 
 
 def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -> Iterator[Instruction]:
-    """Set limits of a namespace, for clients that come later.
+    """Set limits of a namespace for later clients.
 
     A limit that is None in ``limits`` stays as it is. Raises NotPossible for an unknown server or namespace.
     """

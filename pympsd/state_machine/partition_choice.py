@@ -27,9 +27,10 @@ _CREATED: Final = re.compile("Partition (.*) created")
 
 
 def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:
-    """Return what a client gets on each device that is in static use or that its variable names, by ordinal.
+    """Return a client's partition, or why it has none, by ordinal of each device in static use or named by its
+    variable.
 
-    ``namespace``: the one it comes to, which may be bound to a partition; ``text``: the value of the variable.
+    ``namespace``: the client's namespace, which may be bound to a partition; ``text``: the value of the variable.
     """
     named_server = daemon.named_servers.get(server_name)
     if named_server is None:
@@ -45,7 +46,7 @@ def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
             problems |= {
                 place: ChosenPartition(problem=_problem(daemon, named_server, place, entry)) for place in places
             }
-    choices = problems | choices  # whatever the order of the entries
+    choices = problems | choices  # in every case, whatever the order of the entries
     _bind(daemon, named_server, namespace, choices)
     for partition in named_server.partitions:
         if partition.device not in choices:
@@ -57,7 +58,7 @@ def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
 
 
 def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
-    """Return what a client of protocol 2 gets on each device."""
+    """Return a client's partition on each device in protocol 2."""
     if not daemon.options.static:
         # Driver 580, and its own server, do not read the variable, and run the client on all SMs.
         if not text or not daemon.options.has_own_servers or daemon.options.driver < STATIC_SINCE:
@@ -86,7 +87,7 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
 
 
 def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, choices: dict[int, ChosenPartition]) -> None:
-    """Replace the partitions that a client named by that to which its namespace is bound, if it is bound to one."""
+    """If a namespace is bound to a partition, replace the partitions that its client named by that one."""
     bound = named_server.namespace(namespace).limits.sm_partition
     if not bound:
         return
@@ -104,7 +105,7 @@ def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, choices: di
 
 
 def _read_entry(daemon: Daemon, named_server: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:
-    """Return the devices that an entry of the variable is about, and its word for the partition."""
+    """Return the devices of an entry of the variable, and its word for the partition."""
     ordinals = named_server.ordinals(len(daemon.devices))
     device_word, slash, word = entry.partition("/")
     if not slash:
@@ -122,7 +123,7 @@ def _find_partition(daemon: Daemon, named_server: NamedServer, device: int, word
 
 
 def _owner(daemon: Daemon, entry: str) -> str:
-    """Return the end of a sentence: which partition has the id that an entry of the variable names; may be empty."""
+    """Return the end of a sentence, which may be empty: the partition whose id an entry of the variable names."""
     for named_server in daemon.named_servers.values():
         for partition in named_server.partitions:
             device = daemon.devices[partition.device]

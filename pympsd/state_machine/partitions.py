@@ -3,14 +3,14 @@
     protocol 3   sm-partition create     create_partition   belongs to a named server, ends with it
     protocol 2   sm_partition add        add_partition      belongs to the daemon, outlasts every server
 
-What is the same for both stands once: which chunks a partition gets (any free ones, the first that there are), which
-clients are in it, and that it can be made only if no client of its owner runs outside of partitions there. The
-chunks of a device are those of all owners together.
+Both share the code that decides which chunks a partition gets (the first free ones), which clients are in it, and
+that it can be made only if no client of its owner runs outside of partitions on the device. The chunks of a device
+are those of all owners together.
 
 Clients of a partition that is deleted get no context any more, and its chunks stay occupied until their work has
 ended (`terminations.evict`). In protocol 2 only clients that terminate_client has ended can be in it then.
 
-See `named_servers` for what is not possible.
+See `named_servers` for the rules of refusals.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ _OF_DAEMON: Final = ""
 
 
 class TooOld(NotPossible):
-    """A device is older than all that have static SM partitions."""
+    """The device is older than all devices that have static SM partitions."""
 
 
 class NotReported(NotPossible):
@@ -62,7 +62,7 @@ def create_partition(
     include_remainder: bool = False,
     asker: int = 0,
 ) -> Iterator[Instruction]:
-    """Make a partition of a server on a device (the daemon's ordinal), of free chunks. ``asker``: as in
+    """Make a partition of a server from free chunks of a device (the daemon's ordinal). ``asker``: as in
     `create_server`.
     """
     named_server = server(daemon, server_name)
@@ -89,9 +89,10 @@ def create_partition(
 
 
 def add_partition(daemon: Daemon, device: int, chunks: int) -> tuple[sm_partitions.SmPartition, Log]:
-    """Make a partition of the daemon on a device, of free chunks; return it, and the line that logs it.
+    """Make a partition of the daemon from free chunks of a device; return the partition and the instruction to log
+    it.
 
-    Raise NotPossible, or one of its kinds `TooOld` and `NotReported`.
+    Raise NotPossible, or its subclasses `TooOld` and `NotReported`.
     """
     _check_capability(daemon, device, device)
     selected = _choose_chunks(daemon, device, device, chunks, _OF_DAEMON)
@@ -127,8 +128,8 @@ def delete_partition(
 def remove_partition(
     daemon: Daemon, partition: sm_partitions.SmPartition, session: int, answer: Answer
 ) -> Iterator[Instruction]:
-    """Remove a partition of the daemon that has no clients (`clients_in`). Its ``session`` gets the answer when
-    clients that terminate_client has ended get no context in it any more. Raise NotReported.
+    """Remove a partition of the daemon that has no clients (`clients_in`). The ``session`` is answered when clients
+    that terminate_client has ended cannot get a context in the partition any more. Raise NotReported.
     """
     _check_clients_reported(daemon.servers.values())
     daemon.partitions.remove(partition)
@@ -139,7 +140,7 @@ def remove_partition(
 def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, sm_partitions.SmPartition]]:
     """Return the partitions of a device, with the names of their servers (empty: the daemon's).
 
-    Partitions of servers that end and have no clients are left out.
+    Partitions of ending servers without clients are left out.
     """
     occupied = {process.name for process in daemon.servers.values() if not process.is_empty}
     of_servers = [
@@ -152,9 +153,9 @@ def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, sm_partitions.
 
 
 def chunks_of(daemon: Daemon, device: int) -> tuple[tuple[int, ...], ...]:
-    """Return the chunks of a device that partitions are made of, each as the numbers of `SmPartition.chunks` in it.
+    """Return the chunks of a device from which partitions are made, each as the `SmPartition.chunks` in it.
 
-    In protocol 3 each is one of these; for protocol 2 see `protocol_2_chunks`.
+    In protocol 3 that is one each; for protocol 2 see `protocol_2_chunks`.
     """
     properties = daemon.devices[device]
     if daemon.options.policy.has_named_servers:
@@ -163,12 +164,12 @@ def chunks_of(daemon: Daemon, device: int) -> tuple[tuple[int, ...], ...]:
 
 
 def count_chunks(daemon: Daemon, device: int, chunks: Collection[int]) -> int:
-    """Return how many whole ones of `chunks_of` a device are among the numbers of `SmPartition.chunks`."""
+    """Return how many whole chunks of `chunks_of` a device the numbers of `SmPartition.chunks` make up."""
     return sum(set(chunks).issuperset(chunk) for chunk in chunks_of(daemon, device))
 
 
 def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
-    """Return the chunks of a device that no partition has and nothing runs on, the one that is left over included."""
+    """Return the chunks of a device, the remainder included, that no partition has and no work occupies."""
     present = {client_id for server in daemon.servers.values() for client_id in server.clients}
     occupied = [
         partition
@@ -181,9 +182,9 @@ def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
 
 
 def clients_in(daemon: Daemon, server_name: str, partition: sm_partitions.SmPartition) -> list[Client]:
-    """Return the clients of a partition, of a server's or (empty) the daemon's.
+    """Return the clients of a partition. ``server_name``: its server; empty: the partition is the daemon's.
 
-    In protocol 2 those that terminate_client has ended are not in it any more, though their processes live.
+    In protocol 2 clients that terminate_client has ended are left out, although their processes still run.
     """
     present = _find_clients_in(daemon, server_name, partition)
     return present if server_name else [client for client in present if not client.terminated]
@@ -201,7 +202,9 @@ def _list_clients(daemon: Daemon) -> list[Client]:
 def _evict(
     daemon: Daemon, server_name: str, partition: sm_partitions.SmPartition, session: int, answer: Answer
 ) -> Iterator[Instruction]:
-    """Let the clients of a deleted partition have no context any more, and its chunks be occupied until then."""
+    """End the contexts of a deleted partition's clients for good. Its chunks stay occupied until their work has
+    ended.
+    """
     present = _find_clients_in(daemon, server_name, partition)
     for client in present:
         client.partitions[partition.device] = ""
@@ -259,7 +262,7 @@ def _check_clients_reported(servers: Iterable[Server]) -> None:
 
 
 def _check_nobody_outside(device: int, visible_index: int, present: Sequence[Client]) -> None:
-    """Raise NotPossible if some of a partition's future neighbours may run on all SMs of its device."""
+    """Raise NotPossible if some future neighbours of a partition may run on all SMs of its device."""
     outside = [client for client in present if device not in client.partitions]
     if outside:
         remedy = (

@@ -31,7 +31,7 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
         yield Log("turn_requested", {"uid": entry.uid, "before": before})
     elif before and entry.process is not None:
         yield Log("turn_pending", {"pid": entry.process.peer.pid, "uid": entry.uid, "before": before})
-    # Without others the next server is this user's own: no user can overtake.
+    # Without other users the next server is this user's own, so nobody can overtake.
     if uids - {entry.uid}:
         yield from _limit_overtaking(daemon, entry)
 
@@ -42,7 +42,7 @@ def refuse(
     """Refuse the clients that wait for a server, by name, or for one of its namespaces; drop its start requests.
 
     ``code`` is a CUresult number. ``namespace`` limits it to clients of that namespace; start requests belong to
-    none. Operators who asked for the start are answered by the caller.
+    none. The caller answers the operators who requested the start.
     """
 
     def is_refused(entry: QueueEntry) -> bool:
@@ -57,11 +57,11 @@ def refuse(
 def restore(
     daemon: Daemon, start_requests: Sequence[int], order: Sequence[int], connections: Set[int]
 ) -> Iterator[Instruction]:
-    """Restore the queue that the previous daemon had.
+    """Restore the previous daemon's queue.
 
     ``start_requests``: their users; ``order``: for each entry the id of the client's connection, or 0 for the next
-    start request; ``connections``: those that still exist. Their clients return as soon as their connections are
-    served, in any order, and have reserved tickets until then.
+    start request; ``connections``: the ids of those that still exist. Their clients return as soon as their
+    connections are served, in any order, and have reserved tickets until then.
     """
     requests = list(start_requests)
     for connection in order or [0] * len(requests):
@@ -93,7 +93,7 @@ def _limit_overtaking(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction
 
 
 def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
-    """Return whose server is to start next, of the first entries of the users that wait.
+    """Choose whose server starts next: return one of the first entries of the waiting users.
 
     ``first`` has one entry for each server and at least one. The turn policy chooses; if it returns a user who does
     not wait, the first entry is next.
@@ -105,16 +105,16 @@ def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
 
 
 def begin_turn(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
-    """Note that the server which an entry waits for starts: the entry is admitted before all others.
+    """Note that an entry's server is starting, so the entry is admitted before all others.
 
-    Entries of other users that came earlier get their time limit for being overtaken now, if they have none.
+    For earlier entries of other users, the time in which they may be overtaken begins now, if it has not begun yet.
     """
     entry.has_turn = True
     daemon.turns.counts[entry.server] += 1
     for passed_over in daemon.queue:
         if (
             passed_over.server != entry.server
-        ):  # by a policy other than first come, first served it may have come first
+        ):  # with a policy other than first come, first served, the entry may have been first in the queue
             yield from _limit_overtaking(daemon, passed_over)
 
 
@@ -125,7 +125,7 @@ def cancel_stale_timers(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Log, once, that a server admits no more new clients of its user, and for which waiting user.
+    """Log once that a server no longer admits new clients of its user, and the waiting user who is the reason.
 
     It may be called after every event; a line is logged only when ``server.closed`` changes to True.
     """
@@ -143,7 +143,7 @@ def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
 
 
 def _describe_before(daemon: Daemon, entry: QueueEntry) -> str:
-    """Return what an entry that joins the queue waits for: the other users before it, in order."""
+    """Return a text of the other users before an entry that joins the queue, in order."""
     uid = entry.uid
     if daemon.options.serves_users_together:
         waits = daemon.is_full and daemon.server_named(server_of_user(uid)) is None
@@ -151,6 +151,6 @@ def _describe_before(daemon: Daemon, entry: QueueEntry) -> str:
     users = [server.uid for server in daemon.servers.values()]
     ahead = [other.uid for other in daemon.queue if other.ticket < entry.ticket]
     if uid in ahead and daemon.queue.barrier_for(uid) is None:
-        # Served together with the entries of its user that wait already.
+        # These are served together with the user's entries that are waiting already.
         ahead = ahead[: ahead.index(uid)]
     return ", ".join(f"user {other}" for other in dict.fromkeys(users + ahead) if other != uid)

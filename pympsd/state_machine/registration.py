@@ -29,7 +29,7 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[do.Instruction]:
 def add(
     daemon: Daemon, named_server: NamedServer, limits: Limits | None = None, session: int = 0
 ) -> Iterator[do.Instruction]:
-    """Add a server; ``limits``: those of its namespace ``default`` that differ from the daemon's own.
+    """Add a server and its namespace ``default``.
 
     Args:
         daemon: The state, which it changes.
@@ -92,7 +92,7 @@ def close_sockets(named_server: NamedServer) -> Iterator[do.Instruction]:
 def note_ready(daemon: Daemon, name: str) -> Iterator[do.Instruction]:
     """Note that a server is ready, and answer the command that made it.
 
-    A reason why its last process could not start is void then. Names that are not registered are ignored.
+    The reason why its last process could not start is dropped. Names that are not registered are ignored.
     """
     named_server = daemon.named_servers.get(name)
     if named_server is None:
@@ -108,7 +108,7 @@ def note_ready(daemon: Daemon, name: str) -> Iterator[do.Instruction]:
 def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[do.Instruction]:
     """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries.
 
-    ``cause``: the reason as it continues "... could not be started: ", if that is another one.
+    ``cause``: the reason as the end of "... could not be started: ", if it differs from ``reason``.
     """
     named_server = daemon.named_servers.get(name)
     if named_server is None:

@@ -1,7 +1,7 @@
-"""What users have of their shares, and who is refused more; see pympsd.vocabulary.shares for the rules.
+"""Count how much of its shares each user has, and refuse more; see pympsd.vocabulary.shares for the rules.
 
-What named servers cost is counted from the servers that there are, and nothing of it is kept. Connections and buffers
-exist in the I/O layer only: it reports them with `take` and `give_back`.
+The cost of named servers is counted from the existing servers whenever it is needed. Connections and buffers exist in
+the I/O layer only, which reports them with `take` and `give_back`.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -27,9 +27,10 @@ from pympsd.vocabulary.shares import (
 )
 
 SERVER_DESCRIPTORS: Final = 10
-"""The daemon's for a server: sockets of the server and of ``default`` (two each), FIFO, log, link, pidfd, pipe."""
+"""The daemon's descriptors for a server: sockets of the server and of ``default`` (two each), FIFO, log, link, pidfd,
+pipe."""
 NAMESPACE_DESCRIPTORS: Final = 2
-"""The daemon's for a namespace: its socket, and one in reserve for when descriptors run out."""
+"""The daemon's descriptors for a namespace: its socket, and one in reserve for when descriptors run out."""
 _REMEDIES: Final = {
     SERVERS: "delete one of them ('server delete <name>')",
     PROCESSES: "delete a server, or give one fewer devices (--allowed-devices)",
@@ -38,7 +39,7 @@ _REMEDIES: Final = {
 }
 """The remedies that a user has without an administrator."""
 _MAX_SHOWN: Final = 8
-"""Of a user's servers, in a refusal."""
+"""The number of a user's servers that a refusal names."""
 
 Cost = Mapping[SharedResource, int]
 
@@ -81,7 +82,7 @@ def count_used(daemon: Daemon, resource: SharedResource, uid: int) -> int:
 
 
 def count_used_together(daemon: Daemon, resource: SharedResource, *, own: bool = True, exempt: bool = False) -> int:
-    """Return what users have together; ``own``: users' own servers included; ``exempt``: root's included."""
+    """Return how much of a resource all users have; ``own``: with users' own servers; ``exempt``: with root's use."""
     if not resource.is_named:
         return sum(n for uid, n in daemon.usage.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
     if resource is SM_CHUNKS:
@@ -94,7 +95,7 @@ def count_used_together(daemon: Daemon, resource: SharedResource, *, own: bool =
 
 
 def list_users(daemon: Daemon) -> list[int]:
-    """Return the users who have some of a resource, or who were refused one."""
+    """Return the users who use any resource, or to whom one was refused."""
     users = {server.uid for server in daemon.named_servers.values()} | {uid for uid, _ in daemon.usage.refusals}
     return sorted(users.union(*(counts.keys() for counts in daemon.usage.taken.values())))
 
@@ -105,26 +106,28 @@ def is_own(named_server: NamedServer) -> bool:
 
 
 def cost_of_server(daemon: Daemon, named_server: NamedServer) -> Cost:
-    """Return what a new server costs its user."""
+    """Return the cost of a new server to its user."""
     return {
         resource: _cost(daemon, named_server, resource) for resource in (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS)
     }
 
 
 def cost_of_namespace() -> Cost:
-    """Return what a new namespace costs its user."""
+    """Return the cost of a new namespace to its user."""
     return {NAMESPACES: 1, DESCRIPTORS: NAMESPACE_DESCRIPTORS}
 
 
 def cost_of_containment(partitions: int) -> Cost:
-    """Return what it costs that faults stay in this number of SM partitions: each has an executor of its own."""
+    """Return the cost of containing faults in this number of SM partitions, each of which has an executor of its
+    own.
+    """
     return {PROCESSES: partitions}
 
 
 def problem(daemon: Daemon, asker: int, cost: Cost) -> str:
-    """Return why a user cannot have something that costs this much, and count the refusal; nothing if it is possible.
+    """Return why a user cannot pay a cost, and count the refusal; return an empty text if the user can.
 
-    ``asker``: who asks. Root may make servers for a user beyond the user's share.
+    ``asker``: the user who requests it. Root may make servers for a user beyond the user's share.
     """
     for resource, more in cost.items():
         if more and (text := _problem(daemon, resource, asker, more)):
@@ -149,7 +152,9 @@ def problem_of_own_server(daemon: Daemon, uid: int) -> str:
 
 
 def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str:
-    """Return why a user cannot have more SM chunks of a device, and count the refusal; nothing if it is possible."""
+    """Return why a user cannot have more SM chunks of a device, and count the refusal; return an empty text if the
+    user can.
+    """
     if is_exempt(daemon, asker):
         return ""
     every = _chunks_of(daemon, device)
@@ -187,7 +192,7 @@ def take(daemon: Daemon, resource: SharedResource, uid: int, amount: int) -> str
 
 
 def give_back(daemon: Daemon, resource: SharedResource, uid: int, amount: int) -> None:
-    """Count that a user's connection has given back what it took of a resource."""
+    """Count that a user's connection has given back an amount of a resource."""
     counts = daemon.usage.taken[resource.name]
     counts[uid] -= amount
     if counts[uid] <= 0:
@@ -202,7 +207,7 @@ def _problem(daemon: Daemon, resource: SharedResource, asker: int, more: int) ->
         most = daemon.usage.shares.count_for_users(resource, own=False)
         together = count_used_together(daemon, resource, own=False) + more
         if most and not resource.is_named and has + more > most - together:
-            # However many users take all that they can, as much is left for the next one.
+            # However many users take their whole share, as much is left for the next user.
             return f"user {asker} has {has} {resource.unit}, and {more} more would leave others less than that"
         if most and together > most:
             return f"{_describe_total(daemon, resource, most, False, own=False)}; {_remedy_of_all(daemon, resource)}"
@@ -256,7 +261,7 @@ def _find_sharing_users(daemon: Daemon) -> set[int]:
 
 
 def _chunks_of(daemon: Daemon, device: int) -> int:
-    """Return the number of a device's chunks, the one that is left over included."""
+    """Return the number of a device's chunks, the remainder included."""
     return chunk_count(daemon.devices[device]) + has_remainder(daemon.devices[device])
 
 
@@ -279,7 +284,9 @@ def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:
 
 
 def _cost(daemon: Daemon, named_server: NamedServer, resource: SharedResource) -> int:
-    """Return what a server costs its user; of the user's own server only further namespaces and partitions cost."""
+    """Return the cost of a server to its user; for the user's own server only further namespaces and partitions
+    cost.
+    """
     return _additional_cost(named_server, resource) + (
         0 if is_own(named_server) else _base_cost(daemon, named_server, resource)
     )

@@ -54,8 +54,8 @@ def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[do.Instructio
 def stop_by_signal(daemon: Daemon) -> Iterator[do.Instruction]:
     """Quit within a short time limit, on SIGTERM or SIGINT.
 
-    Clients that wait are refused; servers have SIGNAL_TIMEOUT seconds before force. A quit of an operator that is
-    pending is shortened to that.
+    Clients that wait are refused; servers have SIGNAL_TIMEOUT seconds before force. This also shortens an operator's
+    pending quit.
     """
     if daemon.quitting is None:
         daemon.quitting = Quit()
@@ -114,7 +114,7 @@ def advance(daemon: Daemon) -> Iterator[do.Instruction]:
 def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False) -> Iterator[do.Instruction]:
     """Ask a server to end: once, and once more if force is used now but was not before.
 
-    ``is_deletion``: its clients are sent the reason; otherwise it sends nothing, as recorded.
+    ``is_deletion``: the server sends its clients the reason; otherwise it sends nothing, as recorded.
     """
     if server.phase is Phase.SPAWNING:
         return
@@ -130,7 +130,7 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
         server.forced = True
         yield do.Log("server_forced", {"server": server.pid})
     yield do.ShutDownServer(server.id, forced, is_deletion)
-    # A user must not keep other users waiting by what is done to the server, such as stopping it.
+    # No user may keep other users waiting by acting on the server, for example by stopping it.
     if forced:
         yield from _time_leaving(server, FORCED_TIMEOUT)
     else:
@@ -138,7 +138,7 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
 
 
 def time_leaving(server: Server) -> Iterator[do.Instruction]:
-    """Bound the end of a leaving server without clients; a forced one has a shorter bound already.
+    """Limit the time that a leaving server without clients has to end; a forced one has a shorter limit already.
 
     After LEAVE_TIMEOUT seconds the server is killed; the time begins again with each call.
     """
@@ -156,9 +156,9 @@ def _time_leaving(server: Server, seconds: float) -> Iterator[do.Instruction]:
 
 
 def time_silence(server: Server) -> Iterator[do.Instruction]:
-    """Bound the time in which a server has to report that its clients, all of which have ended, are gone.
+    """Limit the time that a server has to report its clients as gone after all of them have ended.
 
-    After SILENCE_TIMEOUT seconds force is used. Nothing happens while one of its clients lives.
+    After SILENCE_TIMEOUT seconds force is used. Do nothing while one of its clients is alive.
     """
     if server.is_abandoned and not (server.silence_timed or server.forced):
         server.silence_timed = True

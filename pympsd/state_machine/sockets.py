@@ -1,4 +1,4 @@
-"""The sockets of servers and namespaces: what follows when one is open, could not be opened, or was removed."""
+"""The sockets of servers and namespaces: react when one is open, could not be opened, or was removed."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from pympsd.vocabulary.results import Result
 
 
 def handle_opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
-    """Continue what waited for a socket, which is open now or could not be opened."""
+    """Continue the work that waited for a socket, which is open now or could not be opened."""
     named_server, owner = _find_owner(daemon, event)
     if named_server is None or owner is None:
         return
@@ -34,7 +34,7 @@ def handle_opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instructio
 
 
 def handle_lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
-    """Recreate a socket that was removed; it is tried again and again, and logged once."""
+    """Recreate a socket that was removed: repeat until it succeeds, but log the loss once."""
     named_server, owner = _find_owner(daemon, event)
     if named_server is None or owner is None or daemon.quitting is not None:
         return
@@ -71,7 +71,7 @@ def _server_not_opened(daemon: Daemon, named_server: NamedServer, problem: str) 
         yield from refuse_creators(named_server, f"could not be made: {problem}")
         daemon.named_servers.remove(named_server.name)
         yield from registration.close_sockets(named_server)
-    # One of an earlier daemon's stays listed, so that its users see what has happened.
+    # A server of an earlier daemon stays listed, so that its users can see what has happened.
 
 
 def _restore_user(daemon: Daemon, named_server: NamedServer, uid: int, problem: str) -> Iterator[Instruction]:

@@ -1,6 +1,6 @@
-"""The servers of a daemon that died: the next one waits for them, and takes them over or continues without them.
+"""Wait for the servers of a daemon that died, and take them over or continue without them.
 
-A pending server keeps its place: until it reports, its user gets no other, and the clients that connect are queued.
+A pending server keeps its place: until it reports, its user does not get another, and new clients are queued.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     if daemon.options.policy.has_named_servers:
         yield from _restore_named_servers(daemon, saved)
     if saved.quit is not None and saved.servers:
-        # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
+        # Without servers a quit has nothing left to wait for: it is over, and this is a new daemon.
         yield from shutdown.resume_quit(daemon, saved.quit.timeout)
     yield from drains.restore(daemon, records.drains_of(saved))
     yield from queueing.restore(daemon, saved.wishes, saved.queue_order, event.connections)
@@ -159,7 +159,7 @@ def _restore_named_servers(daemon: Daemon, saved: records.PersistentState) -> It
             limits = Limits(percentages(process.thread_percentage), memory, priority)
             namespaces = {DEFAULT: Namespace(DEFAULT, limits)}
             named_server = NamedServer(name, process.uid, namespaces, source=Source.AUTO)
-            # One with a name was being deleted.
+            # A server that has a name but no record was being deleted.
             named_server.deleted = bool(process.name) and saved.protocol == 3
             daemon.named_servers.add(named_server)
     for named_server in tuple(daemon.named_servers.values()):

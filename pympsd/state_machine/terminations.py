@@ -1,13 +1,13 @@
 """Pending terminate_client commands: each is answered once, by its server, by its timeout or by its server's end.
 
-The problem: ending a client's contexts takes as long as its kernels run; the server may be stopped then, may
-end, or may answer after the operator's command has failed. And deleting a namespace or an SM partition
-terminates its clients as a part of a larger command, which has an answer of its own.
+The problem: ending a client's contexts takes as long as its kernels run; meanwhile the server may be stopped, may
+end, or may answer after the operator's command has failed. And deleting a namespace or an SM partition terminates its
+clients as a part of a larger command, which has an answer of its own.
 
 The idea: every termination has an id that is never used again (the *token* of TerminateClient). Whichever comes first
 of the server's answer, the TERMINATION timer and the server's end takes the termination out of the table and answers
-its session; what comes later finds nothing. The server gives up after `SERVER_TIMEOUT` seconds; the daemon
-waits a little longer, so that its own time limit is met only if the server is stopped.
+its session; later ones find nothing. The server gives up after `SERVER_TIMEOUT` seconds; the daemon waits a little
+longer, so that its own time limit is met only if the server is stopped.
 
 Invariants:
 
@@ -34,7 +34,7 @@ SERVER_TIMEOUT: Final = 10.0
 TERMINATION_TIMEOUT: Final = 15.0
 """Seconds a server has to answer: it gives up earlier unless it is stopped."""
 RESET_TIMEOUT: Final = 30.0
-"""The same for a server that does not give up then, but ends processes that have kernels on a device."""
+"""Seconds that a server has to answer if it does not give up, but ends processes with kernels on a device."""
 CAUSES: Final[dict[int, str]] = {
     Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
     Result.ERROR_LAUNCH_TIMEOUT: (
@@ -47,9 +47,10 @@ CAUSES: Final[dict[int, str]] = {
     ),
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended, and the client's work with it",
 }
-"""Why the client was not terminated, by the number that is printed; docs/operations.md lists the remedies."""
+"""The reasons why a client was not terminated, by the number that is printed; docs/operations.md lists the
+remedies."""
 OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
-"""The results after which nothing of the client runs any more."""
+"""The results that mean that no work of the client runs any more."""
 
 
 def begin(
@@ -66,9 +67,10 @@ def begin(
 ) -> Iterator[do.Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
-    ``session`` 0: nobody waits for the answer; ``answer``: in place of the number that terminate_client prints;
-    ``in_words``: as protocol 3 has it. ``timeout``: seconds to wait, if they are fewer than the server has.
-    ``evicted``: clients that get no context any more. ``is_drain``: its result is kept in `Terminations.results`.
+    ``session`` 0: nobody waits for the answer; ``answer``: replaces the number that terminate_client prints;
+    ``in_words``: answer in words, as protocol 3 does. ``timeout``: seconds to wait, if fewer than the server's.
+    ``evicted``: clients that may not create contexts any more. ``is_drain``: its result is kept in
+    `Terminations.results`.
     """
     token = daemon.terminations.ids.take()
     contexts = frozenset(number for client in _clients_of(server, pid) for number in client.contexts)
@@ -139,7 +141,7 @@ def _answer(termination: Termination, code: int) -> Answer:
 
 
 def _answer_in_words(termination: Termination, code: int) -> Answer:
-    """Return the same in words, as protocol 3 has it."""
+    """Return the answer for a CUresult number in words, for protocol 3."""
     if code == 0:
         return Answer()
     if code == Result.ERROR_INVALID_CONTEXT:
@@ -164,13 +166,13 @@ def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[do.I
     server = daemon.servers.get(termination.server)
     if code == Result.SUCCESS and server is not None:
         for record in _clients_of(server, termination.pid):
-            # It may have made a context since.
+            # The process may have made a context since.
             record.terminated = termination.contexts.issuperset(record.contexts)
     if code in OVER:
         for client in termination.evicted:
             daemon.named_servers.occupied.pop(client, None)
     elif termination.answer is not None:
-        # The deletion is done; what did not end is reported with it.
+        # The deletion is done; its answer also reports what did not end.
         answer = evolve(termination.answer, diagnostic=answer.diagnostic or answer.printed)
     if termination.session:
         yield from do.reply(

@@ -42,7 +42,7 @@ def show(daemon: Control, interval: float, sort: str, filter_text: str) -> None:
 
 
 class NoTerminal(StartError):
-    """Nothing can be drawn here; the message explains why and what to do."""
+    """Raised if the table cannot be drawn here; the message explains why and what to do."""
 
 
 class _Screen:
@@ -54,7 +54,7 @@ class _Screen:
         self._note = daemon.owner_warning
 
     def run(self) -> None:
-        with contextlib.suppress(curses.error):  # a terminal that cannot hide it
+        with contextlib.suppress(curses.error):  # the terminal cannot hide the cursor
             curses.curs_set(0)
         while True:
             answers = Answers.of(self._daemon.query(*QUERIES))
@@ -107,7 +107,7 @@ class _Screen:
         self._window.getch()
 
     def _ask(self, question: str) -> str:
-        """Ask on the last line; return the text, nothing if it is left with Escape."""
+        """Ask a question on the last line; return the reply, or an empty text if the user leaves it with Escape."""
         self._window.timeout(-1)
         text = ""
         while True:
@@ -135,5 +135,5 @@ class _Screen:
         self._line(curses.LINES - 1, self._note or "q quit  s order  / filter  t terminate  h help")
 
     def _line(self, at: int, text: str, look: int = 0) -> None:
-        with contextlib.suppress(curses.error):  # a terminal too small for it
+        with contextlib.suppress(curses.error):  # the terminal is too small for the line
             self._window.addnstr(at, 0, printable(text).ljust(curses.COLS), curses.COLS - 1, look)

@@ -5,7 +5,7 @@
     lines(rows)                            text with a head, each column as wide as its widest cell
 
 Launches per second need two answers: `Rates` remembers the counts of the one before. Texts from clients, such as
-command lines, are made printable, because they must not command the terminal.
+command lines, are made printable, so that they cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pympsd.vocabulary.texts import format_memory_in_use, limit_of_memory_text
 from pympsd.vocabulary.untrusted import printable
 
 REPORT_SECONDS: Final = 1.5
-"""A server that launches reports it once a second; after this long without a change it launches nothing."""
+"""A server that launches kernels reports once a second. If its count has not changed for this long, it launches
+none."""
 WAITING: Final = ("WAITING", "HELD")
 """The status of a client that waits for its turn, and of one that a drain holds."""
 QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
@@ -35,18 +36,18 @@ class ClientRow(NamedTuple):
     server: int
     status: str
     percentage: float | dict[int, float] | None
-    """By device, if those of a client's devices differ."""
+    """The client's percentage; by device if its devices differ."""
     contexts: int
     memory: int | None
     command: str
     launches: float | None = None
-    """Kernels started in a second; of a server."""
+    """The number of kernels that the server starts in a second."""
     namespace: str = ""
     """The client's namespace (protocol 3 only)."""
     memory_limits: Mapping[int, int] = MappingProxyType({})
     """The bytes that a client may hold, by device."""
     priority: int | None = None
-    """Of a client: 0 normal, 1 below normal."""
+    """The client's priority: 0 normal, 1 below normal."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -60,10 +61,10 @@ class TableColumn:
 
     heading: str
     width: int
-    """The least, in characters: the table does not change its shape with every cell."""
+    """The minimum width in characters, so that the table keeps its shape when cells change."""
     cell: Callable[[ClientRow], str]
     meaning: str
-    """For the help."""
+    """The explanation of the column in the help."""
     is_left_aligned: bool = False
 
 
@@ -163,7 +164,7 @@ class Answers:
 
 
 def summary(answers: Answers) -> str:
-    """Return the first line."""
+    """Return the line above the table: the number of servers, clients and waiting clients, and the devices."""
     clients = sum(len(server.clients) for server in answers.servers)
     names = [device.name for device in answers.devices]
     counted = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
@@ -176,15 +177,15 @@ class Rates:
     """Launches of servers in a second, from the totals now and some time before."""
 
     _counted: dict[int, tuple[float, int]] = field(factory=dict, init=False)
-    """By PID: when its number changed last, as far as was seen, and the number."""
+    """By PID of the server: when its number of launches was last seen to change, and the number."""
     _rates: dict[int, float] = field(factory=dict, init=False)
 
     def measure(self, servers: Iterable[Server], now: float) -> dict[int, float]:
-        """Return launches per second by PID, of the servers that were there before and report it."""
+        """Return launches per second, by PID, of the servers that also reported a count earlier."""
         totals = {server.pid: sum(server.launches.values()) for server in servers if server.launches}
         for pid, total in totals.items():
             before, count = self._counted.get(pid, (now, total))
-            # Reported once a second: between two reports the last rate stands.
+            # Servers report once a second: between two reports the last rate holds.
             if total == count and now - before < REPORT_SECONDS and pid in self._counted:
                 continue
             if pid in self._counted and now > before:

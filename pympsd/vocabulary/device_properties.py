@@ -33,9 +33,9 @@ PINNED_BITS = 38
 PINNED_WINDOWS = 64
 PINNED_END = PINNED_BASE + (PINNED_WINDOWS << PINNED_BITS)
 VIRTUAL_OFFSET, MAPPED_OFFSET = 2 << 38, 3 << 38
-"""On the emulated device it lies in the device's own window instead, from this offset on, up to the window's end: its
-kernels access the addresses of that window and no others. Between the first offset and this one clients reserve
-addresses and map memory there themselves."""
+"""On an emulated device the page-locked memory lies in the device's own window instead, from this offset up to the
+window's end, because its kernels access only the addresses of that window. Between the first offset and this one
+clients reserve addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
 """Mappings there are multiples of this many bytes, at multiples of it."""
 
@@ -62,19 +62,20 @@ class DeviceProperties:
     memory_bytes: int
     attributes: dict[str, int]
     contains_faults: bool = False
-    """True if a fatal fault stays with its context (an option of emulated machines) instead of reaching all that
-    share the device."""
+    """True if a fatal fault stays with its context (an option of emulated machines) instead of affecting all contexts
+    on the device."""
     stops_kernels: bool = False
-    """True if a running kernel can be stopped: true on emulated machines, unless described otherwise."""
+    """True if a running kernel can be stopped. Emulated machines can, unless described otherwise."""
     isolates_address_spaces: bool = False
-    """True if the clients of one executor cannot reach each other's memory: true on emulated machines
-    from Volta on, unless described otherwise."""
+    """True if the clients of one executor cannot access each other's memory. So it is on emulated machines from Volta
+    on, unless described otherwise."""
     driver: int = DRIVER
     """The branch of the driver whose versions, number of client contexts and commands are the device's."""
     sm_chunks: tuple[int, int] | None = None
     """The chunks of SMs for static partitions: their number, and the SMs in each; None: by compute capability."""
     sm_chunks_2: tuple[int, int] | None = None
-    """The same of protocol 2, where the SMs in each are a multiple."""
+    """The chunks of protocol 2, in the same form; the SMs in each are a multiple of those in a chunk of
+    ``sm_chunks``."""
     reserved_bytes: int = 0
     """The device memory that the driver keeps for itself, or 0: NVML counts it, CUDA and ``memory_bytes`` do not."""
 
@@ -160,12 +161,12 @@ class DeviceUse:
     launches: int = 0
     """Kernels that the server has started there since its start."""
     left: int = 0
-    """Bytes that exited clients still hold: their kernels run."""
+    """Bytes that exited clients still hold because their kernels are still running."""
     utilization: int | None = None
     """The percentage of the last sample period (at most 1 s) in which kernels ran; None: it is not counted."""
 
     def is_possible(self, memory_bytes: int) -> bool:
-        """Return whether a device with ``memory_bytes`` of memory can be used so: servers are not trusted.
+        """Return whether a device with ``memory_bytes`` of memory can be used as reported; servers are not trusted.
 
         >>> DeviceUse({7: 64}).is_possible(memory_bytes=32)
         False

@@ -8,8 +8,8 @@ from typing import Final
 # into calls the driver's __cuda_syscall_cnpv2LaunchDeviceV2 and the like instead.
 _NAMES: Final = re.compile(r"(?:__)?cuda(?:CDP2)?[A-Z]\w*|__cuda_syscall_cnp\w+")
 _GRID: Final = "cudaCG"
-"""cudaCGGetIntrinsicHandle, cudaCGSynchronize, ...: grids and grids of several devices, of kernels that wait for all
-their blocks."""
+"""The prefix of cudaCGGetIntrinsicHandle, cudaCGSynchronize, ...: synchronisation of a grid, or of grids on several
+devices."""
 
 SET_CONDITIONAL: Final = "cudaGraphSetConditional"
 """Sets the value of a conditional handle of a graph; the emulated device has it."""

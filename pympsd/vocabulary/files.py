@@ -8,7 +8,7 @@ DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 CONTROL = "control"
 CONTROL_PRIVILEGED = "control_privileged"
 OWN_CONTROL = "pympsd.control"
-"""For pympsd's own command line next to the driver's server, when ``control`` speaks the driver's protocol."""
+"""The socket of pympsd's own command line when ``control`` speaks the protocol of the driver's server."""
 LOCK = "control_lock"
 KEEPER = "pympsd.keeper"
 """The socket at which the next daemon gets the sockets of one that was killed."""
@@ -17,7 +17,7 @@ PID = "nvidia-cuda-mps-control.pid"
 STATE = "pympsd.state"
 """The state that the next daemon needs if this one is killed; it exists as long as a daemon runs."""
 NEW_STATE = f"{STATE}.new"
-"""Becomes the state file when it is complete."""
+"""The new state, which becomes the state file when it is complete."""
 NAMED_SERVERS = "pympsd.named-servers"
 """An empty file in the directory of a daemon of protocol 3, which remains when the daemon ends. A path below it is
 that of a server or a namespace, and a program there must not run without its limits."""
@@ -33,7 +33,8 @@ OF_THE_DAEMON = (
 """The names in the pipe directory that nothing else may have."""
 
 OF_A_RUNNING_DAEMON = (STATE, KEEPER)
-"""Files of a running or killed daemon in its pipe directory; servers and namespaces have none of them."""
+"""Files of a running or killed daemon in its pipe directory; the directories of servers and namespaces do not have
+them."""
 
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
@@ -51,7 +52,7 @@ MAX_LIBCUDA_SOCKET_PATH = 106
 def machine_places(environment: "dict[str, str]") -> "tuple[str, ...]":
     """Return the paths where the file of an emulated machine is looked for, the user's before the machine's.
 
-    Callers may strip variables, so that of the user is found by HOME too.
+    Callers may strip variables, so the user's file is looked for by HOME too.
     """
     home = environment.get("HOME")
     folders = environment.get("XDG_CONFIG_HOME") or (home and f"{home}/.config"), "/etc"

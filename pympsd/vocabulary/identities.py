@@ -12,7 +12,7 @@ from attrs import frozen
 from pympsd.vocabulary import files
 
 NO_USER = (1 << 32) - 1
-"""To the kernel no uid."""
+"""The value that the kernel never uses as a uid."""
 
 
 @frozen
@@ -30,7 +30,7 @@ class Peer:
 
     @property
     def operator(self) -> int:
-        """The uid by which privileges are given: no user's if it is a placeholder, which may be the daemon's own."""
+        """The uid that decides the privileges; NO_USER for a placeholder, which may equal the daemon's own uid."""
         return NO_USER if self.foreign else self.uid
 
 

@@ -8,8 +8,8 @@ The problem: an operator can limit a client in four places, with the same limits
 may fit its process, and its own *environment* may ask for less. Whoever adds a limit should not have to visit all
 readers, lists, files and messages in which limits occur.
 
-The idea: `Limits` holds what one of these places states, and None for a limit that the place does not state.
-`LIMITS` has a row for each limit: its name, its reader, its text, and how `combine` decides between the places. All
+The idea: `Limits` holds what one of these places states, and None for a limit that the place does not state. `LIMITS`
+has a row for each limit: its name, its reader, its text, and how `combine` decides between the places. Everything
 else loops over the rows:
 
 - the options of commands (pympsd/commands/v3/options.py) and the cells of lists (pympsd/commands/v3/view.py);
@@ -215,9 +215,10 @@ class LimitRow:
         return getattr(limits, self.field)
 
     def entries(self, limits: Limits, indices: Sequence[int]) -> list[Any]:
-        """Return the limit's value, or if it is by device its entry for each of some devices, one if all are equal.
+        """Return the entries of the limit for some devices; one entry if all are equal, or if the limit is not by
+        device.
 
-        For no device it is the entry of all.
+        Without indices, return the entry that holds for all devices.
         """
         value = self.of(limits)
         if not self.is_by_device:
@@ -237,14 +238,16 @@ class LimitRow:
         return ",".join(f"{position}={self.render(entry)}" for position, entry in enumerate(entries))
 
     def json(self, limits: Limits, indices: Sequence[int]) -> Any:
-        """Return what JSON has for it, as in `text`: a value, or an object with one for each device."""
+        """Return the limit's value in JSON, as in `text`: a value, or an object with one for each device."""
         entries = self.entries(limits, indices)
         if len(entries) == 1:
             return self.number(entries[0])
         return {str(position): self.number(entry) for position, entry in enumerate(entries)}
 
     def differs(self, first: Limits, second: Limits, indices: Iterable[int]) -> bool:
-        """Return whether two places state different values, of a limit by device for some devices."""
+        """Return whether two places state different values; for a limit by device, whether they differ for one of
+        some devices.
+        """
         return self.entries(first, tuple(indices)) != self.entries(second, tuple(indices))
 
     def indices(self, *places: Limits) -> list[int]:
@@ -346,6 +349,6 @@ LIMITS: Final = (
 PINNED_MEMORY, PERCENTAGE, PRIORITY, TOTAL_MEMORY, SM_PARTITION = LIMITS
 BY_DEVICE: Final = tuple(row for row in LIMITS if row.is_by_device)
 VENDORS: Final = tuple(row for row in LIMITS if not row.is_own)
-# Lists and files have the rows of these two in the order of their names.
+# Lists and files show these rows in the order of their names.
 WITH_MAXIMUM: Final = tuple(sorted((row for row in LIMITS if row.has_maximum), key=lambda row: row.name))
 OWN: Final = tuple(sorted((row for row in LIMITS if row.is_own), key=lambda row: row.name))

@@ -72,7 +72,7 @@ class ThreadPercentage:
 
 
 OF_CGROUP = "cgroup "
-"""The name of a group of clients that are in a cgroup begins so."""
+"""The prefix of the name of a group of clients that are in a cgroup."""
 
 
 @frozen
@@ -87,7 +87,8 @@ class MemoryGroup:
     limit: int
     """The bytes that they hold at most (hard limit)."""
     soft: int = 0
-    """The bytes that they are guaranteed (soft limit): clients of others that hold more than theirs are ended."""
+    """The bytes that they are guaranteed (soft limit). When memory is short, clients of groups above theirs are
+    terminated."""
 
 
 @frozen
@@ -98,7 +99,8 @@ class Quota:
     """
 
     multiprocessors: int
-    """Their number; 0, or the device's whole number: all of them, and the context counts as the user of none."""
+    """The number of SMs. With 0, or the number that the device has, the context may use all and counts as the user of
+    none."""
     memory_bytes: int
     """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
 
@@ -145,7 +147,8 @@ class LimitsInForce:
     device_percentages: dict[int, float] = field(factory=dict)
     """By ordinal, if they differ."""
     connections: int = 1
-    """The connections of a device that each of its contexts takes; of a client of the driver's own server unknown."""
+    """The connections of a device that each context of the client takes; 1 for a client of the driver's own server,
+    whose number is unknown."""
 
     def percentage_on(self, ordinal: int) -> float:
         """Return the percentage on a device, by the device's index."""
@@ -162,9 +165,10 @@ class CgroupLimit:
     """The limits of the memory that the clients of a cgroup hold together on a device."""
 
     hard: PinnedMemory | None = None
-    """They get no more than this."""
+    """The maximum in bytes that the clients of the cgroup hold together."""
     soft: PinnedMemory | None = None
-    """They are guaranteed this: clients of others that hold more than theirs are ended."""
+    """The bytes that these clients are guaranteed. When memory is short, clients of cgroups above theirs are
+    terminated."""
 
 
 def combine_cgroup_limits(first: CgroupLimit, second: CgroupLimit) -> CgroupLimit:

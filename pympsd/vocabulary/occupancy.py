@@ -44,7 +44,7 @@ def multiprocessor_capacity(attributes: Mapping[str, int]) -> tuple[int, int, in
 
 
 def block_cost(attributes: Mapping[str, int], threads: int, shared_bytes: int) -> tuple[int, int, int]:
-    """Return what one block takes of that; ``shared_bytes`` is its static and dynamic shared memory."""
+    """Return what one block takes of that capacity; ``shared_bytes`` is its static and dynamic shared memory."""
     reserved = attributes.get("RESERVED_SHARED_MEMORY_PER_BLOCK", 0)
     granule = _GRANULE_BYTES if reserved else _OLD_GRANULE_BYTES
     allocated_bytes = -(-(shared_bytes + reserved) // granule) * granule

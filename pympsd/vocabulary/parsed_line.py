@@ -35,6 +35,6 @@ class ParsedLine:
     is_json_query: bool = False
     """The line is a query with --json, which is not logged."""
     is_whole: bool = True
-    """False: the line was longer than a command may be. It is cut, and not a command."""
+    """False: the line was longer than a command may be. It was cut and is not carried out."""
     asks_origins: bool = False
     """The command depends on the cgroups of clients' processes, which may be unknown."""

@@ -16,11 +16,11 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.identities import name_problem
 
 VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
-"""By which a client names its partitions."""
+"""The variable in which a client names its partitions."""
 NO_PARTITION: Final = "none"
 """The word for a namespace that is bound to no partition."""
 MIN_CAPABILITY: Final = (8, 0)
-"""The compute capability from which on devices have them."""
+"""The lowest compute capability of devices that have static partitions."""
 _ID_BYTES: Final = 27
 """Random bytes in the id of a partition of protocol 3, which are 36 characters in base64."""
 _DAEMON_ID: Final = re.compile("D[0-9a-f]{35}")
@@ -29,12 +29,14 @@ _DAEMON_ID: Final = re.compile("D[0-9a-f]{35}")
 
 @frozen
 class SmPartition:
-    """A partition of a server or the daemon. The chunk after a device's last one is what the chunks leave over."""
+    """A partition of a server or the daemon. The chunk after a device's last one stands for the SMs that the chunks
+    leave over.
+    """
 
     name: str
     """In protocol 2 its id (`daemon_partition_id`)."""
     device: int
-    """The daemon's ordinal."""
+    """The daemon's ordinal of the device."""
     chunks: tuple[int, ...]
 
 
@@ -81,7 +83,7 @@ def protocol_2_chunks(device: DeviceProperties) -> tuple[tuple[int, ...], ...]:
 
 
 def list_multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[int, ...]:
-    """Return the ids of the SMs in chunks of a device, the one that is left over included, ascending."""
+    """Return the ids of the SMs in chunks of a device, ascending; the remainder counts as a chunk."""
     size, count = chunk_size(device), chunk_count(device)
     every = (
         range(size * chunk, size * (chunk + 1)) if chunk < count else range(size * count, device.multiprocessors)
@@ -91,7 +93,7 @@ def list_multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tup
 
 
 def free_chunks(device: DeviceProperties, partitions: Sequence[SmPartition]) -> tuple[int, ...]:
-    """Return the chunks of a device that none of its partitions owns, the one that is left over included."""
+    """Return the chunks of a device that none of its partitions owns, the remainder included."""
     used_chunks = {chunk for partition in partitions for chunk in partition.chunks}
     return tuple(chunk for chunk in range(chunk_count(device) + has_remainder(device)) if chunk not in used_chunks)
 
@@ -130,8 +132,8 @@ def partition_id(server: str, device: DeviceProperties, name: str) -> str:
 def daemon_partition_id(device: DeviceProperties, chunks: Sequence[int]) -> str:
     """Return the id, and the name, of a partition of the daemon: the same for the same chunks of a device.
 
-    The driver's ids are masks of multiprocessors in base64. These have no ``+``, ``/``, ``-`` or ``_``, at which one
-    program or another ends an id.
+    The driver's ids are masks of multiprocessors in base64. The ids returned here have no ``+``, ``/``, ``-`` or
+    ``_``, because some programs end an id there.
     """
     text = "\0".join((device.uuid, *map(str, sorted(chunks))))
     return f"D{sha256(text.encode()).hexdigest()[:35]}"

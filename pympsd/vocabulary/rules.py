@@ -1,7 +1,7 @@
-"""Limits by rule: what a rule asks of a client's process, and whether a process is such a one.
+"""Limits by rule: the conditions that a rule tests, and the test whether a client's process meets them.
 
-The first rule that a process fits holds for it. A user can give any name to a program, and make any cgroup below the
-one of the own service manager, but cannot leave its user, its groups, and the cgroup that root has put it into.
+The first rule that a process fits holds for it. A user can give any name to a program, and make any cgroup below that
+of the user's own service manager, but cannot leave its user, its groups, and the cgroup that root has put it into.
 """
 
 import re
@@ -132,7 +132,9 @@ def _executables(origin: Origin) -> tuple[str, ...]:
 
 
 def _trustworthy_parts(origin: Origin) -> Iterator[str]:
-    """Yield the parts of the cgroups' paths, down to a user's own service manager: what is below is that user's."""
+    """Yield the parts of the cgroups' paths, down to a user's own service manager. The user controls everything below
+    that.
+    """
     for path in _cgroups(origin):
         parts = path.strip("/").split("/")
         yield from takewhile(lambda part: not _USERS_MANAGER.fullmatch(part), parts)
@@ -175,7 +177,7 @@ def is_below(path: str, value: str) -> bool:
 
 
 def expand_cgroups(cgroups: Sequence[str]) -> list[str]:
-    """Return the paths of cgroups and of all that they are in, each once, outer ones first."""
+    """Return the paths of cgroups and of all cgroups that contain them, each once, outermost first."""
     paths = {"/": None} if cgroups else {}
     for path in cgroups:
         parts = path.strip("/").split("/")

@@ -86,9 +86,9 @@ class Settings:
 
 
 def add_shares(settings: Settings, texts: Sequence[str], protocol: int) -> Settings:
-    """Return settings with the shares that the option gives, which beats the variable.
+    """Return settings with the shares that the option gives, which takes precedence over the variable.
 
-    Shares of what the protocol does not have are among the complaints.
+    Shares of resources that the protocol does not have are added to the complaints.
     """
     shares = {**settings.user_shares, **read_shares(texts)}
     idle = [name for name in shares if protocol == 2 and BY_NAME[name].is_named]
@@ -153,10 +153,12 @@ _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {
 
 
 def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what is wrong with variables that prevent no start. The devices' memory limits are checked elsewhere."""
+    """Return a complaint for each wrong value that does not prevent a start. The devices' memory limits are checked
+    elsewhere.
+    """
     complaints = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
     for name, (_, complaint) in _RECORDED.items():
-        # Of a client a percentage can be by device, of the daemon it is one number.
+        # A client's percentage can be by device; the daemon's is one number.
         if environment.get(name) and _read_or_none(name, environment) is None:
             complaints[name] = complaint
     return tuple(complaints.values())
@@ -178,7 +180,9 @@ METHODS: Final = {
 
 
 def load_policy(group: str, variable: str, text: str) -> Any:
-    """Return what the entry point that a setting names makes of its argument ("" without one); raise BadSetting."""
+    """Return the policy that a setting names: call its entry point with the argument ("" without one); raise
+    BadSetting.
+    """
     from importlib.metadata import entry_points  # it takes 10 ms, and few processes have a policy
 
     name, _, argument = text.partition(":")
@@ -190,7 +194,7 @@ def load_policy(group: str, variable: str, text: str) -> Any:
         policy = points[name].load()(argument)
     except ValueError as error:
         raise BadSetting(f"{variable}={text}: {error}") from None
-    except Exception as error:  # whatever a plug-in may raise, or its modules when they are imported
+    except Exception as error:  # a plug-in may raise anything, and so may its modules when they are imported
         where = f"{points[name].value} cannot be used: {type(error).__name__}: {error}"
         raise BadSetting(f"{variable}={text}: {where}") from error
     missing = [method for method in METHODS[group] if not callable(getattr(policy, method, None))]

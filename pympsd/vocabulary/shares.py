@@ -56,13 +56,13 @@ class SharedResource:
     """A resource of the daemon that users share: its default, its bounds and its reserves."""
 
     name: str
-    """In the option, the variable and the file."""
+    """Its name in the option, the variable and the file."""
     share: int
     """The share of one user, unless an administrator sets it."""
     maximum: int
     """The largest share that can be set."""
     description: str
-    """The things that count, and their cost: a sentence for the documents."""
+    """A sentence for the documents: which things count, and what each costs."""
     minimum: int = 0
     """The smallest share that can be set."""
     unit: str = field(default=Factory(lambda self: self.name, takes_self=True))
@@ -78,7 +78,7 @@ class SharedResource:
     own_reserve: int = 0
     """In eighths of the total: what explicit requests leave for users' own servers."""
     is_named: bool = True
-    """It exists in protocol 3 only, as named servers do."""
+    """True if the resource exists in protocol 3 only, as named servers do."""
 
     def total_of(self, descriptors: int) -> int:
         """Return how much all users together may have; 0: there is no bound.
@@ -177,7 +177,7 @@ class Shares:
     descriptors: int = 1024
     """The limit of the daemon's open descriptors (RLIMIT_NOFILE)."""
     configured: Mapping[str, int] = field(factory=dict)
-    """The same of the configuration file, which beats the option."""
+    """The shares that the configuration file sets, which take precedence over the option."""
 
     def share(self, resource: SharedResource) -> int:
         """Return how much of a resource one user may have, in the resource's unit."""

@@ -30,7 +30,7 @@ class SmRounding:
     green_minimum: int
     """The least number of SMs of a green context (CUDA driver API, Green Contexts)."""
     green_alignment: int
-    """The SMs of a green context are a multiple of this number (there)."""
+    """The number of SMs in a green context is a multiple of this (same source)."""
     is_measured: bool
     """True if ``step`` and ``minimum`` were seen on a device of this architecture."""
     source: str
@@ -66,7 +66,7 @@ ROUNDINGS: Final = (
 
 
 def count_multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> int:
-    """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all.
+    """Return how many SMs a percentage of a device amounts to, rounded down by `rounding`; all SMs before Volta.
 
     The exact number is computed without binary fractions: 33.3 % of 1,000 SMs are 333. 100 % are always all SMs, also
     if the device has a number that is not a multiple of the step.

@@ -24,7 +24,7 @@ MAX_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)
 _MAX_DIGITS: Final = 20
-"""More are above the limit in every unit."""
+"""A number with more digits is above the limit in every unit."""
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
 
 
@@ -75,7 +75,8 @@ def read_memory(text: str) -> PinnedMemory | None:
 def read_by_device(read: Callable[[str], V], what: str, example: str) -> Callable[[str], dict[str, V]]:
     """Return a reader of one value for all devices (key ``""``), or of ``0=4G,GPU-...=8G``, one for each device.
 
-    ``read`` reads one value; ``what`` names it, and ``example`` is a text of several, for the sentence on a bad one.
+    ``read`` reads one value. The error for a bad text uses ``what``, the name of such a value, and ``example``, a
+    text with several.
     """
 
     def read_each(text: str) -> dict[str, V]:
@@ -125,7 +126,7 @@ def read_boolean(text: str) -> bool:
 
 
 def read_containment(text: str) -> bool:
-    """Read what a fault of an SM partition's client reaches: ``partition`` (true) or ``server``."""
+    """Read how far a fault of an SM partition's client extends: ``partition`` (true) or ``server``."""
     if text not in CONTAINMENTS:
         raise BadText("partition or server,", text)
     return text == CONTAINMENTS[True]
@@ -166,7 +167,7 @@ def memory_text(limit: PinnedMemory | None) -> str:
 
 
 def format_memory_in_use(count: int | None) -> str:
-    """Return the memory in use, in bytes, as lists show it, in MiB: ``512.0M``; ``-`` if it is unknown.
+    """Return a number of bytes in use as lists show it, in MiB: ``512.0M``; ``-`` if it is unknown.
 
     >>> format_memory_in_use(512 << 20), format_memory_in_use(None)
     ('512.0M', '-')

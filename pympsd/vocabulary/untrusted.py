@@ -1,8 +1,8 @@
 """Select the lines that a tool may send to a program that it does not trust, and make the answers printable.
 
 A tool that does not trust the daemon sends it only queries: command lines that change nothing, by their words alone;
-the table of all commands calls `is_query`. Control characters are escaped: what another program wrote must not
-command the terminal that shows it. Imports nothing, because the command line uses it.
+the table of all commands calls `is_query`. Control characters are escaped: text from another program must not control
+the terminal that shows it. Imports nothing, because the command line uses it.
 """
 
 VERBS = frozenset({"list", "get", "describe", "show", "status", "test"})
@@ -32,7 +32,8 @@ ESCAPED = {
     if chr(byte) not in "\t\n"
     for code in (byte, 0xDC00 + byte)
 }
-"""A table for ``str.translate``: tabs, line ends and other undecodable bytes (as surrogates) stay as they are."""
+"""A table for ``str.translate`` that escapes control characters. Tabs and line ends stay, and so do other bytes that
+cannot be decoded (as surrogates)."""
 
 
 def escape_controls(data: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """The environment variables that are settings: who reads each, what is allowed, and what a wrong value does.
 
-There is one table, ``VARIABLES``, because a variable has many readers that must agree. The daemon refuses or reports
-its own wrong values with it (`settings`), a server those of its clients in server.log, a program with PYMPSD_EXPLAIN
-those of its own, and ``python3 -m pympsd_client`` all. The manual pages and docs/settings.md are made from it.
+There is one table, ``VARIABLES``, because a variable has many readers that must agree. The daemon uses it to refuse
+or report its own wrong values (`settings`), a server to report those of its clients in server.log, a program with
+PYMPSD_EXPLAIN to report its own, and ``python3 -m pympsd_client`` to report all. The manual pages and
+docs/settings.md are made from it.
 
 A row's ``check`` looks at a text alone. It cannot look at what the machine has: devices, files, entry points and the
 executors' user are checked by whoever uses the setting, and those readers name the variable in their own message.
@@ -26,7 +27,8 @@ BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
 WORKERS: Final = ("auto", "native", "python")
 """auto: native if that helps and is available; native: required; python: never native."""
 TIERS: Final = ("auto", "numpy", "compiled")
-"""What runs kernels of the emulated GPU. auto: machine code for those that take long; compiled: where possible."""
+"""The ways to run kernels of the emulated GPU. auto: machine code for long-running ones; compiled: wherever
+possible."""
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 USERS: Final = ("in-turn", "together")
@@ -43,7 +45,8 @@ LAUNCHES: Final = "PYMPSD_LAUNCHES"
 CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 """The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
-"""1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
+"""1: kernels of the emulated GPU can access exactly the requested bytes; 0: also those up to the hardware's next
+unit."""
 TIER: Final = "PYMPSD_TIER"
 KERNEL_THREADS: Final = "PYMPSD_KERNEL_THREADS"
 KERNEL_CACHE: Final = "PYMPSD_KERNEL_CACHE"
@@ -70,7 +73,9 @@ _NUMBER: Final = re.compile(r"\s*\+?0*([0-9]{1,4})\s*", re.ASCII)
 
 
 class Reader(Flag):
-    """The programs that read a variable. An executor's settings are its daemon's, in whose environment it runs."""
+    """The programs that read a variable. An executor runs in its daemon's environment, so its settings are the
+    daemon's.
+    """
 
     DAEMON = auto()
     CLIENT = auto()
@@ -138,7 +143,7 @@ def _percentage(text: str) -> str:
         percentage = limits.ThreadPercentage.parse(text)
     except limits.BadLimit:
         return "a number above 0, up to 100"
-    # pympsd reads it as its command does; whether a driver does so is not known.
+    # pympsd accepts it, as its command does; whether a driver does is not known.
     return f"a number without a percent sign (pympsd reads {percentage.value:g})" if "%" in text else ""
 
 
@@ -523,7 +528,7 @@ def problems(
 ) -> dict[str, str]:
     """Return what is wrong with an environment, by variable, in the table's order.
 
-    ``readers``: of which programs, default: of all. ``but_for``: the variables that are not looked at.
+    ``readers``: only variables that these programs read; by default all. ``but_for``: variables to leave out.
     """
     looked_at = (
         variable

@@ -203,7 +203,7 @@ class Ping:
 
 @message(79)
 class StartTimeline:
-    """With 1 fd: write to this trace what the device does from now on; refused if its work cannot be timed."""
+    """With 1 fd: write the device's work to this trace from now on; refused if its work cannot be timed."""
 
     request: int
 

@@ -25,8 +25,8 @@ class Frame:
 class FrameReader:
     """Collects bytes and descriptors and returns whole frames.
 
-    ``body_limit`` in bytes; ``fds_allowed``: the number of descriptors that one frame may have (0 on public
-    sockets). The owner closes what ``take_unclaimed_fds`` returns when the conversation ends.
+    ``body_limit`` in bytes; ``fds_allowed``: the number of descriptors that one frame may have (0 on public sockets).
+    The owner closes the descriptors of ``take_unclaimed_fds`` when the conversation ends.
     """
 
     body_limit: int = frames.MAX_BODY

@@ -47,7 +47,7 @@ class ConditionalKind(IntEnum):
 
 @frozen
 class Conditional:
-    """A conditional node; ``default`` is the value of its handle when a launch begins, None: what it was."""
+    """A conditional node; ``default`` is the value of its handle when a launch begins; None: it is unchanged."""
 
     handle: int
     kind: ConditionalKind

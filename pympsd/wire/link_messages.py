@@ -1,10 +1,10 @@
 """Messages between the daemon and a server, over the registration socket that the server inherits.
 
 The fields' names are the encoding (MessagePack maps): a name stays even if the product calls the thing otherwise by
-now, because a daemon takes over servers that an earlier version started, and speaks with them as long as they run.
-So ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` its MPS namespace; a new field has a
-default, which stands for what an older sender does not send, and an older receiver ignores it. The fields of a base
-class are encoded with those of the message itself.
+now, because a daemon takes over servers that an earlier version started, and speaks with them as long as they run. So
+``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` its MPS namespace; a new field has a
+default, which applies if an older sender does not send the field, and an older receiver ignores it. The fields of a
+base class are encoded with those of the message itself.
 """
 
 from attrs import field, frozen
@@ -82,7 +82,7 @@ class AdmittedLimits:
 
 @frozen(kw_only=True, slots=False)
 class LimitsOfOlderServers:
-    """What servers of pympsd before 27 November 2026, which do not read `AdmittedLimits`, enforce."""
+    """The limits for servers of pympsd before 27 November 2026, which do not read `AdmittedLimits`."""
 
     thread_percentage: float | None = None
     """The percentage on every device; None: the server's."""
@@ -210,7 +210,7 @@ class MemoryElsewhere:
 
 @message(58)
 class StartTrace:
-    """With 1 fd: the executors write to this trace what they do."""
+    """With 1 fd: the executors write their work to this trace."""
 
 
 @message(59)

@@ -1,4 +1,4 @@
-"""The command stream between a client and an executor: ONE table, from which both sides are made.
+"""The command stream between a client and an executor: one table, from which both sides are generated.
 
 A record is a 24-byte header, its operands of 8 bytes each, and for some a tail of bytes, padded to 8 with zeros.
 Header: opcode (u16), flags (u16), length of the record in bytes, header included (u32), context (u64), sequence
@@ -21,9 +21,9 @@ MAX_RECORD: Final = 1 << 20
 """No record is longer than 1 MiB; bulk data goes through the shared memory."""
 ANSWER: Final = 0x8000
 OUTPUT: Final = 0x3FF
-"""The opcode of an answer without a record: what a context's kernels have printed, sent before the answer of a call
-that waits, with its sequence number. Its tail is the text, its result the descriptor for it: 1 standard output, 2
-standard error."""
+"""The opcode of an answer without a record: the text that a context's kernels have printed, sent before the answer of
+a call that waits, with its sequence number. Its tail is the text, its result the descriptor for it: 1 standard
+output, 2 standard error."""
 FLAG_QUIET: Final = 1
 """In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
 FLAG_COOPERATIVE: Final = 2
@@ -66,7 +66,7 @@ class Kind(Enum):
 class Use(Enum):
     """The effect of an operation on the handle in an operand.
 
-    From it the executor derives which handles of a record must exist before it, and which must not.
+    The executor uses it to decide which handles of a record must exist before it, and which must not.
     """
 
     NAMED = "named"
@@ -141,7 +141,7 @@ class Operation:
     brings_fd: bool = False
     """True if a good answer comes with a file descriptor."""
     may_be_slow: bool = False
-    """True if executing the operation may take long: a native worker first answers what it has pending."""
+    """True if executing the operation may take long: a native worker first sends its pending answers."""
     is_native: bool = False
     """True if a native worker executes the operation if it can."""
 
@@ -199,8 +199,8 @@ _MEMORY: Final = (
     # a side in the shared memory is COPY_3D_STAGED, whose answer gives the slot back; COPY_3D is not answered.
     Operation(0x108, "COPY_3D", (_STREAM, *_SIDES), Completion.QUEUED),
     Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.COMPLETE, answered=True),
-    # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
-    # process: to free it no context is named (0), and it stays until the work enqueued before is done.
+    # The memory belongs to the process: freeing it names no context (0), and it stays until the work enqueued before
+    # is done.
     Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address offset"), brings_fd=True),
     Operation(0x111, "FREE_PINNED", _u64("address"), answered=True, scope=Scope.PROCESS),
     # Copies from and to that memory, not answered: it may change, and has changed, when the stream is done with them.

@@ -1,8 +1,8 @@
 """Tensor maps (CUtensorMap) as they lie in memory: 128 bytes, opaque to programs.
 
-The client makes them, and kernels of the emulated device read and change them. Whatever is in memory can be there
-instead: `unpack` refuses what no tensor map can be, and the address in one is checked when it is used.
-The rules are those of the CUDA driver API, Tensor Map Object Management, and of the PTX ISA, tensormap.replace.
+The client makes them, and kernels of the emulated device read and change them. Memory may contain anything instead:
+`unpack` refuses bytes that cannot be a tensor map, and the address in one is checked when it is used. The rules are
+those of the CUDA driver API, Tensor Map Object Management, and of the PTX ISA, tensormap.replace.
 """
 
 import struct
@@ -74,7 +74,7 @@ _NEEDS_BLACKWELL: Final = "needs a device of compute capability 10.0"
 
 @frozen
 class Im2col:
-    """The box of an im2col map: offsets of its corners in W, H and D, and what one instruction reads."""
+    """The box of an im2col map: offsets of its corners in W, H and D, and the elements that one instruction reads."""
 
     lower_corner: tuple[int, ...]
     upper_corner: tuple[int, ...]
@@ -99,7 +99,7 @@ class TensorMap:
     swizzle: int = 0
     l2_promotion: int = 0
     fill: int = 0
-    """1: what is outside of the tensor is read as NaN, not as 0."""
+    """1: elements outside of the tensor are read as NaN, not as 0."""
     im2col: Im2col | None = None
 
     @property
@@ -122,7 +122,7 @@ class TensorMap:
 
 
 def check(of: TensorMap) -> None:
-    """Raise ValueError, which explains what is wrong and what is allowed, for an invalid tensor map."""
+    """Raise ValueError for an invalid tensor map; the message explains what is wrong and what is allowed."""
     _check_modes(of)
     _check_tensor(of)
     if of.im2col is None:

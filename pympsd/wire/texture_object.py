@@ -41,7 +41,7 @@ class TexturedKind(IntEnum):
     ARRAY = 1
     """An array or a mipmapped one."""
     LINEAR = 2
-    """One row of linear memory; what is read beyond it is 0."""
+    """One row of linear memory; elements beyond it are read as 0."""
     PITCHED = 3
     """Rows of linear memory."""
     SURFACE = 4

@@ -21,7 +21,7 @@ _named: Final[set[tuple[int, int]]] = set()
 
 
 def trace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that also writes its calls to the trace; the function itself if there is none."""
+    """Return a function that also writes its calls to the trace; the function itself if nothing traces it."""
     if _trace() is None:
         return function
 

@@ -6,7 +6,7 @@ last; other contexts are destroyed by their handle. With execution affinity a co
 (only under MPS).
 
 Functions raise NOT_INITIALIZED before cuInit, INVALID_DEVICE for a device that is not visible, and INVALID_CONTEXT
-for a handle of no context. The error of a faulted context is that of the fault.
+for a handle of no context. A faulted context has the error of its fault.
 """
 
 from typing import Any, Final
@@ -31,7 +31,7 @@ def retain_primary(device: int) -> int:
 
 
 def release_primary(device: int) -> None:
-    """Release a primary context; the last release frees what the context held.
+    """Release a primary context; the last release frees the context's resources.
 
     Raise INVALID_CONTEXT if not retained.
     """
@@ -39,7 +39,7 @@ def release_primary(device: int) -> None:
 
 
 def reset_primary(device: int) -> None:
-    """Free what the primary context holds; its users retain it again to continue."""
+    """Free the primary context's resources; its users retain it again to continue."""
     process.primary(device).reset(process.require())
 
 
@@ -124,7 +124,7 @@ def execution_affinity(kind: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a context and free what it held; pop it from the calling thread's stack if it is on top.
+    """Destroy a context and free its resources; pop it from the calling thread's stack if it is on top.
 
     The context stays current to other threads, whose calls return CONTEXT_IS_DESTROYED.
     """
@@ -141,7 +141,7 @@ def destroy(handle: int) -> None:
 
 
 def current_handle() -> int:
-    """Return the calling thread's current context; a NULL handle if there is none."""
+    """Return the calling thread's current context; a NULL handle if none is current."""
     return current().handle if this_thread.stack else 0
 
 
@@ -160,7 +160,7 @@ def push_current(handle: int) -> None:
 
 
 def pop_current() -> int:
-    """Pop the current context and return it; raise INVALID_CONTEXT if there is none."""
+    """Pop the current context and return it; raise INVALID_CONTEXT if none is current."""
     context = current()
     this_thread.stack.pop()
     return context.handle

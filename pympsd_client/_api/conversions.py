@@ -1,4 +1,4 @@
-"""What C's types mean: which function converts a value, by the type of its parameter in the rows.
+"""The meaning of C's types: the function that converts a value, by the type of its parameter in the rows.
 
 `is_as_given` types are left to the core, `structure_reader` converts inputs, `output_wrapper` outputs. The Python
 functions (`entry_point`) and those for callers in C (`pympsd_client.routing.driver`) use the same tables. They name

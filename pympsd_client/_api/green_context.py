@@ -1,7 +1,7 @@
 """Green contexts and resources of devices (CUDA driver API, Green Contexts).
 
-A green context is a context of its own here: what is allocated and loaded while it is current ends with it, and the
-device chooses its SMs, as long as there are free ones those of no other green context.
+A green context is a context of its own here: memory and modules that are made while it is current end with it, and
+the device chooses its SMs: while some are free, none of another green context.
 """
 
 from typing import Any, Final
@@ -73,11 +73,10 @@ def read_stream_resource(handle: int, kind: int) -> bytes:
 
 
 def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> tuple[list[bytes], int, bytes]:
-    """Return up to ``nbGroups`` parts of ``minCount`` SMs or more, their number, and what remains.
+    """Return up to ``nbGroups`` parts of ``minCount`` SMs or more, their number, and the remainder.
 
-    With ``nbGroups`` 0 there are no parts, and the number is that of all possible ones.
-    INVALID_RESOURCE_CONFIGURATION for more SMs than there are; INVALID_VALUE for other flags than
-    CUdevSmResourceSplit_flags.
+    With ``nbGroups`` 0 no parts are returned, and the number is the maximum. INVALID_RESOURCE_CONFIGURATION for more
+    SMs than there are; INVALID_VALUE for other flags than CUdevSmResourceSplit_flags.
     """
     resource = sm_resource(argument)
     if flags & ~(_IGNORE_COSCHEDULING | _MAX_POTENTIAL_CLUSTER):
@@ -105,7 +104,7 @@ def _not_possible(what: str) -> CudaError:
 
 
 def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[bytes], bytes]:
-    """Return a part for each group, and what remains; a group of 0 SMs gets all that remain.
+    """Return a part for each group, and the remainder; a group of 0 SMs gets all remaining ones.
 
     Afterwards the groups' smCount is the number that they got. A group's SMs are a multiple of its coscheduled SMs
     unless it may be backfilled, else INVALID_RESOURCE_CONFIGURATION, and likewise for more SMs than there are.
@@ -159,7 +158,7 @@ def create(description: int, device: int, flags: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a green context, and free what was made in it. Raise INVALID_CONTEXT."""
+    """Destroy a green context, and free the objects made in it. Raise INVALID_CONTEXT."""
     green.destroy(handle)
 
 

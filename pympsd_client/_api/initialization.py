@@ -1,7 +1,7 @@
 """Initialization, version, which devices there are, and their memory (CUDA driver API, sections 6.2, 6.3 and 6.5).
 
-cuInit is the first call of every program, so this module imports what connects to a device, and nothing else: no
-memory, no graphs, not cuda-bindings.
+cuInit is the first call of every program, so this module imports only the code that connects to a device: no memory,
+no graphs, not cuda-bindings.
 """
 
 from pympsd.process.version import API_VERSION

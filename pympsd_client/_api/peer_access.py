@@ -1,7 +1,7 @@
 """Access of other devices to memory (CUDA driver API, Peer Context Memory Access; GPUDirect RDMA, which is refused).
 
-Kernels of one emulated device access what cuMemAlloc, and memory pools, have allocated on another. Their atomics are
-atomic among the kernels of one device only. Other devices have no peer access here: copies need none.
+Kernels of one emulated device access memory of cuMemAlloc, and of memory pools, on another. Their atomics are atomic
+among the kernels of one device only. Other devices have no peer access here: copies need none.
 """
 
 from typing import Final
@@ -38,7 +38,7 @@ def enable(peer: int, flags: int) -> None:
     """Give kernels of the current context access to the memory of another context.
 
     PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer), PEER_ACCESS_ALREADY_ENABLED;
-    INVALID_CONTEXT for the current context itself, and if there is none; INVALID_VALUE for flags.
+    INVALID_CONTEXT for the current context itself, and without one; INVALID_VALUE for flags.
     """
     own, peer_context = _pair(peer)
     check_no_flags("cuCtxEnablePeerAccess", flags)

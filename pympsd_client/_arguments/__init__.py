@@ -12,6 +12,7 @@ family of C structures into frozen classes and back. Layouts are those of 64-bit
 `ctypes`.
 
 Errors follow cuda.bindings: a value of a wrong type raises TypeError, a number that does not fit its C type
-OverflowError, a list that is too short what cuda.bindings raises. A value that C would refuse is a CudaError with
-INVALID_VALUE, whose reason names the argument, the value, and what is allowed. NULL is None or 0, and never read.
+OverflowError, and a list that is too short the error of cuda.bindings. A value that C would refuse is a CudaError
+with INVALID_VALUE, whose reason names the argument, the value, and what is allowed. NULL is None or 0, and never
+read.
 """

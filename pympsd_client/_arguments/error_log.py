@@ -23,7 +23,7 @@ from pympsd.vocabulary.results import Result
 
 MAX_MESSAGES: Final = 100
 MAX_LINE_BYTES: Final = 255
-"""Without its end of line: a log of 25600 bytes in all."""
+"""The maximum of an entry without its end of line; the whole log has 25600 bytes."""
 _NOT_LOGGED: Final = (Result.ERROR_NOT_READY, Result.ERROR_NOT_INITIALIZED)
 """The first is the answer to a question, not a failure."""
 

@@ -176,7 +176,7 @@ def invalid_context(reason: str) -> CudaError:
 
 
 def not_supported(reason: str) -> CudaError:
-    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names what to do instead."""
+    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names the alternative."""
     return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
 
 

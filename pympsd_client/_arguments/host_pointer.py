@@ -38,8 +38,8 @@ _release.argtypes = (ctypes.POINTER(_Buffer),)
 class HostMemory:
     """``size`` bytes (None: unknown) at ``address``; a buffer stays open during the ``with`` block.
 
-    Accepts what cuda.bindings does for a ``void *``: an int, None (0), an object with a buffer, or with __int__.
-    A one-element array is a buffer here; cuda.bindings treats it as a number. TypeError for anything else.
+    Accepts the same values as cuda.bindings for a ``void *``: an int, None (0), an object with a buffer, or with
+    __int__. A one-element array is a buffer here; cuda.bindings treats it as a number. TypeError for anything else.
     """
 
     def __init__(self, pointer: Any) -> None:

@@ -1,6 +1,7 @@
-"""The 64 bytes by which processes name what they share: memory, events, allocations of pools (CUDA driver API, IPC).
+"""The 64 bytes by which processes name shared objects: memory, events, allocations of pools (CUDA driver API, IPC).
 
-A handle holds a secret of 128 bits, which cannot be guessed. With it any client of the executor opens what it names.
+A handle holds a secret of 128 bits, which cannot be guessed. With it any client of the executor opens the named
+object.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ def pack(name: str, handle: SharedHandle) -> bytes:
 def unpack(name: str, argument: Any, refusal: Callable[[str], CudaError]) -> SharedHandle:
     """Return the handle in a structure of CUDA's, given as cuda.bindings has it, as bytes, or by its address.
 
-    Raise what ``refusal`` returns for bytes that are not a handle; TypeError.
+    Raise the error of ``refusal`` for bytes that are not a handle; TypeError.
     """
     if isinstance(argument, bytes):
         data = argument[:HANDLE_BYTES].ljust(HANDLE_BYTES, b"\0")

@@ -1,4 +1,4 @@
-"""Plain values of arguments: numbers, names, and what C passes through ``void *``."""
+"""Plain values of arguments: numbers, names, and values that C passes through ``void *``."""
 
 import ctypes
 import struct
@@ -115,7 +115,7 @@ def find_by_handle(
 
 
 def check_not_null(name: str, *addresses: int) -> None:
-    """Raise INVALID_VALUE if an address is 0; ``name`` describes what should be there."""
+    """Raise INVALID_VALUE if an address is 0; ``name`` describes the expected value."""
     if 0 in addresses:
         raise invalid_value(f"the address of {name} is NULL")
 

@@ -1,9 +1,9 @@
 """Messages from an executor: answers, faults of contexts, the output of kernels, file descriptors.
 
 An answer is (flags, result, body). Three things may come with it. FLAG_STICKY means that a fault has ended the
-context; `report_fault` passes the fault to it. OUTPUT records carry what kernels printed before an answer;
-`DeviceOutput` keeps the text for the thread that waits for that answer. An answer whose operation brings a
-descriptor is received with recvmsg; `ReceivedFds` keeps the descriptor until the caller takes it.
+context; `report_fault` passes the fault to it. OUTPUT records carry the text that kernels printed before an answer;
+`DeviceOutput` keeps the text for the thread that waits for that answer. An answer whose operation brings a descriptor
+is received with recvmsg; `ReceivedFds` keeps the descriptor until the caller takes it.
 
 Like in `transport`, Ctrl-C may come between any two steps. If something could be lost, the steps are one chain of C
 calls; the other steps may be repeated.
@@ -56,7 +56,7 @@ class DeviceOutput:
             self._kept.setdefault(sequence, []).append((descriptor, text))
 
     def write(self, sequence: int) -> None:
-        """Write what came before this answer."""
+        """Write the text that came before this answer."""
         for descriptor, text in self._kept.pop(sequence, ()):
             write_output(descriptor, text)
 

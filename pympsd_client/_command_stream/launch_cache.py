@@ -109,7 +109,7 @@ def fits_plan(parameters: tuple[Any, ...] | int, count: int, record: bytes) -> b
 
 
 def by_pointers() -> tuple[Any, ...]:
-    """Return what stands for the types of parameters that come as the address of an array of pointers."""
+    """Return the key for the types of parameters that come as the address of an array of pointers."""
     return () if _library is None else _library.BY_POINTERS
 
 

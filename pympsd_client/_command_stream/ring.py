@@ -30,7 +30,7 @@ _FENCED: Final = ("x86_64", "AMD64")
 
 
 def ring_of(staging: StagingMemory, offset: int, ring_bytes: int) -> Ring | None:
-    """Return the ring behind the staging memory; None when there is none that this process can use."""
+    """Return the ring behind the staging memory; None when this process cannot use one."""
     if ring_bytes != AREA_BYTES or platform.machine() not in _FENCED:
         return None
     return Ring(staging, offset)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 HostFunction = tuple[int, int, Callable[[int], None]]
-"""The address of a C function (0 for another callable), that of its data, and what calls it."""
+"""The address of a C function (0 for another callable), the address of its data, and its caller."""
 
 
 class Interceptor(Protocol):
@@ -285,7 +285,7 @@ class Transport:
         return tuple(self._answers)
 
     def poll(self, sequence: int) -> Answer | None:
-        """Read what has come, without waiting; return an expected answer if it is there."""
+        """Read the bytes that have arrived, without waiting; return an expected answer if it is there."""
         self._read_until(0, 0)
         return self._answers.get(sequence)
 
@@ -420,7 +420,7 @@ class Transport:
                 self.free_slot(sequence)
 
     def _wake_one(self) -> None:
-        """Wake a waiter to become the leader, if there is none (a woken thread that leaves does the same)."""
+        """Wake a waiter to become the leader, if no thread leads (a woken thread that leaves does the same)."""
         if self._followers and not self._leading.locked():
             for gate in tuple(self._followers.values())[:1]:
                 _open(gate)

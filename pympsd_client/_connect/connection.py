@@ -53,7 +53,7 @@ class Connection(Protocol):
         """Open a context, on at most ``affinity`` SMs, rounded up, or on ``partition`` SMs; raise CudaError."""
 
     def close_context(self, device: VisibleDevice, context_id: int) -> None:
-        """Close a context and free what it held; raise CudaError."""
+        """Close a context and free its resources; raise CudaError."""
 
     def check(self) -> None:
         """Raise CudaError if the other side has gone."""

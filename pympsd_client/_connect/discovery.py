@@ -109,7 +109,7 @@ _NONE = "none"
 
 
 def misspelt(directory: str) -> str:
-    """Return what a daemon has next to a directory that it does not have; empty: the directory is not a daemon's."""
+    """Return why a directory below a daemon's does not exist, with the existing ones; empty for other directories."""
     parent, name = os.path.split(os.path.abspath(directory))
     if _has_socket(parent):
         if _has_lock(parent):
@@ -124,8 +124,8 @@ def misspelt(directory: str) -> str:
 def is_below_a_daemon(directory: str) -> bool:
     """Return whether a directory is one of a server or a namespace, whether or not its daemon runs.
 
-    A daemon's own directory has a lock, which remains when the daemon ends. A directory that only has a socket may be
-    all that a container sees.
+    A daemon's own directory has a lock, which remains when the daemon ends. A container may see only a directory with
+    a socket.
     """
     if _has_lock(directory):
         return False

@@ -20,7 +20,7 @@ _CACHE: Final = Path("/etc/ld.so.cache")
 
 
 def load_driver() -> ctypes.CDLL:
-    """Return the machine's own driver library, loaded; OSError if there is none."""
+    """Return the machine's own driver library, loaded; OSError if it does not exist."""
     library = ctypes.CDLL(NAME)
     if not hasattr(library, "pympsd_attach"):
         return library

@@ -14,8 +14,8 @@ The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an e
 - Nothing is sent before the daemon's owner is known. A daemon of an untrusted user would see and run this program's
   work. Only root's and the process's own uid are trusted, or, in a user namespace that cannot show the uid, a
   proof.
-- cuInit waits without limit: another user's turn may last for hours. After SILENT_WAIT_S a single warning names
-  what cuInit waits for.
+- cuInit waits without limit: another user's turn may last for hours. After SILENT_WAIT_S a single warning names the
+  reason of cuInit's wait.
 - A server may end between the grant and its welcome. That is `NotWelcomed`; the caller asks the daemon again,
   MAX_GRANTS times at most.
 - A program that names a namespace's directory must not run without that namespace's limits. So `connect_to_daemon`
@@ -52,7 +52,7 @@ from pympsd_client._connect.discovery import (
 from pympsd_client._connect.session import Conversation, ConversationEnded, Session
 
 SILENT_WAIT_S: Final = 10.0
-"""Seconds until a single warning names what cuInit waits for."""
+"""Seconds until a single warning names the reason of cuInit's wait."""
 _WHY_THE_DAEMON: Final = (
     "others have their turn, or a drain holds it (control.log has who waits for what), or it was stopped or killed"
 )
@@ -73,7 +73,7 @@ class NotWelcomed(CudaError):
 
 
 def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemon:
-    """Return a connection to the daemon's socket, or the reason why there is none.
+    """Return a connection to the daemon's socket, or the reason why that failed.
 
     The socket's path follows from CUDA_MPS_PIPE_DIRECTORY in ``environment``. The caller owns the connection.
     """
@@ -146,7 +146,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
 
 
 def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
-    """Receive what cuInit waits for; warn if it takes long.
+    """Receive the message that cuInit waits for; warn if it takes long.
 
     ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
     """

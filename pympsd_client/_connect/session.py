@@ -308,7 +308,7 @@ class Session:
             raise self._lost.copy()
 
     def close(self) -> None:
-        """End the session; the server frees what this process held."""
+        """End the session; the server frees this process's resources."""
         for transport in tuple(self._transports.values()):
             transport.close()
         self._conversation.close()

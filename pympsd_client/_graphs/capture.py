@@ -78,7 +78,7 @@ class Capture:
     is_into_existing: bool
     id: int = field(factory=_next_id, init=False)
     reason: str = field(default="", init=False)
-    """Why it was invalidated; empty while it is active."""
+    """The reason why it was invalidated; empty while it is active."""
     next: dict[StreamKey, dict[Node, Edge]] = field(factory=dict, init=False)
     """The streams of the capture, each with the nodes that its next node depends on."""
     added: dict[Node, None] = field(factory=dict, init=False)

@@ -17,8 +17,8 @@ makes new ones: several changes between two launches cost one upload.
 
 - ``_graph_handle`` is _NOT_INSTANTIATED exactly while the executor has no items that match the nodes.
 - ``_records`` (the launch record of each stream) is empty then.
-- Launches that are queued continue after a change or a destroy; what the graph retains (user objects, memory) is
-  given back after the last of them.
+- Launches that are queued continue after a change or a destroy; the graph's user objects and memory are released
+  after the last of them.
 - Memory of allocation nodes that the graph does not free is left to the program by a launch (`_use_memory`). A
   second launch is refused until it is freed, unless the graph was instantiated with AUTO_FREE.
 - ``_launching`` is reentrant, because what an update drops may be the last reference to this graph.

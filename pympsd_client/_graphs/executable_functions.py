@@ -251,7 +251,7 @@ def _change(executable: int, handle: int, kind: type[Any], make: Any) -> None:
 
 
 def set_parameters(kind: str, executable: int, node: int, params: Any, context: int = 0) -> None:
-    """Change what a node of an executable graph does from the next launch on; the graph's own node stays as it is.
+    """Change the work of a node of an executable graph from the next launch on; the graph's own node stays as it is.
 
     INVALID_VALUE for a node of another type, and for a change that is not possible: the context of a kernel or of
     memory operations, the types of memory of a copy, the extent of a fill of rows, the types of memory operations.

@@ -1,4 +1,4 @@
-"""The structure of graphs: nodes, edges, order, clones. Nothing in this module depends on what a node does.
+"""The structure of graphs: nodes, edges, order, clones. Nothing in this module depends on the work of a node.
 
 A node keeps its edges in both directions, in the order in which they were added; that order decides how
 cuGraphExecUpdate pairs nodes, and in which order array queries return them. Graphs and nodes are found by handle in
@@ -49,7 +49,7 @@ class Edge:
 
 @define(eq=False)
 class Node:
-    """A node of a graph; ``work`` describes what it does. Edges are kept in the order in which they were added."""
+    """A node of a graph; ``work`` describes its work. Edges are kept in the order in which they were added."""
 
     handle: int
     graph: Graph
@@ -139,7 +139,7 @@ class Graph:
         return (node for node in self.nodes.values() if not node.dependencies)
 
     def sort(self) -> list[Node]:
-        """Return the nodes, each after all that it depends on, else in the order in which they were added.
+        """Return the nodes, each after its dependencies, otherwise in the order in which they were added.
 
         INVALID_VALUE if the graph has a cycle.
         """
@@ -212,7 +212,7 @@ def clone(original: Graph, clone_work: Callable[[Node, Node], Any], of: Node | N
 
 
 def find_in_clone(node: Node, graph: Graph) -> Node:
-    """Return the copy of a node in a clone; raise INVALID_VALUE if there is none (any more)."""
+    """Return the copy of a node in a clone; raise INVALID_VALUE if it does not exist (any more)."""
     copy = graph.copies.get(node.handle)
     if copy is None or copy.handle not in graph.nodes:
         raise invalid_value(f"node {node.handle:#x} has no copy in graph {graph.handle:#x}")

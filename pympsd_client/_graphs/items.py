@@ -1,8 +1,8 @@
 """Between nodes and records, in both directions: items of executable graphs, and the work of captured records.
 
-An item is a record, the indices of the items that it comes after, and for a conditional node its bodies. Empty
-items join branches, so that no product of edges arises. Child graphs are flattened: their first items come after
-what the node depends on. Records name the legacy stream, which stands for the stream of the launch.
+An item is a record, the indices of the items that it comes after, and for a conditional node its bodies. Empty items
+join branches, so that no product of edges arises. Child graphs are flattened: their first items come after the
+dependencies of the node. Records name the legacy stream, which stands for the stream of the launch.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.memory.region_copy import CopyExtent, CopyRegion
 
 _STREAM: Final = STREAM_LEGACY
-"""What records of items name: it stands for the stream of the launch."""
+"""The stream id in records of items: it stands for the stream of the launch."""
 
 
 _NOT_IN_BODIES: Final = (

@@ -1,4 +1,4 @@
-"""Functions that add nodes and get or set what they do (CUDA driver API, Graph Management).
+"""Functions that add nodes and get or set their work (CUDA driver API, Graph Management).
 
 Parameters come as the API's structures (an object of cuda.bindings, or an address); `parameters` reads them into
 work and writes them back. Everything is checked before a node is added or changed, so a refused call changes
@@ -105,7 +105,7 @@ def memory_attribute(device: int, attribute: int) -> AttributeValue:
 
 
 def set_memory_attribute(device: int, attribute: int, value: Any) -> None:
-    """Set a watermark of a device's graph memory to what is in use; the value is 0, else INVALID_VALUE."""
+    """Set a watermark of a device's graph memory to the bytes in use; the value is 0, else INVALID_VALUE."""
     usage = usage_of(process.device(device).number)
     if attribute not in (_USED_HIGH, _RESERVED_HIGH) or read_value(value, "Q"):
         raise invalid_value("only the watermarks of graph memory can be set, and only to 0")
@@ -116,7 +116,7 @@ def set_memory_attribute(device: int, attribute: int, value: Any) -> None:
 
 
 def trim_memory(device: int) -> None:
-    """Give unused graph memory back to the device: there is none, because every node keeps its own."""
+    """Release a device's unused graph memory. There is never any, because every node keeps its own."""
     process.device(device)
 
 

@@ -41,7 +41,7 @@ def clone(handle: int) -> int:
 
 
 def find_in_clone(node: int, clone: int) -> int:
-    """Return the node of a clone that was made from a node; raise INVALID_VALUE if there is none (any more)."""
+    """Return the node of a clone that was made from a node; raise INVALID_VALUE if it does not exist (any more)."""
     return graphs.find_in_clone(graphs.find_node(node), graphs.find(clone)).handle
 
 

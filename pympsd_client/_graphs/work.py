@@ -1,7 +1,7 @@
 """The work of nodes: one class for each type of node, with the values that its parameters have.
 
 Work objects do not change once a node has them: setting parameters replaces the work. So clones share them, except
-for what a node owns: the graphs of child and conditional nodes are copied, and memory of allocation nodes is
+for objects that a node owns: the graphs of child and conditional nodes are copied, and memory of allocation nodes is
 counted.
 """
 

@@ -1,4 +1,4 @@
-"""Contexts, their sticky errors, and what each thread has for itself: its context stack and its per-thread streams.
+"""Contexts, their sticky errors, and the data of each thread: its context stack and its per-thread streams.
 
 A `Context` is the client's side of one context of an executor. It may be closed and opened again under the same
 handle, as primary contexts are; ``id`` is the executor's id of the context that is open now. Objects belong to a
@@ -23,8 +23,8 @@ as the MPS documents have it: the process has to end. A device that contains fau
 - `Context.close` may be called again by what it drops (a finalizer), so its lock is reentrant.
 
 **Waiting.** Memory pools reuse memory once a stream is known to have reached a point. So a call that waits for a
-stream encloses the wait in `enclose_wait`, which calls the functions in `before_waiting` and, after the wait, what
-they returned.
+stream encloses the wait in `enclose_wait`, which calls the functions in `before_waiting` and, after the wait, the
+functions that they returned.
 """
 
 from __future__ import annotations
@@ -264,8 +264,8 @@ class Context:
     def pulse(self, opened: Opened, now: bool = False) -> None:
         """See whether a fault has ended the context, without waiting; raise its error.
 
-        A program that only makes asynchronous calls learns of it so: now and then a record is sent whose answer is
-        looked for later. ``now``: this call stands for many.
+        A program that makes only asynchronous calls gets its errors in this way: now and then a record is sent whose
+        answer is read later. ``now``: this call stands for many.
         """
         self._unwatched += 1
         if self._unwatched < _PULSE_RECORDS and not now:
@@ -364,7 +364,7 @@ def current_on_device_with(attribute: str, problem: str) -> Context:
 
 
 def context_on(ordinal: int) -> Context:
-    """Return a usable context on a device, preferably the current one; raise INVALID_VALUE if there is none.
+    """Return a usable context on a device, preferably the current one; raise INVALID_VALUE if it does not exist.
 
     ``ordinal`` is the daemon's number of the device, which also selects its window of addresses. A process's contexts
     on one device share its memory, so any of them will do.

@@ -126,7 +126,7 @@ class _PendingPiece:
 def copy_from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
     """Copy ``count`` bytes of device memory to the host address ``target``, in stream order; return when there.
 
-    Pageable memory is what both forms of the call get, so both are synchronous, as CUDA documents.
+    Both forms of the call get pageable memory, so both are synchronous, as CUDA documents.
     """
     opened = context.usable()
     if (by := intercepted.by) is not None and by.take_copy(

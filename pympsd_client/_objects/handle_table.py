@@ -17,12 +17,12 @@ next_buffer_id: Final = count(1).__next__
 class Owned(Protocol):
     """An object with a handle that belongs to a context.
 
-    What a `HandleTable` holds: streams, events, modules, allocations by their addresses.
+    An object in a `HandleTable`: a stream, an event, a module, or an allocation by its address.
     """
 
     @property
     def handle(self) -> int:
-        """The handle by which the program names it."""
+        """The handle with which the program names it."""
 
     @property
     def context(self) -> Context:
@@ -77,7 +77,7 @@ class HandleTable(Generic[T]):
         return self._objects.pop(handle, None)
 
     def put_back(self, owned: T) -> None:
-        """Enter an object again that was taken out, unless its handle names another one by now.
+        """Put back an object that was taken out, unless its handle now names another object.
 
         Used when freeing has failed: the program may try again.
         """

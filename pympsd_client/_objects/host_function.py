@@ -41,9 +41,10 @@ def launch(stream: int, function: Any, data: Any) -> None:
 
 
 def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
-    """Return the address of a C function (0 for another callable), that of its data, and a function that calls it.
+    """Return the address of a C function (0 for another callable), the address of its data, and a function that calls
+    it.
 
-    INVALID_VALUE for NULL, TypeError for what cannot be called.
+    INVALID_VALUE for NULL, TypeError for an object that cannot be called.
     """
     address = _address(function)
     if address is None:

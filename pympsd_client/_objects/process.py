@@ -1,4 +1,4 @@
-"""The state of this process: its connection to the devices (cuInit), and what happens at fork and exit.
+"""The state of this process: its connection to the devices (cuInit), and its handling of fork and exit.
 
 cuInit connects to a daemon, and without one to the native driver or a private executor (`_connect.discovery`
 decides). A process that runs natively has ``process.native``; every later call goes to that module.
@@ -210,7 +210,7 @@ class Primary:
                 self.context.close(connection)
 
     def reset(self, connection: Connection) -> None:
-        """Free all that it holds; its users keep their references and retain it again to continue."""
+        """Free everything that it holds; its users keep their references and retain it again to continue."""
         with self._changing:
             if self.context is not None:
                 self.context.close(connection)

@@ -4,7 +4,7 @@ A row states for each parameter whether it is an input or an output, which is en
 differently: a value of any type through ``void *``, an array and the place of its length, a number that is read and
 then overwritten. Each function here takes C's arguments as ints, checks the addresses, and calls the core.
 
-`_FUNCTIONS` names for each function its core, and what makes the function over it. `resolve` does this at the first
+`_FUNCTIONS` names for each function its core, and the maker of the function over it. `resolve` does this at the first
 call, so that the core's module is not imported before.
 """
 
@@ -236,7 +236,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "cuStreamGetCaptureInfo_v2": (_get_capture_info, "_graphs.capture_functions.info_without_edges", 1),
     "cuThreadExchangeStreamCaptureMode": (_exchange_mode, "_graphs.capture_functions.exchange_mode"),
 }
-"""For each function what makes it, the path of its core, and further arguments of the first."""
+"""For each function its maker, the path of its core, and further arguments of the maker."""
 
 
 def has(name: str) -> bool:

@@ -95,7 +95,7 @@ def select_threads_stream(format: str, types: tuple[str, ...]) -> str:
 
 
 def structure(type: str) -> Any:
-    """Return the class of cuda.bindings for what a type points to, if that is a structure; else None."""
+    """Return the class of cuda.bindings for the target type of a pointer, if that is a structure; else None."""
     pointee: Any = getattr(bindings, type.removesuffix(" *"), None) if type.endswith(" *") else None
     bases = pointee.__mro__ if isinstance(pointee, builtins.type) else ()
     return pointee if any(base.__name__.endswith("_st") for base in bases) else None

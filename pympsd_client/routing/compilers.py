@@ -183,7 +183,8 @@ class Compilers:
         return self._call(name, handle, text) or text.raw.rstrip(b"\0")
 
     def _replace_function(self, name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
-        """Return a function that returns the code of a handle, from the library's own function if there is none here.
+        """Return a function that returns the code of a handle, from the library's own function if this module has
+        none.
 
         ``code_of`` returns the code, or the result of the call that failed. If ``name`` ends in Size, the function
         returns the number of bytes.

@@ -23,7 +23,7 @@ class Missing(CudaError):
 
 
 def make_refusal(name: str) -> Callable[[], None]:
-    """Return what stands in place of a function that pympsd does not have."""
+    """Return the replacement of a function that pympsd does not have."""
 
     def refuse() -> None:
         raise Missing(name)

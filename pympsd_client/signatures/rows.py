@@ -1,4 +1,4 @@
-"""Rows: a driver function as one line of text, and what is read from it."""
+"""Rows: a driver function as one line of text, and the data read from it."""
 
 import re
 from collections.abc import Callable

@@ -11,10 +11,10 @@ A `Shortage` means that the client is within a soft limit: the memory is guarant
 clients that are above theirs (`service.eviction`), and the allocation is tried again.
 
 Other executors of the same device, of other users or SM partitions, have accounts of their own. The server sends each
-of them the bytes that the rest hold (`account_others`); a real GPU also reports what is used in all, which includes
+of them the bytes that the rest hold (`account_others`); a real GPU also reports the total in use, which includes
 other programs.
 
-`AccountedDevice` is the part of a device that both backends share; `Counters` are what operators and tests read.
+`AccountedDevice` is the part of a device that both backends share; Operators and tests read `Counters`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DeviceBudget:
     def take(self, count: int) -> bool:
         """Take bytes; return whether there were enough.
 
-        ``count`` is in bytes. Before it returns False it asks ``in_all`` again, because other processes may have
+        ``count`` is in bytes. Before returning False it calls ``in_all`` again, because other processes may have
         freed memory.
         """
         if not (self._take(count) or (self._others_have_freed() and self._take(count))):
@@ -196,7 +196,7 @@ class GroupBudget:
 
     @property
     def remaining(self) -> int:
-        """The bytes that the group can still take; negative if the limit was lowered below what its clients hold."""
+        """The bytes that the group can still take; negative if the limit was lowered below its clients' memory."""
         return self.limit - self.used - self.in_other_executors
 
 
@@ -216,7 +216,7 @@ class ClientBudget:
     limit: int
     groups: tuple[GroupBudget, ...] = ()
     audited: int = 0
-    """The client's id if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
+    """The client's id if its allocations and frees are reported to ``on_audited`` of the device; 0: it is not."""
     used: int = field(default=0, init=False)
 
     @property

@@ -2,8 +2,8 @@
 
 An executor opens one `Device` when it starts and keeps it until it ends. The rest of the port is reached through the
 device's contexts (`backends.interface`, whose rules for units, threads and errors apply here, too). One device serves
-all clients of the executor, so these calls concern all of them: how much memory each of them holds, and what ran
-when.
+all clients of the executor, so these calls concern all of them: the memory that each of them holds, and the times of
+its work.
 
     device = EmulatedDevice(properties)            # or CudaDevice
     device.watch_memory(report)                    # before the first context

@@ -4,8 +4,8 @@
 
 An executor owns one device and depends on no model and no driver: it makes the calls of this module. Two backends
 implement them, the emulated device (`backends.emulated`) and a real GPU (`backends.cuda`); one contract suite,
-tests/backends/contract, holds both to what is written here. `Capabilities` lists what a backend cannot do, by values
-that callers test; callers never ask which backend it is.
+tests/backends/contract, holds both to this description. `Capabilities` lists the abilities that a backend may lack,
+as values that callers test; callers never ask which backend it is.
 
 Rules for all calls:
 
@@ -49,9 +49,8 @@ from pympsd_server.backends.virtual_memory import MapsMemory
 class BackendError(DeviceError):
     """A call was refused and had no effect.
 
-    Attributes:
-        code: The CUresult that the client's call returns.
-        reason: A sentence for the user: what was wrong, and what is allowed. Also the exception's message.
+    Attributes: code: The CUresult that the client's call returns. reason: A sentence for the user: the error, and the
+    allowed values. Also the exception's message.
     """
 
     def __init__(self, code: Result, reason: str) -> None:
@@ -297,7 +296,7 @@ class Stream(Protocol):
         """Copy bytes, then call ``done``.
 
         A copy from or to ``Space.STAGING`` must have a ``done``. The unfinished ones of a client together take no
-        more bytes than its staging memory has; a backend may refuse (OUT_OF_MEMORY) what exceeds twice that.
+        more bytes than its staging memory has; a backend may refuse (OUT_OF_MEMORY) more than twice that.
         """
 
     def fill(self, fill: Fill) -> None:
@@ -324,7 +323,7 @@ class Stream(Protocol):
     def wait(self, event: Event) -> None:
         """Make later work wait for the event's last recording; an event that was never recorded delays nothing.
 
-        What is recorded after this call is not waited for.
+        The call does not wait for records made after it.
         """
 
     def notify(self, done: Completion) -> None:
@@ -386,7 +385,7 @@ class Event(Protocol):
         """
 
     def notify(self, done: Completion) -> None:
-        """Call ``done`` when its last recording is done; immediately if there is none.
+        """Call ``done`` when its last recording is done; immediately if no work is left.
 
         ``done`` gets SUCCESS, or the sticky error of the context that the event belongs to.
         """
@@ -505,7 +504,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
     def memory_info(self) -> tuple[int, int]:
         """Return (free, total) bytes; total is the client's limit if it has one.
 
-        As cuMemGetInfo reports them: what other clients hold counts as used.
+        As cuMemGetInfo reports them: other clients' memory counts as used.
         """
 
     def load_module(self, image: bytes) -> Module:
@@ -562,7 +561,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def take_output(self) -> tuple[bytes, bytes]:
-        """Return what kernels have printed since the last call: to standard output, and to standard error.
+        """Return the text that kernels have printed since the last call: to standard output, and to standard error.
 
         Every text is returned once; both are empty if there is none.
         """
@@ -575,7 +574,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def terminate(self, status: Status) -> None:
-        """Make ``status`` the sticky error: stop what runs, drop what waits, free the context's memory.
+        """Make ``status`` the sticky error: stop running work, drop waiting work, free the context's memory.
 
         Raises:
             BackendError: LAUNCH_TIMEOUT, after two seconds, if kernels still run that the device cannot stop. A
@@ -589,7 +588,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def destroy(self) -> None:
-        """Stop or finish what runs and free everything; later completions get CONTEXT_IS_DESTROYED.
+        """Stop or finish running work and free everything; later completions get CONTEXT_IS_DESTROYED.
 
         Return after two seconds even if kernels still run that the device cannot stop: the context keeps its
         resources, which stay counted, until they have ended, and the device counts it as ``unfinished``.

@@ -13,7 +13,7 @@ from attrs import frozen
 from pympsd.vocabulary.device_properties import PINNED_BITS
 
 TABLE_BYTES: Final = 17 << 20
-"""The bytes behind the memory in a file that peers map: room for a table of what they may access."""
+"""The bytes behind the memory in a file that peers map: room for a table of the bytes that they may access."""
 HOST_FILE_BYTES: Final = (1 << PINNED_BITS) + TABLE_BYTES
 """The size of the file with all host memory of a client on a device. It has no pages where no memory was accessed."""
 Charge = Callable[[int], Callable[[], None]]
@@ -65,7 +65,7 @@ class PhysicalMemory(Protocol):
         """Whether this is host memory, which the program can access too (cuMemCreate at a host location)."""
 
     def export(self) -> int:
-        """Return a new descriptor by which another process can import it (cuMemExportToShareableHandle).
+        """Return a new descriptor with which another process can import the memory (cuMemExportToShareableHandle).
 
         The caller closes it.
 
@@ -90,7 +90,7 @@ class PhysicalMemory(Protocol):
 class MapsMemory(Protocol):
     """The part of a context that creates, imports, shares and maps such memory.
 
-    What it has created and mapped is released with the context.
+    Memory that the client has created and mapped is released with the context.
     """
 
     def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
@@ -104,7 +104,7 @@ class MapsMemory(Protocol):
         """Return memory that another context exported, by the secret in its file's name.
 
         Raises:
-            BackendError: INVALID_VALUE if there is none under this secret; NOT_SUPPORTED.
+            BackendError: INVALID_VALUE if nothing has this secret; NOT_SUPPORTED.
         """
 
     def share_allocation(self, address: int) -> tuple[int, int]:
@@ -117,7 +117,7 @@ class MapsMemory(Protocol):
     def publish_window(self, address: int) -> File:
         """Return a file with a part of the client's memory on the device, which other executors map by `map_peer`.
 
-        ``address``: the first address of the device's window, for what the client has allocated and mapped, or
+        ``address``: the first address of the device's window, for memory that the client has allocated and mapped, or
         ``Device.host_memory_base``, for host memory that was registered. The descriptor stays the context's.
         BackendError INVALID_VALUE, NOT_SUPPORTED.
         """

@@ -2,8 +2,9 @@
 
 The owner of an executor is its server. It attaches contexts of clients (with the first one of a client comes the
 client's command stream), detaches and terminates them, and drops whole clients; it also switches timelines on, and
-passes on what other executors' clients hold. All requests are handled by one thread, in order, so this module needs
-no locks of its own; the clients' workers run next to it and share only objects that are marked as safe for threads.
+passes on the memory that other executors' clients hold. All requests are handled by one thread, in order, so this
+module needs no locks of its own; the clients' workers run next to it and share only objects that are marked as safe
+for threads.
 
 A request that cannot be carried out is refused with a CUresult and a sentence, and leaves nothing behind: a client
 that could not be created has neither a thread nor a socket nor shared memory.
@@ -88,7 +89,7 @@ class Attachments:
         name: str = "",
         report_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        """``report_memory`` reports to the owner what clients hold now."""
+        """``report_memory`` reports to the owner the memory that clients hold now."""
         self._device, self._ordinal, self._name = device, ordinal, name
         self._timeline: ExecutorTimeline | None = None
         self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)

@@ -78,7 +78,7 @@ class CommandClient:
         """Add a context, whose records are executed from now on.
 
         Args:
-            context_id: The server's id of it, greater than that of every earlier context of the client.
+            context_id: The server's id of the context, greater than that of every earlier context of the client.
             context: The context.
         """
         if self._native is not None and self._native.access is not None:

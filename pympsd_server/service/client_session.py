@@ -72,7 +72,7 @@ ROOM: Final = 8
 """Descriptors that must be free for a new client: an executor may have to be started for it."""
 STREAM_FDS: Final = 2
 FREE_SECONDS: Final = 5.0
-"""The limit for freeing what a client held; an executor that is stopped does it when it continues."""
+"""The limit for freeing a client's resources; an executor that is stopped does it when it continues."""
 LOGGED_LIMITS: Final = 8
 """The number of a client's invalid memory limits that are logged: the log is shared."""
 
@@ -106,7 +106,7 @@ class ClientSession:
         return cls(server, containment, client, channel, pidfd, limits_of(admitted, server.limits))
 
     async def run(self) -> None:
-        """Serve the client until its session or its process ends, then free what it held."""
+        """Serve the client until its session or its process ends, then free its resources."""
         self.containment.pidfds[self.client.id] = self.pidfd
         try:
             async with trio.open_nursery() as nursery:

@@ -4,7 +4,7 @@
 unusable for everybody whose contexts run in the same process. MPS documents which clients are lost and which
 continue; the rest of a server must neither be affected nor wait.
 
-**The idea.** `state_machine.blast_radius` computes what a fault reaches, without any input or output: the contexts of
+**The idea.** `state_machine.blast_radius` computes the reach of a fault, without any input or output: the contexts of
 the faulty domain, all contexts of their processes, the devices that those lead to, and so on. This module carries the
 result out, in three steps:
 
@@ -103,7 +103,7 @@ class Containment:
                 await self._held.park()
 
     def _has_ended(self, client_id: int) -> bool:
-        """Return whether a client's process has ended, though what it held may not be freed yet."""
+        """Return whether a client's process has ended, though its resources may not be freed yet."""
         pidfd = self.pidfds.get(client_id)
         if pidfd is None or pidfd < 0:
             return pidfd is None
@@ -266,7 +266,7 @@ class Containment:
         del unstopped[context.id]
 
     async def _recover(self) -> None:
-        """Replace the executors of the faulty slots; then end the fault, unless there is another one."""
+        """Replace the executors of the faulty slots; then end the fault, unless another one is pending."""
         if self._recovering:
             return
         self._recovering = True

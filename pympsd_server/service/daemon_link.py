@@ -37,7 +37,7 @@ class Admitted:
 
 @define
 class DaemonLink:
-    """Sends to the daemon without waiting, and keeps what to report to the next one."""
+    """Sends to the daemon without waiting, and keeps the messages for the next daemon."""
 
     channel: MessageChannel
     is_disconnected: bool = field(default=False, init=False)
@@ -143,7 +143,7 @@ class DaemonLink:
             self._push(report)
 
     async def run_sender(self) -> None:
-        """Send what the channel has queued, until the link is disconnected."""
+        """Send the channel's queue, until the link is disconnected."""
         with self._sender:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send_late)

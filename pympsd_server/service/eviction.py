@@ -37,7 +37,7 @@ async def terminate_client(containment: Containment, request: link.TerminateClie
     targets = [
         (client, context)
         for client in server.client_table.clients.values()
-        # PID 0 is not a process: it stands for all that the daemon does not see (pid_namespaces(7)).
+        # PID 0 is not a process: it stands for every process that the daemon cannot see (pid_namespaces(7)).
         if client.pid == request.pid != 0
         for context in client.active_contexts()
     ]
@@ -100,7 +100,7 @@ async def _reset(containment: Containment, targets: Sequence[Target]) -> None:
 
 
 MAX_TRIES: Final = 3
-"""Attempts to free memory for a client: other clients may take what was freed."""
+"""Attempts to free memory for a client: other clients may take the freed memory."""
 FREED_SECONDS: Final = 1.0
 """The limit for the memory of ended clients to become free: a GPU's is when no work can use it any more."""
 EVICTED: Final = (
@@ -144,7 +144,7 @@ async def make_room(containment: Containment, device: int, caller: ClientRecord,
         used = executors.accounts.usage(device)
         short -= before - sum(used.values())
         if short <= 0:
-            return True  # clients were ended for another one
+            return True  # clients were ended for another request
         if caller.id not in server.client_table.clients or not caller.active_contexts():
             return False
         targets = {client.id: _targets(server, client, device) for client in server.client_table.clients.values()}

@@ -111,7 +111,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         return
     try:
         folder.make()
-        # What blocks one device blocks all: wait only once.
+        # Whatever blocks one device blocks all: wait only once.
         timeout = 0.0 if devices.unregistered else None
         devices.add(ordinal, register(folder, device.uuid, alone, timeout))
     except InUse as error:
@@ -126,7 +126,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
 
 
 def _holder(pid: int) -> start_checks.DeviceHolder:
-    """Return what this process can read of another process that uses a device."""
+    """Return the properties of another process that uses a device, as far as this process can read them."""
     process = Path(f"/proc/{pid}")
     try:
         name = (process / "comm").read_text().rstrip("\n")

@@ -286,7 +286,7 @@ class Executors:
             executor.kill()
 
     def _report_memory(self, slot: ExecutorSlot, bytes_by_client: dict[int, int]) -> None:
-        """Store the memory that a slot's clients hold, and report that of all clients of the device."""
+        """Store the memory that a slot's clients hold, and report the memory of all clients of the device."""
         self.accounts.report(slot, bytes_by_client)
         self._push_memory(slot.device)
 

@@ -5,9 +5,9 @@ Each executor is sent the bytes that clients hold elsewhere.
 `CgroupMemory` is the memory of this process's cgroup (cgroups(7), v2 and v1), for the report on an executor that was
 killed.
 
-The kernel kills the process that holds most when memory runs out, and does not report that to its parent: all that
-a server sees is SIGKILL. The counter of such kills, before and after, and the cgroup's limit distinguish it from a
-kill by an operator. Server and executors are in the same cgroup.
+The kernel kills the process that holds most when memory runs out, and does not report that to its parent: a server
+sees only SIGKILL. The counter of such kills, before and after, and the cgroup's limit distinguish it from a kill by
+an operator. Server and executors are in the same cgroup.
 """
 
 from collections import Counter
@@ -40,32 +40,32 @@ class MemoryAccounts:
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 
     def usage(self, device: int) -> dict[int, int]:
-        """Return what clients hold on a device, by id."""
+        """Return the memory that clients hold on a device, by id."""
         of_device = (usage for slot, usage in self._held.items() if slot.device == device)
         return {client: count for usage in of_device for client, count in usage.items()}
 
     def count_in_slot(self, slot: ExecutorSlot) -> dict[int, int]:
-        """Return what the clients in a slot hold."""
+        """Return the memory that the clients in a slot hold."""
         return self._held.get(slot, {})
 
     def report(self, slot: ExecutorSlot, bytes_by_client: dict[int, int]) -> None:
-        """Store what a slot's clients hold, and send it to the other executors of its device."""
+        """Store the memory that a slot's clients hold, and send it to the other executors of its device."""
         self._held[slot] = bytes_by_client
         self.changed.unpark_all()
         self._send(slot.device)
 
     def set_other_servers(self, device: int, count: int, groups: dict[str, int]) -> None:
-        """Store what is held in other servers, and send it to the executors of the device."""
+        """Store the memory held in other servers, and send it to the executors of the device."""
         self._other_servers[device] = Counter({**groups, "": count})
         self._send(device)
 
     def add_executor(self, executor: Executor) -> None:
-        """Send a new executor what others hold."""
+        """Send a new executor the memory that others hold."""
         self._executors[executor.slot] = executor
         self._send(executor.device)
 
     def remove_executor(self, slot: ExecutorSlot) -> None:
-        """Remove the executor of a slot, and what its clients held."""
+        """Remove the executor of a slot, and its clients' memory."""
         self._executors.pop(slot, None)
         self._sent.pop(slot, None)
         self.report(slot, {})
@@ -126,7 +126,7 @@ class CgroupMemory:
         """Return the numbers of the cgroup, or of the one above it that has the least limit; those of the machine if
         no cgroup accounts for memory.
 
-        ``oom_kills_before``: what ``oom_kills`` returned before the kill.
+        ``oom_kills_before``: the result of ``oom_kills`` before the kill.
         """
         limits = [(_number(folder / files.limit), files, folder, name) for files, folder, name in self._folders()]
         accounted = [row for row in limits if _read(row[2] / row[1].current)]

@@ -72,7 +72,7 @@ class ExecutorTraces:
             self.log.warning("trace_without_device", device=executor.device, reason=str(error))
 
     async def stop(self) -> None:
-        """Return when all executors have written what they had."""
+        """Return when all executors have written the rest of their traces."""
         self._forget()
         async with trio.open_nursery() as nursery:
             for executor in self.executors.all_running:
@@ -93,7 +93,7 @@ class ExecutorTraces:
 FAILED_STATUS = 1
 """The exit status of a server that cannot start."""
 LAST_SECONDS = 1.0
-"""The limit for sending what is queued for the daemon at the end."""
+"""The limit in seconds for sending the daemon's queue at the end."""
 
 
 def run(link_fd: int, name: str, multiuser: bool) -> int:

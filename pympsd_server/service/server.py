@@ -64,7 +64,7 @@ class Server:
     devices: tuple[DeviceProperties, ...]
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, int]
-    """Bytes by device ordinal: what each later client may hold there."""
+    """The maximum of bytes that each later client may hold, by device ordinal."""
     client_priority: int = 0
     """The default level, as received last from the daemon."""
     client_table: ClientTable = field(init=False)
@@ -236,7 +236,7 @@ class Server:
             observer.context_closed(context)
 
     def log_audited(self, device: int, audited: MemoryAudited) -> None:
-        """Log what an audited client has taken or returned; one that has left is not known any more."""
+        """Log memory that an audited client has taken or returned; one that has left is not known any more."""
         client = self.client_table.clients.get(audited.client)
         if client is not None:
             uuid, namespace = self.devices[device].uuid, client.namespace or DEFAULT
@@ -342,7 +342,7 @@ class Server:
     def _end(self) -> None:
         if self.phase is not ServerPhase.ENDED:
             self.phase = move(MOVES, self.phase, ServerPhase.ENDED)
-            # Clients have to see the server's end before that of its executors, which would be a fatal fault.
+            # Clients must see the server's end before its executors', which would be a fatal fault.
             for channel in self.channels.values():
                 channel.hang_up()
             self.done.set()

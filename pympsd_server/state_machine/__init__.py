@@ -1,1 +1,1 @@
-"""The decisions of a server: its clients and contexts, its phases, what a context may use. Sans-I/O."""
+"""The decisions of a server: its clients and contexts, its phases, the limits of a context. Sans-I/O."""

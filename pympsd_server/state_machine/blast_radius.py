@@ -77,7 +77,8 @@ class Blast:
 
 
 def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[ClientRecord]) -> Blast:
-    """Return what a fatal fault in some domains reaches, given all clients of the server as they connected.
+    """Return the reach of a fatal fault in some domains, given all clients of the server in the order in which they
+    connected.
 
     Args:
         faulty: The domains in which the fault was detected, the first one first; driver 580 logs the steps in this

@@ -2,8 +2,8 @@
 
 A client's limits are decided in one place, `pympsd.vocabulary.limit_table.combine`. This module calls it when the
 client connects, with the client's environment, which only the server has. From then on ``own`` of its `ClientLimits`
-is what holds for it, and there are no bounds any more; later changes are for later clients. The devices as the client
-sees them follow from it, and the quota of each context (`quotas`).
+holds the combined limits, without further bounds; later changes are for later clients. The devices as the client sees
+them follow from it, and the quota of each context (`quotas`).
 
 A context's SMs follow from its process's percentage, its own and its execution affinity. Each level only lowers the
 one before (MPS documents, 2.3.5.2 and 4.2.5): the client process's percentage, with per-context partitioning the
@@ -139,7 +139,7 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
 def combine_with_environment(
     limits: ClientLimits, environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[ClientLimits, list[BadEntry]]:
-    """Return a client's limits with what its variables ask for, and the invalid entries of these.
+    """Return a client's limits combined with those of its variables, and the invalid entries of the variables.
 
     ``ordinals`` are the server's indices of the devices that the client sees, ``visible`` those devices: a number in
     a variable counts among them. Before Volta there are no limits of memory, nor of SMs.

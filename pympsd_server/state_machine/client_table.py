@@ -129,7 +129,7 @@ class ClientTable:
         Args:
             client: The client that opens it.
             device: The server's ordinal.
-            generation: That of the executor which runs it; a later executor of the slot has a higher one.
+            generation: The generation of the executor that runs it; a later executor of the slot has a higher one.
             slots: Connection slots, as `connection_slots` returns them.
             user: The user whose executor runs it; ALL_USERS if users share executors.
             partition: The SM partition; empty for none.

@@ -1,7 +1,7 @@
 """Eviction: choose the clients to end so that one within its soft limit gets memory. Sans-I/O.
 
-Of the soft limits of cgroups that hold for a client all count: it is within them, or it has borrowed what is above.
-A client without one has borrowed all that it holds, as in the kernel's dmem controller, whose dmem.min is 0.
+Of the soft limits of cgroups that hold for a client all count: it is within them, or it has borrowed the memory
+above. A client without one has borrowed all its memory, as in the kernel's dmem controller, whose dmem.min is 0.
 """
 
 from collections import Counter
@@ -40,9 +40,10 @@ def choose(
     """Return the clients to end, whose memory on a device is as many bytes as are short: none if no client is above
     a soft limit, None if no MOST_VICTIMS of these have that.
 
-    ``used``: bytes by client, by id, as are the ``endable`` ones; what others hold counts for their groups only.
+    ``used``: bytes by client, by id, as are the ``endable`` ones; other clients' memory counts for their groups only.
     Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then one
-    that has what is short, else the most, then the youngest. A client that has come within its soft limit stays.
+    with memory of the kind that is short, else the most, then the youngest. A client that has come within its soft
+    limit stays.
     """
     remaining = {client.id: client for client in clients if used.get(client.id)}
     limits = _latest_limits(clients, device)

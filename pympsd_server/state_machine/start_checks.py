@@ -54,7 +54,7 @@ def is_exclusive(device: DeviceProperties) -> bool:
 class DeviceHolder:
     """A process that uses an exclusive device, as far as this one may look at it.
 
-    What another user's /proc hides stays empty, so the sentence about the holder gets shorter.
+    Properties that another user's /proc hides stay empty, so the sentence about the holder gets shorter.
     """
 
     pid: int

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pympsd_server.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.ptx.loading.program import load_program
-from pympsd_server.ptx.numpy_tier.manual import REFUSED, REFUSED_FORMS, REFUSED_REGISTERS, executes
+from scripts.ptx_page import REFUSED, REFUSED_FORMS, REFUSED_REGISTERS, executes
 from tests.emulated.harness import HEADER
 
 

@@ -41,7 +41,7 @@ _CGROUP: Final = "cgroup"
 
 
 def parse(line: bytes, protocol: int) -> ParsedLine:
-    """Return the words of a line and what its command asks; ``protocol``: that of the daemon."""
+    """Return the words of a line and the needs of its command; ``protocol``: that of the daemon."""
     text = line[:MAX_LINE_BYTES].partition(b"\0")[0].decode("utf-8", "surrogateescape")
     words = [word for word in text.translate(_TO_BLANKS).split(" ") if word]
     command = find_command(words)
@@ -70,7 +70,7 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
 
 
 def _rest(text: str, names: list[str]) -> str:
-    """Return what follows the words at the beginning of a text."""
+    """Return the rest of a text after the words at its beginning."""
     text = text.strip(_BLANKS)
     for name in names:
         text = text.removeprefix(name).lstrip(_BLANKS)

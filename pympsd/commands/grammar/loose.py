@@ -1,8 +1,8 @@
 """Read the words of protocol 2: arguments by their position, as driver 580 reads them (recorded).
 
 An option with a value counts in first place only; an argument that is missing is read as an empty word; words that
-the syntax does not declare are left over. What becomes of those is the command's matter: a query is refused after it
-has answered as recorded, a change ignores them, with a note on the options among them.
+the syntax does not declare are left over. The command decides about those: a query is refused after it has answered
+as recorded, a change ignores them, with a note on the options among them.
 """
 
 import re

@@ -84,7 +84,7 @@ def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
 
 
 def insufficient(caller: Caller, command: str, owned: str) -> CommandRefused:
-    """Return the refusal of a command whose caller does not own what the command changes.
+    """Return the refusal of a command whose caller does not own the changed server or daemon.
 
     Args:
         caller: Who gave it.
@@ -171,7 +171,7 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
 
 
 def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
-    """Check that one percentage describes what later clients of a server get.
+    """Check that one percentage applies to all later clients of a server.
 
     Raises:
         Refused: The server's devices have different percentages, which protocol 2 cannot print.

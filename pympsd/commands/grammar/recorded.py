@@ -68,7 +68,7 @@ BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME 
 
 
 def read_leading_integer(word: str) -> int | None:
-    """Return what strtol reads at the start of a word, clamped to a C int; None if it reads nothing."""
+    """Return the number that strtol reads at the start of a word, clamped to a C int; None if it reads nothing."""
     text = word.lstrip(" \t\r\n\v\f")
     sign = text[:1] if text[:1] in ("+", "-") else ""
     digits = len(sign)
@@ -88,7 +88,7 @@ _HEXADECIMAL = re.compile(
 
 
 def read_leading_float(word: str) -> float | None:
-    """Return what strtod reads at the start of a word; None if it reads no finite number."""
+    """Return the number that strtod reads at the start of a word; None if it reads no finite number."""
     if match := _HEXADECIMAL.match(word):
         try:
             return float.fromhex(match[1])

@@ -44,7 +44,7 @@ BOTH: Final = (2, 3)
 class Decision:
     """The result of a command.
 
-    ``answer`` is what the operator gets now, or None if it comes later; ``instructions`` are for the I/O layer.
+    ``answer`` is the operator's answer, or None if it comes later; ``instructions`` are for the I/O layer.
     """
 
     answer: Answer | None
@@ -69,7 +69,8 @@ class Command:
     asks_servers: bool = False
     """True if the answer depends on the servers' state: those that report only on request are asked first."""
     asks_process: bool = False
-    """True if the first argument is the PID of a process, and `Caller` needs what rules examine of that process."""
+    """True if the first argument is the PID of a process, and `Caller` needs the properties of that process that
+    rules examine."""
     asks_origins: bool = False
     """True if a line that names a cgroup depends on the cgroups of clients' processes."""
     has_strict_words: bool = False
@@ -260,7 +261,7 @@ def refuse_translated(name: str, text: str) -> Answer:
 
     Args:
         name: The command.
-        text: What to use instead.
+        text: The command to use instead.
     """
     return refusal(diagnostic=f"{name} is a command of protocol 2; this daemon speaks 3: {text}")
 

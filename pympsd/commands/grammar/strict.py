@@ -1,7 +1,7 @@
 """Read the words of protocol 3: positional arguments, ``--key=value`` in any order, and flags.
 
 ``key=value`` and ``--key value`` are accepted too, and ``_`` is the same as ``-`` in keys. A word that the syntax
-does not declare is refused, with a sentence that names what is declared.
+does not declare is refused, with a sentence that names the declared words.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The servers that PIDs name, and what --json prints of devices, servers and clients.
+"""The servers that PIDs name, and the records of devices, servers and clients for --json.
 
 A server's record lists its clients, a client's its contexts.
 """

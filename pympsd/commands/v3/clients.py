@@ -179,7 +179,7 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
 
 
 def _describe_use(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:
-    """Return a client's limits on a device and what it uses there; every value is None without a device."""
+    """Return a client's limits and use on a device; every value is None without a device."""
     process, limits = daemon.server_named(server.name), client.limits
     if ordinal is None or process is None:
         return dict.fromkeys(_OF_DEVICES)

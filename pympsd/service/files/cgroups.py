@@ -36,7 +36,7 @@ class CgroupFiles:
 
 
 def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles]) -> CgroupLimits:
-    """Return the limits of cgroups, each of which is in the one before, by ordinal of ``devices``.
+    """Return the limits of nested cgroups, outermost first, by ordinal of ``devices``.
 
     A line that is of no device, or cannot be read, does not count.
     """
@@ -109,7 +109,7 @@ def kernel_limits(devices: Sequence[DeviceProperties], cgroup: str, root: Path =
 
 
 def _text(file: Path) -> str:
-    """Return the text of a file; empty if there is none that can be read."""
+    """Return the text of a file; empty if none can be read."""
     try:
         return file.read_text("utf-8", "replace")
     except (OSError, ValueError):

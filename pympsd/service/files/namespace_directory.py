@@ -25,7 +25,7 @@ class Foreign(FileError, OSError):
 
 @contextlib.contextmanager
 def open_directory(top: str, server: str, namespace: str, uid: int) -> Iterator[int]:
-    """Make what is missing of a directory; yield a descriptor of it. Raise OSError."""
+    """Create the missing parts of a directory; yield a descriptor of it. Raise OSError."""
     with contextlib.ExitStack() as stack:
         fd = _close_at_end(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
         path = top
@@ -45,7 +45,7 @@ def open_existing(top: str, server: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def open_subdirectory(folder: int, name: str) -> Iterator[int]:
-    """Yield a descriptor of a server's or a namespace's directory in another one. Raise OSError."""
+    """Yield a descriptor of a server's or a namespace's directory inside an open directory. Raise OSError."""
     with contextlib.ExitStack() as stack:
         fd = _close_at_end(stack, os.open(name, FLAGS, dir_fd=folder))
         _check_no_daemon(fd, name)
@@ -105,7 +105,7 @@ def _enter(parent: int, name: str, path: str, uid: int) -> int:
         raise Foreign(f"{path} is not a directory: remove it") from None
     try:
         owner = os.fstat(fd).st_uid
-        # Users choose the names of servers: what is there already does not become theirs.
+        # Users choose the names of servers, so existing files do not become theirs.
         if owner != uid and not is_new:
             raise Foreign(f"{path} belongs to user {owner}: remove it")
         _check_no_daemon(fd, path)

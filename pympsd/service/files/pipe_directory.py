@@ -127,7 +127,8 @@ class PipeDirectory:
     def claim(cls, requested_path: str) -> PipeDirectory:
         """Lock the directory, creating it if its parent exists.
 
-        A lock that other users hold who run no daemon is replaced, if this user may do that in the directory.
+        If users who do not run a daemon hold the lock, it is replaced, as far as this user may do so in the
+        directory.
 
         Raise AlreadyRunning if a daemon holds the lock. Raise Unusable if the directory cannot hold a daemon, if
         another user decides where its path leads, or if somebody's own files or sockets have a daemon's names there.
@@ -222,7 +223,7 @@ class PipeDirectory:
             except OSError as error:
                 raise Unusable(self.requested_path, f"{path}: {error.strerror}; remove it") from None
         else:
-            # If it stays, programs are refused that would run without MPS: no limit is lost.
+            # If the file stays, programs that would run without MPS are refused: no limit is lost.
             with contextlib.suppress(OSError):
                 remains.remove(path)
 

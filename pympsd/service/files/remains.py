@@ -1,7 +1,7 @@
 """The files that daemons leave behind: recognized by kind and content before they are replaced or removed.
 
-A pipe directory may be any folder, so a file that has one of the daemon's names may be somebody's own. Only what a
-daemon makes under that name is replaced or removed:
+A pipe directory may be any folder, so a file that has one of the daemon's names may be somebody's own. A file is
+replaced or removed only if it is of the kind that a daemon makes under that name:
 
     control, control_privileged, pympsd.control, pympsd.keeper    a socket
     log                                                           a FIFO
@@ -10,7 +10,7 @@ daemon makes under that name is replaced or removed:
     pympsd.state, pympsd.state.new                                a regular file that begins as a saved state does
     pympsd.nvml, pympsd.nvml.new                                  a regular file that begins as a list of devices
 
-An empty file also counts as a PID file or a state file, because that is what a full disk or a power failure leaves.
+An empty file also counts as a PID file or a state file, because a full disk or a power failure leaves such files.
 Everything else stays, links included, and is reported with its path (``NotOfADaemon``).
 """
 
@@ -41,7 +41,9 @@ _KINDS: Final = {
 
 
 class NotOfADaemon(FileError, FileExistsError):
-    """A file that no daemon made has the name of one of its files; ``strerror`` contains what it is and a remedy."""
+    """A file that no daemon made has the name of one of its files; ``strerror`` states what was found, and a
+    remedy.
+    """
 
     def __init__(self, kind: str, expected: str, path: str) -> None:
         super().__init__(errno.EEXIST, f"is {kind}, not a daemon's {expected}: move it away", path)
@@ -68,7 +70,7 @@ def check(path: str, folder: int | None = None) -> None:
 
 
 def remove(path: str, folder: int | None = None) -> None:
-    """Remove a file that a daemon made, if it exists. Raise what ``check`` raises, and OSError."""
+    """Remove a file that a daemon made, if it exists. Raise OSError, or the errors of ``check``."""
     check(path, folder)
     try:
         os.unlink(path, dir_fd=folder)
@@ -77,7 +79,7 @@ def remove(path: str, folder: int | None = None) -> None:
 
 
 def _expect(name: str) -> tuple[str, int, Callable[[bytes], bool] | None]:
-    """Return what a daemon has under a name: in words, the type of file, and a test of its first bytes."""
+    """Return the kind of file that a daemon has under a name: in words, its type, and a test of its first bytes."""
     if name in _SOCKETS:
         return "socket", stat.S_IFSOCK, None
     if name == files.LOG_FIFO:

@@ -75,7 +75,7 @@ class ClientMemory:
                     raise NotKnown("the program that asks it ended")
             return _decode(line)
         except trio.Cancelled:
-            await self.close()  # its answer would be taken for that of the next request
+            await self.close()  # a late answer would be mistaken for the answer to the next request
             raise
         except (trio.TooSlowError, NotKnown, OSError) as error:
             reason = f"no answer in {ANSWER_SECONDS} s" if isinstance(error, trio.TooSlowError) else str(error)

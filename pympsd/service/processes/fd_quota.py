@@ -91,7 +91,9 @@ def _counts(
     exempt: AbstractSet[int],
     count: Callable[[DescriptorHolder], int],
 ) -> tuple[int, int]:
-    """Return what a server's user has, and what all other users have together: nothing if the user is exempt."""
+    """Return the descriptors of a server's user, and those of all other users together; nothing if the user is
+    exempt.
+    """
     by_user: Counter[int] = Counter()
     for holder in servers:
         by_user[holder.uid] += count(holder)

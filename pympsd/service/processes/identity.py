@@ -30,7 +30,7 @@ class Denied(FileError):
 
 @frozen
 class OwnIdentity:
-    """The identity of a process, and what its user namespace and its capabilities allow it to become."""
+    """The identity of a process, and the identities that its user namespace and capabilities allow it to take."""
 
     uid: int
     gid: int

@@ -1,8 +1,8 @@
 """The peer of a connection: credentials, groups and a pidfd, taken once, when it connects.
 
-The daemon never believes what a peer writes about itself, only what the kernel recorded (SO_PEERCRED, SO_PEERGROUPS,
-SO_PEERPIDFD, unix(7)). A PID may be reused and a forked child may hold the socket, so the end of a client is the end
-of the process that its pidfd shows, and not the end of its connection.
+The daemon does not trust a peer's own statements about its identity, only the kernel's record (SO_PEERCRED,
+SO_PEERGROUPS, SO_PEERPIDFD, unix(7)). A PID may be reused and a forked child may hold the socket, so the end of a
+client is the end of the process that its pidfd shows, and not the end of its connection.
 
 Namespaces make three cases, which the functions below keep apart:
 
@@ -66,7 +66,7 @@ class KnownPeer:
 def credentials(sock: AnySocket) -> Peer:
     """Return the peer as the kernel recorded it; raise OSError if that cannot be read.
 
-    Never what the peer itself sends: SO_PEERCRED and SO_PEERGROUPS (unix(7)).
+    The source is the kernel (SO_PEERCRED and SO_PEERGROUPS, unix(7)), never the peer itself.
     """
     pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     is_foreign = not is_one_user(uid) and not _is_in_our_user_namespace(sock, pid)
@@ -155,7 +155,8 @@ def open_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
 
 
 def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
-    """Return the uid by which an operator has privileges: in protocol 3 none's if it is in a container.
+    """Return the uid that decides an operator's privileges: in protocol 3 no user's if the operator is in a
+    container.
 
     Root in a container without a user namespace of its own is root here: it would lift the container's own limits.
     """
@@ -197,7 +198,7 @@ def process_of(pidfd: int) -> int:
 def command_of(pid: int, reported: str) -> str:
     """Return a process's command line for ps, as one line; ``reported`` if it cannot be read.
 
-    ``reported`` is what the client itself sent.
+    ``reported`` is the client's own statement.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
@@ -232,7 +233,7 @@ def namespace_of(known_peer: KnownPeer, reported: int) -> int:
 
 
 def container_pid_of(pid: int) -> int:
-    """Return a process's PID in its own PID namespace; 0 if that is this one's, or cannot be read.
+    """Return a process's PID in its own PID namespace; 0 if it is this process's own, or cannot be read.
 
     From NSpid in /proc/PID/status (proc(5)).
     """
@@ -244,7 +245,7 @@ def container_pid_of(pid: int) -> int:
 
 
 def command_of_hidden(known_peer: KnownPeer) -> str:
-    """Return what ps shows for the command of a process without a PID here: what the kernel reports of it.
+    """Return the text that ps shows as the command of a process without a PID here, from the kernel's report.
 
     Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
     """

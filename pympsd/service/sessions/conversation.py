@@ -142,7 +142,7 @@ class Conversation:
 
 
 def _receive_now(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
-    """Return what there is to receive, without a checkpoint of trio."""
+    """Return the bytes that can be received now, without a checkpoint of trio."""
     plain = socket.socket(fileno=sock.fileno())
     try:
         return plain.recv(most, flags | socket.MSG_DONTWAIT)

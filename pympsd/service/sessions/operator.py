@@ -68,7 +68,7 @@ class LineSession(ConnectedOperator, Generic[Channel]):
                 dispatcher.log.info("ui_closed")
 
     async def drain(self) -> None:
-        """Wait until what was answered is sent."""
+        """Wait until the answers have been sent."""
         await self.channel.drain()
 
 

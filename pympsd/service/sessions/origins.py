@@ -12,14 +12,16 @@ _DELETED = " (deleted)"
 
 
 def origin_of(known_peer: KnownPeer) -> Origin:
-    """Return what is known of a client's process; a user of another user namespace is not one that a rule names."""
+    """Return the known properties of a client's process; a user of another user namespace is not one that a rule
+    names.
+    """
     peer = known_peer.peer
     groups = () if peer.foreign else tuple(dict.fromkeys((peer.gid, *peer.groups)))
     return Origin(peer.operator, groups, *_read_process(peer.pid, known_peer.pidfd))
 
 
 def origin_of_pid(pid: int) -> Origin | None:
-    """Return what is known of a process; None if there is none with this PID."""
+    """Return the known properties of a process; None if there is none with this PID."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
@@ -46,7 +48,7 @@ def cgroups_in(text: bytes) -> tuple[str, ...]:
 
 
 def _read_process(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the cgroups and the executable of a process; None for what cannot be seen."""
+    """Return the cgroups and the executable of a process; None for properties that cannot be seen."""
     if pid <= 0:
         return None, None
     cgroups: tuple[str, ...] | None = None
@@ -55,5 +57,5 @@ def _read_process(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | N
         cgroups = cgroups_in(Path(f"/proc/{pid}/cgroup").read_bytes())
     with contextlib.suppress(OSError):
         executable = os.readlink(f"/proc/{pid}/exe").removesuffix(_DELETED)
-    # Another process may have the PID by now: what was read is believed only if this one has not ended.
+    # Another process may have the PID by now: the values are used only if this process has not ended.
     return (None, None) if pidfd < 0 or has_ended(pidfd) else (cgroups, executable)

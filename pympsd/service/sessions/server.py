@@ -37,7 +37,7 @@ LOG_RECORDS_PER_SECOND: Final = 5000
 MAX_CONTEXTS: Final = MAX_DEVICES * max(CLIENT_CONTEXTS.values())
 """The contexts of all clients of a server, on all devices, whatever the branch of the driver."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
-"""What may be queued for a server before its clients are refused; with twice as much its link ends."""
+"""The bytes that may be queued for a server before its clients are refused; with twice as much its link ends."""
 
 
 @define
@@ -48,7 +48,7 @@ class ServerSession:
     uid: int
     pid: int
     kill: Callable[[], None]
-    """Kills its process, a child of this daemon or of an earlier one."""
+    """Kills the server's process, a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
     is_set_up: bool = field(default=False, init=False)
     """Whether the server has been sent its devices and limits."""
@@ -63,7 +63,7 @@ class ServerSession:
 
     @property
     def channel(self) -> MessageChannel:
-        """The link to the server; no client is admitted to a server without one."""
+        """The link to the server; without a link, no client is admitted to the server."""
         assert self._channel is not None
         return self._channel
 
@@ -124,7 +124,7 @@ class ServerSession:
             await self._trace_stopped.wait()
 
     async def refresh(self) -> bool:
-        """Do nothing: the server reports what changes."""
+        """Do nothing, because the server reports changes itself."""
         return True
 
     def send(self, message: object) -> None:
@@ -318,7 +318,7 @@ class ServerSession:
 
 
 def _translate_for_older_servers(limits: ClientLimits) -> dict[str, Any]:
-    """Return what AdmitClient has for servers that an earlier pympsd started: they have no limits by place.
+    """Return the fields of AdmitClient for servers that an earlier pympsd started, which do not know limits by place.
 
     Nor do they have percentages by device: they get the least, which exceeds none.
     """

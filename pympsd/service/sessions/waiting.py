@@ -74,15 +74,15 @@ async def wait_first(*waits: Callable[[], Awaitable[None]]) -> None:
 
 
 LAST_SECONDS: Final = 10.0
-"""Time to send what is queued when a session ends."""
+"""Seconds to send the rest of the queue when a session ends."""
 
 
 async def run_with_sender(
     channel: SendQueue, session: Callable[[Dispatcher], Awaitable[None]], dispatcher: Dispatcher
 ) -> None:
-    """Run a session with its sender; at its end send what is queued, within LAST_SECONDS.
+    """Run a session with its sender; at its end send the rest of the queue, within LAST_SECONDS.
 
-    Raise what ended the session: a violation of the protocol, or the limit that the peer has exceeded.
+    Raise the error that ended the session: a violation of the protocol, or the limit that the peer has exceeded.
     """
     broken: ProtocolError | None = None
     async with trio.open_nursery() as nursery:

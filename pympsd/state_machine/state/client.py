@@ -1,9 +1,9 @@
 """Client processes, and the clients of servers with their contexts.
 
-The session of a connection finds out once what is to be known of its process. It stays together as one frozen
-`ClientProcess` on its way: the client connects (`ClientConnected`), waits (`QueueEntry`), is admitted and
-is a client of a server (`Client`), and is taken over by the next daemon (`ServerTakenOver`). A process is never
-identified by its PID alone: processes of other PID namespaces have PID 0 here, and the kernel uses PIDs again.
+The session of a connection finds out the properties of its process once. They stay together in one frozen
+`ClientProcess`: the client connects (`ClientConnected`), waits (`QueueEntry`), is admitted and is a client of a
+server (`Client`), and is taken over by the next daemon (`ServerTakenOver`). A process is never identified by its PID
+alone: processes of other PID namespaces have PID 0 here, and the kernel uses PIDs again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pympsd.vocabulary.rules import Origin
 
 @frozen
 class ClientProcess:
-    """A client process, as the daemon saw it when it connected.
+    """A client process with its properties at the time when it connected.
 
     It is frozen and held by everything that refers to the process: the event, the queue's entry and the client.
     """
@@ -34,11 +34,11 @@ class ClientProcess:
     container_pid: int = 0
     """Its PID in its own PID namespace, if that is another one; 0: it is not, or cannot be seen."""
     since: float = 0.0
-    """When it connected, in seconds since 1970; 0: only an earlier daemon knew."""
+    """Seconds since 1970 at which it connected; 0: only an earlier daemon could know."""
     origin: Origin | None = None
     """The properties that rules and limits of cgroups examine; None: this daemon did not need them."""
     kernel_limits: CgroupLimits = field(factory=dict)
-    """Limits that the kernel has for its cgroup and those above."""
+    """Limits that the kernel sets for its cgroup and those above."""
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -73,20 +73,22 @@ class Client:
     process: ClientProcess
     contexts: dict[int, ReportedContext] = field(factory=dict)
     memory: dict[int, int] = field(factory=dict)
-    """Bytes that it holds, by device ordinal, as its server reported; of the driver's own server as NVML did."""
+    """Bytes that it holds, by device ordinal, as its server reported; for the driver's own server, as NVML
+    reported."""
     ended: bool = False
     """Its process has ended, and the server has yet to report that."""
     partitions: dict[int, str] = field(factory=dict)
     """Its SM partition on each device that is in static use for it, by ordinal; empty: it has none there."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it came with and shares with other clients, by device ordinal."""
+    """Limits of memory that it came with and shares with others, by device ordinal."""
     limits: LimitsInForce | None = None
-    """The limits in force for it, as its server reported; of the driver's own server what the daemon has set."""
+    """The limits in force for it, as its server reported; for the driver's own server, those that the daemon has
+    set."""
     terminated: bool = False
     """Whether terminate_client has ended its contexts, and it has made none since."""
 
     def connections_on(self, device: int) -> int:
-        """Return how many of a device's connections its contexts take there."""
+        """Return how many connections of a device the client's contexts use."""
         count = sum(context.device == device for context in self.contexts.values())
         return count * (1 if self.limits is None else self.limits.connections)
 

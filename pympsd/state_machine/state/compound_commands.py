@@ -8,7 +8,7 @@ and namespaces answer sessions without knowing whether an operator or a part is 
 `pympsd.state_machine.decide` takes the answers with negative sessions out of the instructions and records them here.
 
 Invariants: a part is answered once; a compound command is answered once, in the event in which its last part is (with
-``waits_for_starts`` off: as soon as no part waits for anything but the start of a server); what its parts print keeps
+``waits_for_starts`` off: when all pending parts wait only for the start of a server); the output of its parts is in
 the order in which the parts began, whatever the order of their answers.
 """
 
@@ -36,7 +36,7 @@ class CompoundCommand:
     waits_for_starts: bool = True
     """Whether it is answered only when the servers that it starts are ready."""
     starting: set[int] = field(factory=set)
-    """The parts that wait for nothing but a server's start."""
+    """The parts that wait only for a server's start."""
     answered: bool = False
 
     @property
@@ -47,30 +47,30 @@ class CompoundCommand:
 
     @property
     def holds_back_answer(self) -> bool:
-        """Whether a part is pending that the answer waits for."""
+        """Whether the answer waits for a pending part."""
         return bool(self.pending if self.waits_for_starts else self.pending - self.starting)
 
 
 @frozen
 class Configuration:
-    """The configuration file that was applied last, and what came of it."""
+    """The configuration file that was applied last, and the result."""
 
     generation: int = 0
-    """Counts those of this daemon, and of those that it follows."""
+    """The number of configurations that this daemon, and those before it, have applied."""
     source: str = ""
     """The path of its file."""
     applied: str = ""
-    """When, as ISO 8601 has it."""
+    """The time at which it was applied, in ISO 8601."""
     command: CompoundCommand | None = None
     """Its changes, pending or done; None: an earlier daemon began them."""
     refused: int = 0
-    """The number of those that were refused, if an earlier daemon began them."""
+    """The number of changes that were refused, if an earlier daemon began them."""
     starts: bool = False
-    """The daemon starts, and has not applied its file yet."""
+    """True while the daemon starts and has not applied its file yet."""
     text: bytes | None = field(default=None, repr=False)
-    """The content of the file; None: there is none, or an earlier version of pympsd applied it."""
+    """The content of the file; None: no file was applied, or an earlier version of pympsd applied it."""
     plan: tuple[object, object] | None = field(default=None, eq=False, repr=False)
-    """The latest reading of the text: the context and the plan (see `pympsd.configuration.in_force`)."""
+    """The text as it was read last: the context and the plan (see `pympsd.configuration.in_force`)."""
 
     @property
     def failed(self) -> int:
@@ -104,7 +104,7 @@ class CompoundCommands:
         return session
 
     def mark_starting(self, sessions: Iterable[int]) -> None:
-        """Record that parts wait for nothing but a server's start any more."""
+        """Record that parts now wait only for a server's start."""
         for command in self.pending:
             command.starting |= command.pending.intersection(sessions)
 

@@ -2,26 +2,21 @@
 
 The state machine is sans-I/O: `pympsd.state_machine.decide.handle` changes this state by an event and returns
 instructions; the state opens nothing, waits for nothing and reads no clock. Each part stands alone, so that a module
-takes the part that it needs:
+imports the part that it needs:
 
 =================== ================================================================================================
-options             what the daemon was started with; never changes (`options`)
-devices, defaults   what the next server is started with
-servers             the server processes, by id, with their clients and contexts (`server`, `client`)
-queue, turns        who waits, and which user is next (`queue`, `turns`)
-named_servers       protocol 3's servers with their namespaces, whether or not they have a process (`named_server`)
-partitions          protocol 2's static SM partitions; those of protocol 3 belong to named servers
-process_limits      limits that follow from a client's process: rules, cgroups
-terminations        each terminate_client that is not answered yet
-drains              what is being drained: whose new clients are held, and which of its clients still run (`drains`)
-failed_starts       servers that ended before they had served a client, and the pauses between the tries
-quitting            a pending quit
-compound_commands,  commands with several parts, and the file that was applied last (`compound_commands`)
-configuration
-refusals            the last refusals of clients, by user
-usage               what each user may have and has of the daemon
-lifetime            which of the daemons of this directory it is, the ids that it gives, what it has counted
-=================== ================================================================================================
+options what the daemon was started with; never changes (`options`) devices, defaults what the next server is started
+with servers the server processes, by id, with their clients and contexts (`server`, `client`) queue, turns who waits,
+and which user is next (`queue`, `turns`) named_servers protocol 3's servers with their namespaces, whether or not
+they have a process (`named_server`) partitions protocol 2's static SM partitions; those of protocol 3 belong to named
+servers process_limits limits that follow from a client's process: rules, cgroups terminations each terminate_client
+that is not answered yet drains what is being drained: whose new clients are held, and which of its clients still run
+(`drains`) failed_starts servers that ended before they had served a client, and the pauses between the tries quitting
+a pending quit compound_commands, commands with several parts, and the file that was applied last
+(`compound_commands`) configuration refusals the last refusals of clients, by user usage each user's share of the
+daemon's resources, and its use lifetime which of the daemons of this directory it is, the ids that it gives, what it
+has counted ===================
+================================================================================================
 
 What another daemon needs to take over is a function of this state (`takeover.state.records.snapshot`); the rest is
 reported again by servers and clients, or lost without harm (timers, pending terminations).
@@ -79,10 +74,10 @@ class ProcessLimits:
     """Limits that follow from a client's process, for clients that come later: by rule and by cgroup."""
 
     rules: tuple[Rule, ...] | None = None
-    """None: there have never been any."""
+    """The rules, in order; None: there have never been any."""
     cgroups: CgroupLimits = field(factory=dict)
     transient_cgroups: dict[str, bool] = field(factory=dict)
-    """The cgroups whose limits a command has set, which end with the cgroup: whether the cgroup has been seen."""
+    """By cgroup whose limits a command has set: whether the cgroup has been seen. Such limits end with the cgroup."""
     accounts_cgroups: bool = True
     """Whether the limits of cgroups are enforced (the feature memacct)."""
     audits_memory: bool = False
@@ -97,9 +92,10 @@ class FailedStarts:
     pausing_after: int
     """The id of the last one during the pause before the next try, else 0."""
     unserved: int = 0
-    """The id of the last one if it ended with its clients: it counts for a while, because they may connect again."""
+    """The id of the last one if it ended with its clients: its failure counts for a while, because they may connect
+    again."""
     refusal: str = ""
-    """Why this user's clients are refused until the pause is over; empty: they are not."""
+    """The reason why this user's clients are refused until the pause is over; empty: they are not refused."""
 
 
 @frozen
@@ -111,7 +107,7 @@ class Termination:
     timeout: float
     """Seconds the server has to answer."""
     answer: Answer | None = None
-    """Given when it is over, in place of the number that terminate_client prints."""
+    """Replaces the number that terminate_client prints when the termination is over."""
     pid: int = 0
     """The client's PID."""
     in_words: bool = False
@@ -126,7 +122,9 @@ class Termination:
 
 @define
 class Terminations:
-    """The pending terminations, by an id of their own: a late answer is not taken for a later one's."""
+    """The pending terminations, by ids that are never reused, so that a late answer is not mistaken for a later
+    one's.
+    """
 
     pending: dict[int, Termination] = field(factory=dict)
     ids: Ids = field(factory=Ids)
@@ -140,9 +138,9 @@ class Quit:
 
     forced: bool = False
     over: bool = False
-    """Exit was issued; it is issued once."""
+    """True if Exit was issued, which is done once."""
     by_operator: bool = False
-    """The next daemon continues it if this one is killed. A signal is meant for one daemon."""
+    """True if an operator requested it: the next daemon then continues it. A signal is meant for one daemon."""
     timeout: float | None = None
     """The shortest time in seconds that an operator gave; None: the clients are waited for."""
     changes_backend: bool = False
@@ -168,7 +166,7 @@ class Lifetime:
     """The number of daemons before this one whose servers were handed on to it."""
     server_ids: Ids = field(factory=Ids)
     backend_works: bool = False
-    """A server of this backend has served a client."""
+    """True if a server of this backend has served a client."""
     counts: Counter[Count] = field(factory=Counter)
     now: float = 0.0
     """When the last command or client came, in seconds since 1970."""
@@ -207,8 +205,8 @@ class Daemon:
     def needs_origins(self) -> bool:
         """Whether the properties of a client's process must be read when it connects.
 
-        They must if there are rules, if a drain has a cgroup as its target, and always in protocol 3, whose lists and
-        limits name cgroups.
+        They must be if there are rules, if a drain has a cgroup as its target, and always in protocol 3, whose lists
+        and limits name cgroups.
         """
         has_rules = self.process_limits.rules is not None
         drains_cgroup = any(drain.target.kind is TargetKind.CGROUP for drain in self.drains)
@@ -232,8 +230,8 @@ class Daemon:
         return tuple(range(len(self.devices))) if named_server is None else named_server.ordinals(len(self.devices))
 
     def count_free(self, server: Server | None, ordinal: int) -> int:
-        """Return how many more clients with one context fit on a device of a server (None: of a server without a
-        process).
+        """Return how many more clients with one context fit on a device; ``server``: that will serve them, None: one
+        without a process.
         """
         clients = () if server is None else server.clients.values()
         in_use = sum(client.connections_on(ordinal) for client in clients)

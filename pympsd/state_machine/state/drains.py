@@ -1,4 +1,4 @@
-"""Drains: the targets whose new clients are held, and the clients of them that still run.
+"""Drains: the targets whose new clients are held, and their clients that still run.
 
 A drain is in force from `drain` to `undrain`, and longer than the daemon that began it: it is part of the state file.
 What a drain decides, and when it ends clients, is in `pympsd.state_machine.drains`.
@@ -15,7 +15,7 @@ from pympsd.vocabulary.rules import expand_cgroups
 
 
 class TargetKind(StrEnum):
-    """What a drain's target is. The values are the names of the command's options."""
+    """The kind of a drain's target. The values are the names of the command's options."""
 
     ALL = "all"
     DEVICE = "device"
@@ -46,7 +46,7 @@ class DrainTarget:
         return f"--{self.kind}={self.name}" if self.name else f"--{self.kind}"
 
     def has_process(self, process: ClientProcess, server: str) -> bool:
-        """Return whether a client process of a server is of this target, which is not a device or a client."""
+        """Return whether this target, which is not a device or a client, includes a client process of a server."""
         match self.kind:
             case TargetKind.ALL:
                 return True
@@ -63,7 +63,7 @@ class DrainTarget:
 
 @frozen
 class RunningClient:
-    """A client that a drain waits for, with what is reported when it has ended."""
+    """A client that a drain waits for, with the values to report when it has ended."""
 
     pid: int
     uid: int = 0
@@ -92,7 +92,7 @@ class Drain:
     refuses: bool = False
     """New clients are refused; otherwise they wait."""
     timeout: float | None = None
-    """Seconds from the command to the time limit; None: running clients are waited for without a limit."""
+    """Seconds from the command to the time limit; None: the drain waits for running clients without a limit."""
     terminates: bool = True
     """Running clients are terminated when the time limit is over; otherwise the drain has failed."""
     releases: bool = False
@@ -108,7 +108,7 @@ class Drain:
     is_expired: bool = False
     """The time limit is over."""
     is_over: bool = False
-    """It has been reported that no clients remain, or which remain; from now on the drain only holds new clients."""
+    """True after reporting that no clients remain, or which do; from then on the drain only holds new clients."""
     token: int = 0
     """Its pending termination; 0: there is none."""
     terminating: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class Drains:
 
     @property
     def releasing(self) -> Drain | None:
-        """The drain that ends every server (``--release``), while which none starts; None if there is none."""
+        """The drain that ends every server (``--release``) and lets none start; None if there is none."""
         return next((drain for drain in self if drain.releases), None)
 
     def find_by_client(self, client: int) -> Drain | None:

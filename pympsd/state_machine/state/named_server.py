@@ -17,7 +17,7 @@ from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.partitions import SmPartition
 
 MAX_NAMESPACES: Final = 256
-"""The limit of one server: each takes descriptors of the daemon and its keeper."""
+"""The maximum for one server, because each namespace takes descriptors of the daemon and its keeper."""
 
 
 class Source(StrEnum):
@@ -26,7 +26,7 @@ class Source(StrEnum):
     COMMAND = "command"
     CONFIG = "config"
     AUTO = "auto"
-    """Made for clients that name no server: its process starts with its first client."""
+    """Created for clients that name no server; its process starts with its first client."""
 
 
 class NamedStatus(StrEnum):
@@ -81,17 +81,17 @@ class NamedServer:
     unopened: str = field(default="", eq=False)
     """Why its sockets do not exist."""
     former_uid: int | None = field(default=None, eq=False)
-    """The user that it goes back to if its sockets cannot be made for the new one."""
+    """The user to restore if the sockets cannot be made for the new one."""
     deleted: bool = field(default=False, eq=False)
-    """It is removed when its process has ended."""
+    """True if the server is deleted; it is removed when its process has ended."""
     partitions: list[SmPartition] = field(factory=list)
     """Static SM partitions, in order of creation."""
     maximum: Limits = field(factory=Limits)
-    """A percentage and memory that no client is above, whatever its namespace allows."""
+    """The maxima of the server: no client exceeds them, whatever its namespace allows."""
     created: float = 0.0
     """When it was made, in seconds since 1970."""
     contains_partitions: bool = False
-    """Each SM partition has executors of its own if a fault would otherwise reach the other partitions."""
+    """Whether each SM partition has its own executors if a fault would otherwise affect the other partitions."""
 
     @property
     def unreachable(self) -> str:
@@ -100,7 +100,7 @@ class NamedServer:
         return self.unopened or (default.unopened if default is not None else "")
 
     def namespace(self, name: str) -> Namespace:
-        """Return the namespace with a name; empty, or the name of one that is gone: ``default``.
+        """Return the namespace with a name; ``default`` if the name is empty or the namespace is gone.
 
         A namespace may be deleted after a client was admitted, whose further connections have limits too.
         """
@@ -117,15 +117,15 @@ class NamedServer:
 
 @define(eq=False)
 class NamedServers(Mapping[str, NamedServer]):
-    """All named servers, by name, and what holds for all of them."""
+    """All named servers, by name, and settings that apply to all of them."""
 
     _by_name: dict[str, NamedServer] = field(factory=dict, alias="by_name")
     changes: int = 0
-    """Counts the changes that the next daemon has to continue from."""
+    """Counts changes, so that the state is saved again for the next daemon."""
     default_socket: bool = True
     """Whether clients that name no server are served."""
     occupied: dict[int, SmPartition] = field(factory=dict)
-    """SM partitions that were deleted with their clients, by client, until the client's work has ended."""
+    """Deleted SM partitions in which clients still have work, by client."""
 
     def __getitem__(self, name: str) -> NamedServer:
         return self._by_name[name]

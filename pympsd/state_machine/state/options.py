@@ -14,18 +14,18 @@ MAX_SERVERS: Final = 16
 """Servers at the same time when users are together: any user can cause one, and each takes memory of every device
 that it uses."""
 MAX_NAMED_SERVERS: Final = SERVERS.total
-"""The same in protocol 3, in which no server ends for another one."""
+"""The maximum of servers in protocol 3, in which no server ends to make room for another."""
 
 
 @frozen
 class ServerPolicy:
-    """How a protocol uses servers: everything that the state machine does differently for protocols 2 and 3."""
+    """The use of servers in a protocol: everything that the state machine does differently for protocols 2 and 3."""
 
     has_named_servers: bool
-    """Whether servers are named, have namespaces with limits, and are kept and logged by their names."""
+    """Whether servers have names, by which they are kept and logged, and namespaces with limits."""
     max_starts: float
-    """Servers of a user that commands start at the same time; one that a client waits for is started immediately.
-    Nobody waits for the servers of other users, which may be stopped while they start."""
+    """The number of a user's servers that commands start at the same time; one that a client waits for is started
+    immediately. Other users' servers do not count, because their users may stop them while they start."""
     failed_start_code: int
     """The CUresult number for clients of a server that cannot start."""
     keeps_queue: bool
@@ -36,7 +36,7 @@ SERVER_POLICIES: Final = {
     2: ServerPolicy(False, inf, Result.ERROR_MPS_CONNECTION_FAILED, keeps_queue=True),
     3: ServerPolicy(True, 4, Result.ERROR_MPS_SERVER_NOT_READY, keeps_queue=False),
 }
-"""By protocol. Protocol 2 is a server a user, named ``uid_N``, without limits of its own namespaces."""
+"""By protocol. In protocol 2 each user has one server, ``uid_N``, and namespaces have no limits of their own."""
 
 
 @frozen
@@ -56,11 +56,11 @@ class DaemonOptions:
     clients_only: bool = False
     """Operators are refused at ``control``; there is another socket for them."""
     open_queries: bool = False
-    """Operators that came by a namespace's socket see everything."""
+    """Operators that use a namespace's socket see everything."""
     trusts_containers: bool = False
-    """Operators in other PID and user namespaces are taken for their user."""
+    """Operators in other PID and user namespaces have the rights of their user."""
     driver: int = DRIVER
-    """The branch of the driver whose behaviour the daemon has."""
+    """The branch of the driver whose behaviour the daemon reproduces."""
     static: bool = False
     """Whether every device is in static use (protocol 2 with -S): a client needs a partition for a context.
     Protocol 3 has partitions of named servers instead, and no such mode."""
@@ -69,7 +69,8 @@ class DaemonOptions:
     serves_unmapped: bool = False
     """Whether clients whose uid is a placeholder, because their user is of another user namespace, are served."""
     has_own_servers: bool = True
-    """Whether servers are pympsd's, not the driver's: only those can be given some of the devices, and partitions."""
+    """Whether servers are pympsd's, not the driver's. Only pympsd's can be limited to some devices, and have
+    partitions."""
     has_other_backend: bool = False
     """Whether the daemon may change to another backend if it does not recognise the driver's server."""
     pipe_directory: str = ""
@@ -78,7 +79,7 @@ class DaemonOptions:
 
     @property
     def policy(self) -> ServerPolicy:
-        """How the daemon's protocol has servers."""
+        """The use of servers in the daemon's protocol."""
         return SERVER_POLICIES[self.protocol]
 
     def find_serving_uid(self, uid: int) -> int:
@@ -86,7 +87,7 @@ class DaemonOptions:
         return 0 if self.multiuser else uid
 
     def socket_problem(self, server: str, namespace: str = DEFAULT) -> str:
-        """Return why a namespace of a server cannot have a socket here, or nothing."""
+        """Return why a namespace of a server cannot have a socket here; empty if it can."""
         return socket_problem(self.pipe_directory, server, namespace, for_libcuda=not self.has_own_servers)
 
     @property

@@ -1,13 +1,13 @@
 """The queue of clients that wait for a server, and of operators' requests to start one.
 
-The problem: users take turns, so a client may wait long, and nobody may be passed over for ever; but a running server
+The problem: users take turns, so a client may wait long, and nobody may be passed over forever; but a running server
 should continue to serve new clients of its own user, because ending and starting it costs seconds. So new clients of
 the active user may overtake a waiting user for a limited time.
 
 The idea: tickets are the only clock. Each entry draws a ticket when it joins. When the time for which others may
 overtake it is over, it draws one more, its *barrier* (``last_to_overtake``): an entry of another user with a later
 ticket than the barrier stays behind. Nothing has to be sorted or compared by time, and the order survives a daemon
-that is killed: its successor reserves tickets for the clients that are to connect again, in the old order.
+that is killed: its successor reserves tickets for the clients that should connect again, in the old order.
 
 Example: user 1 is being served. A client of user 2 draws ticket 5 and waits. Clients of user 1 with tickets 6 and 7
 are admitted. The time of ticket 5 is over: it draws 8 as its barrier. The next client of user 1 has ticket 9, and
@@ -16,7 +16,7 @@ waits until user 2 has had its turn.
 Invariants:
 
 - `entries` is in the order of its tickets; a ticket is given out once.
-- An entry is in the queue, or held, from its arrival until it is admitted, refused or gone, and there once only.
+- An entry is in the queue, or held, from its arrival until it is admitted, refused or gone, and only once.
 - `timed` contains only tickets whose TURN timers are running; the timers of entries that have left are cancelled at
   the end of each event, because thousands may come and go before one ends.
 - A client under a debugger (`debugged`) never takes a turn: no server is started or kept for it.
@@ -35,7 +35,7 @@ from pympsd.vocabulary.limit_table import Limits
 
 @define
 class QueueEntry:
-    """An entry of the queue: a client that waits, or with ``client`` 0 an operator's request to start a server.
+    """An entry of the queue: a waiting client, or if ``client`` is 0 an operator's request to start a server.
 
     ``ticket`` decides its place; a client keeps its ticket when the daemon is replaced.
     """
@@ -54,7 +54,7 @@ class QueueEntry:
     rule: Limits | None = None
     """The limits that hold for it by rule; None: there are no rules."""
     sm_partition: str = ""
-    """The value of its CUDA_MPS_SM_PARTITION."""
+    """The client's CUDA_MPS_SM_PARTITION."""
     connection: int = 0
     """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
     visible_devices: str | None = None
@@ -76,7 +76,7 @@ class Debugged:
 
 @define
 class ClientQueue:
-    """Those who wait; iterating yields the entries, the first one first.
+    """The waiting clients and start requests. Iterating yields the entries in order.
 
     Its own methods are the only ones that change `entries`. A ticket is drawn when a client comes and never again, so
     an entry's place never changes.
@@ -123,8 +123,8 @@ class ClientQueue:
     def take_admissible(self, server: str) -> list[QueueEntry]:
         """Remove the entries for a server, except those behind another user's barrier; return them in order.
 
-        A barrier is the first ticket that was drawn after the time in which others may overtake an entry; of several
-        the lowest holds. Start requests, and the entry whose turn it is, pass it.
+        A barrier is the first ticket that was drawn after the time in which others may overtake an entry. The lowest
+        barrier holds. Start requests, and the entry whose turn it is, pass it.
         """
         barrier: float = float("inf")
         admissible = set()

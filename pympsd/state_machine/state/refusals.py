@@ -1,9 +1,9 @@
 """The last refusals of clients, with their reasons, for the users whose clients were refused.
 
-The wire of the driver has no place for a reason: libcuda returns CUDA_ERROR_MPS_CONNECTION_FAILED, and its user may
+The driver's wire protocol cannot carry a reason: libcuda returns CUDA_ERROR_MPS_CONNECTION_FAILED, and its user may
 not read control.log. So the daemon keeps the last refusals, a few of each user, for the query ``get_refusal_list``.
-``pympsd-run`` asks it with PYMPSD_EXPLAIN=1 when the program has ended: it gives the program and its children an id
-of the run in their environment, by which it finds their refusals, also those of processes that have ended.
+``pympsd-run`` asks it with PYMPSD_EXPLAIN=1 when the program has ended: it puts an id of the run into the environment
+of the program and its children, and finds their refusals by that id, even after the processes have ended.
 
 Invariants: one user's refusals never replace another's; there are at most MAX_USERS * MAX_OF_USER of them; a user
 sees only its own. They are not kept for the next daemon.
@@ -50,7 +50,9 @@ class Refusals:
     """The user whose client was refused last comes last."""
 
     def add(self, refusal: RefusedClient) -> None:
-        """Keep a refusal; drop the user's oldest, or the user who was refused nothing for the longest time."""
+        """Keep a refusal. If there is no room, drop the user's oldest one, or the user whose last refusal is
+        oldest.
+        """
         own = self._of_users.pop(refusal.uid, None) or deque(maxlen=MAX_OF_USER)
         own.append(refusal)
         self._of_users[refusal.uid] = own

@@ -3,7 +3,7 @@
 A server is spawned (SPAWNING, no process yet), initializes (INITIALIZING), and is then ACTIVE or in FAULT until the
 daemon requests its end (LEAVING) and its process has ended (GONE). A server of an earlier daemon begins as RETURNING
 instead. The table `MOVES` is the only place that allows a change of phase: an illegal one raises IllegalMove and
-changes nothing, so a server that reports an impossible status cannot lead the daemon astray.
+changes nothing, so a server that reports an impossible status cannot bring the daemon into an impossible state.
 """
 
 from enum import Enum
@@ -77,20 +77,20 @@ class Server:
     """Operator sessions to answer when it is spawned."""
     clients: dict[int, Client] = field(factory=dict)
     groups: dict[tuple[int, str], tuple[int, MemoryGroup]] = field(factory=dict)
-    """Limits of memory of clients together, by device ordinal and name, as they came with the latest client that has
-    a context there, whose id stands before them."""
+    """Limits of memory that clients share, by device ordinal and group name: the id of the latest client with a
+    context there, and the limits that it brought."""
     use: dict[int, DeviceUse] = field(factory=dict)
-    """Its latest report of each device, by ordinal; the driver's own server does not report."""
+    """Its latest report for each device, by ordinal; empty for the driver's own server, which does not report."""
     closed: bool = False
-    """New clients of its user wait because another user has waited long enough; kept for the log."""
+    """True if new clients of its user wait because another user has waited long enough; kept for the log."""
     pending: bool = False
-    """The previous daemon had it, and it has not returned yet: its clients are unknown."""
+    """True if the previous daemon had it and it has not returned yet, so its clients are unknown."""
     start_refusal: str = ""
     """Why it cannot start, if known: trying again would be useless."""
     violation: str = ""
-    """The unknown message that it sent."""
+    """The unknown message that the driver's server sent."""
     verified: bool = False
-    """A client of it has made a context or left in order, or it has lived for a while."""
+    """True if one of its clients has made a context or left in order, or its trial period is over."""
     leave_timed: bool = False
     """Its LEAVE timer runs."""
     silence_timed: bool = False

@@ -1,8 +1,8 @@
 """Which of the waiting users gets the next turn: plug-ins of the group ``pympsd.turn_policies``.
 
 ``PYMPSD_TURN_POLICY=NAME[:ARGUMENT]`` names one, a callable that takes the argument ("" without one), raises
-ValueError if it is wrong, and returns a `TurnPolicy`. Like all of the state machine a policy looks at no clock and
-keeps nothing: its input is in `WaitingUser`. docs/research.md shows how to write one.
+ValueError if it is wrong, and returns a `TurnPolicy`. Like the rest of the state machine, a policy reads no clock and
+keeps no state: its only input is `WaitingUser`. docs/research.md shows how to write one.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class WaitingUser:
 
 
 TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
-"""Returns one of the users given, which are at least one, in the order in which they came."""
+"""Returns one of the users. They are in the order in which they came, and at least one."""
 
 
 def order(argument: str = "") -> TurnPolicy:
@@ -51,7 +51,8 @@ def fewest_turns(argument: str = "") -> TurnPolicy:
 
 
 def guard(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
-    """Return a policy that is first come, first served if the given one raises, or returns none of the users.
+    """Return a policy that falls back to first come, first served if the given one raises, or does not return one of
+    the users.
 
     ``complain`` is called the first time, with the event and its reason.
     """

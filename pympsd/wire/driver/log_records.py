@@ -63,12 +63,14 @@ class LogReader:
     """Takes the bytes of the pipe, in any chunks, apart; holds at most PIPE_BUF of a line and one record."""
 
     _data: bytes = field(default=b"", init=False)
-    """Begins with what may be a record."""
+    """The buffer, which begins with a possible record."""
     _line: bytes = field(default=b"", init=False)
     """The beginning of a line of text; it may continue after a record."""
 
     def feed(self, data: bytes) -> Iterator[DriverLogRecord | ForeignLines]:
-        """Add what was read; yield the records and lines that it completes. Take all of them before the next call."""
+        """Add the bytes that were read; yield the records and lines that it completes. Take all of them before the
+        next call.
+        """
         data = self._data + data
         done = at = 0
         while (sign := _SIGN.search(data, at)) is not None:

@@ -156,7 +156,7 @@ def device_clients() -> Question[tuple[DeviceClients, ...]]:
 
 
 def processes() -> Question[tuple[ListedProcess, ...]]:
-    """Ask for what ps shows: client processes that have contexts."""
+    """Request the list for ps: client processes that have contexts."""
 
     def read() -> Reader[tuple[ListedProcess, ...]]:
         count = yield from _count()

@@ -38,7 +38,7 @@ def copy_to_device(destination: int, array: int, offset: int, count: int) -> Non
 
 
 def copy_between(destination: int, at: int, source: int, start: int, count: int) -> None:
-    """Copy bytes of an array to another one, or the same; as cuMemcpyDtoD."""
+    """Copy bytes of an array to another array, or to the same one; as cuMemcpyDtoD."""
     copies.copy_device_to_device(address_at(destination, at, count), address_at(source, start, count), count, 0, True)
 
 

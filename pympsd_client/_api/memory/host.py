@@ -42,7 +42,8 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
     """Count memory of the program as page-locked: a buffer, or an address. Raise INVALID_VALUE if it is not mapped.
 
     Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
-    HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and the flag READ_ONLY.
+    HOST_MEMORY_ALREADY_REGISTERED if a part of the memory is registered; NOT_SUPPORTED for I/O memory and the flag
+    READ_ONLY.
     """
     bounded = _is_bounded()
     if memory.size is not None and size > memory.size:
@@ -64,7 +65,7 @@ def flags(address: int) -> int:
 
 
 def device_pointer(address: int, flags: int) -> int:
-    """Return the address by which kernels of the current context reach page-locked memory; allocated: the same one.
+    """Return the address at which kernels of the current context access page-locked memory; allocated: the same one.
 
     NOT_SUPPORTED if the device maps no host memory (attribute CAN_MAP_HOST_MEMORY), and for registered memory whose
     pages cannot be replaced: shared ones, this thread's stack, those of other registered memory. INVALID_VALUE for

@@ -1,6 +1,7 @@
 """Memory and events between processes (CUDA driver API, the functions cuIpc*).
 
-Both processes are clients of one server, and on one device: an executor opens what one of its clients has shared.
+Both processes are clients of one server, and on one device: an executor opens objects that one of its clients has
+shared.
 """
 
 from typing import Any, Final
@@ -52,7 +53,7 @@ def _require_support(name: str) -> Context:
 
 
 def memory_handle(address: int) -> bytes:
-    """Return a handle by which other processes open an allocation of cuMemAlloc, named by its first byte.
+    """Return a handle with which other processes open an allocation of cuMemAlloc, named by its first byte.
 
     The allocation counts as this process's, once, until it is freed and closed everywhere. INVALID_VALUE.
     """
@@ -72,7 +73,7 @@ def open_memory(argument: Any, flags: int) -> int:
     """Return where another process's memory is mapped; opened again in the context it is the same, counted.
 
     INVALID_CONTEXT for this process's own; MAP_FAILED for memory that is freed or of another server;
-    PEER_ACCESS_UNSUPPORTED for that of another device; INVALID_HANDLE, INVALID_VALUE.
+    PEER_ACCESS_UNSUPPORTED for a handle of another device; INVALID_HANDLE, INVALID_VALUE.
     """
     context = _require_support("cuIpcOpenMemHandle")
     if flags & ~_LAZY_PEER_ACCESS:
@@ -131,7 +132,7 @@ def close_memory(address: int) -> None:
 
 
 def event_handle(event: int) -> bytes:
-    """Return a handle by which other processes open an event.
+    """Return a handle with which other processes open an event.
 
     INVALID_HANDLE for one that was not created with CU_EVENT_INTERPROCESS and CU_EVENT_DISABLE_TIMING.
     """
@@ -145,9 +146,9 @@ def event_handle(event: int) -> bytes:
 
 
 def open_event(argument: Any) -> int:
-    """Return an event of the current context that stands for what another process's does, without timing.
+    """Return an event of the current context that stands for another process's event, without timing.
 
-    MAP_FAILED for an event that is destroyed or of another server; PEER_ACCESS_UNSUPPORTED for that of another
+    MAP_FAILED for an event that is destroyed or of another server; PEER_ACCESS_UNSUPPORTED for an event of another
     device; INVALID_HANDLE.
     """
     context = _require_support("cuIpcOpenEventHandle")

@@ -1,7 +1,7 @@
 """Managed memory (CUDA driver API, Unified Addressing): one address for program and kernels, at any time.
 
-On the emulated device it is memory that the executor and the program share, so advice and prefetching change nothing
-but what cuMemRangeGetAttribute returns. A device without it (attribute MANAGED_MEMORY is 0) refuses all by name.
+On the emulated device it is memory that the executor and the program share, so advice and prefetching change only the
+results of cuMemRangeGetAttribute. A device without it (attribute MANAGED_MEMORY is 0) refuses all by name.
 """
 
 from collections.abc import Callable, Sequence

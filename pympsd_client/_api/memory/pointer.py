@@ -40,9 +40,9 @@ class PointedMemory:
     context: Context | None
     is_host: bool
     device_pointer: int
-    """The address by which kernels reach the address that was asked for; 0: by none."""
+    """The address at which kernels access the requested address; 0: by none."""
     host_pointer: int
-    """The address by which the program reaches it; 0: by none."""
+    """The address at which the program accesses it; 0: by none."""
     buffer_id: int
     allocation: Allocation | None = None
 

@@ -97,7 +97,7 @@ def free(address: int, stream: int) -> None:
 
 
 def kind_of_device(device: VisibleDevice) -> tuple[PoolKind, VisibleDevice]:
-    """Return what memory the pools of a device have, and the device."""
+    """Return the kind of memory of a device's pools, and the device."""
     kind = _kinds.get(device.number)
     if kind is None:
         kind = _kinds[device.number] = PoolKind(_PINNED, Location(_DEVICE, device.number))
@@ -113,12 +113,12 @@ def default_of(device: int) -> int:
 
 
 def current_of(device: int) -> int:
-    """Return the current pool of a device: what cuDeviceSetMemPool was called with, else the default one."""
+    """Return the current pool of a device: the pool set with cuDeviceSetMemPool, else the default one."""
     return pools.current(*kind_of_device(process.device(device))).handle
 
 
 def set_current(device: int, pool: int) -> None:
-    """Make cuMemAllocAsync allocate from a pool of the device; raise INVALID_VALUE for a pool of another one."""
+    """Make cuMemAllocAsync allocate from a pool of the device; raise INVALID_VALUE for a pool of another device."""
     pools.set_current(kind_of_device(process.device(device))[0], pools.find(pool))
 
 
@@ -153,7 +153,7 @@ def _check_exported(handle_types: int, kind: PoolKind, device: VisibleDevice | N
 
 
 def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, VisibleDevice | None]:
-    """Return what memory a pool created so has, and whose it is.
+    """Return the kind and the owner of the memory of a pool with these properties.
 
     Raise INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
     """
@@ -182,7 +182,7 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
 
 
 def kind_of_node() -> PoolKind:
-    """Return what memory the pools of the host's NUMA node have."""
+    """Return the kind of memory of the pools of the host's NUMA node."""
     return PoolKind(_PINNED, Location(_NODE, node_of(process.device(0))), is_host=True)
 
 
@@ -402,9 +402,9 @@ def import_pool(fd: int, kind: int, flags: int) -> int:
 
 
 def export_pointer(address: int) -> bytes:
-    """Return the data by which other processes import an allocation from a pool that they have imported.
+    """Return the data with which other processes import an allocation from a pool that they have imported.
 
-    INVALID_VALUE for what is not from a pool that was created to be exported.
+    INVALID_VALUE for memory that is not from a pool that was created to be exported.
     """
     block = allocations.get(address)
     if not isinstance(block, Block) or not block.pool.secret:

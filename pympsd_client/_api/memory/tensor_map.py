@@ -16,7 +16,9 @@ from pympsd_client._objects.context import current_on_device_with
 
 
 def _check_device() -> None:
-    """Raise NOT_SUPPORTED unless the current context's device has tensor maps; INVALID_CONTEXT if there is none."""
+    """Raise NOT_SUPPORTED unless the current context's device has tensor maps; INVALID_CONTEXT without a current
+    context.
+    """
     current_on_device_with(
         "TENSOR_MAP_ACCESS_SUPPORTED",
         "this device has no tensor maps (attribute TENSOR_MAP_ACCESS_SUPPORTED is 0): they need an emulated "
@@ -52,9 +54,9 @@ def _tensor(
     element_strides: Any,
     modes: tuple[int, int, int, int],
 ) -> TensorMap:
-    """Return the map of a tensor of at least that many dimensions, less the part of it that is copied.
+    """Return the map of a tensor of at least that many dimensions, without the part that is copied.
 
-    ``modes``: interleave, swizzle, L2 promotion, and the fill of what is out of bounds.
+    ``modes``: interleave, swizzle, L2 promotion, and the fill of elements out of bounds.
     """
     _check_device()
     try:
@@ -87,7 +89,7 @@ def encode_tiled(
 ) -> bytes:
     """Return a map of tiles of a tensor.
 
-    INVALID_VALUE for what the manual does not allow; NOT_SUPPORTED for interleaved layouts, and if the current
+    INVALID_VALUE for values that the manual does not allow; NOT_SUPPORTED for interleaved layouts, and if the current
     context's device has no tensor maps; INVALID_CONTEXT.
     """
     modes = interleave, swizzle, l2_promotion, fill

@@ -44,7 +44,7 @@ def _require_support(device: VisibleDevice, name: str) -> VisibleDevice:
 
 
 def _find_own_device(name: str) -> VisibleDevice:
-    """Return the device of the current context, the first one if there is none."""
+    """Return the device of the current context, or the first device without one."""
     stack = this_thread.stack
     return _require_support(stack[-1].device if stack else process.device(0), name)
 
@@ -74,7 +74,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
 
 
 def free_addresses(address: int, size: int) -> None:
-    """Free what cuMemAddressReserve returned.
+    """Free addresses that cuMemAddressReserve returned.
 
     Raise INVALID_VALUE for anything else, and if memory is mapped there.
     """
@@ -180,7 +180,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
 
 
 def unmap(address: int, size: int) -> None:
-    """Unmap what is mapped in a range of reserved addresses; kernels that still use it fault. Raise INVALID_VALUE."""
+    """Unmap the memory in a range of reserved addresses; kernels that still use it fault. Raise INVALID_VALUE."""
     _find_own_device("cuMemUnmap")
     _check_granules(size)
     virtual_memory.unmap(address, size)

@@ -109,7 +109,7 @@ def destroy(handle: int) -> None:
 def create_mipmapped(given_description: ArrayDescription | None, requested_levels: int) -> int:
     """Return the handle of a new mipmapped array, all zero.
 
-    The number of levels is from 1 to what the size allows, the nearest to what is asked for. Errors as of
+    The number of levels is the one nearest to the request that the size allows, at least 1. Errors as of
     cuArray3DCreate.
     """
     context, description = _check_description(given_description)

@@ -1,7 +1,7 @@
 """Texture and surface objects (CUDA driver API, Texture Object Management and Surface Object Management).
 
-An object describes what kernels read: an array, a mipmapped array, linear memory, or a view of one. It lies in
-device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
+An object describes the memory that kernels read: an array, a mipmapped array, linear memory, or a view of one. It
+lies in device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
 """
 
 import ctypes
@@ -181,7 +181,7 @@ def _place(context: Context, texture_object: TextureObject) -> int:
 def create_texture(description: bytes | None, how: bytes | None, view: bytes | None) -> int:
     """Return the handle of a new texture object of an array, a mipmapped array or linear memory.
 
-    INVALID_VALUE for NULL (but no view is needed) and what CUDA does not allow; INVALID_HANDLE for no array;
+    INVALID_VALUE for NULL (but no view is needed) and values that CUDA does not allow; INVALID_HANDLE for no array;
     NOT_SUPPORTED for views of compressed blocks.
     """
     context = require_texturing_context()

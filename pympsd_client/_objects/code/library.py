@@ -195,7 +195,7 @@ def kernel_of(handle: int) -> Kernel:
 
 
 def function_of(handle: int, context: Context | None = None) -> Function:
-    """Return the function of a handle, which may be that of a function or of a library's kernel, loaded.
+    """Return the loaded function of a handle, which may name a function or a library's kernel.
 
     A library's kernel is looked up in ``context`` (None: the current one), and loaded there if this is its first use.
     INVALID_HANDLE; INVALID_PTX and others if it is loaded now and cannot be.
@@ -206,7 +206,9 @@ def function_of(handle: int, context: Context | None = None) -> Function:
 
 
 def find_function(handle: int, context: Context | None = None) -> Function:
-    """Return the function of a handle, as `function_of`; that of a module that was not looked up is not loaded."""
+    """Return the function of a handle, as `function_of`; the function of a module that was not looked up is not
+    loaded.
+    """
     function = functions.get(handle)
     if function is not None:
         return function

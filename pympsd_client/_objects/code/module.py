@@ -57,8 +57,8 @@ when_unloaded: Final[list[Callable[[Module], None]]] = []
 class Module:
     """A loaded module. Its kernels get handles when they are first asked for.
 
-    ``layout`` is the executor's description of it; ``library`` the handle of the library that it was loaded for, or
-    0.
+    ``layout`` is the executor's description of the module; ``library`` the handle of the library
+    that it was loaded for, or 0.
     """
 
     def __init__(self, handle: int, context: Context, layout: ModuleLayout) -> None:

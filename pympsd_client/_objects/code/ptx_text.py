@@ -94,7 +94,7 @@ class _Input:
     items: list[_Item]
 
     def rename(self, names: dict[str, str]) -> None:
-        """Give some of its symbols other names, wherever they stand."""
+        """Rename some of its symbols throughout the text."""
         for item in self.items:
             item.text = _NAME.sub(lambda match: names.get(match.group(), match.group()), item.text)
             item.name = names.get(item.name, item.name)
@@ -113,7 +113,7 @@ def declares_others(data: bytes) -> bool:
 def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
     """Return one text for inputs (name, PTX); LinkError for a symbol that is defined twice.
 
-    Symbols that are local to an input and have the name of another's are renamed.
+    Symbols that are local to an input and have the same name as another input's are renamed.
     """
     if len(inputs) == 1:
         return inputs[0][1]

@@ -66,7 +66,7 @@ class PageState:
 
 
 class PageStates:
-    """The states of ``size`` bytes' pages; a change of a part of a page is one of all of it."""
+    """The states of ``size`` bytes' pages; a change of a part of a page changes the whole page."""
 
     def __init__(self, size: int) -> None:
         self._starts = [0]
@@ -115,10 +115,10 @@ class Allocation:
     context: Context
     size: int
     synchronous: bool = False
-    """Whether copies and fills of it return when they are done (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)."""
+    """Whether copies and fills of the memory return when they are done (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)."""
     is_managed: bool = False
     is_host: bool = False
-    """Whether it is page-locked host memory."""
+    """Whether the memory is page-locked host memory."""
     states: PageStates | None = None
     """The states of managed memory's pages, once one has changed; else None."""
     _buffer_id: int = 0
@@ -139,7 +139,9 @@ class Allocation:
         return False
 
     def is_accessible_from(self, context: Context) -> bool:
-        """Return whether calls in streams of another device's context can use it: all memory except that of pools."""
+        """Return whether calls in streams of another device's context can use the memory: they can, except for memory
+        of pools.
+        """
         return True
 
     def free(self) -> None:
@@ -317,7 +319,7 @@ def owner(address: int) -> Context:
 
 
 def devices_address(context: Context, address: int, count: int) -> int:
-    """Return the address by which a context's device reaches shared memory of the program; 0 if it does not.
+    """Return the address at which a context's device accesses shared memory of the program; 0 if it does not.
 
     Shared memory is managed, registered, or a host's pool's or mapping's.
     """

@@ -44,7 +44,7 @@ _ranges: Final[set[ImportedRange]] = set()
 def import_range(context: Context, secret: int) -> ImportedRange:
     """Map the memory that another client has exported or shared under a secret; raise CudaError.
 
-    INVALID_VALUE if there is none on the context's device.
+    INVALID_VALUE if the context's device has none.
     """
     handle = context.allocate_handle()
     size, is_of_host = context.query(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)

@@ -3,9 +3,9 @@
 An executor maps all device memory of the process on another device, or none of it. So access that one context, pool
 or mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
 
-Page-locked and managed memory is accessible without such access: an executor maps that of another device while the
-process has contexts on both. Functions that free it and wait, as cuMemFreeHost does, wait for the devices that map it
-(`PeerAccess.wait_for_peers`).
+Page-locked and managed memory is accessible without such access: an executor maps such memory of another device while
+the process has contexts on both. Functions that free it and wait, as cuMemFreeHost does, wait for the devices that
+map it (`PeerAccess.wait_for_peers`).
 """
 
 from contextlib import suppress
@@ -44,7 +44,7 @@ class PeerAccess:
         self._sharing: set[int] = set()
         """The ordinals of the devices that have page-locked or managed memory."""
         self._mapped: set[tuple[int, int]] = set()
-        """The ordinals of devices, each with the first address of what its executor maps of another device."""
+        """The ordinals of devices, each with the first address of the other devices' memory in its executor."""
 
     def _forget_old_connection(self) -> None:
         if self._connection is not process.connection:
@@ -116,7 +116,7 @@ class PeerAccess:
                         # else one of the devices has failed, and its kernels with it
 
     def is_mapped(self, device: VisibleDevice, owner: VisibleDevice) -> bool:
-        """Return whether a device's kernels can access the page-locked memory of another one."""
+        """Return whether a device's kernels can access the page-locked memory of another device."""
         return (device.ordinal, mapped_window_of(owner.ordinal)) in self._mapped
 
     def wait_for_peers(self, device: VisibleDevice) -> None:

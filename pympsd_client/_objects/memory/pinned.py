@@ -3,8 +3,8 @@
 - **Allocated** memory (cuMemHostAlloc) is shared with the executor of the context that was current. That executor
   copies from and to it directly. Copies with other devices work as for pageable memory. Kernels access it by its
   address, those of other emulated devices too (`peer_access`).
-- **Registered** memory (cuMemHostRegister) stays the program's own until the program asks for the address by which
-  kernels reach it. Then shared pages replace the program's pages in place, and unregistering replaces those by
+- **Registered** memory (cuMemHostRegister) stays the program's own until the program requests the address at which
+  kernels access it. Then shared pages replace the program's pages in place, and unregistering replaces those by
   private ones again; the bytes stay (`RegisteredPages`). No Python code runs while a page is replaced, but a native
   thread may: what it writes to that page at that moment may be lost. Around a fork the pages are private, so that
   parent and child do not write to each other's memory.
@@ -171,7 +171,7 @@ class Pinned:
         self._mapped: Final[dict[int, RegisteredPages]] = {}
         """The pages of registered memory that kernels can access, by the registered address."""
         self._private: list[tuple[RegisteredPages, list[tuple[int, int]]]] = []
-        """Where it is private during a fork."""
+        """The ranges that are private during a fork."""
 
     def allocate(
         self,
@@ -278,7 +278,7 @@ class Pinned:
             self._regions[address] = PinnedRegion(address, size, flags, None, context)
 
     def device_address(self, context: Context, address: int) -> int:
-        """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
+        """Return the address at which kernels of a context's device access page-locked memory; raise CudaError."""
         transport, region = context.usable().transport, self.region_at(address)
 
         def can_access(pages: SharedPages) -> bool:
@@ -373,7 +373,7 @@ class Pinned:
             mapped.pages.close()
 
     def holds(self, address: int) -> bool:
-        """Return whether an address is one by which kernels reach memory that is the program's, too."""
+        """Return whether kernels access the program's own memory at an address."""
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
         if at >= 0 and address < starts[at] + regions[at].size:

@@ -228,7 +228,7 @@ class VirtualMemory:
                 self._close_unused(physical.context)
 
     def _close_unused(self, owner: Context) -> None:
-        """Close a context of `owner_on` if nothing of it is left."""
+        """Close a context of `owner_on` if it holds no memory any more."""
         used = [physical.context for physical in self._physical.values()]
         used += [mapping.context for mapping in self._mappings.values()]
         if owner in self._owners.values() and owner not in used:
@@ -280,7 +280,7 @@ class VirtualMemory:
             allocations.add(mapping)
 
     def unmap(self, address: int, size: int) -> None:
-        """Unmap what is mapped in a range of reserved addresses, as on an H100: perhaps nothing.
+        """Unmap the mappings in a range of reserved addresses. As on an H100, the range may have none.
 
         INVALID_VALUE for a range that ends within a mapping, and for addresses that are not reserved.
         """

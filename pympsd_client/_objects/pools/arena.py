@@ -1,4 +1,5 @@
-"""The memory that one pool has in one context: chunks of the device, and what of them is free for which stream.
+"""The memory that one pool has in one context: chunks of the device, and the ranges of them that are free for each
+stream.
 
 Freed memory is a range with a `FreePoint`: the stream in which it was freed. The range is immediately free for that
 stream's later work, and for other streams when the stream has reached the point (CUDA driver API, Stream Ordered
@@ -73,7 +74,7 @@ class Ranges:
             ends.insert(at, end)
 
     def remove(self, start: int, end: int) -> bool:
-        """Remove a range if all of it is here, as one; return whether it was."""
+        """Remove a range if it is free here as a whole; return whether it was."""
         at = bisect_right(self._starts, start) - 1
         if at < 0 or self._starts[at] != start or self._ends[at] != end:
             return False

@@ -115,7 +115,7 @@ class ExportedChunks:
         virtual_memory.free_addresses(start, self._sizes.pop(start))
 
     def secret(self, start: int) -> int:
-        """Return what other processes import a chunk by; raise CudaError."""
+        """Return the data with which other processes import a chunk; raise CudaError."""
         secret = self._secrets.get(start)
         if secret is None:
             fd = export_memory(self._context, self._handles[start])

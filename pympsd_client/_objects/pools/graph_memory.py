@@ -1,7 +1,7 @@
 """Memory of graphs: allocated with the node, at one address for all launches (CUDA driver API, Graph Management).
 
-The memory is given back to the device when the node, all executable graphs with it, and the program's use of it
-have ended; ``holders`` counts them.
+The memory is released when the node, all executable graphs with it, and the program's use of it have ended;
+``holders`` counts them.
 """
 
 from threading import RLock

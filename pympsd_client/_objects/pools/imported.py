@@ -22,7 +22,7 @@ from pympsd_client._objects.process import process
 
 @define(eq=False)
 class _Chunk:
-    """A chunk of the other process's, and how many blocks of it this process has."""
+    """A chunk of the other process, and the number of its blocks that this process has."""
 
     range: ImportedRange
     blocks: int = 0
@@ -158,7 +158,7 @@ class ImportedPool(Pool):
             self._end_unused()
 
     def destroy(self, when_ended: Callable[[Pool], None]) -> None:
-        """Call ``when_ended`` as soon as nothing of it is mapped."""
+        """Call ``when_ended`` as soon as no part of the pool is mapped."""
         with self._importing:
             self._when_ended = when_ended
             self._unmap_unused()

@@ -10,9 +10,9 @@ here:
     chunk     |  block A (in use)  |  freed in stream 1  |  free for all  |
                                       ^ stream 1 may have it immediately; others when stream 1 has passed that point
 
-An allocation tries, in this order: what its stream may have; what streams that are asked have passed by now; a new
-chunk; and if there is no memory left, everything that is free, after making its stream wait for all other
-streams by events.
+An allocation tries, in this order: memory that its stream may use; memory that other streams, when asked, have
+finished with; a new chunk; and if there is no memory left, everything that is free, after making its stream wait for
+all other streams by events.
 
 **When memory becomes free for all.** A call waits for the stream, or for all (`before_waiting`); the arena asks
 streams; the stream or its context ends. Waiting calls also give chunks back to the device, above the release
@@ -23,7 +23,7 @@ threshold.
 - ``_bytes_in_use`` counts the blocks that the program has, ``reserved`` the bytes of all chunks. `Pool.used` adds
   freed blocks that still wait for their stream.
 - The points of a stream that is destroyed become events first, so that they can still be asked for.
-- Locks are reentrant: what a call drops may free memory again.
+- Locks are reentrant: an object that a call drops may free memory again.
 - A destroyed pool lives on in ``_all`` until the program has freed its last block.
 
 A pool belongs to a device, but its memory belongs to contexts, and goes with them: the executor accounts memory to
@@ -109,7 +109,7 @@ class Pool:
     """
 
     is_imported = False
-    """Whether it is another process's."""
+    """Whether the pool is another process's."""
 
     def __init__(
         self, kind: PoolKind, device: VisibleDevice | None, max_bytes: int = 0, is_exported: bool = False
@@ -120,7 +120,7 @@ class Pool:
         """
         self.handle: Final = new_handle()
         self.secret: Final = int.from_bytes(os.urandom(16), "little") if is_exported else 0
-        """The secret by which other processes import it; 0 if it is not exported."""
+        """The secret with which other processes import the pool; 0 if it is not exported."""
         self.kind: Final = kind
         self.device: Final = device
         self.max_bytes: Final = round_up(max_bytes)

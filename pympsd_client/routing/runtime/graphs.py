@@ -22,7 +22,7 @@ _DRIVER_KERNEL_BYTES: Final = 72
 _KERNEL, _COPY = 0, 1
 """cudaGraphNodeType: the driver describes all others alike."""
 _COPY_HEAD_BYTES: Final = 16
-"""What comes before the cudaMemcpy3DParms in a cudaMemcpyNodeParams, and the CUDA_MEMCPY3D in the driver's."""
+"""The fields before the cudaMemcpy3DParms in a cudaMemcpyNodeParams, and the CUDA_MEMCPY3D in the driver's."""
 
 
 def _kernel(parameters: int, size: int) -> Any:
@@ -165,13 +165,13 @@ def add_any(graph: int, dependencies: int, data: int, count: int, description: i
 
 
 def set_any(node: int, description: int) -> None:
-    """Change what a node does, within its kind."""
+    """Change the work of a node, within its kind."""
     buffer = _convert_description(description)
     api.cuGraphNodeSetParams(node, description if buffer is None else ctypes.addressof(buffer))
 
 
 def set_executable_any(executable: int, node: int, description: int) -> None:
-    """Change what a node of an executable graph does, within its kind."""
+    """Change the work of a node of an executable graph, within its kind."""
     buffer = _convert_description(description)
     place = description if buffer is None else ctypes.addressof(buffer)
     api.cuGraphExecNodeSetParams(executable, node, place)

@@ -114,7 +114,7 @@ def set_registry(find: int, wrapper_at: int) -> None:
     """Look host addresses and fat binaries up with the C functions of another library, too.
 
     ``find`` returns the address of the registration of a host address, ``wrapper_at`` the wrapper of a fat binary by
-    number; both return NULL if there is none.
+    number; both return NULL if nothing is found.
     """
     _find_functions.append(_FindFunction(find))
     _wrapper_functions.append(_WrapperFunction(wrapper_at))
@@ -303,7 +303,7 @@ def unload(wrapper: int) -> None:
 
 
 def _explain(error: CudaError, wrapper: int) -> CudaError:
-    """Return the error of a fat binary that cannot be used, with what to do about it.
+    """Return the error of a fat binary that cannot be used, with the remedy.
 
     It is reported once even without PYMPSD_EXPLAIN, because programs print its name at best.
     """

@@ -27,7 +27,7 @@ class _Hold:
     _is_over: bool = field(default=False, init=False)
 
     def set(self, pending: PendingHostFunction) -> None:
-        """Note what to finish."""
+        """Note the work to finish."""
         with self._lock:
             self._pending = pending
             is_over = self._is_over

@@ -16,7 +16,7 @@ dependencies become waits for events. A launch is then one pass over the acts:
 Example, A before B and C, both before D: A, B and D are in slot 0, C in slot 1; C waits for A's event, D for C's.
 
 **Invariants.** Launches of one executable graph follow each other (`done`), as CUDA requires. If an item is refused,
-later items are not queued, but what was queued is still joined, so that the stream never overtakes it. Handles of
+later items are not queued, but the queued items are still joined, so that the stream never overtakes it. Handles of
 modules are checked again at each launch: a module may have been unloaded. The graph's streams are counted
 (`StreamBudget`) and destroyed with it, once their work is done.
 
@@ -48,12 +48,13 @@ class SlotAssignment:
     slot: int
     waits_for: tuple[int, ...]
     begins_slot: bool
-    """Whether it must wait for the launch itself: it is the first of its slot, and after nothing."""
+    """Whether the item must wait for the launch itself, because it is the first of its slot and depends on no
+    other."""
     is_waited_for: bool
 
 
 def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) -> list[SlotAssignment]:
-    """Return the slots of items, given what each depends on (indices of earlier ones)."""
+    """Return the slots of items; each item is given by its dependencies, the indices of earlier items."""
     slots: list[int] = []
     tails: list[int] = []
     """The last item of each slot."""
@@ -94,7 +95,7 @@ RunHostFunction = Callable[[HostRequest, Stream], None]
 
 @frozen(eq=False)
 class ConditionalStep:
-    """A conditional node; ``default`` is the value of its condition when a launch begins, None: what it was."""
+    """A conditional node; ``default`` is the value of its condition when a launch begins; None: it is unchanged."""
 
     handle: int
     kind: ConditionalKind
@@ -119,7 +120,7 @@ class ExecutableGraph:
     _context: Context
     _own: OwnStreams
     _stream: Stream | None
-    """A body's stream; None: that of each launch."""
+    """A body's stream; None: the stream of each launch."""
     _defaults: list[tuple[Condition, int]] = field(factory=list, init=False)
     """The values of conditions at the beginning of a launch, those of bodies too."""
     _slot_streams: list[Stream] = field(factory=list, init=False)
@@ -240,14 +241,14 @@ class ExecutableGraph:
         self._join(stream, self._done, ends)
 
     def _join(self, stream: Stream, done: Event, ends: dict[int, int]) -> None:
-        """Make the stream's later work wait for what was queued, after a refusal too."""
+        """Make the stream's later work wait for the queued items, after a refusal too."""
         for index in ends.values():
             if self._assignments[index].is_waited_for:
                 stream.wait(self._events[index])
         stream.record(done)
 
     def destroy(self) -> None:
-        """Destroy the graph's streams; what was launched runs to its end."""
+        """Destroy the graph's streams; launched work runs to its end."""
         for request in self.host_functions.values():
             request.fail(Status(Result.ERROR_INVALID_HANDLE, "the executable graph was destroyed"))
         self.host_functions = {}

@@ -66,7 +66,7 @@ With the pause it is 1 s, NVML's longest sample period."""
 
 @define(eq=False)
 class MemoryReporter:
-    """Sends what clients use if it has changed since the last report; safe to use from several threads."""
+    """Sends the memory use of clients if it has changed since the last report; safe to use from several threads."""
 
     _device: Device
     _send: Callable[[MemoryUsed], None]
@@ -126,7 +126,7 @@ class _Waiting:
 class Shortages:
     """Used by the clients' workers, which wait in it; the owner's thread passes on the answers.
 
-    ``report`` reports to the owner what clients hold now.
+    ``report`` reports to the owner the memory that clients hold now.
     """
 
     report: Callable[[], None]

@@ -95,7 +95,9 @@ class PinnedPieces:
             return self._file, os.dup(self._file.descriptor)
 
     def charge(self, count: int) -> Callable[[], None]:
-        """Count other host memory of the client; return what counts it no more. BackendError OUT_OF_MEMORY."""
+        """Count other host memory of the client; return a function that ends counting the memory. BackendError
+        OUT_OF_MEMORY.
+        """
         return self._addresses.charge(count, self)
 
     def _map(self, fd: int, size: int) -> tuple[int, memoryview]:

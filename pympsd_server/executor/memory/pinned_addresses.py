@@ -108,7 +108,9 @@ class PinnedAddresses:
             self._count(owner, -size, -1)
 
     def charge(self, size: int, owner: object) -> Callable[[], None]:
-        """Count memory that has no range here; return what counts it no more. BackendError OUT_OF_MEMORY."""
+        """Count memory that has no range here; return a function that ends counting the memory. BackendError
+        OUT_OF_MEMORY.
+        """
         with self._lock:
             self._check(size, owner)
             self._count(owner, size, 1)

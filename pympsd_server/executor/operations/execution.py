@@ -156,7 +156,7 @@ def elapsed_time(request: Request, start: Event, end: Event) -> OperationAnswer:
 
 
 def share_event(request: Request, event: Event) -> OperationAnswer:
-    """Answer with the secret, in two words, by which another client of the user opens an event."""
+    """Answer with the secret, in two words, with which another client of the user opens an event."""
     return OperationAnswer(words(request.resources.shared_events.add(event)))
 
 

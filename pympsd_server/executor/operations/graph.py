@@ -24,7 +24,7 @@ class Prepare(Protocol):
     """Resolves the handles of a queued operation's record, once for many executions."""
 
     def __call__(self, request: Request, record: records.Record) -> Act:
-        """Return what queues its work in a stream; BackendError for a record that cannot be an item."""
+        """Return a function that queues its work in a stream; BackendError for a record that cannot be an item."""
 
 
 def instantiation(prepare: Prepare) -> Callable[[Request, int], OperationAnswer]:
@@ -99,7 +99,7 @@ def launch_graph(request: Request, stream: Stream, graph: ExecutableGraph) -> No
     """Queue an executable graph; each of its items counts as unfinished work."""
     try:
         graph.launch(stream, _run_host_function)
-    finally:  # what was queued before an item was refused counts too
+    finally:  # items queued before one was refused count too
         if graph.size > 1:
             request.resources.backpressure.enter_more(stream, graph.size - 1)
 

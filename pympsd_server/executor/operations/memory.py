@@ -1,6 +1,6 @@
 """Operations on memory: allocations, copies, fills, page-locked memory that the client shares, and virtual memory.
 
-Virtual memory is what clients map at addresses of their choice.
+Virtual memory: clients map it at addresses of their choice.
 """
 
 import os

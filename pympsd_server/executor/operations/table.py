@@ -28,7 +28,9 @@ _EMPTY: Final = OperationAnswer()
 
 
 def _prepare(request: Request, record: records.Record) -> Act:
-    """Return what queues a record's work; BackendError unless its operation is one that only queues work."""
+    """Return a function that queues a record's work; BackendError unless its operation is one that only queues
+    work.
+    """
     row = ROWS.get(record.opcode)
     if row is None:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, f"unknown opcode {record.opcode}")
@@ -93,7 +95,7 @@ class ExecutedOperation:
         """Executes a record's body and answers it, or has it answered later; BackendError."""
 
     def prepare(self, request: Request, body: bytes) -> Act:
-        """Return what queues the work in any stream, with all other handles resolved; BackendError.
+        """Return a function that queues the work in any stream, with all other handles resolved; BackendError.
 
         The work is refused once a module of it is unloaded.
         """

@@ -71,7 +71,9 @@ class AnswerWriter:
                     self._flusher = flusher
 
     def send_text(self, take: Callable[[], list[bytes]]) -> None:
-        """Send what ``take`` returns, however long, if the client has read everything before; else do not call it."""
+        """Send the answers that ``take`` returns, whatever their length, if the client has read everything before;
+        else do not call it.
+        """
         with self._lock:
             if self._kept:
                 return

@@ -114,13 +114,13 @@ class ClientContext:
         return self._tables[Kind.STREAM][handle] if handle else self._default
 
     def abandon(self) -> None:
-        """Stop executing records of it; ``destroy`` must follow."""
+        """Stop executing records of the context; ``destroy`` must follow."""
         if self._mirror is not None:
             self._mirror.close()
         self.backend.abandon()
 
     def destroy(self) -> None:
-        """Stop executing records of it, and free its resources."""
+        """Stop executing records of the context, and free its resources."""
         if self._mirror is not None:
             self._mirror.close()
         for graph in self._tables[Kind.GRAPH]:

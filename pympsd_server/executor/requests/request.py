@@ -144,7 +144,7 @@ class Request:
     def complete(self, status: Status) -> None:
         """Answer once the work before this request is done (a Completion of the port).
 
-        What kernels have printed until then comes first.
+        The text that kernels have printed until then comes first.
         """
         if status.code is Result.SUCCESS:
             self._send_output()
@@ -186,7 +186,7 @@ class Request:
 
 
 def _output_of(context: ClientContext, sequence: int) -> list[bytes]:
-    """Take what the context's kernels have printed, as answers for the call that waits with this number."""
+    """Take the text that the context's kernels have printed, as answers for the call that waits with this number."""
     return [
         records.pack_answer(records.OUTPUT, sequence, descriptor, b"", text[start : start + _OUTPUT_BYTES])
         for descriptor, text in enumerate(context.backend.take_output(), 1)

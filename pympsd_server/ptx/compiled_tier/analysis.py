@@ -1,8 +1,8 @@
 """Analysis of a kernel: where lanes may wait for each other, and which registers all lanes of a warp share.
 
 The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
-*pending* at some blocks P(b). `find_pending` computes these sets: wherever lanes may go from b, together with those
-that were pending already, the lowest block runs next and the others are pending during it.
+*pending* at some blocks P(b). `find_pending` computes these sets: for each place where lanes may go from b, together
+with those that were pending already, the lowest block runs next and the others are pending during it.
 
 The rest follows from P:
 
@@ -214,8 +214,8 @@ def differs_by_lane(operation: Operation) -> bool:
 def word_of_locals(segments: list[CodeSegment]) -> int:
     """Return the bytes of the largest element in local memory, at least 4, if all accesses to it can be interleaved.
 
-    Return 0 if anything but loads and stores of compiled code may access it: everything else has a generic address of
-    it, which only ``cvta.local`` computes.
+    Return 0 if anything except loads and stores of compiled code may access it: everything else has a generic
+    address, which only ``cvta.local`` computes.
     """
     operations = [(operation, segment.escapes) for segment in segments for operation in segment.operations]
     uses = [(o, escapes) for o, escapes in operations if space_of(o) == "local" or _names_local(o)]
@@ -300,7 +300,9 @@ def _find_loops(plan: WarpPlan) -> None:
 
 
 def _sums_before(numbers: Iterable[int]) -> list[int]:
-    """Return the sum of the numbers before each place, so that two of the sums give that of what is between."""
+    """Return the sum of the numbers before each place, so that the difference of two sums is the sum of the numbers
+    in between.
+    """
     return list(accumulate(numbers, initial=0))
 
 

@@ -304,7 +304,7 @@ class CompiledBatch:
         return cast(Array, rows[:, at : at + 8].view(np.uint64)[:, 0])
 
     def _follow_mapping(self) -> None:
-        """Use the space's mapping, if it is another one than before; all threads must be at rest."""
+        """Use the space's mapping, if it has moved; all threads must be at rest."""
         if self._view is not self._module.space.views[DTYPES["u8"]]:
             self._view = self._module.space.views[DTYPES["u8"]]
             self._column("delta")[:] = self._view.ctypes.data - self._module.space.base
@@ -353,7 +353,9 @@ class CompiledBatch:
         return bound
 
     def look_at_allocations(self, *, at_rest: bool = True) -> None:
-        """Read which memory the kernel can access. `at_rest`: no thread uses what was read before."""
+        """Read which memory the kernel can access. `at_rest`: no thread uses the allocations that were read
+        before.
+        """
         with _looking:
             starts, ends = self._module.space.reach()
             if self._reach and self._reach[-1][0] is starts and self._reach[-1][1] is self._view:
@@ -587,7 +589,7 @@ class CompiledBatch:
         waiting: list[tuple[Waiting, Value | None]],
         alive: Array,
     ) -> None:
-        """Add the threads of a block to those that can run or wait; `begin` is the first one's number."""
+        """Add the threads of a block to those that can run or wait; `begin` is the number of the first block."""
         barriers = self._slots["barriers"][slot]
         votes = barriers[:, 3].astype(np.int64)
         for warp in np.flatnonzero(self._warps["state"][slot] != WarpState.ENDED).tolist():

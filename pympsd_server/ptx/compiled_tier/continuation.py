@@ -1,7 +1,7 @@
 """Machine code takes over a batch that the NumPy tier has begun.
 
 The problem: a kernel may run for minutes in one batch, a block of 256 threads that loops, say. It is compiled after
-20 ms; but no batch of it begins any more.
+20 ms; but no batch of the kernel begins any more.
 
 The idea: a group of the NumPy tier (threads at the beginning of a block, with their live registers) is what a frame
 is at a stop: the stop's segment, its lanes, the registers, and the lanes that are pending at other blocks. So the

@@ -42,12 +42,10 @@ def _compare_values(text: MemoryText, operation: Operation, type_name: str, shap
     if type_name in FLOATS:
         a, b = (text.use_float(v, type_name, shape) for v in operation.operands[1:3])
         return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of(FLOATS[type_name]), a, b)
-    if type_name.endswith("x2"):
-        raise text.refuse()
+    text.refuse_if(type_name.endswith("x2"))
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
     if type_name == "bf16":
-        if operation.has("ftz"):
-            raise text.refuse()
+        text.refuse_if(operation.has("ftz"))
         a, b = (widen_bfloat(text, shape, v) for v in (a, b))
         return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of("float"), a, b)
     relation = _RELATIONS[which]
@@ -74,8 +72,7 @@ def _compare(text: MemoryText, operation: Operation) -> None:
             text.assign_predicate(register, value, shape)
         return
     type_name = operation.types[0]
-    if type_name not in ("u32", "s32", "b32", "f32", "f16"):
-        raise text.refuse()
+    text.refuse_if(type_name not in ("u32", "s32", "b32", "f32", "f16"))
     element, true = f"i{BITS[type_name]}", {"f32": 0x3F800000, "f16": 0x3C00}.get(type_name, -1)
     result = text.choose(shape, both[0], shape.of(element), *(shape.constant(element, v) for v in (true, 0)))
     text.assign(target, result, type_name, shape)
@@ -111,8 +108,7 @@ def _select_by_sign(text: MemoryText, operation: Operation) -> None:
 def _move(text: MemoryText, operation: Operation) -> None:
     target, source = operation.operands
     type_name, shape = operation.type, text.shape_of(target)
-    if operation.modifiers:
-        raise text.refuse()
+    text.refuse_if(operation.modifiers)
     if type_name == "pred":
         return text.assign_predicate(target, text.predicate(source, shape), shape)
     bits = BITS[type_name]
@@ -139,8 +135,7 @@ def _move(text: MemoryText, operation: Operation) -> None:
 @writes("cvta")
 def _convert_address(text: MemoryText, operation: Operation) -> None:
     space = next((SPACES[m] for m in operation.modifiers if m in SPACES), "")
-    if operation.type != "u64" or not space:
-        raise text.refuse()
+    text.refuse_if(operation.type != "u64" or not space)
     shape = text.shape_of(operation.operands[0])
     value = text.use(operation.operands[1], "u64", shape)
     if space in WINDOWS:
@@ -175,8 +170,7 @@ def _convert(text: MemoryText, operation: Operation) -> None:
     if len(operation.types) == 2 and not _SMALL_FLOATS.isdisjoint(operation.types):
         return write_small_conversion(text, operation)
     is_plain = len(operation.types) == 2 and len(operation.operands) == 2 and _CONVERTED.issuperset(operation.types)
-    if not is_plain or operation.has("relu") or operation.has("pack"):
-        raise text.refuse()
+    text.refuse_if(not is_plain or operation.has("relu") or operation.has("pack"))
     (to, source), target = operation.types, operation.operands[0]
     shape, bits, source_bits = text.shape_of(target), BITS[operation.types[0]], BITS[operation.types[1]]
     if source in FLOATS:
@@ -184,8 +178,7 @@ def _convert(text: MemoryText, operation: Operation) -> None:
     value = text.use(operation.operands[1], source, shape)
     kind = shape.of(f"i{source_bits}")
     if to in FLOATS:
-        if operation.one_of("rz", "rm", "rp"):
-            raise text.refuse()
+        text.refuse_if(operation.one_of("rz", "rm", "rp"))
         if to == "f16" and source_bits > _HALF_BITS:
             value = _clamp_to_half(text, shape, source, value)
         name, by_way = "sitofp" if is_signed(source) else "uitofp", shape.of("float" if to == "f16" else FLOATS[to])
@@ -193,8 +186,7 @@ def _convert(text: MemoryText, operation: Operation) -> None:
         if to == "f16":  # a float has all integers up to 2 ** 24: this rounds only once
             result = text.cast("fptrunc", result, by_way, shape.of("half"))
         return text.assign_float(target, result, to, shape)
-    if operation.has("sat"):
-        raise text.refuse()
+    text.refuse_if(operation.has("sat"))
     if bits != source_bits:
         name = "trunc" if bits < source_bits else "sext" if is_signed(source) else "zext"
         value = text.cast(name, value, kind, shape.of(f"i{bits}"))
@@ -213,8 +205,7 @@ def _clamp_to_half(text: MemoryText, shape: Shape, type_name: str, value: str) -
 def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None:
     (to, source), target = operation.types, operation.operands[0]
     element, kind, bits = FLOATS[source], shape.of(FLOATS[source]), BITS[to]
-    if source == "f16" and operation.has("ftz"):
-        raise text.refuse()
+    text.refuse_if(source == "f16" and operation.has("ftz"))
     whole, value = operation.one_of(*_INTEGRAL), text.use_float(operation.operands[1], source, shape)
     if to in FLOATS:
         if whole:
@@ -228,8 +219,7 @@ def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None
         if operation.has("ftz") and (to, source) == ("f32", "f64"):
             value = text.flush(value, shape)
         return text.assign_float(target, value, to, shape)
-    if not whole:
-        raise text.refuse()
+    text.refuse_if(not whole)
     if source == "f16":  # LLVM 22 converts NaN of vectors of halves to -32768, and not to 0
         value, element = text.cast("fpext", value, kind, shape.of("float")), "float"
         kind = shape.of(element)
@@ -263,8 +253,7 @@ def _load(text: MemoryText, operation: Operation) -> None:
         text.check(group, text.active() if group.guarded else text.current())
         return
     values, shape = text.load_items(group, memory.offset, bits, len(items))
-    if shape.lanes and not text.shape_of(target).lanes:
-        raise text.refuse("a vector where a scalar is needed")
+    text.refuse_if(shape.lanes and not text.shape_of(target).lanes, "a vector where a scalar is needed")
     assert shape.lanes or not differs_by_lane(operation)
     for item, value in zip(items, values, strict=True):
         text.assign(item, value, operation.type, shape)
@@ -305,10 +294,8 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     function, type_name = operation.one_of(*_ATOMIC, "cas"), operation.type
     is_vector = operation.one_of("v2", "v4", "v8")
     is_small = type_name in _SWAPPED
-    if is_vector or ((is_small or type_name in FLOATS) and function != "add"):
-        raise text.refuse()
-    if type_name not in (*_ATOMIC_TYPES, *_SWAPPED):
-        raise text.refuse()
+    text.refuse_if(is_vector or ((is_small or type_name in FLOATS) and function != "add"))
+    text.refuse_if(type_name not in (*_ATOMIC_TYPES, *_SWAPPED))
     target = operation.operands[0] if operation.name == "atom" else Sink()
     memory, *inputs = operation.inputs if operation.name == "atom" else operation.operands
     inputs = inputs[: 2 if function == "cas" else 1]
@@ -506,8 +493,7 @@ def _get_values(text: MemoryText, targets: Sequence[Argument], type_name: str, b
 
 @attempts("tex")
 def _sample(text: MemoryText, operation: Operation) -> None:
-    if operation.has("grad"):
-        raise text.refuse()
+    text.refuse_if(operation.has("grad"))
     how = _set_access(text, operation, operation.operands[1]) | (_INTEGERS if operation.types[1] == "s32" else 0)
     _call(text, "kernels_sample", how)
     _get_values(text, items_of(operation.operands[0]), operation.types[0], 32)

@@ -20,7 +20,7 @@ live across segments are in the frame, too, because the switch would need a phi 
 
 Invariant: outside a running segment's own code, a segment's bit is set if its mask is not 0. Only masks of segments
 that the plan has as pending may be set, so the lowest bit is the lowest segment that the ladder would find. The bits
-are computed from the masks when a warp continues at a stop: what the NumPy tier writes are masks.
+are computed from the masks when a warp continues at a stop, because the NumPy tier writes masks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def size_of_masks(plan: WarpPlan) -> int:
 
 @define(slots=False)
 class DispatchText(MemoryText):
-    """Writes what happens between segments."""
+    """Writes the code between segments."""
 
     @cached_property
     def is_crowded(self) -> bool:

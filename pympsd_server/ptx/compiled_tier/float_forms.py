@@ -50,8 +50,9 @@ def write_float(text: MemoryText, operation: Operation) -> None:
     """Write an arithmetic instruction whose type is a float, or a pair of floats, whose halves are computed apart."""
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     single = type_name.removesuffix("x2")
-    if operation.one_of("relu", "xorsign") or len(operation.types) != 1 or single not in (*FLOATS, "bf16"):
-        raise text.refuse()
+    text.refuse_if(
+        operation.one_of("relu", "xorsign") or len(operation.types) != 1 or single not in (*FLOATS, "bf16")
+    )
     compute = _compute_bfloat if single == "bf16" else _compute
     x = [text.use(a, type_name, shape) for a in operation.inputs]
     if single == type_name:
@@ -77,8 +78,7 @@ def _compute(text: MemoryText, operation: Operation, shape: Shape, bits: list[st
     x = [text.as_float(v, type_name, shape) for v in bits]
     element, kind = FLOATS[type_name], shape.of(FLOATS[type_name])
     if rounding:
-        if type_name != "f32" or name not in ("add", "sub", "mul", "fma"):
-            raise text.refuse()
+        text.refuse_if(type_name != "f32" or name not in ("add", "sub", "mul", "fma"))
         values = [Expression(text, shape, "float", v) for v in x]
         result = round_directed(name, rounding, values, flushes=operation.has("ftz")).name
     elif name in _INFIX:
@@ -103,8 +103,7 @@ def _compute(text: MemoryText, operation: Operation, shape: Shape, bits: list[st
 def _compute_bfloat(text: MemoryText, operation: Operation, shape: Shape, bits: list[str]) -> str:
     """Return the bits of the result for those of operands, which are computed in doubles and rounded once."""
     name, half = operation.name, shape.of("i16")
-    if operation.one_of(*_ROUNDINGS, "ftz", "sat"):
-        raise text.refuse()
+    text.refuse_if(operation.one_of(*_ROUNDINGS, "ftz", "sat"))
     if name in ("abs", "neg"):
         sign = shape.constant("i16", 0x7FFF if name == "abs" else 0x8000)
         return text.op("and" if name == "abs" else "xor", half, bits[0], sign)
@@ -116,8 +115,7 @@ def _compute_bfloat(text: MemoryText, operation: Operation, shape: Shape, bits: 
     a, b, *c = (v.cast("fpext", "double") for v in x)
     terms = {"add": lambda: [a, b], "sub": lambda: [a, b * -1.0], "mul": lambda: [a * b]}
     terms |= dict.fromkeys(("fma", "mad"), lambda: [a * b, *c])
-    if name not in terms:
-        raise text.refuse()
+    text.refuse_if(name not in terms)
     return bfloat_from_sum(terms[name]()).name
 
 
@@ -152,8 +150,7 @@ def write_small_conversion(text: MemoryText, operation: Operation) -> None:
         value = widen_bfloat(text, shape, text.use(operation.operands[1], "bf16", shape))
         return text.assign_float(target, value, "f32", shape)
     is_tf32 = to == "tf32" and len(modifiers) == 1 and modifiers[0] in ("rna", "rn", "rz")
-    if source != "f32" or not (is_tf32 or modifiers == ("rn",)):
-        raise text.refuse()
+    text.refuse_if(source != "f32" or not (is_tf32 or modifiers == ("rn",)))
     values = [Expression(text, shape, "float", text.use_float(v, "f32", shape)) for v in operation.inputs]
     if is_tf32:
         return text.assign(target, tf32_from_float(values[0], modifiers[0]).name, "b32", shape)
@@ -172,8 +169,7 @@ def _multiply_add(text: MemoryText, operation: Operation) -> None:
 @writes("rcp sqrt rsqrt")
 def _root(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
-    if type_name not in ("f32", "f64") or operation.one_of(*_ROUNDINGS):
-        raise text.refuse()
+    text.refuse_if(type_name not in ("f32", "f64") or operation.one_of(*_ROUNDINGS))
     element, kind = FLOATS[type_name], shape.of(FLOATS[type_name])
     value = text.use_float(operation.operands[1], type_name, shape)
     if operation.name != "rcp":
@@ -189,8 +185,7 @@ def _root(text: MemoryText, operation: Operation) -> None:
 @writes("ex2 lg2 sin cos tanh")
 def _function(text: MemoryText, operation: Operation) -> None:
     shape = text.shape_of(operation.operands[0])
-    if operation.type != "f32":
-        raise text.refuse()
+    text.refuse_if(operation.type != "f32")
     value = Expression(text, shape, "float", text.use_float(operation.operands[1], "f32", shape))
     result = _FUNCTIONS[operation.name](LlvmDoubles(), value.cast("fpext", "double"))
     narrow = result.cast("fptrunc", "float")

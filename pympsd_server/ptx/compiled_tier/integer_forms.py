@@ -1,7 +1,7 @@
-"""Integer arithmetic, carries, operations on bits, and what calls compute.
+"""Integer arithmetic, carries, operations on bits, and the results of calls.
 
-Shift amounts are clamped and zero divisors replaced before LLVM sees them, because they are undefined in LLVM. Where
-PTX leaves a result open, it is that of the NumPy tier, which was recorded on a GPU.
+Shift amounts are clamped and zero divisors replaced before LLVM sees them, because they are undefined in LLVM. If PTX
+leaves a result open, it is the NumPy tier's, which was recorded on a GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _arithmetic(text: MemoryText, operation: Operation) -> None:
 
 
 def _product(text: MemoryText, operation: Operation, shape: Shape, x: list[str]) -> tuple[str, str]:
-    """Return the low or high half of a product, or all of it for .wide, and its type."""
+    """Return the low or high half of a product, or the whole product for .wide, and its type."""
     type_name = operation.type
     bits = BITS[type_name]
     kind, wide = shape.of(f"i{bits}"), shape.of(f"i{2 * bits}")
@@ -320,7 +320,7 @@ def _permute(text: MemoryText, operation: Operation) -> None:
 
 
 def _selector(text: MemoryText, operation: Operation, shape: Shape) -> str:
-    """Return the selector of prmt, that of a mode such as .f4e by the two lowest bits of the operand."""
+    """Return the selector of prmt; for a mode such as .f4e the two lowest bits of the operand select it."""
     word, value = shape.of("i32"), text.use(operation.operands[3], "u32", shape)
     if not operation.modifiers:
         return value

@@ -49,7 +49,7 @@ class Shape:
 
 SCALAR = Shape(0)
 Typed = tuple[str, str]
-"""A type and a value of it."""
+"""A type and a value of that type."""
 
 
 @define(slots=False)

@@ -10,13 +10,14 @@ added to the masks of the blocks they go to, and the *lowest* block that has lan
     block 2 (loop)      block 5 (after it)          block 2 runs again and again, until its last lane has come to
     mask 0b10001111     mask 0b01110000             block 5; then all eight continue together
 
-A kernel leaves its function at *stops* only. A stop saves in the warp's *frame* what is needed there and returns why:
+A kernel leaves its function at *stops* only. A stop saves the values that are needed there in the warp's *frame*, and
+returns the reason:
 
 - BARRIER: the warp waits; the runtime in C (native/src/kernels.c) counts warps and calls it again.
 - SLICE: the fuel is used up at a loop's header; other warps, blocks and clients have their turn. POLL is the same in
   a loop that may wait for other threads, SPIN if lanes of the warp wait elsewhere meanwhile.
-- TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
-  way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
+- TURN: the warp has read shared memory, and is about to write memory that other warps may have to read before, or the
+  other way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
   runs on the registers in the frames, for all warps that wait there together (batch.py). POLLING_ESCAPE is the same
   in a loop that may wait for other threads: it is not progress.
@@ -25,7 +26,7 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
 - SLEEP: a nanosleep of at least a microsecond. The warp continues behind it when its time has passed.
 - DONE, FAULT and TRAP end the warp.
 
-The NumPy emitters define what an instruction does. The *_forms modules implement the common instructions a second
+The NumPy emitters define the effect of an instruction. The *_forms modules implement the common instructions a second
 time; an operation that a form does not support escapes. So a kernel stays in the NumPy tier as a whole only if it is
 too large: `Refused` at compile time.
 
@@ -79,7 +80,7 @@ _LOADED: Final = (
         ("local_size", "i64", "local_bytes"),
     ),
 )
-"""What a kernel loads from its worker when it is entered: the name of the value, its type, and the field."""
+"""A value that a kernel loads from its worker when it is entered: the name of the value, its type, and the field."""
 
 
 @define(slots=False)
@@ -204,7 +205,7 @@ class KernelText(StopText):
         return self.call(f"llvm.vector.reduce.or.v{WARP}i32", "i32", (words, value))
 
     def _burn(self, weight: int) -> str:
-        """Use fuel; return what is left."""
+        """Use fuel; return the rest."""
         fuel = self.op("sub", "i64", self.load("i64", "%fuel"), str(weight))
         self.store("i64", fuel, "%fuel")
         return fuel

@@ -74,6 +74,11 @@ class Lanes(Text):
         """Return the exception that leaves the operation to the NumPy tier."""
         return Refused(f"{self.operation.opcode if self.operation else ''} {why}".strip())
 
+    def refuse_if(self, condition: object, why: str = "") -> None:
+        """Leave the operation to the NumPy tier if a condition holds."""
+        if condition:
+            raise self.refuse(why)
+
     # --- values of registers
 
     def is_varying(self, number: int) -> bool:
@@ -102,7 +107,7 @@ class Lanes(Text):
         return self.load(self.storage(number), self.home(number), self._alignment(number))
 
     def _alignment(self, number: int) -> int:
-        """Return what is known of a register's address, in bytes; 0: as its type needs."""
+        """Return the known facts about a register's address, in bytes; 0: as its type needs."""
         return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:

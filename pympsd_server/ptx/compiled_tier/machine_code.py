@@ -2,7 +2,7 @@
 
 LLVM runs in a process of its own (compiler_process.py), at level 2 without its vectorisers, because a kernel is
 vectors already. The result is object code, which knows the functions of the C runtime by their names and everything
-else by the worker that it is called with. So it can be kept, with what Python has to know about it, as a
+else by the worker that it is called with. So it can be kept, with the data that Python needs about it, as a
 `StoredKernel` (kernel_cache.py):
 
     lowered code, shape class ----> key, in the cache? ----> StoredKernel ----> MachineCode
@@ -152,7 +152,7 @@ def compile_kernel(
     Raises Refused for a kernel that stays in the NumPy tier; ImportError without llvmlite, NoLibrary without C,
     ChildProcessError if LLVM failed, InterruptedError soon after `is_abandoned` returns True.
     """
-    _addresses()  # what is missing is reported before the text is written
+    _addresses()  # missing packages are reported before the text is written
     find_llvmlite()
     try:
         stored = _compile(translation, block, is_abandoned)
@@ -171,7 +171,7 @@ def _key(translation: Translation, shape: ShapeClass) -> str:
 
 @cache
 def _llvm_version() -> str:
-    """Return what llvmlite's package says about its version, without importing it; "" without llvmlite."""
+    """Return the version of llvmlite from its package's metadata, without importing it; "" without llvmlite."""
     with suppress(ImportError, OSError):
         return (find_llvmlite() / "llvmlite" / "_version.py").read_text()
     return ""
@@ -179,7 +179,7 @@ def _llvm_version() -> str:
 
 @cache
 def _processor() -> str:
-    """Return what /proc/cpuinfo reports about the first processor, without what changes while it runs."""
+    """Return the description of the first processor in /proc/cpuinfo, without the lines that change while it runs."""
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
         lines = file.read(1 << 14).split("\n\n", 1)[0].splitlines()
     return "\n".join(line for line in lines if "hz" not in line.lower() and "bogomips" not in line.lower())

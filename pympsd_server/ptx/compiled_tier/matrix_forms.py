@@ -76,8 +76,7 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     types = operation.types
     d, a, _, c = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
     b = types[2] if len(types) == 4 else "f16"
-    if text.width != WARP:
-        raise text.refuse("width")
+    text.refuse_if(text.width != WARP, "width")
     size, kinds = _size(operation), (a, b, c, d)
     areas = [
         _put(text, operand, index * _AREA, matrix, fragment_of(matrix, size, kind), kind)
@@ -288,7 +287,7 @@ class _ProductText:
 
     @contextmanager
     def _loop(self, name: str, count: int, step: int = 1) -> Iterator[tuple[str, str, str]]:
-        """Write a loop around what is written within: its index goes from 0 to a count, which is not 0, in steps.
+        """Write a loop around the text written inside: its index goes from 0 to a count, which is not 0, in steps.
 
         Yields the index, and the blocks before the loop and at its end, for the phis with which it begins.
         """
@@ -397,8 +396,7 @@ def _put_addresses(text: MemoryText, memory: Argument, space: str, scratch: int 
 def _transfer(text: MemoryText, operation: Operation) -> None:
     if operation.has("mma"):
         return _multiply(text, operation)
-    if text.width != WARP:
-        raise text.refuse("width")
+    text.refuse_if(text.width != WARP, "width")
     is_store, size, kind = operation.has("store"), _size(operation), operation.type
     matrix, by_columns = operation.one_of("a", "b", "c", "d"), operation.has("col")
     operand, memory = operation.operands[:2][::-1] if is_store else operation.operands[:2]
@@ -464,8 +462,7 @@ def _are_pieces(lines: Array, places: Array) -> bool:
 @writes("ldmatrix stmatrix")
 def _move_matrices(text: MemoryText, operation: Operation) -> None:
     """Lane t has two elements of row, or column, t / 4 of each matrix; the first lanes have the rows' addresses."""
-    if text.width != WARP:
-        raise text.refuse("width")
+    text.refuse_if(text.width != WARP, "width")
     is_store = operation.name == "stmatrix"
     operand, memory = operation.operands[::-1] if is_store else operation.operands
     space, items = _space_of(operation), items_of(operand)
@@ -491,8 +488,7 @@ def _move_matrices(text: MemoryText, operation: Operation) -> None:
 
 @writes("movmatrix")
 def _transpose_matrix(text: MemoryText, operation: Operation) -> None:
-    if text.width != WARP:
-        raise text.refuse("width")
+    text.refuse_if(text.width != WARP, "width")
     value = _transpose(text, text.use(operation.operands[1], "b32", text.vector))
     text.assign(operation.operands[0], value, "b32", text.vector)
 
@@ -509,8 +505,7 @@ def _transpose(text: MemoryText, words: str) -> str:
 @writes("wgmma")
 def _order_products(text: MemoryText, operation: Operation) -> None:
     """wgmma.fence, commit_group and wait_group: the products are made when they are issued, by the NumPy tier."""
-    if operation.has("mma_async"):
-        raise text.refuse()
+    text.refuse_if(operation.has("mma_async"))
 
 
 @writes("cp")

@@ -223,7 +223,7 @@ class MemoryText(Lanes):
         self.jump(on)
         self.place(on)
         pointers.lanes = self.phi(kind, (first_way, quick), (second_way, end))
-        if space == "shared":  # indices of 32 bits, of which more fit a vector
+        if space == "shared":  # indices of 32 bits: more of them fit a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
         return pointers
 
@@ -375,7 +375,7 @@ class MemoryText(Lanes):
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _prefetch(self, group: Accesses, pointers: Pointers, offset: int) -> None:
-        """Prefetch what a later warp probably loads: processors see few strides, and a warp waits for each array."""
+        """Prefetch the next warps' data: processors recognise few strides, and a warp waits for each array."""
         if group.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.prefetched):
             pointers.prefetched.append(offset)
             span = self.width * pointers.stride

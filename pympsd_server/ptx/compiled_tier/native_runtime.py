@@ -75,7 +75,7 @@ FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 
 """Offsets in a warp's frame: where it stopped, its live lanes, the lanes that stopped there, votes of bar.red, and
 the kinds of turns that it has taken since the last barrier."""
 CACHE_LINE: Final = 128
-"""The bytes between what two threads write: processors fetch cache lines in pairs."""
+"""The bytes between the data that two threads write, because processors fetch cache lines in pairs."""
 _REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
 
 

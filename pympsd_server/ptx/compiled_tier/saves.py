@@ -1,4 +1,4 @@
-"""What a warp's frame has already when the warp comes to a stop, so that it need not be saved again.
+"""The values that a warp's frame already has when the warp comes to a stop, so that they need not be saved again.
 
 The problem: an unrolled kernel (a sorting network, a blocked factorisation) has a hundred barriers, and addresses
 that it computes once live across all of them. At each of them every live register is saved, and loaded by the way
@@ -79,7 +79,7 @@ def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], fr
 
 
 def _ways_from(plan: WarpPlan, number: int) -> set[int]:
-    """Return the segments to which a warp goes from one without the way over its frame."""
+    """Return the segments to which a warp goes from one directly, without saving its frame."""
     segment = plan.segments[number]
     if segment.escapes or is_left_whole(segment.terminator):
         return {number + 1} if segment.attempts else set()

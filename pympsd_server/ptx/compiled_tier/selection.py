@@ -9,8 +9,8 @@ kernel. Each kernel is compiled by a process of its own, some of them at the sam
 (compile_queue.py).
 
 A kernel that cannot be compiled, because it is too large, stays in the NumPy tier. Without llvmlite the executor
-reports that at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on that
-of the program.
+reports that at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on the
+program's.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def begin_batch(
 def switch_tier(
     batch: Batch | CompiledBatch, module: LoadedModule, setup: LaunchSetup, first_block: int, sm_of_block: Array
 ) -> Batch | CompiledBatch:
-    """Return what continues with a batch that is not finished: machine code, if that can take it over now.
+    """Return the executor for the rest of an unfinished batch: machine code, if it can take the batch over now.
 
     Otherwise the batch itself, which from then on stops where machine code can continue. The arguments are those with
     which the batch was begun.
@@ -176,12 +176,12 @@ def _compile(
     block: tuple[int, int, int],
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> MachineCode | str:
-    """Compile a kernel; return the code, or why there is none."""
+    """Compile a kernel; return the code, or the reason if it cannot be compiled."""
     return _attempt(translation, lambda: compile_kernel(translation, shape, block, is_abandoned))
 
 
 def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None]) -> MachineCode | str:
-    """Return a kernel's code, or why there is none."""
+    """Return a kernel's code, or the reason if it cannot be compiled."""
     try:
         return get_code() or _NOT_COMPILED
     except Refused as error:
@@ -198,7 +198,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
 
 
 def _explain_missing(error: Exception) -> str:
-    """Report once what is missing, and return it, as the state of a kernel that would be faster with it."""
+    """Report once what is missing, and return that text as the state of a kernel that would be faster with it."""
     if isinstance(error, NoLibrary):
         reason = f"the runtime of compiled kernels cannot be used ({error})"
     else:

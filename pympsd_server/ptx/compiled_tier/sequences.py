@@ -3,8 +3,8 @@
 Most addresses are such sequences, because threads access neighbouring elements. The quick way of an access needs to
 know that the lanes' addresses follow each other, and the first of them.
 
-`_find_strides` guesses by how much a register grows from lane to lane. A guess decides which code is written, not
-what it does: an access by a guess tests all lanes' addresses at run time.
+`_find_strides` guesses by how much a register grows from lane to lane. A guess decides which code is written, not its
+result: an access by a guess tests all lanes' addresses at run time.
 
 A guess is *certain* if every definition of the register is one of a few instructions, is executed for all lanes that
 matter, and has inputs that are uniform or certain themselves. Then the kernel computes the value of lane 0 a second
@@ -15,9 +15,9 @@ time, as a scalar (the same form, written for one lane), and no test is needed:
     %rd3 = mul.wide.s32 %r2, 4     first 3328, stride 4        if 832 ... 863 do not wrap: a *flag*, one scalar test
 
 Values are modulo the register's width, so a sequence stays one when it wraps, except if it is extended afterwards.
-That is what flags are for: they are computed with the first lane's value, and an access takes the quick way only if
-the flag of its address holds. When a warp continues at a stop, both follow from the lanes in its frame. There, lanes
-that the stop does not need may have any value (continuation.py).
+Flags serve this purpose: they are computed with the first lane's value, and an access takes the quick way only if the
+flag of its address holds. When a warp continues at a stop, both follow from the lanes in its frame. There, lanes that
+the stop does not need may have any value (continuation.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Sequences:
     """The varying registers of a kernel that grow by a constant from lane to lane."""
 
     strides: dict[int, int | None] = field(factory=dict)
-    """The constant by which each seems to grow; None or missing: there is none."""
+    """The constant by which each seems to grow; None or missing: it does not grow steadily."""
     certain: set[int] = field(factory=set)
     """The registers that certainly grow by it, if their flags hold."""
     flagged: set[int] = field(factory=set)

@@ -312,7 +312,7 @@ class StopText(DispatchText):
         return next(s.origin for s in reversed(self.segments[: index + 1]) if s.origin >= 0)
 
     def _set_reduction(self, barrier: Operation) -> None:
-        """Set the result of a bar.red from what the runtime has counted."""
+        """Set the result of a bar.red from the runtime's count."""
         trues, total = (self.load("i32", self.field("%frame", at)) for at in (FRAME_TRUES, FRAME_TOTAL))
         target = barrier.operands[0]
         if barrier.has("popc"):

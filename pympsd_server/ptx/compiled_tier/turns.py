@@ -52,7 +52,7 @@ _MAX_FACTOR: Final = 1 << 20
 _MAX_OFFSET: Final = 1 << 30
 """Values with a greater factor or offset are unknown, so that none wraps."""
 _ORDERS: Final = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-"""Comparisons, and what holds where they do not."""
+"""Comparisons, and the ones that hold when they do not."""
 Threads = tuple[int, int]
 """The least and the greatest %tid.x of threads that may come to a place."""
 
@@ -76,14 +76,14 @@ class _Access:
     kind: int
     """The turn that is before accesses of this kind."""
     base: object = None
-    """A register's number, or where the address is known, what is dynamic in it; None of an unknown address."""
+    """A register's number, or if the address is known, its dynamic part; None of an unknown address."""
     offset: int = 0
     extent: tuple[int, int] | None = None
     """The lowest place that a thread may access, from the beginning of shared or dynamic shared memory, and the end
     of the highest; None: unknown."""
 
     def may_conflict(self, other: _Access) -> bool:
-        """Return whether a thread may access what another one accesses."""
+        """Return whether a thread may access the same bytes as another thread."""
         if self.base is None or other.base is None:
             return True
         if (self.base, self.offset) == (other.base, other.offset):
@@ -109,7 +109,7 @@ class _State:
 
 
 class _Addresses:
-    """What addresses are, of the registers that one instruction defines."""
+    """The addresses in the registers that one instruction defines."""
 
     def __init__(self, blocks: Sequence[Block], carry: Register, places: Mapping[tuple[str, str], int]) -> None:
         self._places = places

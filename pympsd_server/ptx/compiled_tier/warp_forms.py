@@ -23,8 +23,7 @@ _WORDS: Final = f"<{WARP} x i32>"
 
 @writes("shfl")
 def _shuffle(text: MemoryText, operation: Operation) -> None:
-    if text.width != WARP or not operation.has("sync"):
-        raise text.refuse("width")
+    text.refuse_if(text.width != WARP or not operation.has("sync"), "width")
     mode, target = operation.one_of("up", "down", "bfly", "idx"), operation.operands[0]
     value, where, clamp = operation.operands[1:4]
     running = text.as_lanes(text.current())
@@ -97,8 +96,7 @@ def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, st
 
 @writes("vote activemask")
 def _vote(text: MemoryText, operation: Operation) -> None:
-    if text.width != WARP:
-        raise text.refuse("width")
+    text.refuse_if(text.width != WARP, "width")
     target, mask = operation.operands[0], text.current()
     if operation.name == "activemask":
         return text.assign(target, mask, "u32", SCALAR)
@@ -128,8 +126,7 @@ def _vote(text: MemoryText, operation: Operation) -> None:
 def _reduce(text: MemoryText, operation: Operation) -> None:
     members, type_name = operation.operands[2], operation.type
     mode = operation.one_of("add", "min", "max", "and", "or", "xor")
-    if text.width != WARP or text.plan.is_varying(members):
-        raise text.refuse()
+    text.refuse_if(text.width != WARP or text.plan.is_varying(members))
     mask = text.op("and", "i32", text.current(), text.use(members, "u32", SCALAR))
     signed = is_signed(type_name)
     extremes = {"min": (1 << 31) - 1 if signed else -1, "max": -(1 << 31) if signed else 0}
@@ -146,8 +143,7 @@ def _match(text: MemoryText, operation: Operation) -> None:
     target, value, members = operation.operands
     truths = target.second if isinstance(target, Both) else None
     result = target.first if isinstance(target, Both) else target
-    if text.width != WARP or not operation.has("sync"):
-        raise text.refuse("width")
+    text.refuse_if(text.width != WARP or not operation.has("sync"), "width")
     shape = text.vector if any(map(text.plan.is_varying, (value, members))) else SCALAR
     kind = shape.of("i32")
     voters = text.op("and", kind, text.splat(text.current(), "i32", shape), text.use(members, "u32", shape))
@@ -237,7 +233,9 @@ def _wide(text: MemoryText, argument: Argument) -> str:
 
 
 def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *, drops: bool = False) -> str:
-    """Return what an arrival adds to an mbarrier, as `arrival` of the NumPy tier does; both are vectors of i64."""
+    """Return the change of an mbarrier by an arrival, as `arrival` of the NumPy tier does; both are vectors of
+    i64.
+    """
     kind, vector = text.vector.of("i64"), text.vector
     if isinstance(count, int):
         change = vector.constant("i64", count)

@@ -73,7 +73,7 @@ class ExitsOfBatch(Protocol):
 class Batch:
     """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
 
-    `sm_of_block` is what each CTA reads as %smid. Raises ValueError for too few parameter bytes.
+    `sm_of_block` has each CTA's %smid. Raises ValueError for too few parameter bytes.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Batch:
         self._open_barriers()
 
     def groups_at_rest(self) -> dict[int, list[Group]] | None:
-        """Return the groups of all living threads by block; None if there are none, or some wait for others."""
+        """Return the groups of all living threads by block; None if none are left, or if some wait for others."""
         is_waiting = self._parked or self._state.asleep or (self._barriers is not None and self._barriers.in_use)
         return None if is_waiting or not self._run else self._run
 

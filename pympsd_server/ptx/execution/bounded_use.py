@@ -1,8 +1,8 @@
-"""What an executor keeps of all clients' compiled kernels, within bounds.
+"""A cache of all clients' compiled kernels in an executor, within bounds.
 
 The problem: machine code, and the memory of finished batches, are kept because a later launch needs them again. But a
 program can load any number of modules, and launch a kernel with a thousand shapes of blocks, each with its own code.
-What is kept for one user could so take the memory of all.
+The kernels of one user could so take the memory of all.
 
 The idea: for each kind of object one `BoundedUse`, which has their sizes in the order of their last use, without
 keeping them alive. Their owners do that: a translation has its machine codes, a module its finished batches. If all

@@ -5,7 +5,9 @@ from pympsd.vocabulary.results import Result
 
 
 class DeviceFault(DeviceError):
-    """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult, if a subclass has no other."""
+    """A kernel (or a copy) made an error at which a GPU would fault. `code` is the CUresult, if a subclass has no
+    other.
+    """
 
     code = Result.ERROR_LAUNCH_FAILED
 

@@ -1,7 +1,7 @@
 """A program's variables in one client's memory.
 
-A program is shared by all clients that load the same image; what is a client's own is a `LoadedModule`: memory for
-the variables, initial values written, and the kernel's functions bound to those addresses. All constants lie in one
+A program is shared by all clients that load the same image; the client's own part is a `LoadedModule`: memory for the
+variables, initial values written, and the kernel's functions bound to those addresses. All constants lie in one
 allocation, so that 32 bits distinguish their addresses, as PTX allows for .const. So do the variables in global
 memory, unless bounds are strict; each managed variable has an allocation of its own, because it is moved.
 """
@@ -28,7 +28,7 @@ class LoadedModule:
     def __init__(
         self, program: Program, space: AddressSpace, multiprocessors: int = 1, facilities: Facilities | None = None
     ) -> None:
-        """`multiprocessors` is what %nsmid reads, `facilities` the context's for its kernels."""
+        """`multiprocessors` is the value of %nsmid; `facilities` are the context's for its kernels."""
         self.program = program
         self.space = space
         self.multiprocessors = multiprocessors
@@ -59,7 +59,7 @@ class LoadedModule:
     def _place(self, variables: Sequence[Variable], alignment: int = 1) -> int:
         """Place variables in one allocation, each with this alignment or a larger one of its own.
 
-        Returns its address, 0 if there are no variables.
+        Returns the address of the memory, 0 without variables.
         """
         if not variables:
             return 0

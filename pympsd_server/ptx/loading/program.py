@@ -3,7 +3,7 @@
 CUDA compiles a whole image when it is loaded, so that errors of every kernel are found then. Here translating takes
 3 s a megabyte, and a program launches few of the kernels of a large library. So there are two ways to load:
 
-- Up to EAGER_BYTES, which is what people write by hand and compile at run time, everything is translated at load:
+- Up to EAGER_BYTES, the size of code written by hand or compiled at run time, everything is translated at load:
   all errors are found then, as in CUDA.
 - Of a larger image a load reads all but the bodies of functions (syntax/outline.py), and looks in them only for what
   must be known: variables of the module that functions declare, and instructions that do not exist. A kernel is
@@ -47,7 +47,7 @@ _FUNCTION_BYTES: Final = 1300
 _CHARACTER_BYTES: Final = 2
 """The memory of a character of a kernel's Python code, which is compiled."""
 _OPERATION_BYTES: Final = 1000
-"""The memory of an operation of a kernel, with what is known of its block."""
+"""The memory of an operation of a kernel, with the known properties of its block."""
 _INSTRUCTION: Final = re.compile(r"[;{}:]\s*(?:@!?[\w%$]+\s+)?([a-z]\w*)(?=[.\s;])")
 """The name of an instruction: behind a semicolon, a brace or a label, and perhaps a guard."""
 _ELF = b"\x7fELF"

@@ -33,11 +33,10 @@ class BarrierPlan:
 class BlockPlan:
     """The part of a block that the execution of batches sees. `kind` determines what the block's function returns:
 
-    "next": registers of `target`; "branch": (condition, registers of `target`, registers of `following`);
-    "index": (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap";
-    "assert": (message, file, line, function) of __assertfail;
-    "barrier": ((number, count or None, predicate or None), registers of `following`).
-    `meeting` is a membermask (or the position of its register in live_in) for which lanes meet first, `warps` how
+    "next": registers of `target`; "branch": (condition, registers of `target`, registers of `following`); "index":
+    (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap"; "assert": (message, file, line,
+    function) of __assertfail; "barrier": ((number, count or None, predicate or None), registers of `following`).
+    `meeting` is the membermask (or the position of its register in live_in) of the lanes that meet first, `warps` how
     many warps meet: 1, or those of a warp group. `in_turn`: an instruction of it takes each thread's time.
     """
 

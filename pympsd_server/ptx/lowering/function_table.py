@@ -103,7 +103,7 @@ def parameter_layout(parameters: tuple[Variable, ...]) -> Layout:
 
 
 def shape(returns: tuple[Variable, ...], parameters: tuple[Variable, ...]) -> tuple[object, ...]:
-    """Return what two functions have in common that can be called through one prototype."""
+    """Return the part of a function's declaration that is equal for all functions callable through one prototype."""
     sizes = tuple((offset, variable.size) for variable, offset in parameter_layout(returns + parameters))
     return len(returns), sizes
 

@@ -81,7 +81,7 @@ _HALF = (1 << 64) - 1
 
 
 def check_wide(module: Module, operation: Operation | None, line: int) -> None:
-    """Refuse what the module's target or version does not have. Without an operation: registers."""
+    """Refuse instructions that the module's target or version lacks. Without an operation: registers."""
     atomic = operation is not None and operation.name == "atom"
     architecture, version = _ATOMICS_SINCE if atomic else _SINCE
     if module.target.architecture < architecture or module.version < version:
@@ -132,7 +132,7 @@ _WITHOUT_SYNC_UNTIL = (6, 4)
 
 
 def flatten(table: FunctionTable, kernel: Function) -> Code:
-    """Return the kernel as one list of operations. Raises InvalidPtx for what cannot be resolved."""
+    """Return the kernel as one list of operations. Raises InvalidPtx for references that cannot be resolved."""
     module = table.module
     code = Code(kernel.name, wide_accesses=module.version >= (8, 8) and module.target.architecture >= 100)
     code.carry = code.new_register("u32")

@@ -5,8 +5,8 @@ variable and an offset), memory operands, immediates or labels. `Code` is the li
 registers and its variables. Both tiers start from it. Nothing here is ever changed in place except the lists of
 `Code` while a kernel is lowered.
 
-`registers_read` and `registers_written` are what liveness and dead code depend on, so an instruction with an unusual
-shape (several results, an accumulator, the carry flag) has to be known here.
+Liveness and dead code depend on `registers_read` and `registers_written`, so an instruction with an unusual shape
+(several results, an accumulator, the carry flag) has to be known here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Not:
 
 @frozen
 class Part:
-    """`r.b0`: a part of a register, or of what a SIMD instruction takes (`r.h10`)."""
+    """`r.b0`: a part of a register, or the operand of a SIMD instruction (`r.h10`)."""
 
     register: Register
     selector: str
@@ -238,7 +238,7 @@ def registers_written(operation: Operation, carry: Register) -> list[Register]:
 
 def registers_read(operation: Operation, carry: Register) -> list[Register]:
     """Return the registers whose value matters; under a guard also those that may keep their old value."""
-    # wgmma adds to what its result was.
+    # wgmma adds to the previous value of its result.
     start = 1 if has_result(operation) and operation.name != "wgmma" else 0
     registers = [r for operand in operation.operands[start:] for r in registers_in(operand)]
     if operation.name in ("addc", "subc", "madc"):

@@ -1,9 +1,9 @@
 """The names in a function's text, resolved to registers, symbols, labels and immediates.
 
-`Names` is one scope: what each name means there. `Resolver` turns an operand of the syntax tree into an argument of
-an operation, with the scope first, then the module's variables, special registers and functions. Some operands need
-operations of their own, which it appends: the element of an array with an index in a register, or a sum of a register
-and an offset outside of brackets.
+`Names` is one scope: the meaning of each name there. `Resolver` turns an operand of the syntax tree into an argument
+of an operation, with the scope first, then the module's variables, special registers and functions. Some operands
+need operations of their own, which it appends: the element of an array with an index in a register, or a sum of a
+register and an offset outside of brackets.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Resolver:
         raise InvalidPtx("unsupported operand", line)
 
     def address(self, operand: Operand, names: Names, line: int) -> Argument:
-        """Return an operand of an instruction for which an element of an array is its address."""
+        """Return an operand of an instruction that takes an array element as an address."""
         argument = self.argument(operand, names, line)
         return (
             self._address(argument, line)

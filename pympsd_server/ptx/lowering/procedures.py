@@ -28,7 +28,8 @@ from pympsd_server.ptx.syntax.tree import Immediate, Instruction, Variable
 STACK_BYTES = 64 << 10
 """The stack of each thread of a kernel with such calls. (CUDA's default is 1 KiB, for spilled registers only.)"""
 MAX_RETURNS = 100_000
-"""The calls of a kernel that are not inlined, times the places from which they return, which may each reach each."""
+"""The calls of a kernel that are not inlined, times the places from which they return: any call may reach any of
+those places."""
 _ALIGNMENT = 16
 _STACK = "$stack"
 _RETURNS = "$returns"

@@ -190,7 +190,7 @@ def _ones(length: Value) -> Value:
 
 
 def _field_operand(value: Value, width: int) -> Value:
-    """Return a field's position or length, as uint64. Beyond PTX's 0 to 255 it is what an H200 makes of it."""
+    """Return a field's position or length, as uint64. Beyond PTX's 0 to 255 the result is an H200's."""
     return (value & np.uint32(255) if width < 64 else np.minimum(value, np.uint32(255))).astype(np.uint64)
 
 

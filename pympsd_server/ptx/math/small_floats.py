@@ -12,7 +12,7 @@ from pympsd_server.ptx.math.integers import select
 
 @frozen(eq=False)
 class _Format:
-    """A float of eight bits: its values by their bits, and what conversions with .satfinite need."""
+    """A float of eight bits: its values by their bits, and the values for conversions with .satfinite."""
 
     values: Array
     fraction_bits: int

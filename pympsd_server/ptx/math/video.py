@@ -5,7 +5,7 @@ unit: the driver's assembler writes other instructions, and these differ from th
 its destination. These functions follow the GPU, as recorded on an H100 (tests/data/corpus, ``video_*``):
 
 - A sum or difference of whole words is saturated to ``.u32`` from below only.
-- ``.sat`` to a part of a register takes the greatest value for everything out of range, also for what is below it.
+- ``.sat`` to a part of a register takes the greatest value for everything out of range, also for lower values.
 - A result that is merged into ``.h1`` leaves its upper half there, not its lower one.
 - ``.min`` and ``.max`` with a third operand compare 64 bits: a sum counts as signed, the third operand as its dtype.
 - ``vmad`` takes whole words and its third operand as signed.

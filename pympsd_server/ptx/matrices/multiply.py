@@ -118,7 +118,7 @@ def scatter(state: BatchState, threads: Threads, fragment: Fragment, matrices: A
 
 
 def pack(elements: Array, fragment: Fragment) -> list[Value]:
-    """Return the registers of elements, of which there is a row for each thread."""
+    """Return the registers of elements, with a row for each thread."""
     if fragment.packed > 1:
         elements = np.ascontiguousarray(elements).view(np.uint32)
     return [np.ascontiguousarray(column) for column in elements.T]

@@ -73,8 +73,8 @@ def read_matrices(
 ) -> Array:
     """Return a matrix for each of the leaders (positions in `threads`), in whose block's shared memory it is.
 
-    `size` are the rows (M or N) and columns (K) of the result; `transposed`: K is not the dimension along
-    which elements are neighbours. Raises IllegalAddress if a part of it is outside of the shared memory.
+    `size` are the rows (M or N) and columns (K) of the result; `transposed`: K is not the dimension along which
+    elements are neighbours. Raises IllegalAddress if a part of the tile is outside of the shared memory.
     """
     lines, length = size[::-1] if transposed else size
     chunks = length * STORED[kind].itemsize // _CHUNK

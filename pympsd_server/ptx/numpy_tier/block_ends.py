@@ -1,4 +1,4 @@
-"""The end of a block: its terminator as a plan for the runtime, and what the block's function returns."""
+"""The end of a block: its terminator as a plan for the runtime, and the value that the block's function returns."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ BARRIER_MODIFIERS = frozenset(
 
 
 def emit_end(writer: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
-    """Return a block's plan and the text of what its function returns. Raises InvalidPtx for its terminator."""
+    """Return a block's plan and the text of its function's return value. Raises InvalidPtx for its terminator."""
     last = block.terminator
     following = EXIT if block.following is None else block.following
     if last is None:
@@ -64,31 +64,25 @@ def _branch(
 def _barrier(
     writer: Writer, block: Block, blocks: list[Block], last: Operation, following: int
 ) -> tuple[BlockPlan, str]:
-    unknown = [m for m in last.modifiers if m not in BARRIER_MODIFIERS]
-    if unknown:
-        raise writer.refuse(f"modifier .{unknown[0]}")
+    for modifier in last.modifiers:
+        writer.refuse_if(modifier not in BARRIER_MODIFIERS, f"modifier .{modifier}")
     if last.has("cluster"):
-        if not last.has("wait") or last.operands:
-            raise writer.refuse()
+        writer.refuse_if(not last.has("wait") or last.operands)
         plan = BarrierPlan(False, "", None, cluster=True)
         block_plan = _plan(block, writer, "barrier", following=following, barrier=plan)
         return (
             block_plan,
             f"({writer.scalar(CLUSTER_BARRIER, U32)}, None, None), {_outgoing(writer, blocks, following)}",
         )
-    if last.has("wait") or last.has("acquire"):
-        raise writer.refuse()
-    if not last.one_of("sync", "arrive", "red"):
-        raise writer.refuse("one of .sync, .arrive and .red is needed")
+    writer.refuse_if(last.has("wait") or last.has("acquire"))
+    writer.refuse_if(not last.one_of("sync", "arrive", "red"), "one of .sync, .arrive and .red is needed")
     arrive, operands = last.has("arrive"), list(last.operands)
     reduction = last.one_of("popc", "and", "or")
     predicate, target = "None", None
     if last.has("red"):
-        if not reduction or len(operands) < 3:
-            raise writer.refuse()
+        writer.refuse_if(not reduction or len(operands) < 3)
         target, predicate = operands.pop(0), writer.value(operands.pop(), BOOL)
-    if not 1 <= len(operands) <= 2:
-        raise writer.refuse(f"{len(operands)} operands")
+    writer.refuse_if(not 1 <= len(operands) <= 2, f"{len(operands)} operands")
     number = writer.value(operands[0], U32)
     count = writer.value(operands[1], U32) if len(operands) == 2 else "None"
     after = blocks[following].live_in if following != EXIT else ()

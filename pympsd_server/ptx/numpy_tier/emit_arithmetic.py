@@ -21,8 +21,7 @@ _PAIRS = {"u16x2": U16, "s16x2": S16}
 
 def _pairs(writer: Writer, operation: Operation) -> None:
     """Write add, min or max of two packed 16-bit integers."""
-    if operation.has("cc") or operation.has("sat") or operation.name == "sub":
-        raise writer.refuse()
+    writer.refuse_if(operation.has("cc") or operation.has("sat") or operation.name == "sub")
     names = [writer.keep(f"{writer.value(x, U32)}.view(d_u4)") for x in operation.inputs]
     halves = []
     for part in ("low_half", "high_half"):
@@ -49,8 +48,7 @@ def _add(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
     a, b = writer.values(operation.inputs, dtype)
     if operation.has("sat"):
-        if dtype != S32:
-            raise writer.refuse("modifier .sat")
+        writer.refuse_if(dtype != S32, "modifier .sat")
         return writer.set_result(f"add_saturating({a}, {b}, {operation.name == 'sub'})", dtype)
     return writer.set_result(f"{a} {_SIGNS[operation.name]} {b}", dtype)
 
@@ -93,18 +91,15 @@ def _carry_chain(writer: Writer, operation: Operation, a: str, b: str, subtract:
 def _product(writer: Writer, operation: Operation) -> tuple[str, DType]:
     """Return the product of operands 1 and 2 by .lo, .hi or .wide, and its dtype."""
     dtype = dtype_of(writer, operation)
-    if operation.type in _PAIRS or operation.one_of("rn", "rz", "rm", "rp", "ftz"):
-        raise writer.refuse()
+    writer.refuse_if(operation.type in _PAIRS or operation.one_of("rn", "rz", "rm", "rp", "ftz"))
     a, b = writer.values(operation.operands[1:3], dtype)
     if operation.has("hi"):
         return f"multiply_high({a}, {b})", dtype
     if operation.has("wide"):
-        if dtype.itemsize == 8:
-            raise writer.refuse()
+        writer.refuse_if(dtype.itemsize == 8)
         wide = DTYPES[double_width(operation.type)]
         return f"{a}.astype({dtype_name(wide)}) * {b}.astype({dtype_name(wide)})", wide
-    if not operation.has("lo"):
-        raise writer.refuse("one of .lo, .hi and .wide is needed")
+    writer.refuse_if(not operation.has("lo"), "one of .lo, .hi and .wide is needed")
     return f"{a} * {b}", dtype
 
 
@@ -124,8 +119,7 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
     product, dtype = _product(writer, operation)
     c = writer.input(3, dtype)
     # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), contrary to the ISA.
-    if operation.has("sat") and (dtype != S32 or not operation.has("hi")):
-        raise writer.refuse("modifier .sat")
+    writer.refuse_if(operation.has("sat") and (dtype != S32 or not operation.has("hi")), "modifier .sat")
     return writer.set_result(f"{product} + {c}", dtype)
 
 
@@ -135,8 +129,7 @@ def _multiply_add_carry(writer: Writer, operation: Operation) -> None:
 
 
 def _carry_multiply(writer: Writer, operation: Operation) -> None:
-    if operation.has("wide"):
-        raise writer.refuse()
+    writer.refuse_if(operation.has("wide"))
     product, dtype = _product(writer, operation)
     name = writer.keep(product)
     plain = unsigned_of(dtype)
@@ -150,8 +143,7 @@ def _multiply_24(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
     a, b = writer.values(operation.operands[1:3], dtype)
     product = f"multiply_24({a}, {b}, {operation.has('hi')})"
-    if len(operation.operands) != (4 if operation.name == "mad24" else 3):
-        raise writer.refuse_count()
+    writer.refuse_count_if(len(operation.operands) != (4 if operation.name == "mad24" else 3))
     if operation.name == "mul24":
         return writer.set_result(product, dtype)
     c = writer.input(3, dtype)
@@ -173,8 +165,7 @@ def _extreme(writer: Writer, operation: Operation) -> None:
     if is_float(operation):
         return emit_float(writer, operation)
     relu = operation.modifiers == ("relu",) and operation.type in ("s32", "s16x2")
-    if (operation.modifiers and not relu) or len(operation.operands) != 3:
-        raise writer.refuse()
+    writer.refuse_if((operation.modifiers and not relu) or len(operation.operands) != 3)
     if operation.type in _PAIRS:
         return _pairs(writer, operation)
     dtype = dtype_of(writer, operation)
@@ -203,8 +194,7 @@ def _sum_of_differences(writer: Writer, operation: Operation) -> None:
 def _dot(writer: Writer, operation: Operation) -> None:
     a, b, c = writer.values(operation.inputs, U32)
     signs = ", ".join(str(t == "s32") for t in operation.types)
-    if len(operation.types) != 2 or (operation.name == "dp2a") != bool(operation.modifiers):
-        raise writer.refuse()
+    writer.refuse_if(len(operation.types) != 2 or (operation.name == "dp2a") != bool(operation.modifiers))
     if operation.name == "dp4a":
         return writer.set_result(f"dot({a}, {b}, {c}, {signs})", U32)
     return writer.set_result(f"dot_pairs({a}, {b}, {c}, {signs}, {operation.has('hi')})", U32)

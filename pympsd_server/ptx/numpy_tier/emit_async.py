@@ -1,8 +1,8 @@
 """mbarrier objects, and asynchronous copies, stores and reductions (PTX ISA: cp.async, mbarrier, bulk copies).
 
 No thread may read the destination of an asynchronous copy before it has waited for it, so a copy is made immediately
-when it is issued: commits and waits of groups then have nothing left to do. What remains observable are mbarriers, on
-which threads really wait. A copy that completes bytes at an mbarrier changes it after the bytes are there.
+when it is issued: commits and waits of groups then have nothing left to do. Only mbarriers remain observable: threads
+really wait on them. A copy that completes bytes at an mbarrier changes it after the bytes are there.
 """
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_name
@@ -49,13 +49,11 @@ def _barrier(writer: Writer, operation: Operation) -> None:
 
 def _arrive(writer: Writer, operation: Operation, drop: bool) -> None:
     """A state or _, the object, and a count, or with .expect_tx a number of bytes."""
-    if len(operation.operands) < 2:
-        raise writer.refuse_count()
+    writer.refuse_count_if(len(operation.operands) < 2)
     target, where, *optional = operation.operands
     count = writer.value(optional[0], U32) if optional else writer.scalar(1, U32)
     if operation.has("expect_tx"):
-        if not optional:
-            raise writer.refuse("no number of bytes")
+        writer.refuse_if(not optional, "no number of bytes")
         change = f"arrival({writer.scalar(1, U32)}, {count}.astype(d_i8), {drop})"
     else:
         change = f"arrival({count}, {writer.scalar(0, U64)}, {drop})"
@@ -72,8 +70,7 @@ def change_barrier(writer: Writer, target: Argument, space: str, address: str, c
 
 def _test_wait(writer: Writer, operation: Operation) -> None:
     """A predicate, the object, a state or a parity; try_wait may have a time limit, which is not used."""
-    if not 3 <= len(operation.operands) <= (4 if operation.has("try_wait") else 3):
-        raise writer.refuse_count()
+    writer.refuse_count_if(not 3 <= len(operation.operands) <= (4 if operation.has("try_wait") else 3))
     barrier = writer.load(_space(operation), writer.address_of(operation.operands[1]), U64, 8)
     if operation.has("parity"):
         result = f"parity_has_ended({barrier}, {writer.input(2, U32)})"
@@ -88,16 +85,13 @@ _COPY += " L2::cache_hint L2::64B L2::128B L2::256B"
 
 @emits("cp", (0, 5), _COPY, ("b64",))
 def _copy(writer: Writer, operation: Operation) -> None:
-    if not operation.has("async"):
-        raise writer.refuse()
+    writer.refuse_if(not operation.has("async"))
     if operation.one_of("commit_group", "wait_group", "wait_all"):
         # The copies before are done already.
-        if len(operation.operands) != operation.has("wait_group"):
-            raise writer.refuse_count()
+        writer.refuse_count_if(len(operation.operands) != operation.has("wait_group"))
     elif operation.has("arrive"):
-        # Without .noinc the arrival that the copies cause was added to what the phase waits for: it changes nothing.
-        if len(operation.operands) != 1 or operation.types != ("b64",):
-            raise writer.refuse()
+        # Without .noinc the arrival of the copies was added to the phase's count, so it changes nothing.
+        writer.refuse_if(len(operation.operands) != 1 or operation.types != ("b64",))
         count = writer.scalar(1 if operation.has("noinc") else 0, U32)
         change_barrier(
             writer,
@@ -137,14 +131,12 @@ _SPACES = f"global {' '.join(_BULK_SHARED)}"
 def _kinds(writer: Writer, operation: Operation) -> tuple[str, str]:
     """Return the state spaces of a copy's target and source: "global" or "shared"."""
     spaces = ["global" if m == "global" else "shared" for m in operation.modifiers if m in ("global", *_BULK_SHARED)]
-    if (
+    writer.refuse_if(
         len(spaces) != 2
         or operation.has(BYTES_COMPLETE) == operation.has("bulk_group")
         or spaces == ["global", "global"]
-    ):
-        raise writer.refuse()
-    if (spaces[0] == "global") != operation.has("bulk_group"):
-        raise writer.refuse()
+    )
+    writer.refuse_if((spaces[0] == "global") != operation.has("bulk_group"))
     return spaces[0], spaces[1]
 
 
@@ -153,10 +145,10 @@ def _copy_bulk(writer: Writer, operation: Operation) -> None:
     """Global to shared memory or shared to shared with an mbarrier, shared to global memory in a bulk group."""
     kinds = _kinds(writer, operation)
     extra = operation.has(MULTICAST) + operation.has(HINT)
-    if len(operation.operands) != 3 + operation.has(BYTES_COMPLETE) + extra or (
-        operation.has(MULTICAST) and kinds != ("shared", "global")
-    ):
-        raise writer.refuse_count()
+    writer.refuse_count_if(
+        len(operation.operands) != 3 + operation.has(BYTES_COMPLETE) + extra
+        or (operation.has(MULTICAST) and kinds != ("shared", "global"))
+    )
     target, source = (writer.address_of(operand) for operand in operation.operands[:2])
     count = writer.input(2, U32)
     barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
@@ -206,14 +198,12 @@ def _reduce_bulk(writer: Writer, operation: Operation) -> None:
     function = operation.one_of(*REDUCTIONS.split())
     allowed = _REDUCED if to == "global" else _REDUCED_SHARED
     is_half_sum = function == "add" and operation.type in ("f16", "bf16")
-    if (
+    writer.refuse_if(
         source_kind != "shared"
         or operation.type not in allowed.get(function, ())
         or operation.has("noftz") != is_half_sum
-    ):
-        raise writer.refuse()
-    if len(operation.operands) != 3 + operation.has(BYTES_COMPLETE) + operation.has(HINT):
-        raise writer.refuse_count()
+    )
+    writer.refuse_count_if(len(operation.operands) != 3 + operation.has(BYTES_COMPLETE) + operation.has(HINT))
     target, source = (writer.address_of(operand) for operand in operation.operands[:2])
     count = writer.input(2, U32)
     barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
@@ -241,8 +231,9 @@ def _store_async(writer: Writer, operation: Operation) -> None:
     items = items_of(value)
     dtype = DTYPES[operation.type]
     size = len(items) * dtype.itemsize
-    if not operation.has(BYTES_COMPLETE) or len(items) != int(operation.one_of("v2", "v4")[1:] or 1) or size > 16:
-        raise writer.refuse()
+    writer.refuse_if(
+        not operation.has(BYTES_COMPLETE) or len(items) != int(operation.one_of("v2", "v4")[1:] or 1) or size > 16
+    )
     address = writer.address_of(operation.operands[0])
     writer.store("shared", address, dtype, size, writer.values(items, dtype))
     _complete(writer, operation.operands[2], size)
@@ -252,8 +243,7 @@ def _store_async(writer: Writer, operation: Operation) -> None:
 def _reduce_one(writer: Writer, operation: Operation) -> None:
     """A reduction in shared memory of the cluster, which completes its bytes at an mbarrier."""
     function, dtype = operation.one_of(*REDUCTIONS.split()), DTYPES[operation.type]
-    if not operation.has(BYTES_COMPLETE) or operation.type not in _REDUCED_SHARED.get(function, ()):
-        raise writer.refuse()
+    writer.refuse_if(not operation.has(BYTES_COMPLETE) or operation.type not in _REDUCED_SHARED.get(function, ()))
     address, value = writer.address_of(operation.operands[0]), writer.input(1, dtype)
     writer.atomic("shared", function, address, dtype, dtype.itemsize, [value], used=False)
     _complete(writer, operation.operands[2], dtype.itemsize)

@@ -23,8 +23,7 @@ def _not(writer: Writer, operation: Operation) -> None:
     a = writer.input(1, dtype)
     if operation.name == "not":
         return writer.set_result(f"~{a}", dtype)
-    if dtype == BOOL:
-        raise writer.refuse()
+    writer.refuse_if(dtype == BOOL)
     return writer.set_result(f"({a} == 0).astype({dtype_name(dtype)})", dtype)
 
 
@@ -42,18 +41,15 @@ def _shift(writer: Writer, operation: Operation) -> None:
 
 @emits("shf", 4, "l r wrap clamp", ("b32",))
 def _funnel(writer: Writer, operation: Operation) -> None:
-    if operation.has("l") == operation.has("r") or operation.has("wrap") == operation.has("clamp"):
-        raise writer.refuse()
+    writer.refuse_if(operation.has("l") == operation.has("r") or operation.has("wrap") == operation.has("clamp"))
     a, b, c = writer.values(operation.inputs, U32)
     writer.set_result(f"funnel_shift({a}, {b}, {c}, {operation.has('l')}, {operation.has('wrap')})", U32)
 
 
 @emits("lop3", (5, 6), "or and", ("b32",))
 def _lookup(writer: Writer, operation: Operation) -> None:
-    if bool(operation.modifiers) != (len(operation.operands) == 6) or bool(operation.modifiers) != isinstance(
-        operation.operands[0], Both
-    ):
-        raise writer.refuse_count()
+    has_predicate = len(operation.operands) == 6, isinstance(operation.operands[0], Both)
+    writer.refuse_count_if(has_predicate != (bool(operation.modifiers),) * 2)
     table = operation.operands[4]
     if not isinstance(table, Immediate):
         raise writer.refuse("the table is not a constant")

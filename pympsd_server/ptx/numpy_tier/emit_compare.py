@@ -23,8 +23,7 @@ def _comparison(writer: Writer, operation: Operation, a: str, b: str, is_float: 
         sign = _UNORDERED[which]
         # NumPy's != is already true for NaN.
         return f"({a} != {b})" if which == "neu" else f"(({a} {sign} {b}) | is_unordered({a}, {b}))"
-    if which not in _RELATIONS:
-        raise writer.refuse("no comparison")
+    writer.refuse_if(which not in _RELATIONS, "no comparison")
     if which == "ne" and is_float:
         return f"(({a} < {b}) | ({a} > {b}))"
     return f"({a} {_RELATIONS[which]} {b})"
@@ -56,8 +55,7 @@ def _combine_and_assign(
     writer: Writer, operation: Operation, results: tuple[tuple[Argument | None, str], ...]
 ) -> None:
     combine = operation.one_of(*_COMBINES)
-    if bool(combine) != (len(operation.operands) == 4):
-        raise writer.refuse_count()
+    writer.refuse_count_if(bool(combine) != (len(operation.operands) == 4))
     combined = writer.input(3, BOOL) if combine else ""
     # All results are computed before one is assigned: a target may be an operand too.
     done = [(t, writer.keep(f"{r} {_COMBINES[combine]} {combined}") if combine else r) for t, r in results if r]
@@ -92,14 +90,12 @@ def _set_pair(writer: Writer, operation: Operation) -> None:
 
 @emits("set", (3, 4), _MODIFIERS, _TYPES)
 def _set(writer: Writer, operation: Operation) -> None:
-    if len(operation.types) != 2:
-        raise writer.refuse()
+    writer.refuse_if(len(operation.types) != 2)
     if operation.types[1].endswith("x2"):
         return _set_packed(writer, operation)
     result = writer.keep(_comparison(writer, operation, *_operands(writer, operation, operation.types[1])))
     combine = operation.one_of(*_COMBINES)
-    if bool(combine) != (len(operation.operands) == 4):
-        raise writer.refuse_count()
+    writer.refuse_count_if(bool(combine) != (len(operation.operands) == 4))
     if combine:
         result = writer.keep(f"{result} {_COMBINES[combine]} {writer.input(3, BOOL)}")
     dtype = DTYPES[operation.types[0]]
@@ -115,8 +111,7 @@ def _all_ones(writer: Writer, dtype: DType) -> str:
 
 
 def _set_packed(writer: Writer, operation: Operation) -> None:
-    if operation.types[0] not in ("f16x2", "bf16x2", "u32", "b32") or operation.one_of(*_COMBINES):
-        raise writer.refuse()
+    writer.refuse_if(operation.types[0] not in ("f16x2", "bf16x2", "u32", "b32") or operation.one_of(*_COMBINES))
     true = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(operation.types[0], 0xFFFF)
     low, high = (
         writer.keep(f"select({r}, {writer.scalar(true, U16)}, {writer.scalar(0, U16)})")
@@ -134,8 +129,7 @@ def _select(writer: Writer, operation: Operation) -> None:
 
 @emits("slct", 4, "ftz", ANY)
 def _select_by_sign(writer: Writer, operation: Operation) -> None:
-    if len(operation.types) != 2 or operation.types[1] not in ("s32", "f32"):
-        raise writer.refuse()
+    writer.refuse_if(len(operation.types) != 2 or operation.types[1] not in ("s32", "f32"))
     dtype, by = DTYPES[operation.types[0]], DTYPES[operation.types[1]]
     a, b = writer.values(operation.operands[1:3], dtype)
     c = writer.input(3, by)

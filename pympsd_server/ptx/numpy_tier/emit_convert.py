@@ -42,8 +42,9 @@ def _move_vector(writer: Writer, target: Argument, source: Argument, dtype: DTyp
 
 def _element(writer: Writer, dtype: DType, group: Group) -> DType:
     size = dtype.itemsize // len(group.items)
-    if dtype == BOOL or size * len(group.items) != dtype.itemsize or size not in (1, 2, 4):
-        raise writer.refuse("vector of this length")
+    writer.refuse_if(
+        dtype == BOOL or size * len(group.items) != dtype.itemsize or size not in (1, 2, 4), "vector of this length"
+    )
     return np.dtype(f"u{size}")
 
 
@@ -78,8 +79,7 @@ _WINDOWS |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry
 @emits("cvta", 2, "to " + " ".join(_WINDOWS), ("u64", "u32"))
 def _convert_address(writer: Writer, operation: Operation) -> None:
     space = _WINDOWS.get(operation.one_of(*_WINDOWS), "")
-    if operation.type != "u64" or not space:
-        raise writer.refuse()
+    writer.refuse_if(operation.type != "u64" or not space)
     window = writer.scalar(WINDOWS.get(space, 0), U64)
     value = writer.input(1, U64)
     if space in WINDOWS:
@@ -91,8 +91,7 @@ def _convert_address(writer: Writer, operation: Operation) -> None:
 def _is_space(writer: Writer, operation: Operation) -> None:
     space = _WINDOWS.get(operation.one_of(*_WINDOWS), "")
     value = writer.keep(f"{writer.input(1, U64)} >> {writer.scalar(40, U64)}")
-    if space == "const" or not space:
-        raise writer.refuse()
+    writer.refuse_if(space == "const" or not space)
     if space == "global":
         return writer.set_result(f"({value} >= {writer.scalar(4, U64)})", BOOL)
     return writer.set_result(f"({value} == {writer.scalar(WINDOWS[space] >> 40, U64)})", BOOL)
@@ -106,32 +105,28 @@ _MODIFIERS = " ".join((*ROUNDINGS, *_INTEGRAL, "rna", "ftz", "sat", "relu", "sat
 def _convert(writer: Writer, operation: Operation) -> None:
     if operation.has("pack"):
         return _convert_packed(writer, operation)
-    if len(operation.types) != 2:
-        raise writer.refuse()
+    writer.refuse_if(len(operation.types) != 2)
     if operation.types[0] == "tf32":
         return _convert_to_tf32(writer, operation)
     if any(t in _SMALL for t in operation.types):
         return _convert_small(writer, operation)
-    if operation.has("rna") or operation.has("satfinite"):
-        raise writer.refuse()
+    writer.refuse_if(operation.has("rna") or operation.has("satfinite"))
     target, source = operation.types
     if target.endswith("x2"):
         return _convert_pair(writer, operation, target, source)
-    if source.endswith("x2") or len(operation.operands) != 2:
-        raise writer.refuse()
+    writer.refuse_if(source.endswith("x2") or len(operation.operands) != 2)
     name, dtype = _convert_value(writer, operation, writer.input(1, DTYPES[source]), source, target)
     return writer.set_result(name, dtype)
 
 
 def _convert_to_tf32(writer: Writer, operation: Operation) -> None:
     rounding = operation.one_of("rna", "rn", "rz")
-    if (
+    writer.refuse_if(
         operation.types[1] != "f32"
         or len(operation.operands) != 2
         or not rounding
         or set(operation.modifiers) - {rounding, "relu"}
-    ):
-        raise writer.refuse()
+    )
     value = writer.keep(_finish(operation, writer.input(1, F32)))
     writer.set_result(f"tf32_from_float({value}, {rounding!r})", U32)
 
@@ -142,8 +137,9 @@ def _convert_small(writer: Writer, operation: Operation) -> None:
     to_small = target in _SMALL
     name = (target if to_small else source).removesuffix("x2")
     required = {"rn", "satfinite"} if to_small else {"rn"}
-    if set(operation.modifiers) - {"relu"} != required or len(operation.operands) != (3 if source == "f32" else 2):
-        raise writer.refuse()
+    writer.refuse_if(
+        set(operation.modifiers) - {"relu"} != required or len(operation.operands) != (3 if source == "f32" else 2)
+    )
     if to_small and source == "f32":
         high, low = (writer.keep(_finish(operation, writer.value(x, F32))) for x in operation.inputs)
         writer.set_result(f"small_pair({high}, {low}, {name!r})", U16)
@@ -183,8 +179,7 @@ def _convert_packed(writer: Writer, operation: Operation) -> None:
 
 def _convert_pair(writer: Writer, operation: Operation, target: str, source: str) -> None:
     """cvt.rn.f16x2.f32 d, a, b: a becomes the upper half."""
-    if source != "f32" or len(operation.operands) != 3:
-        raise writer.refuse()
+    writer.refuse_if(source != "f32" or len(operation.operands) != 3)
     half = target.removesuffix("x2")
     names = [
         writer.keep(_convert_value(writer, operation, writer.value(x, DTYPES[source]), source, half)[0])
@@ -214,8 +209,7 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
     if dtype.kind == "f":
         return _to_float(writer, operation, name, source, target, rounding), dtype
     if is_float:
-        if rounding not in _INTEGRAL:
-            raise writer.refuse("no integer rounding")
+        writer.refuse_if(rounding not in _INTEGRAL, "no integer rounding")
         return f"float_to_integer({name}, {dtype_name(dtype)}_t, {rounding!r})", dtype
     if operation.has("sat"):
         return f"convert_integer({name}, {dtype_name(dtype)}_t, True)", dtype

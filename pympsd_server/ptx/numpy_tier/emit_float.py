@@ -22,10 +22,8 @@ def is_float(operation: Operation) -> bool:
 
 def emit_float(writer: Writer, operation: Operation) -> None:
     """Write any arithmetic instruction whose type is a float."""
-    if operation.has("lo") or operation.has("hi") or operation.has("wide") or operation.has("cc"):
-        raise writer.refuse()
-    if len(operation.types) != 1:
-        raise writer.refuse(f"operands of two types: {NEEDS_BLACKWELL}")
+    writer.refuse_if(operation.has("lo") or operation.has("hi") or operation.has("wide") or operation.has("cc"))
+    writer.refuse_if(len(operation.types) != 1, f"operands of two types: {NEEDS_BLACKWELL}")
     inputs = operation.inputs
     if operation.type.endswith("x2"):
         return _pair(writer, operation, inputs)
@@ -93,8 +91,7 @@ def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType)
     if rounding and dtype == F64:
         name = "fma" if operation.name == "mad" else operation.name
         return f"round_directed_double({name!r}, {rounding!r}, {', '.join(names)})"
-    if rounding and dtype != F32:
-        raise writer.refuse(f"modifier .{rounding}")
+    writer.refuse_if(rounding and dtype != F32, f"modifier .{rounding}")
     name = "fma" if operation.name == "mad" else operation.name
     if rounding:
         return f"round_directed({name!r}, {rounding!r}, {operation.has('ftz')}, {', '.join(names)})"
@@ -105,12 +102,10 @@ def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DTyp
     if operation.name in _INFIX:
         return f"{names[0]} {_INFIX[operation.name]} {names[1]}"
     if operation.name in ("fma", "mad"):
-        if len(names) != 3:
-            raise writer.refuse(f"{len(names)} operands")
+        writer.refuse_if(len(names) != 3, f"{len(names)} operands")
         return f"fma{8 * dtype.itemsize}({', '.join(names)})"
     if operation.name in ("min", "max"):
-        if operation.has("xorsign") != operation.has("abs") or len(names) != 2:
-            raise writer.refuse()
+        writer.refuse_if(operation.has("xorsign") != operation.has("abs") or len(names) != 2)
         function = f"float_{operation.name}{'_nan' if operation.has('NaN') else ''}"
         if operation.has("xorsign"):
             return f"with_xor_of_signs({function}, {names[0]}, {names[1]})"
@@ -164,13 +159,14 @@ def _half_unary(writer: Writer, operation: Operation) -> None:
     ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2"),
 )
 def _unary(writer: Writer, operation: Operation) -> None:
-    if operation.type in ("f16", "bf16", "f16x2", "bf16x2") and operation.name not in _HALF_FUNCTIONS:
-        raise writer.refuse(f"type .{operation.type}")
+    writer.refuse_if(
+        operation.type in ("f16", "bf16", "f16x2", "bf16x2") and operation.name not in _HALF_FUNCTIONS,
+        f"type .{operation.type}",
+    )
     if operation.type in ("f16", "bf16", "f16x2", "bf16x2"):
         return _half_unary(writer, operation)
     dtype = dtype_of(writer, operation)
-    if operation.type == "f64" and operation.name not in ("rcp", "sqrt", "rsqrt"):
-        raise writer.refuse("type .f64")
+    writer.refuse_if(operation.type == "f64" and operation.name not in ("rcp", "sqrt", "rsqrt"), "type .f64")
     x = writer.input(1, dtype)
     if operation.has("ftz"):
         x = writer.keep(f"flush({x})")
@@ -178,8 +174,7 @@ def _unary(writer: Writer, operation: Operation) -> None:
     if rounding and operation.type == "f64" and operation.name in ("rcp", "sqrt"):
         result = f"round_directed_double({operation.name!r}, {rounding!r}, {x})"
     elif rounding:
-        if dtype != F32 or operation.name not in ("rcp", "sqrt"):
-            raise writer.refuse(f"modifier .{rounding}")
+        writer.refuse_if(dtype != F32 or operation.name not in ("rcp", "sqrt"), f"modifier .{rounding}")
         wide = writer.keep(f"{x}.astype(d_f8)")
         result = f"narrow({_UNARY[operation.name].format(t='f8', x=wide)}, d_f4_t, {rounding!r})"
     else:
@@ -199,7 +194,6 @@ _TESTS = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
 
 @emits("testp", 2, " ".join(_TESTS), ("f32", "f64"))
 def _test(writer: Writer, operation: Operation) -> None:
-    if len(operation.modifiers) != 1:
-        raise writer.refuse()
+    writer.refuse_if(len(operation.modifiers) != 1)
     x = writer.input(1, dtype_of(writer, operation))
     writer.set_result(f"test_{operation.modifiers[0]}({x})", DTYPES["pred"])

@@ -67,10 +67,11 @@ def registers(writer: Writer, argument: Argument, matrix: str, size: Shape, kind
 def counts_differences(writer: Writer, operation: Operation, kind: str) -> bool:
     """Return whether a product counts differing bits. Raises InvalidPtx for .and, .xor or .popc out of place."""
     counted = [m for m in operation.modifiers if m in BITWISE.split()]
-    if counted not in ([["and", "popc"], ["xor", "popc"]] if kind == "b1" else [[]]):
-        raise writer.refuse("products of bits, and no others, have .and.popc or .xor.popc")
-    if kind == "b1" and operation.has("satfinite"):
-        raise writer.refuse("modifier .satfinite")
+    writer.refuse_if(
+        counted not in ([["and", "popc"], ["xor", "popc"]] if kind == "b1" else [[]]),
+        "products of bits, and no others, have .and.popc or .xor.popc",
+    )
+    writer.refuse_if(kind == "b1" and operation.has("satfinite"), "modifier .satfinite")
     return counted[:1] == ["xor"]
 
 
@@ -79,16 +80,17 @@ def _multiply_mma(writer: Writer, operation: Operation) -> None:
     """D = A * B + C: the modifiers are the shape and .row.col, the types those of D, A, B and C."""
     shape = operation.one_of(*_MMA_SHAPES)
     layout = [m for m in operation.modifiers if m in ("row", "col")]
-    if (
+    writer.refuse_if(
         len(operation.types) != 4
         or layout != ["row", "col"]
         or not (operation.has("sync") and operation.has("aligned"))
-    ):
-        raise writer.refuse()
+    )
     d, a, b, c = operation.types
     alike = a == b or any({a, b} == mixed for mixed in MIXED)
-    if d != c or not alike or shape not in MULTIPLIED.get((a, c), ()) or (operation.has("satfinite") and c != "s32"):
-        raise writer.refuse("this shape of these types")
+    writer.refuse_if(
+        d != c or not alike or shape not in MULTIPLIED.get((a, c), ()) or (operation.has("satfinite") and c != "s32"),
+        "this shape of these types",
+    )
     size, kinds = size_of(shape), (d, a, b, c)
     operands = zip(operation.inputs, "abc", kinds[1:], strict=True)
     _write_product(writer, operation, size, [registers(writer, x, m, size, kind) for x, m, kind in operands], kinds)
@@ -118,8 +120,7 @@ _TRANSFER = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta"
 
 def _count_matrices(writer: Writer, operation: Operation) -> int:
     number = operation.one_of("x1", "x2", "x4")
-    if not (number and operation.has("m8n8") and operation.has("sync") and operation.has("aligned")):
-        raise writer.refuse()
+    writer.refuse_if(not (number and operation.has("m8n8") and operation.has("sync") and operation.has("aligned")))
     return int(number[1:])
 
 
@@ -146,8 +147,7 @@ def _store(writer: Writer, operation: Operation) -> None:
 
 @emits("movmatrix", 2, "sync aligned m8n8 trans", ("b16",))
 def _transpose(writer: Writer, operation: Operation) -> None:
-    if set(operation.modifiers) != {"sync", "aligned", "m8n8", "trans"}:
-        raise writer.refuse()
+    writer.refuse_if(set(operation.modifiers) != {"sync", "aligned", "m8n8", "trans"})
     writer.set_result(writer.keep(f"transpose_matrix(B, T, {writer.input(1, U32)})"), U32)
 
 
@@ -176,8 +176,7 @@ _WMMA_MODIFIERS: Final = (
 @emits("wmma", (2, 4), _WMMA_MODIFIERS, _WMMA_TYPES)
 def _warp_instruction(writer: Writer, operation: Operation) -> None:
     shape = operation.one_of(*_WMMA_SHAPE_NAMES)
-    if not (shape and operation.has("sync") and operation.has("aligned")):
-        raise writer.refuse()
+    writer.refuse_if(not (shape and operation.has("sync") and operation.has("aligned")))
     if operation.has("mma"):
         _multiply_wmma(writer, operation, shape)
     else:
@@ -195,18 +194,18 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     """wmma.load, wmma.store: a fragment, an address, and how many elements a row or column is from the next."""
     matrix, layout = operation.one_of("a", "b", "c", "d"), operation.one_of("row", "col")
     stored = operation.has("store")
-    if (
+    writer.refuse_if(
         not (layout and matrix)
         or (matrix == "d") != stored
         or operation.has("load") == stored
         or len(operation.operands) > 3
-    ):
-        raise writer.refuse()
+    )
     kinds = {types[matrix in ("c", "d")] for types, shapes in WARP_PRODUCTS.items() if shape in shapes}
-    if len(operation.types) != 1 or operation.type not in kinds:
-        raise writer.refuse("this shape of this type")
-    if operation.type == "b1" and (matrix, layout) not in (("a", "row"), ("b", "col")):
-        raise writer.refuse("of bits, A is loaded by rows and B by columns")
+    writer.refuse_if(len(operation.types) != 1 or operation.type not in kinds, "this shape of this type")
+    writer.refuse_if(
+        operation.type == "b1" and (matrix, layout) not in (("a", "row"), ("b", "col")),
+        "of bits, A is loaded by rows and B by columns",
+    )
     size, by_columns = size_of(shape), layout == "col"
     matrix_operand, memory = operation.operands[:2][::-1] if stored else operation.operands[:2]
     space, address = place_of(writer, operation, memory)
@@ -237,17 +236,17 @@ def line_length(matrix: str, size: Shape, by_columns: bool) -> int:
 
 def _multiply_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     """wmma.mma: the types are those of D, A, B and C; of D and C alone if A and B are of f16."""
-    if len(operation.types) not in (2, 4) or len(operation.operands) != 4:
-        raise writer.refuse()
+    writer.refuse_if(len(operation.types) not in (2, 4) or len(operation.operands) != 4)
     d, a, b, c = (
         operation.types if len(operation.types) == 4 else (operation.types[0], "f16", "f16", operation.types[1])
     )
     is_product = all(shape in WARP_PRODUCTS.get((a, sums), ()) for sums in (c, d))
     layouts = [m for m in operation.modifiers if m in ("row", "col")]
-    if a != b or not is_product or len(layouts) != 2 or (a == "b1" and layouts != ["row", "col"]):
-        raise writer.refuse("this shape of these types")
-    if (len(operation.types) == 2) != (a == "f16") or (operation.has("satfinite") and d != "s32"):
-        raise writer.refuse()
+    writer.refuse_if(
+        a != b or not is_product or len(layouts) != 2 or (a == "b1" and layouts != ["row", "col"]),
+        "this shape of these types",
+    )
+    writer.refuse_if((len(operation.types) == 2) != (a == "f16") or (operation.has("satfinite") and d != "s32"))
     size = size_of(shape)
     left, right = (_distinct(writer, x, m, size, a) for x, m in zip(operation.operands[1:3], "ab", strict=True))
     operands = ((left, "a", a), (right, "b", b), (operation.operands[3], "c", c))
@@ -290,11 +289,9 @@ _WGMMA_OPERANDS: Final = {"mma_async": (4, 9), "fence": (0, 0), "commit_group": 
 )
 def _group_instruction(writer: Writer, operation: Operation) -> None:
     action = operation.one_of(*_WGMMA_OPERANDS)
-    if not (action and operation.has("sync") and operation.has("aligned")):
-        raise writer.refuse()
+    writer.refuse_if(not (action and operation.has("sync") and operation.has("aligned")))
     low, high = _WGMMA_OPERANDS[action]
-    if not low <= len(operation.operands) <= high:
-        raise writer.refuse_count()
+    writer.refuse_count_if(not low <= len(operation.operands) <= high)
     if action == "mma_async":
         _multiply_wgmma(writer, operation)
 
@@ -302,13 +299,14 @@ def _group_instruction(writer: Writer, operation: Operation) -> None:
 def _multiply_wgmma(writer: Writer, operation: Operation) -> None:
     """D = A * B + D: the types are those of D, A and B; A is a fragment or a descriptor, B a descriptor."""
     shape = operation.one_of(*_WGMMA_SHAPES)
-    if len(operation.types) != 3 or not shape:
-        raise writer.refuse()
+    writer.refuse_if(len(operation.types) != 3 or not shape)
     d, a, b = operation.types
     size, alike = size_of(shape), a == b or {a, b} in MIXED
     k, every = GROUP_PRODUCTS.get((a, d), (0, ()))
-    if not alike or size[2] != k or size[1] not in every or (operation.has("satfinite") and d != "s32"):
-        raise writer.refuse("this shape of these types")
+    writer.refuse_if(
+        not alike or size[2] != k or size[1] not in every or (operation.has("satfinite") and d != "s32"),
+        "this shape of these types",
+    )
     in_registers = isinstance(operation.operands[1], Group)
     signs, transposed = _choices(writer, operation.operands[4:], a, in_registers)
     rows = (16, size[1], k)
@@ -331,10 +329,14 @@ def _choices(
     halves = kind in ("f16", "bf16")
     count = 0 if kind in ("s8", "u8") else 2 + (2 - in_registers if halves else 0)
     values = [item.value for item in operands if isinstance(item, Immediate)]
-    if len(values) != len(operands) or len(values) != count:
-        raise writer.refuse(f"{count} immediate operands are needed after the predicate")
+    writer.refuse_if(
+        len(values) != len(operands) or len(values) != count,
+        f"{count} immediate operands are needed after the predicate",
+    )
     signs, transposed = values[:2] or [1, 1], values[2:]
-    if not {*signs} <= {1, -1} or not {*transposed} <= {0, 1}:
-        raise writer.refuse("a scale that is not 1 or -1, or a transposition that is not 0 or 1")
+    writer.refuse_if(
+        not {*signs} <= {1, -1} or not {*transposed} <= {0, 1},
+        "a scale that is not 1 or -1, or a transposition that is not 0 or 1",
+    )
     transposed = [0] * (2 - len(transposed)) + transposed
     return (signs[0], signs[1]), (bool(transposed[0]), bool(transposed[1]))

@@ -35,10 +35,16 @@ def _vector(writer: Writer, operation: Operation, value: Argument) -> tuple[Argu
     size = DTYPES[operation.type].itemsize if operation.types else 0
     if length * size > 16 or length == 8:
         nbytes = length * size
-        if nbytes != 32 or operation.name == "ldu" or not (operation.has("global") or _space(operation) == "generic"):
-            raise writer.refuse("vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory")
-        if not writer.code.wide_accesses:
-            raise writer.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
+        writer.refuse_if(
+            nbytes != 32
+            or operation.name == "ldu"
+            or not (operation.has("global") or _space(operation) == "generic"),
+            "vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory",
+        )
+        writer.refuse_if(
+            not writer.code.wide_accesses,
+            "vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher",
+        )
     return items
 
 
@@ -62,8 +68,7 @@ def _split_address(writer: Writer, operation: Operation, memory: Argument, space
 
 def without_hint(writer: Writer, operation: Operation, count: int) -> tuple[Argument, ...]:
     """Return the `count` operands of an operation, less the cache policy behind them: there is no cache."""
-    if len(operation.operands) != count + operation.has(_HINT):
-        raise writer.refuse_count()
+    writer.refuse_count_if(len(operation.operands) != count + operation.has(_HINT))
     return operation.operands[:count]
 
 
@@ -92,10 +97,11 @@ def _load_parameter(
     writer: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType
 ) -> None:
     start = writer.offset_of(base) + base.offset + memory.offset
-    if start % dtype.itemsize:
-        raise writer.refuse("misaligned parameter")
-    if not 0 <= start <= writer.code.parameter_bytes - dtype.itemsize * len(targets):
-        raise writer.refuse(f"outside of the {writer.code.parameter_bytes} bytes of parameters")
+    writer.refuse_if(start % dtype.itemsize, "misaligned parameter")
+    writer.refuse_if(
+        not 0 <= start <= writer.code.parameter_bytes - dtype.itemsize * len(targets),
+        f"outside of the {writer.code.parameter_bytes} bytes of parameters",
+    )
     for index, target in enumerate(targets):
         at = start // dtype.itemsize + index
         writer.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
@@ -108,8 +114,7 @@ def _store(writer: Writer, operation: Operation) -> None:
     items = _vector(writer, operation, operation.operands[1])
     values = [_value_to_store(writer, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
     space = _space(operation)
-    if space == "param" or operation.has("const"):
-        raise writer.refuse()
+    writer.refuse_if(space == "param" or operation.has("const"))
     base, offset = _split_address(writer, operation, operation.operands[0], space)
     writer.store(space, writer.displace(base, offset), dtype, dtype.itemsize * len(values), values)
 
@@ -145,16 +150,14 @@ _ATOMIC_TYPES = tuple({t for types in _ALLOWED.values() for t in types})
 def _atomic(writer: Writer, operation: Operation) -> None:
     function, length = operation.one_of(*_FUNCTIONS.split()), operation.one_of("v2", "v4", "v8")
     allowed = _VECTORS_ALLOWED if length else _ALLOWED
-    if operation.type not in allowed.get(function, ()) or len(operation.types) != 1:
-        raise writer.refuse()
+    writer.refuse_if(operation.type not in allowed.get(function, ()) or len(operation.types) != 1)
     operands = without_hint(writer, operation, (3 if function == "cas" else 2) + (operation.name == "atom"))
     target, sources = (operands[0], operands[1:]) if operation.name == "atom" else (Sink(), operands)
     if operation.type == "b128":
         _atomic_pairs(writer, operation, function, target, sources)
         return
     dtype, count = DTYPES[operation.type], int(length[1:]) if length else 1
-    if count * dtype.itemsize > 16:
-        raise writer.refuse("vector of the wrong length")
+    writer.refuse_if(count * dtype.itemsize > 16, "vector of the wrong length")
     base, offset = _split_address(writer, operation, sources[0], _space(operation))
     columns = [writer.items(value, count) for value in sources[1:]]
     targets = (Sink(),) * count if isinstance(target, Sink) else writer.items(target, count)
@@ -177,8 +180,7 @@ def _atomic_pairs(
     writer: Writer, operation: Operation, function: str, target: Argument, sources: tuple[Argument, ...]
 ) -> None:
     """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
-    if operation.name != "atom":
-        raise writer.refuse("red has no .exch")
+    writer.refuse_if(operation.name != "atom", "red has no .exch")
     base, offset = _split_address(writer, operation, sources[0], _space(operation))
     pairs = ", ".join(writer.tuple_of(writer.items(value, 2), U64) for value in sources[1:])
     where = f"{_space(operation)!r}, {function!r}, {writer.displace(base, offset)}"

@@ -34,11 +34,11 @@ def _copy(writer: Writer, operation: Operation) -> None:
     spaces = _spaces(operation)
     if operation.has("bulk_group"):
         return _store(writer, operation, "")
-    if len(spaces) != 2 or spaces[1] != "global" or spaces[0] == "global" or not operation.has(BYTES_COMPLETE):
-        raise writer.refuse()
+    writer.refuse_if(
+        len(spaces) != 2 or spaces[1] != "global" or spaces[0] == "global" or not operation.has(BYTES_COMPLETE)
+    )
     extra = operation.has("im2col") + operation.has(MULTICAST) + operation.has(HINT)
-    if len(operation.operands) != 3 + extra or operation.has("im2col_no_offs"):
-        raise writer.refuse_count()
+    writer.refuse_count_if(len(operation.operands) != 3 + extra or operation.has("im2col_no_offs"))
     target, barrier = writer.address_of(operation.operands[0]), writer.address_of(operation.operands[2])
     place, coordinates = _tensor(writer, operation, operation.operands[1])
     offsets = _offsets(writer, operation, operation.operands[3]) if operation.has("im2col") else "None"
@@ -50,18 +50,18 @@ def _copy(writer: Writer, operation: Operation) -> None:
 def _offsets(writer: Writer, operation: Operation, argument: Argument) -> str:
     """Return a tuple of the offsets in W, H and D of an im2col copy."""
     items = items_of(argument)
-    if len(items) != int((operation.one_of(*_DIMENSIONS) or "0")[0]) - 2:
-        raise writer.refuse(f"{len(items)} im2col offsets")
+    writer.refuse_if(
+        len(items) != int((operation.one_of(*_DIMENSIONS) or "0")[0]) - 2, f"{len(items)} im2col offsets"
+    )
     return writer.tuple_of(items, U16)
 
 
 def _store(writer: Writer, operation: Operation, function: str) -> None:
-    if (
+    writer.refuse_if(
         _spaces(operation) != ["global", "shared::cta"]
         or len(operation.operands) != 2 + operation.has(HINT)
         or operation.has("im2col")
-    ):
-        raise writer.refuse()
+    )
     place, coordinates = _tensor(writer, operation, operation.operands[0])
     source, is_im2col = writer.address_of(operation.operands[1]), operation.has("im2col_no_offs")
     writer.run(f"store_box(B, T, {place}, {coordinates}, {is_im2col}, {source}, {function!r}, {writer.guard})")
@@ -74,8 +74,7 @@ _REDUCE = f"{' '.join(_DIMENSIONS)} global shared::cta tile im2col_no_offs bulk_
 def _reduce(writer: Writer, operation: Operation) -> None:
     """Shared to global memory; the map has the type of the elements."""
     function = operation.one_of(*REDUCTIONS.split())
-    if not function or not operation.has("bulk_group"):
-        raise writer.refuse()
+    writer.refuse_if(not function or not operation.has("bulk_group"))
     _store(writer, operation, function)
 
 
@@ -91,10 +90,10 @@ def _replace(writer: Writer, operation: Operation) -> None:
     field = operation.one_of(*FIELDS)
     wide = field in ("global_address", "global_stride")
     count = FIELDS.get(field, 0)
-    if not (operation.has("tile") and operation.has("b1024")) or operation.types != ("b64" if wide else "b32",):
-        raise writer.refuse()
-    if len(operation.operands) != 2 + (count > 1):
-        raise writer.refuse_count()
+    writer.refuse_if(
+        not (operation.has("tile") and operation.has("b1024")) or operation.types != ("b64" if wide else "b32",)
+    )
+    writer.refuse_count_if(len(operation.operands) != 2 + (count > 1))
     ordinal = operation.operands[1] if count > 1 else Immediate(0)
     if not isinstance(ordinal, Immediate) or not 0 <= ordinal.value < count:
         raise writer.refuse(f"the ordinal is not 0 to {count - 1}")

@@ -17,23 +17,23 @@ def _object(writer: Writer, argument: Argument) -> str:
     if isinstance(argument, Group):
         return writer.value(argument.items[0], U64)
     base, offset = writer.split_address(argument)
-    if offset:
-        raise writer.refuse("an offset of an object")
+    writer.refuse_if(offset, "an offset of an object")
     return base
 
 
 def _coordinates(
     writer: Writer, operation: Operation, argument: Argument, geometries: dict[str, int], dtype: DType
 ) -> str:
-    """Return a tuple of the coordinates of `[object, {...}]`; what is behind them, in vectors of four, is ignored."""
+    """Return a tuple of the coordinates of `[object, {...}]`; further items of a vector of four are ignored."""
     geometry = operation.one_of(*geometries)
-    if not geometry:
-        raise writer.refuse("this geometry")
+    writer.refuse_if(not geometry, "this geometry")
     operands = items_of(argument)[1:]
     is_layered = geometry.startswith("a")
     count = geometries[geometry] + is_layered
-    if len(operands) < count or (len(operands) > count and (count, len(operands)) != (3, 4)):
-        raise writer.refuse(f"{len(operands)} coordinates")
+    writer.refuse_if(
+        len(operands) < count or (len(operands) > count and (count, len(operands)) != (3, 4)),
+        f"{len(operands)} coordinates",
+    )
     types = ([U32] if is_layered else []) + [dtype] * geometries[geometry]
     values = [writer.value(operand, type) for operand, type in zip(operands[:count], types, strict=True)]
     return f"({', '.join(values)},)"
@@ -53,15 +53,13 @@ def _sample(writer: Writer, operation: Operation) -> None:
     """The object is a register; texture and sampler references are not."""
     geometry, how = operation.one_of(*GEOMETRIES), operation.one_of("base", "level", "grad")
     operands = {"level": 3, "grad": 4}.get(how, 2)
-    if (
+    writer.refuse_if(
         len(operation.types) != 2
         or operation.types[1] == "u32"
         or not operation.has("v4")
         or len(items_of(operation.operands[0])) != 4
-    ):
-        raise writer.refuse()
-    if len(operation.operands) != operands:
-        raise writer.refuse_count()
+    )
+    writer.refuse_count_if(len(operation.operands) != operands)
     coordinates = _coordinates(
         writer, operation, operation.operands[1], GEOMETRIES, F32 if operation.types[1] == "f32" else S32
     )
@@ -69,8 +67,7 @@ def _sample(writer: Writer, operation: Operation) -> None:
     if how == "level":
         level = writer.input(2, F32 if operation.types[1] == "f32" else S32)
     elif how == "grad":
-        if geometry.endswith("cube") or operation.types[1] != "f32":
-            raise writer.refuse("gradients of this geometry")
+        writer.refuse_if(geometry.endswith("cube") or operation.types[1] != "f32", "gradients of this geometry")
         parts = [items_of(operand)[: GEOMETRIES[geometry]] for operand in operation.operands[2:]]
         gradients = writer.tuple_of((item for part in parts for item in part), F32)
     handle, name = _object(writer, operation.operands[1]), writer.name()
@@ -83,13 +80,12 @@ def _sample(writer: Writer, operation: Operation) -> None:
 @emits("tld4", 2, "r g b a 2d a2d v4", _RESULTS)
 def _gather(writer: Writer, operation: Operation) -> None:
     component = operation.one_of("r", "g", "b", "a")
-    if (
+    writer.refuse_if(
         len(operation.types) != 2
         or operation.types[1] != "f32"
         or not component
         or len(items_of(operation.operands[0])) != 4
-    ):
-        raise writer.refuse()
+    )
     coordinates = _coordinates(writer, operation, operation.operands[1], {"2d": 2, "a2d": 2}, F32)
     handle, name = _object(writer, operation.operands[1]), writer.name()
     geometry = operation.one_of("2d", "a2d")
@@ -102,8 +98,7 @@ def _gather(writer: Writer, operation: Operation) -> None:
 @emits("suq", 2, "width height depth array_size", ("b32",))
 def _query(writer: Writer, operation: Operation) -> None:
     what = operation.one_of(*QUERIES)
-    if not what or operation.has("level") != (len(operation.operands) == 3):
-        raise writer.refuse()
+    writer.refuse_if(not what or operation.has("level") != (len(operation.operands) == 3))
     level = writer.input(2, U32) if operation.has("level") else "None"
     handle, name = _object(writer, operation.operands[1]), writer.name()
     writer.run(f"{name} = query_texture(B, T, {what!r}, {handle}, {level}, {writer.guard})")
@@ -119,15 +114,13 @@ def _access(
 ) -> tuple[str, str, str, DType, int]:
     """Return the geometry, the handle, the coordinates, the type and the number of values of an access."""
     count = {"v2": 2, "v4": 4}.get(operation.one_of("v2", "v4"), 1)
-    if (
+    writer.refuse_if(
         not operation.has("b")
         or len(operation.types) != 1
         or not operation.one_of(*_BEYOND)
         or len(items_of(values)) != count
-    ):
-        raise writer.refuse()
-    if count * DTYPES[operation.type].itemsize > 16:
-        raise writer.refuse("vector of the wrong length")
+    )
+    writer.refuse_if(count * DTYPES[operation.type].itemsize > 16, "vector of the wrong length")
     coordinates = _coordinates(writer, operation, place, SURFACE_GEOMETRIES, S32)
     return operation.one_of(*SURFACE_GEOMETRIES), _object(writer, place), coordinates, DTYPES[operation.type], count
 

@@ -21,12 +21,14 @@ _SELECTOR = re.compile(r"([bh])([0-7]+)")
 
 
 def _place(writer: Writer, selector: str) -> tuple[int, int]:
-    """Return the first bit and the width of a part of a register; "" is all of it."""
+    """Return the first bit and the width of a part of a register; "" is the whole register."""
     if not selector:
         return 0, 32
     width = _WIDTHS[selector[0]]
-    if len(selector) != 2 or int(selector[1]) * width >= 32:
-        raise writer.refuse(f"there is no part .{selector} of a register, only .b0 to .b3, .h0 and .h1")
+    writer.refuse_if(
+        len(selector) != 2 or int(selector[1]) * width >= 32,
+        f"there is no part .{selector} of a register, only .b0 to .b3, .h0 and .h1",
+    )
     return int(selector[1]) * width, width
 
 
@@ -38,15 +40,14 @@ def _whole(writer: Writer, argument: Argument) -> tuple[Argument, str]:
 
 
 def _input(writer: Writer, argument: Argument, kind: str) -> str:
-    """Write an operand's value, or that of its part, as int64."""
+    """Write the value of an operand, or of a part of it, as int64."""
     register, selector = _whole(writer, argument)
     low, width = _place(writer, selector)
     return writer.keep(f"video_part({writer.value(register, U32)}, {low}, {width}, {kind == 's32'})")
 
 
 def _check_types(writer: Writer, operation: Operation, count: int) -> None:
-    if len(operation.types) != count:
-        raise writer.refuse(f"{count} types are needed")
+    writer.refuse_if(len(operation.types) != count, f"{count} types are needed")
 
 
 @emits("vadd vsub vabsdiff vmin vmax", (3, 4), "sat add min max", _WORDS)
@@ -70,8 +71,10 @@ def _compare(writer: Writer, operation: Operation) -> None:
 @emits("vshl vshr", (3, 4), "sat clamp wrap add min max", _WORDS)
 def _shift(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 3)
-    if operation.types[2] != "u32" or operation.has("clamp") == operation.has("wrap"):
-        raise writer.refuse("the last type is .u32, and one of .clamp and .wrap is needed")
+    writer.refuse_if(
+        operation.types[2] != "u32" or operation.has("clamp") == operation.has("wrap"),
+        "the last type is .u32, and one of .clamp and .wrap is needed",
+    )
     a, b = (_input(writer, x, kind) for x, kind in zip(operation.operands[1:3], operation.types[1:], strict=True))
     result = writer.keep(f"video_shift({operation.name!r}, {a}, {b}, {operation.has('wrap')})")
     signed = operation.types[0] == "s32"
@@ -87,8 +90,7 @@ def _primary(writer: Writer, operation: Operation, name: str) -> str:
 
 def _comparison(writer: Writer, operation: Operation) -> str:
     names = [m for m in operation.modifiers if m in _COMPARISONS]
-    if len(names) != 1:
-        raise writer.refuse("one of .eq, .ne, .lt, .le, .gt and .ge is needed")
+    writer.refuse_if(len(names) != 1, "one of .eq, .ne, .lt, .le, .gt and .ge is needed")
     return names[0]
 
 
@@ -96,10 +98,11 @@ def _width_of_target(writer: Writer, operation: Operation) -> int:
     """Return the bits of the destination. Raises InvalidPtx if its part and the third operand do not go together."""
     selector = _whole(writer, operation.operands[0])[1]
     second = [m for m in operation.modifiers if m in _SECOND]
-    if len(second) > 1 or (selector and second):
-        raise writer.refuse("a part of a register as the destination, or one of .add, .min and .max")
-    if bool(selector or second) and len(operation.operands) != 4:
-        raise writer.refuse("a third operand is needed")
+    writer.refuse_if(
+        len(second) > 1 or (selector and second),
+        "a part of a register as the destination, or one of .add, .min and .max",
+    )
+    writer.refuse_if(bool(selector or second) and len(operation.operands) != 4, "a third operand is needed")
     return _place(writer, selector)[1]
 
 
@@ -112,8 +115,7 @@ def _finish(writer: Writer, operation: Operation, result: str, signed: bool, cut
     target, selector = _whole(writer, operation.operands[0])
     second = operation.one_of(*_SECOND)
     c, unneeded = _whole(writer, operation.operands[-1]) if len(operation.operands) == 4 else (None, "")
-    if unneeded:
-        raise writer.refuse("the third operand is a whole register")
+    writer.refuse_if(unneeded, "the third operand is a whole register")
     if c is None or not (selector or second):
         return writer.assign(target, f"video_word({result})", U32)
     value = writer.value(c, U32)
@@ -135,12 +137,12 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
     product, scale = negative[0] != negative[1], _SCALES[operation.one_of("shr7", "shr15")]
     if isinstance(operation.operands[0], Part) or isinstance(c, Part):
         raise writer.refuse("only a and b may be parts of registers")
-    if (
+    writer.refuse_if(
         (product and negative[2])
         or (operation.has("po") and any(negative))
-        or (operation.has("shr7") and operation.has("shr15"))
-    ):
-        raise writer.refuse("either the product or c may be negated, neither with .po, and there is one scale")
+        or (operation.has("shr7") and operation.has("shr15")),
+        "either the product or c may be negated, neither with .po, and there is one scale",
+    )
     signed = "s32" in operation.types[1:] or product or negative[2]
     values = ", ".join(_input(writer, x, kind) for x, kind in zip((a, b), operation.types[1:], strict=True))
     options = f"({product}, {negative[2]}), {operation.has('po')}, {scale}, {signed}, {operation.has('sat')}"
@@ -154,8 +156,7 @@ def _names(elements: int) -> str:
 @emits(f"{_names(2)} {_names(4)}", 4, "sat add", _WORDS)
 def _simd(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 3)
-    if operation.has("sat") and operation.has("add"):
-        raise writer.refuse(".sat and .add exclude each other")
+    writer.refuse_if(operation.has("sat") and operation.has("add"), ".sat and .add exclude each other")
     _write_simd(writer, operation, operation.name[:-1], operation.types)
 
 
@@ -168,18 +169,21 @@ def _compare_simd(writer: Writer, operation: Operation) -> None:
 def _write_simd(writer: Writer, operation: Operation, name: str, types: tuple[str, ...]) -> None:
     elements = int(operation.name[-1])
     (target, mask), *inputs = (_whole(writer, x) for x in operation.operands)
-    if inputs[2][1]:
-        raise writer.refuse("the third operand is a whole register")
+    writer.refuse_if(inputs[2][1], "the third operand is a whole register")
     digits = [_digits(writer, elements, selector) for selector in (mask, inputs[0][1], inputs[1][1])]
     written = digits[0] or tuple(range(elements))
-    if any(a >= b for a, b in itertools.pairwise(written)) or written[-1] >= elements:
-        raise writer.refuse(f"a mask names each of {elements} elements once at most, the highest first")
+    writer.refuse_if(
+        any(a >= b for a, b in itertools.pairwise(written)) or written[-1] >= elements,
+        f"a mask names each of {elements} elements once at most, the highest first",
+    )
     selectors = tuple(
         selector or tuple(range(first, first + elements))
         for selector, first in zip(digits[1:], (0, elements), strict=True)
     )
-    if any(len(selector) != elements or max(selector) >= 2 * elements for selector in selectors):
-        raise writer.refuse(f"a selector has {elements} digits below {2 * elements}")
+    writer.refuse_if(
+        any(len(selector) != elements or max(selector) >= 2 * elements for selector in selectors),
+        f"a selector has {elements} digits below {2 * elements}",
+    )
     values = ", ".join(writer.value(x, U32) for x, _ in inputs)
     signs = tuple(kind == "s32" for kind in types)
     options = f"{selectors}, {written}, {signs}, {operation.has('sat')}, {operation.has('add')}"
@@ -187,7 +191,7 @@ def _write_simd(writer: Writer, operation: Operation, name: str, types: tuple[st
 
 
 def _digits(writer: Writer, elements: int, selector: str) -> tuple[int, ...]:
-    """Return the digits of a selector or mask, that of the lowest element first; none if there is no selector."""
+    """Return the digits of a selector or mask, the lowest element's first; none if there is no selector."""
     if not selector:
         return ()
     match = _SELECTOR.fullmatch(selector)

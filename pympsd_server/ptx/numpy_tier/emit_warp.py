@@ -14,14 +14,12 @@ _EVERYONE = 0xFFFFFFFF
 
 
 def _require_sync(writer: Writer, operation: Operation) -> None:
-    if not operation.has("sync"):
-        raise writer.refuse(".sync is needed")
+    writer.refuse_if(not operation.has("sync"), ".sync is needed")
 
 
 def _require_count(writer: Writer, operation: Operation, count: int) -> None:
     """Refuse other than `count` operands and, with .sync, a membermask behind them."""
-    if len(operation.operands) != count + operation.has("sync"):
-        raise writer.refuse_count()
+    writer.refuse_count_if(len(operation.operands) != count + operation.has("sync"))
 
 
 @emits("shfl", (4, 5), "sync up down bfly idx", ("b32",))
@@ -39,8 +37,9 @@ def _vote(writer: Writer, operation: Operation) -> None:
     """Write a vote. Without .sync the voters are the threads that execute it together."""
     _require_count(writer, operation, 2)
     mode = operation.one_of("all", "any", "uni", "ballot")
-    if operation.types != (("b32",) if mode == "ballot" else ("pred",)):
-        raise writer.refuse("the type is .b32 of .ballot, else .pred")
+    writer.refuse_if(
+        operation.types != (("b32",) if mode == "ballot" else ("pred",)), "the type is .b32 of .ballot, else .pred"
+    )
     predicate = writer.input(1, BOOL)
     mask = writer.input(2, U32) if operation.has("sync") else writer.scalar(_EVERYONE, U32)
     result = f"vote(B, T, {mode!r}, {predicate}, {mask})"

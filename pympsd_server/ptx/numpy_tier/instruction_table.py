@@ -13,7 +13,7 @@ Emit = Callable[[Writer, Operation], None]
 
 @frozen
 class Emitter:
-    """A row of the table: the emitter of an instruction, and what it accepts."""
+    """A row of the table: the emitter of an instruction, and its allowed forms."""
 
     emit: Emit
     modifiers: frozenset[str]

@@ -8,7 +8,7 @@ then binds it to the addresses of one linked module.
 Python's compiler takes about 100 bytes of memory for each character of a source, and no other thread runs Python
 meanwhile. So the source is compiled in pieces.
 
-Generated code can call what is in its namespace: NumPy, and the public functions of the modules in _LIBRARY. A name
+Generated code can call the names in its namespace: NumPy, and the public functions of the modules in _LIBRARY. A name
 there has to be unique, and renaming one means changing the emitters that write it.
 """
 
@@ -63,7 +63,7 @@ MAX_SOURCE: Final = 100_000_000
 """The maximum characters of a kernel's source; 100,000 loads and stores have 7,300,000."""
 
 _MIN_DYNAMIC_ALIGNMENT: Final = 16
-"""That of dynamic shared memory in bytes, and so of what precedes it, on an H100."""
+"""The alignment of dynamic shared memory, and so of the memory before it, in bytes, on an H100."""
 
 
 @define

@@ -102,10 +102,15 @@ class Writer:
         text = f"unsupported instruction {self.operation.opcode}"
         return InvalidPtx(f"{text}: {why}" if why else text, self.operation.line)
 
-    def refuse_count(self) -> InvalidPtx:
-        """Return the exception that refuses the operation for the number of its operands."""
+    def refuse_if(self, condition: object, why: str = "") -> None:
+        """Refuse the operation if a condition holds."""
+        if condition:
+            raise self.refuse(why)
+
+    def refuse_count_if(self, condition: object) -> None:
+        """Refuse the operation for the number of its operands if a condition holds."""
         assert self.operation is not None
-        return self.refuse(f"{len(self.operation.operands)} operands")
+        self.refuse_if(condition, f"{len(self.operation.operands)} operands")
 
     def name(self, letter: str = "v") -> str:
         """Return a new name."""
@@ -123,12 +128,11 @@ class Writer:
     def items(self, argument: Argument, count: int, why: str = "vector of the wrong length") -> tuple[Argument, ...]:
         """Return the `count` items of an operand, which is one without braces. Raises InvalidPtx for other counts."""
         items = items_of(argument)
-        if len(items) != count:
-            raise self.refuse(why)
+        self.refuse_if(len(items) != count, why)
         return items
 
     def run(self, statement: str) -> None:
-        """Write a line for what it does."""
+        """Write a line for its effect."""
         self.lines.append(statement)
 
     def load(self, space: str, address: str, dtype: DType, align: int) -> str:
@@ -198,8 +202,7 @@ class Writer:
         name, current = self.current[number]
         if current == dtype:
             return name
-        if "b" in (current.kind, dtype.kind):
-            raise self.refuse("predicate instead of a value, or the other way round")
+        self.refuse_if("b" in (current.kind, dtype.kind), "predicate instead of a value, or the other way round")
         if current.itemsize == dtype.itemsize:
             return self._view(name, dtype)
         if current.kind == "f":
@@ -217,8 +220,10 @@ class Writer:
 
     def _symbol(self, symbol: Symbol, dtype: DType) -> str:
         if symbol.space in ("global", "const"):
-            if dtype.itemsize != 8 and not (symbol.space == "const" and dtype.itemsize == 4):
-                raise self.refuse("address of a global in less than 64 bits")
+            self.refuse_if(
+                dtype.itemsize != 8 and not (symbol.space == "const" and dtype.itemsize == 4),
+                "address of a global in less than 64 bits",
+            )
             whole = self.constants.address(symbol.name, symbol.offset)
             return self._view(whole if dtype.itemsize == 8 else self.keep(f"{whole}.astype(d_u4)"), dtype)
         if symbol.space == "shared" and self.offset_of(symbol) < 0:
@@ -234,10 +239,10 @@ class Writer:
         if not isinstance(target, Register):
             raise self.refuse("the result is not a register")
         own = self.register_dtype(target.number)
-        if (own.kind == "b") != (dtype.kind == "b"):
-            raise self.refuse("predicate instead of a value, or the other way round")
-        if dtype.itemsize > own.itemsize:
-            raise self.refuse("the result is wider than its register")
+        self.refuse_if(
+            (own.kind == "b") != (dtype.kind == "b"), "predicate instead of a value, or the other way round"
+        )
+        self.refuse_if(dtype.itemsize > own.itemsize, "the result is wider than its register")
         if dtype.itemsize < own.itemsize:
             name = self.keep(expression)
             if dtype.kind == "f":
@@ -281,8 +286,7 @@ class Writer:
         if isinstance(base, Symbol):
             return self.value(base, U64), memory.offset
         width = self.register_dtype(base.number).itemsize
-        if width < 4:
-            raise self.refuse("an address of less than 32 bits")
+        self.refuse_if(width < 4, "an address of less than 32 bits")
         return self.value(base, U64 if width == 8 else U32), memory.offset
 
     def register_value(self, number: int) -> str:

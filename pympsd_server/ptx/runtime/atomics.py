@@ -1,11 +1,10 @@
 """Atomic read-modify-write operations of many threads, some of them to the same address.
 
-Threads act one after another, in thread order, and each sees the result of the one before: that is what the old
-values have to show. For 32 and 64 bits a loop in C does that (native/src/atomics.c), with the processor's atomic
-operations: a program may change managed and mapped memory while a kernel runs. Other types, and all where the C part
-was not built, are read, computed and written by NumPy, and atomic for kernels only: if nobody reads the old values by
-NumPy's ``ufunc.at``, else the first operation of every address together, then the second of those that have one, and
-so on.
+Threads act one after another, in thread order, and each sees the result of the one before, as the old values have to
+show. For 32 and 64 bits a loop in C does that (native/src/atomics.c), with the processor's atomic operations: a
+program may change managed and mapped memory while a kernel runs. Other types, and all where the C part was not built,
+are read, computed and written by NumPy, and atomic for kernels only: if nobody reads the old values by NumPy's
+``ufunc.at``, else the first operation of every address together, then the second of those that have one, and so on.
 """
 
 from collections.abc import Callable

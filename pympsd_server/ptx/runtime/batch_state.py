@@ -82,7 +82,7 @@ class LaunchSetup:
     dynamic_shared: int = 0
     """Bytes of shared memory behind the kernel's own."""
     workspace: int = 0
-    """The address that %envreg1 and %envreg2 make up: that of a cooperative launch's workspace."""
+    """The address of a cooperative launch's workspace, which %envreg1 and %envreg2 contain."""
     cluster: tuple[int, int, int] = (1, 1, 1)
     """The extents of a cluster, in blocks; those of the grid are multiples of them."""
 

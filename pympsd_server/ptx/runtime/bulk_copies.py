@@ -65,7 +65,7 @@ def destinations(address: int, mask: int | None) -> list[int]:
 
 
 def complete_bytes(state: BatchState, thread: Threads, barrier: int, count: int) -> None:
-    """Do what a copy of ``count`` bytes does at its end: .mbarrier::complete_tx::bytes."""
+    """Complete a copy of ``count`` bytes: .mbarrier::complete_tx::bytes."""
     change = arrival(np.zeros(1, U32), np.full(1, -count, S64))
     atomic(state, thread, "shared", "mbarrier", np.full(1, barrier, U64), U64, 8, (change,), False, None)
 
@@ -169,7 +169,7 @@ def _bytes(state: BatchState, thread: Threads, space: str, address: int, size: i
         int(np.atleast_1d(elements(state, thread, space, np.full(1, end, np.uint64), 1, 1)[0][1])[0])
         for end in (address, (address + size - 1) & _ALL_BITS)
     )
-    # Both ends may be there and not what is between them: two allocations, or the memory of two blocks.
+    # Both ends may be mapped and the bytes between them not: two allocations, or the memory of two blocks.
     is_whole = last - first == size - 1 and (space != "global" or state.space.contains_places(first, last + 1))
     if not is_whole:
         raise IllegalAddress(f"{space} address {address:#x}, {size} bytes: outside of the memory there is")

@@ -68,7 +68,7 @@ def set_conditional(state: BatchState, threads: Threads, handle: Value, value: V
 
 
 def address_in_block(address: Value, rank: Value) -> Value:
-    """mapa: a shared address of the own block as that of another one of the cluster.
+    """mapa: convert a shared address of the thread's own block to that of another block of the cluster.
 
     Compilers write addresses below a variable, too, so that half of a block's range lies below its memory.
     """

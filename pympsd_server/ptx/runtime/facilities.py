@@ -100,7 +100,7 @@ class PrintBuffer:
             self._reports.append(text)
 
     def take(self) -> tuple[bytes, bytes]:
-        """Return and clear what is to be written to standard output and to standard error."""
+        """Return and clear the pending text for standard output and standard error."""
         if not self._texts and not self._reports:
             return b"", b""
         with self._lock:

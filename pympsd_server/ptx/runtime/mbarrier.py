@@ -26,8 +26,8 @@ def initial_barrier(count: Value) -> Value:
 
 
 def arrival(count: Value, added_bytes: Value, drop: bool = False) -> Value:
-    """Return what `advance` does to an object: arrivals (uint32), bytes to wait for (may be negative), and whether
-    the arriving threads take part in no later phase.
+    """Return the effect of `advance` on an object: arrivals (uint32), bytes to wait for (may be negative), and
+    whether the arriving threads take part in no later phase.
     """
     change = (count.astype(np.uint64) & _COUNT) | (added_bytes.astype(np.int64).view(np.uint64) << np.uint64(32))
     return change | _DROP if drop else change

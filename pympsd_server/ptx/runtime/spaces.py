@@ -29,7 +29,7 @@ def _bounds(value: Value) -> tuple[int, int, int]:
 
 
 def global_elements(state: BatchState, address: Value, size: int, nbytes: int, align: int) -> Value:
-    """Return the indices of elements of ``size`` bytes at global addresses, from which ``nbytes`` are accessed.
+    """Return the indices of elements of ``size`` bytes for accesses of ``nbytes`` at global addresses.
 
     Faults if one of them is not a multiple of ``align``, or outside the client's allocations.
     """
@@ -62,7 +62,7 @@ def frame_elements(state: BatchState, threads: Threads, space: str, address: Val
 
 
 def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, nbytes: int) -> Value:
-    """Return the elements of shared memory, some of it other blocks' of the thread's cluster."""
+    """Return the elements of shared memory, which may belong to other blocks of the thread's cluster."""
     addresses = np.broadcast_to(address, threads.count).astype(S64)
     own = threads.pick(state.cta)
     rank, offset = addresses >> RANK_SHIFT, addresses & ((1 << RANK_SHIFT) - 1)

@@ -1,4 +1,4 @@
-"""A set of threads that run together, what is remembered about it, and the place of each thread in its batch."""
+"""A set of threads that run together, the values cached for it, and the place of each thread in its batch."""
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache
@@ -29,7 +29,7 @@ class Threads:
         return value if self.ids is None or value.ndim == 0 else value.take(self.ids)
 
     def remember(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return what is kept under a key, computed the first time."""
+        """Return the value cached under a key; compute it the first time."""
         value = self.cache.get(key)
         if value is None:
             value = self.cache[key] = compute()

@@ -3,8 +3,8 @@
 `set_aside` returns the text of a module without the bodies of its functions, which are parsed when they are needed.
 
 Loading a module must not read all of it. A library of 26 MB has a thousand kernels, of which a program launches a
-few, and the parser reads 2 MB a second. What a load does need is little: the names of the kernels, the variables of
-the module, and whether the text is one whole. So the text is first cut in two:
+few, and the parser reads 2 MB a second. A load needs only little: the names of the kernels, the variables of the
+module, and whether the text is one whole. So the text is first cut in two:
 
     .visible .entry scale(.param .u64 x)        .visible .entry scale(.param .u64 x)
     {                                     ──▶   \\0 0 \\0                    FunctionText("{ ... }", line 2)
@@ -13,11 +13,11 @@ the module, and whether the text is one whole. So the text is first cut in two:
     .global .b8 t[2] = {1, 2};
 
 `set_aside` needs a single pass of one regular expression, which looks at braces only, and at strings and comments
-because they may contain braces. It takes out what is in braces at the top of the module, except initial values, and
-leaves a mark with the body's number and as many newlines, so that the lines of all other tokens stay right. Tokens of
-a body know their lines, too: an error has the same message whenever it is found.
+because they may contain braces. It takes out the braces at the top of the module with their contents, except initial
+values, and leaves a mark with the body's number and as many newlines, so that the lines of all other tokens stay
+right. Tokens of a body know their lines, too: an error has the same message whenever it is found.
 
-What is not closed is left in the text, for the parser to report; a string or a comment that is not closed ends with
+An unclosed brace is left in the text, for the parser to report; a string or a comment that is not closed ends with
 its line or the text, so that the pass takes linear time. A mark is a NUL, which no image contains inside.
 """
 

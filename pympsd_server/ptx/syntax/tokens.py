@@ -117,13 +117,13 @@ class TokenStream:
             raise self.error(repr(text))
 
     def word(self, what: str) -> str:
-        """Return the next token, a word. Raises InvalidPtx, naming `what`, for another one."""
+        """Return the next token, a word. Raises InvalidPtx, which names `what`, for any other token."""
         if self.current.kind != "word":
             raise self.error(what)
         return self.take().text
 
     def integer(self) -> int:
-        """Return the next token, an integer with or without a sign. Raises InvalidPtx for another one."""
+        """Return the next token, an integer with or without a sign. Raises InvalidPtx for any other token."""
         negative = self.accept("-")
         if self.current.kind != "integer":
             raise self.error("an integer")

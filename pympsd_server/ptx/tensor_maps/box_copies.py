@@ -105,7 +105,8 @@ def store_box(
 def _shared_addresses(of: TensorMap, box: Box, start: int) -> Array:
     """Return the shared addresses of a box: the swizzle exchanges bits of whole addresses.
 
-    Its rows lie as far apart as the swizzle's span is wide, even if they are shorter, and what is between is kept.
+    Its rows lie as far apart as the swizzle's span is wide, even if they are shorter, and the bytes between the rows
+    are kept.
     """
     width = of.inner * of.element_bytes
     rows = consecutive(start, len(box.inside) * box.unit // width, row_pitch(of))
@@ -154,11 +155,11 @@ REDUCTIONS: Final[dict[str, Sequence[int]]] = {
     "xor": _WHOLE,
 }
 """The data types of each function of cp.reduce.async.bulk.tensor, as recorded on an H100: INT64 has a minimum and a
-maximum only (that there is no .xor of it either is not recorded)."""
+maximum only (whether it lacks .xor too is not recorded)."""
 
 
 def _reduction(of: TensorMap, function: str) -> str:
-    """Return the atomic operation of a function on a map's elements; raise IllegalInstruction if there is none."""
+    """Return the atomic operation of a function on a map's elements; raise IllegalInstruction if none can be used."""
     if of.data_type not in REDUCTIONS[function]:
         raise IllegalInstruction(f"no reduction .{function} of {DataType(of.data_type).name}")
     if of.data_type == DataType.BFLOAT16:

@@ -28,7 +28,7 @@ class Box:
 
 
 def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, limit: int, by_element: bool) -> Box:
-    """Return the elements from some coordinates on, the first of which is along the innermost dimension.
+    """Return the elements from some coordinates on; the first coordinate is along the innermost dimension.
 
     ``offsets`` are those of an im2col copy, in W, H and D, and None for a tile. Raises IllegalInstruction if the
     instruction does not fit the map, and IllegalAddress if the elements have more than ``limit`` bytes.

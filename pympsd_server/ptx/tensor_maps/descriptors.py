@@ -17,7 +17,7 @@ _WORDS: Final = BYTES // _WORD
 
 
 def map_at(state: BatchState, thread: Threads, address: int) -> TensorMap:
-    """Return the map at a generic address; raise IllegalInstruction if there is none that can be used."""
+    """Return the map at a generic address; raise IllegalInstruction if none can be used."""
     try:
         tensor_map = unpack(_read(state, thread, "generic", address))
     except ValueError as error:

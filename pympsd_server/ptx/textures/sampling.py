@@ -160,7 +160,7 @@ def _sample_level(
     around = [neighbours(coordinate) for coordinate in places]
     for corner, weight in corner_weights([share for _, share in around]).items():
         index = [first + step for (first, _), step in zip(around, corner, strict=True)]
-        # What has no weight adds nothing, not even if it is infinite.
+        # A texel without weight adds nothing, not even if it is infinite.
         element = _element(state, of, level, index, sizes, modes, layer)
         total += np.where(weight > 0, element * (weight / STEPS), 0.0)
     return total
@@ -219,7 +219,7 @@ QUERIES = ("width", "height", "depth", "array_size", "num_mipmap_levels", "norma
 def query_texture(
     state: BatchState, threads: Threads, what: str, handle: Value, level: Value | None, guard: Value | None
 ) -> Array:
-    """Return an attribute of texture or surface objects; a size is that of a level."""
+    """Return an attribute of texture or surface objects; a size is that of one level."""
 
     def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
         if what == "num_mipmap_levels":

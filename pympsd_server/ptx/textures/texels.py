@@ -37,7 +37,7 @@ Work = Callable[[TextureObject, tuple[Array, ...]], Array]
 
 
 def object_at(state: BatchState, handle: int) -> TextureObject:
-    """Return the object of a handle; raise IllegalAddress if there is none."""
+    """Return the object of a handle; raise IllegalAddress if the address has none."""
     try:
         return unpack(bytes(state.space.view(handle, BYTES)))
     except (IllegalAddress, ValueError):
@@ -127,7 +127,7 @@ STEPS = 256
 
 
 def finite(values: Array) -> Array:
-    """Return coordinates in double precision, within what integers hold; NaN becomes 0."""
+    """Return coordinates in double precision, within the range of integers; NaN becomes 0."""
     wide = values.astype(np.float64)
     return np.clip(np.where(np.isnan(wide), 0.0, wide), -_FAR, _FAR)
 

@@ -209,7 +209,7 @@ class Handoffs:
         self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)
         keeper = self._dispatcher.keeper
-        # Before it is sent: without this end the next daemon cannot free the server from an unresponsive client.
+        # Before sending: without this end the next daemon cannot free the server from an unresponsive client.
         if keeper is not None and not keeper.is_silent:
             self._dispatcher.hold(self._current_name, offer.clients, str(self._server).encode())
         try:
@@ -226,8 +226,8 @@ class Handoffs:
             is_unresponsive = await self._await_answer(link, [offer.clients], client.peer.pid)
         finally:
             os.close(offer.clients)
-        # What the server wrote about the client before it answered is in the FIFO: its reader is to have it before
-        # `last` is another client.
+        # The server wrote lines about the client to the FIFO before it answered. The FIFO's reader must get them
+        # before `last` is another client.
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
         (self._unresponsive.add if is_unresponsive else self._unresponsive.discard)(client.peer.uid)
@@ -235,7 +235,7 @@ class Handoffs:
         self._current = 0
 
     async def _await_answer(self, link: ServerLink, ends: Sequence[int], pid: int = 0) -> bool:
-        """Wait until the server has taken what it was sent; return whether a living client did not answer it.
+        """Wait until the server has taken all packets; return whether a living client did not answer it.
 
         ``pid``: the client's, if that is known.
         """

@@ -1,4 +1,4 @@
-"""The session of the driver's server, which is sent commands and asked for what own servers report unasked.
+"""The session of the driver's server, which is polled for the reports that pympsd's own servers send by themselves.
 
 It is asked for an operator's query, and while a client waits for its end. Its clients' processes are watched,
 so the turn passes on at the end of the last one.
@@ -109,7 +109,7 @@ class DriverServerSession:
 
     @property
     def link(self) -> ServerLink:
-        """The connection; no client is admitted to a server without one."""
+        """The connection; without a link, no client is admitted to the server."""
         assert self._link is not None
         return self._link
 

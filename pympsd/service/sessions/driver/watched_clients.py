@@ -30,7 +30,7 @@ class DriverTerminations:
     _terminated: dict[int, frozenset[int]] = field(factory=dict)
 
     def restore(self, pid: int, contexts: frozenset[int]) -> None:
-        """Take over what an earlier daemon had terminated."""
+        """Take over the clients that an earlier daemon had terminated."""
         self._terminated[pid] = contexts
 
     def find(self, pid: int) -> frozenset[int]:
@@ -50,7 +50,8 @@ class DriverTerminations:
             if terminated:
                 answered(Result.ERROR_INVALID_CONTEXT if terminated == present else Result.ERROR_NOT_SUPPORTED)
                 return
-            # Before it is asked: another operator may ask the same, or this daemon be killed, before it answers.
+            # Before the request: another operator may request the same, or this daemon may be killed, before the
+            # answer.
             self._note(pid, present)
             link.ask(commands.terminate(pid), note_result)
 

@@ -102,7 +102,7 @@ def report_internal_error(where: str, error: Exception) -> None:
 
 
 def call_isolated(where: str, act: Callable[[], None]) -> None:
-    """Call what is one client's, so that its errors affect no other client; report all but a BackendError."""
+    """Call functions of one client, so that their errors affect no other client; report all but a BackendError."""
     try:
         act()
     except BackendError:

@@ -1,6 +1,6 @@
 """Print the device memory of MPS clients as JSON, a line for each line of standard input: a child of the daemon.
 
-The driver's own MPS server does not report what its clients hold; NVML does. The daemon never loads a library of the
+The driver's own MPS server does not report its clients' memory; NVML does. The daemon never loads a library of the
 driver, because that may hang or crash. A line is ``{"GPU-...": {"4711": 1048576}}``: bytes by PID, as this process's
 PID namespace shows PIDs, by device UUID; or ``{"error": "why"}``. The program ends at the end of its input, and after
 IDLE_SECONDS without a request, so that it does not keep the driver in use.

@@ -19,11 +19,13 @@ watched.
     free B --+-- batch 1: markers in contexts 1, 2, 3 ---> released --> batch 2: markers ... ---> released
 
 Only the client's worker starts batches, because recording a marker may block in the driver. If the worker has nothing
-more to do, the cleanup thread tries instead: it releases what waits when all contexts of the client are drained.
+more to do, the cleanup thread tries instead: it releases the waiting memory when all contexts of the client are
+drained.
 
 **What must never happen.** A release while a held host function of a sibling could still let older work run
 (`is_drained` counts held work), and a release in the thread that calls completions: one context may have had a
-quarter of a million allocations."""
+quarter of a million allocations.
+"""
 
 from collections.abc import Callable
 from threading import Lock
@@ -75,7 +77,9 @@ class DeferredFree:
         self._cleanup.try_until(self._try)
 
     def start_batch(self) -> None:
-        """Start to free what waits when the work queued before the call is done. Called by the client's worker."""
+        """Start freeing the waiting memory when the work queued before the call is done. Called by the client's
+        worker.
+        """
         with self._lock:
             if self._has_batch or not self._waiting:
                 return
@@ -96,7 +100,7 @@ class DeferredFree:
         self._cleanup.add(lambda: True, lambda: _do_all(batch))
 
     def _try(self) -> bool:
-        """Free what waits when all contexts of a client are idle, for one whose worker starts no batch."""
+        """Free a client's waiting memory when all its contexts are idle and its worker starts no batch."""
         with self._lock:
             waiting, count = self._waiting, len(self._waiting)
             if not count:

@@ -1,8 +1,8 @@
-"""Capped, deferred release of what exited clients left: it is released when no work runs on the device.
+"""Capped, deferred release of the memory that exited clients left: it is released when no work runs on the device.
 
 Unregistering host memory and unloading modules wait for every running kernel, and they delay other clients' launches,
-so they are done only when the device is idle. On a device that is never idle for an instant what waits would grow
-without end, and releasing it nevertheless would block all clients until the running kernels have ended
+so they are done only when the device is idle. On a device that is never idle, the waiting memory would grow without
+end, and releasing it nevertheless would block all clients until the running kernels have ended
 (docs/decisions/007-page-locked-memory.md). So each kind has a limit, and past it something cheaper happens: shared
 memory of new clients is not registered (copies go through slots), and unloaded modules stay charged to their client.
 """

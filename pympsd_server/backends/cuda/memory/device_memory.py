@@ -9,13 +9,14 @@ wait for no kernel (docs/decisions/004-what-the-gpu-decided.md). `AddressWindow`
 gets and which pages of 2 MiB lie under it; this class maps those pages and unmaps them with their last allocation.
 
 - Memory is cleared when it is mapped and when it is freed, in a stream of its own with the highest priority;
-  `allocate` returns when that is done. So a client never reads what another wrote.
+  `allocate` returns when that is done. So a client never reads another client's data.
 - Up to _SPARE_PAGES unused pages stay mapped: a program that allocates and frees a little maps nothing.
 - `free` is called only for memory that no work can use any more (`reclaim.deferred_free`).
 
 **Invariants.** Every page under a living allocation is mapped exactly once, and an address outside of all allocations
 is either unmapped or in a spare or shared page, cleared. The driver must reserve the window that the executor asks
-for, because clients compute addresses in it: if it reserves another one, the device cannot be opened."""
+for, because clients compute addresses in it: if it reserves another one, the device cannot be opened.
+"""
 
 from threading import Lock
 from typing import Any, Final
@@ -105,7 +106,7 @@ class DeviceMemory:
         try:
             handle = call(cu.cuMemCreate, size, self._kind, 0)
         except BackendError:
-            # The spare pages may be what is missing.
+            # The spare pages may be the memory that is missing.
             for page in tuple(self._spare):
                 self._unmap(page)
             handle = call(cu.cuMemCreate, size, self._kind, 0)

@@ -59,7 +59,7 @@ class ClientSpace:
             self._owned.add(address, count)
 
     def disown(self, address: int) -> None:
-        """Let them access it no more; no effect if they could not."""
+        """End their access to the memory; no effect if they could not."""
         with self.lock:
             self._owned.remove(address)
 

@@ -1,4 +1,4 @@
-"""One client context on the device's one context: what it creates, and its end.
+"""One client context on the device's one context: its objects, and its end.
 
 A real GPU has one context of the driver for all clients of an executor, so a client context is only a set of streams,
 modules and allocations with a queue of its own (`IssueQueue`) and a place in its client's address space.
@@ -110,7 +110,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self._services = services
         self._level = level
         self._deadline: float | None = None
-        """When its end stops waiting for its kernels; None until it is abandoned."""
+        """The time at which its end stops waiting for its kernels; None until it is abandoned."""
         self._is_ending = False
         self._resources = ContextResources(self.queue, space, services, self)
         self.default_stream = self._stream(blocking=True, priority=0)
@@ -178,7 +178,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
 
     def take_output(self) -> tuple[bytes, bytes]:
-        """Return nothing: the driver prints what kernels print on the executor's own standard output."""
+        """Return nothing, because the driver prints the text of kernels on the executor's own standard output."""
         return b"", b""
 
     def call_after_work(self, act: Callable[[], None]) -> None:

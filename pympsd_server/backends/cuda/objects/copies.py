@@ -36,9 +36,9 @@ class CopyStream(QueuedStream, Protocol):
         """Streams are keys."""
 
     def put(self, work: Callable[[], None], *, what: str) -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a faulted context.
+        """Issue work to the driver, now or when the hold on it has ended; BackendError on a faulted context.
 
-        ``what`` it is in a timeline.
+        ``what``: its name in a timeline.
         """
 
     def notify(self, done: Completion) -> None:
@@ -265,7 +265,9 @@ def _parameters(to: Side, start: Side, extent: Extent) -> Any:
 
 
 def check_fill(fill: Fill) -> tuple[Extent, Region]:
-    """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for what the driver cannot do."""
+    """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for copies that the driver cannot
+    do.
+    """
     fill.check_elements()
     extent, region = fill.extent, fill.destination
     if not extent.is_linear:

@@ -1,9 +1,9 @@
 """A real GPU: one primary context of the driver, shared by all clients of this executor.
 
 `CudaDevice` builds the parts that all contexts share (`DeviceServices`) and holds the tables of contexts and clients.
-Sharing one context is what MPS does, and it makes the device fast; its price is written in `CAPABILITIES`: kernels of
-one client can reach the memory of another of the same user, a fault ends the work of all, and a kernel cannot be
-stopped. The executor's owner replaces the process; a program with a device of its own would reset the device instead.
+Sharing one context, as MPS does, makes the device fast; its price is written in `CAPABILITIES`: kernels of one client
+can reach the memory of another of the same user, a fault ends the work of all, and a kernel cannot be stopped. The
+executor's owner replaces the process; a program with a device of its own would reset the device instead.
 
 A fault is noticed by any thread that calls the driver. `fault` keeps the first error, adds the names of the kernels
 that were launched last in streams with unfinished work, and faults every context; from then on nothing is freed one
@@ -11,7 +11,8 @@ by one, because the driver answers every call with the same error, and the proce
 
 The driver's environment is prepared before cuInit: settings that clients or operators made for other programs must
 not hide devices or lead to a daemon, and kernels are loaded eagerly, because a lazy load delays all clients'
-launches."""
+launches.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +88,7 @@ class CudaDevice(AccountedDevice):
     """One device of this machine. ``ordinal`` chooses its window of addresses."""
 
     native: NativeAccess
-    """Set if streams can write the marks by which a native worker sees the end of work."""
+    """True if streams can write the marks in which a native worker sees the end of work."""
 
     def __init__(self, properties: DeviceProperties, ordinal: int) -> None:
         """Open the device; BackendError when the driver has no such device, or refuses."""

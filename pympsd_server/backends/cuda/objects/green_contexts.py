@@ -174,7 +174,7 @@ class Partitions:
                 partition.split.groups.give(partition.groups)
 
     def _split(self, size: int, flags: int) -> tuple[list[Any], Any]:
-        """Return the groups of this size that the driver makes of the device, and what is left over."""
+        """Return the groups of this size into which the driver divides the device, and the remainder."""
         call, kinds = self._driver.call, cu.CUdevResourceType
         resource = call(cu.cuDeviceGetDevResource, self._device, kinds.CU_DEV_RESOURCE_TYPE_SM)
         most = self._properties.multiprocessors // size

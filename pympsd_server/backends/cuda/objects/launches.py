@@ -25,7 +25,7 @@ class PreparedLaunch:
     launch: Launch
 
     def check(self, attributes: Mapping[str, int]) -> None:
-        """BackendError INVALID_VALUE for what the device or the kernel cannot run."""
+        """BackendError INVALID_VALUE for a launch that the device or the kernel cannot run."""
         layout, launch = self.kernel.layout, self.launch
         for what, extent in (("GRID", launch.grid), ("BLOCK", launch.block)):
             for axis, value in zip("XYZ", extent, strict=True):

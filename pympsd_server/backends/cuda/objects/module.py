@@ -89,7 +89,7 @@ class CudaModule:
         code: bytes,
         read: Cubin,
     ) -> None:
-        """Load what ``loadable`` returned, which waits for every running kernel; BackendError if it is refused.
+        """Load the result of ``loadable``, which waits for every running kernel; BackendError if it is refused.
 
         ``unload`` releases a module after the work queued before the call.
         """
@@ -139,7 +139,7 @@ class CudaModule:
         return sizes
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""
+        """Return a kernel by its index; BackendError INVALID_HANDLE when it does not exist."""
         if not 0 <= index < len(self.kernels):
             reason = f"function {index} of a module that has {len(self.kernels)}"
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)

@@ -132,7 +132,7 @@ def read_fatbin(image: bytes) -> Cubin:
     """Return the variables of a fatbin's cubins that are not compressed, and the largest size of these.
 
     If all are compressed: no variables, and the size of the file. BackendError NOT_SUPPORTED when one of those read
-    uses what MPS does not support, INVALID_IMAGE when they overlap.
+    uses a feature that MPS does not support, INVALID_IMAGE when they overlap.
     """
     try:
         file, cubins, at = _File.of(image), [], image.find(_ELF)

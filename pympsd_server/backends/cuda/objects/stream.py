@@ -56,7 +56,7 @@ class CudaStream:
         blocking: bool,
         charge: int,
     ) -> None:
-        """``create`` returns its CUstream; BackendError when the driver refuses what it needs."""
+        """``create`` returns its CUstream; BackendError when the driver refuses an object that the stream needs."""
         self.queue = queue
         self.space = space
         self.services = services
@@ -190,7 +190,7 @@ class CudaStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all work queued before the call is done, and all that this stream would wait for."""
+        """Whether all work is done that was queued before the call, or that this stream would wait for."""
         queue = self.queue
         with queue.lock:
             if queue.order.find_predecessors(self):
@@ -236,15 +236,15 @@ class CudaStream:
             self.release()
 
     def release(self) -> None:
-        """Release what the driver made for it; its queue does not have the stream."""
+        """Release the driver's objects for it; its queue does not have the stream."""
         self._resources.close()
 
     # --- issuing; the queue's lock is held
 
     def put(self, work: Callable[[], None], after: tuple[Step, ...] = (), what: str = "") -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a faulted context.
+        """Issue work to the driver, now or when the hold on it has ended; BackendError on a faulted context.
 
-        ``what`` it is in a timeline; empty: it is not shown.
+        ``what``: its name in a timeline; empty: it is not shown.
         """
         times = self.services.times
         submitted = time.perf_counter_ns() if times.timeline is not None else 0
@@ -261,7 +261,7 @@ class CudaStream:
         self.queue.put(self, issue, after)
 
     def _join(self) -> None:
-        """Make this stream's next work wait on the device for what comes before it in other streams."""
+        """Make this stream's next work wait on the device for the work before it in other streams."""
         default, state = self.queue.default_stream, self.native_state
         if self is default:
             for stream in self.queue.take_unseen():
@@ -280,7 +280,7 @@ class CudaStream:
             self.queue.note_unseen(self)
 
     def marker(self, timing: bool = False) -> StreamMarker:
-        """Record a marker after what was issued before the call."""
+        """Record a marker after the work issued before the call."""
         return StreamMarker(self._driver, self.services.events, self.handle, timing)
 
     def watch(self, marker: StreamMarker, callback: Callable[[], None]) -> None:

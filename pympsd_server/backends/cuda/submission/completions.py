@@ -52,7 +52,7 @@ class PendingCompletions:
             return self._open.pop(pending, pending) is None
 
     def end(self, status: Status) -> None:
-        """Call all that are pending; those added later are called by what adds them."""
+        """Call all pending functions; functions added later are called by the code that adds them."""
         with self._lock:
             waiting = tuple(self._open)
         for pending in waiting:
@@ -112,6 +112,6 @@ class CompletionWords:
             return self._free.pop()
 
     def give(self, word: CompletionWord) -> None:
-        """Return a word once all that writes to it is done. Its memory stays: freeing it waits for all kernels."""
+        """Return a word when all writes to it are done. Its memory stays: freeing it waits for all kernels."""
         with self._lock:
             self._free.append(word)

@@ -43,7 +43,7 @@ class QueuedStream(OrderedStream, Protocol):
         """Ask the driver whether everything issued is done."""
 
     def marker(self) -> StreamMarker:
-        """Record a marker after what was issued before the call."""
+        """Record a marker after the work issued before the call."""
 
     def watch(self, marker: StreamMarker, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the device has reached a marker."""
@@ -137,7 +137,7 @@ class IssueQueue:
         is_held: bool = False,
         alone: bool = False,
     ) -> Step:
-        """Issue work in a stream, now or once what holds it has passed; BackendError on a faulted context.
+        """Issue work in a stream, now or when the hold on it has ended; BackendError on a faulted context.
 
         With ``on_faulted`` the sticky error is passed to it instead of raised. ``is_held`` and ``alone``: see
         submission_order.py.

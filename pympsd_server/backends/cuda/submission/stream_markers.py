@@ -69,7 +69,7 @@ class StreamMarker:
         return self._passed
 
     def __del__(self) -> None:
-        # A wait that was issued keeps what the event stood for then.
+        # A wait that was issued refers to the event's work at that time.
         if hasattr(self, "event"):
             self._events.give(self.event, self.timing)
 

@@ -4,10 +4,10 @@
 The obvious way, a stream that waits on the device, would occupy one of the few hardware queues for as long as the
 client likes, and so stop other clients' work that happens to share the queue.
 
-**The idea.** The driver orders what is issued to it, so nothing has to be ordered here until a host function comes.
-Work that comes after an unfinished host function is *held*: it is kept as a `Step` and not issued at all. Steps form
-a graph: each counts the steps before it that have not passed (`waiting`) and lists those after it (`successors`). In
-the usual case there are no steps, and `submit` issues the work immediately.
+**The idea.** The driver orders the work that is issued to it, so nothing has to be ordered here until a host function
+comes. Work that comes after an unfinished host function is *held*: it is kept as a `Step` and not issued at all.
+Steps form a graph: each counts the steps before it that have not passed (`waiting`) and lists those after it
+(`successors`). In the usual case there are no steps, and `submit` issues the work immediately.
 
     stream s:   copy   host function H   kernel K1      stream t:   wait for an event of s, kernel K2
                  |          |                |                                  |
@@ -81,7 +81,7 @@ class SubmissionOrder:
     def submit(self, step: Step, after: Iterable[Step] = (), alone: bool = False) -> None:
         """Issue a step, now or when it may be; BackendError only when it is issued now and refused.
 
-        It comes after what is before it in its stream, unless it is ``alone``, and after those named.
+        It comes after the work before it in its stream, unless it is ``alone``, and after those named.
         """
         before = [] if alone else self.find_predecessors(step.stream)
         first = {id(earlier): earlier for earlier in (*before, *after) if not earlier.passed}
@@ -102,7 +102,7 @@ class SubmissionOrder:
             self._tails[step.stream] = step
 
     def release(self, step: Step) -> None:
-        """Let a held step pass and issue what may follow; no effect a second time."""
+        """Let a held step pass and issue the steps that may follow; no effect a second time."""
         ready = deque(self._let_pass(step))
         while ready:
             following = ready.popleft()

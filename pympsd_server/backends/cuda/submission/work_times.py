@@ -32,7 +32,7 @@ class TimedStream(Protocol):
     """The number of the stream in the context; 0 for the default stream."""
 
     def marker(self, timing: bool = False) -> StreamMarker:
-        """Record a marker after what was issued before the call."""
+        """Record a marker after the work issued before the call."""
 
     def watch(self, marker: StreamMarker, callback: Callable[[], None]) -> None:
         """Call ``callback`` when the device has reached a marker."""

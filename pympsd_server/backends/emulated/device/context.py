@@ -231,7 +231,7 @@ class EmulatedContext:
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
 
     def condition(self, handle: int) -> Condition:
-        """Return what kernels set by a conditional handle."""
+        """Return the value that kernels set through a conditional handle."""
         return self._facilities.conditions.get_or_create(handle)
 
     def call(self, stream: EmulatedStream, pieces: Iterator[None]) -> None:
@@ -239,7 +239,7 @@ class EmulatedContext:
         self.scheduler.submit(Transfer(self, stream, pieces, "transfer"))
 
     def take_output(self) -> tuple[bytes, bytes]:
-        """Return, once, what kernels have printed: for standard output, and for standard error."""
+        """Return, once, the text that kernels have printed: for standard output, and for standard error."""
         return self._facilities.output.take()
 
     # --- order of work; the scheduler calls these under its lock
@@ -257,7 +257,7 @@ class EmulatedContext:
         return [tail for tail in tails if tail is not None]
 
     def order(self, item: WorkItem) -> list[WorkItem]:
-        """Put an item at the end of its stream; return what it comes after."""
+        """Put an item at the end of its stream; return the work that it must follow."""
         stream = item.stream
         if isinstance(item, Marker) and item.also_after is not None:
             before = [] if item.is_alone else self.predecessors(stream)
@@ -313,14 +313,14 @@ class EmulatedContext:
         self._free_all()
 
     def abandon(self) -> None:
-        """Stop what can be stopped and accept no more work: the first part of ``destroy``, which must follow."""
+        """Stop the work that can be stopped and accept no more: the first part of ``destroy``, which must follow."""
         self._abandoned = self._abandoned or time.monotonic()
         self.scheduler.fault(self, _DESTROYED)
 
     def destroy(self) -> None:
-        """Stop what runs and free everything. Return within a few milliseconds; a second call does nothing.
+        """Stop running work and free everything. Return within a few milliseconds; a second call does nothing.
 
-        If kernels cannot be stopped it returns after STOP_TIMEOUT_SECONDS at most, and what still runs keeps the
+        If kernels cannot be stopped it returns after STOP_TIMEOUT_SECONDS at most, and work that still runs keeps the
         context's memory and multiprocessors until it has ended, or until a call on a closed device.
         """
         self.abandon()
@@ -345,6 +345,6 @@ class EmulatedContext:
         self._on_destroyed(self)
 
     def _free_all(self) -> None:
-        # A completion of work that ended just before may still try to free what it used: it finds it gone.
+        # The completion of earlier work may still try to free its memory: it finds it gone.
         self._modules.clear()
         self.memory.close()

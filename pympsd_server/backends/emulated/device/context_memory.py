@@ -59,7 +59,7 @@ class ContextMemory:
         self._withdrawn: dict[Storage, tuple[int, int]] = {}
         """The ranges of shared allocations that were freed and are still mapped by others."""
         self._linked: dict[int, LoadedModule] = {}
-        """Programs' variables, by the id of what `link` returned."""
+        """Programs' variables, by the id of the result of `link`."""
         self._closed = False
         self.mapped: Final = MappedMemory(client, self._check_open)
         """The memory of the context without an address of its own, and its mappings."""
@@ -128,7 +128,7 @@ class ContextMemory:
             unused.leave()
 
     def _release(self, address: int) -> Storage | None:
-        """Free an allocation; return what the caller leaves, without the lock, if it was shared."""
+        """Free an allocation; return the object that the caller leaves, without the lock, if it was shared."""
         self.client.disown(address)
         count = self._allocations.pop(address)
         shared = self._shared.pop(address, None)

@@ -40,7 +40,9 @@ class EmulatedDevice(AccountedDevice):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, except what no device before Volta did under MPS and what the machine description excludes."""
+        """Everything, except features that no device before Volta had under MPS or that the machine description
+        excludes.
+        """
         volta = self._properties.is_volta_or_newer
         return Capabilities(
             isolates_address_spaces=self._properties.isolates_address_spaces,

@@ -1,8 +1,8 @@
 """Translated programs: those that are kept, because contexts and clients load the same libraries, and each user's.
 
 A kernel is translated when it is first looked up, so a kept program grows. One of 28 KB of PTX may grow to 350 MB,
-and what is kept outlives the client that has loaded it. So the programs are bounded in number, and in what they have
-grown to: before a program is added, the ones that were not loaded for longest are dropped.
+and kept programs outlive the client that has loaded them. So the programs are bounded in number, and in their grown
+size: before a program is added, the ones that were not loaded for longest are dropped.
 
 The programs of loaded modules cannot be dropped. Each user may have some memory of them, and no more kernels are
 translated for a user who has more.

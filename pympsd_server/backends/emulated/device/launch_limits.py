@@ -25,7 +25,7 @@ MAX_CLUSTER_BLOCKS = 8
 
 
 def attribute_of(attributes: Mapping[str, int], name: str) -> int:
-    """Return a device attribute, or what every device has if the description leaves it out."""
+    """Return a device attribute, or the value of every device if the description leaves it out."""
     return attributes.get(name, _DEFAULTS[name])
 
 
@@ -44,7 +44,7 @@ def check_launch(
     parameter_bytes: int,
     cluster: tuple[int, int, int],
 ) -> None:
-    """Raise BackendError INVALID_VALUE for what the device or the kernel does not take."""
+    """Raise BackendError INVALID_VALUE for a launch that the device or the kernel does not accept."""
     for what, extent in (("GRID", grid), ("BLOCK", block)):
         for axis, value in zip("XYZ", extent, strict=True):
             maximum = attribute_of(attributes, f"MAX_{what}_DIM_{axis}")

@@ -53,7 +53,7 @@ def load(image: bytes, compute_capability: tuple[int, int], user: int = 0) -> Pr
 
 @contextmanager
 def refusals_as_backend_errors() -> Iterator[None]:
-    """Raise what the translator refuses, or fails at, as BackendError: INVALID_PTX, or NOT_SUPPORTED by MPS."""
+    """Raise the translator's refusals and failures as BackendError: INVALID_PTX, or NOT_SUPPORTED by MPS."""
     try:
         yield
     except BackendError:
@@ -166,7 +166,9 @@ class EmulatedModule:
         self.owner.place_managed(self, {name: address + offset for name, offset in offsets.items()})
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel by its index; BackendError INVALID_HANDLE when there is none, INVALID_PTX and others."""
+        """Return a kernel by its index; BackendError INVALID_HANDLE when it does not exist, INVALID_PTX and
+        others.
+        """
         if not 0 <= index < len(self._names):
             reason = f"function {index} of a module that has {len(self._names)}"
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
@@ -182,7 +184,7 @@ class EmulatedModule:
 
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:
     major, minor = capability
-    # Unless it opts in to more a kernel gets what every device has, less what it declares itself.
+    # A kernel gets every device's shared memory, less its own declarations, unless it opts in to more.
     most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
     return FunctionLayout(
         name=kernel.name,

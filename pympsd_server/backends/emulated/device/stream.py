@@ -7,7 +7,7 @@ without work of its own. The stream itself keeps no queue.
 - An event stands for the marker that was submitted when it was recorded (`Point`). To wait for an event is to submit
   a marker that also comes after the event's. An event that was never recorded counts as passed, as in CUDA.
 - Whatever a request can be refused for is checked before the item is submitted: the address range of a copy, the
-  shape of a launch. So an item fails only by what a kernel does, and that error is the context's.
+  shape of a launch. So an item fails only through its kernel, and that error is the context's.
 - The checks of a launch depend only on the module and the shape, so each module remembers the shapes that passed.
 - If nothing is pending in the stream, a small transfer runs in its caller's thread, and so never queues behind a
   kernel of another client. A large one is left to the scheduler, because its caller has other requests to read.
@@ -153,7 +153,7 @@ class EmulatedStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all queued work is done, and all that this stream would wait for."""
+        """Whether all work is done that is queued, or that this stream would wait for."""
         with self._context.scheduler.lock:
             return all(item.finished for item in self._context.predecessors(self))
 

@@ -138,7 +138,7 @@ class AddressSpace(AccessibleMemory):
     """
 
     def __init__(self, base: int, size: int, reserved: int = 0) -> None:
-        """Reserve ``size`` bytes for allocations, or ``reserved`` in all with what is mapped behind them."""
+        """Reserve ``size`` bytes for allocations, or ``reserved`` in all with the memory mapped behind them."""
         if base % 4096 or size <= 0:
             raise ValueError("an address space needs a page-aligned base and a positive size")
         self.base = base
@@ -214,7 +214,7 @@ class AddressSpace(AccessibleMemory):
         self._window.publish_again(self._ranges)
 
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
-        """Make part of what was placed accessible, joined to what is on either side of it, or inaccessible."""
+        """Make a part of the placed memory accessible, joined to what is on either side of it, or inaccessible."""
         low, high = address - self.base, address - self.base + nbytes
         starts: list[int] = []
         ends: list[int] = []
@@ -308,7 +308,7 @@ class AddressSpace(AccessibleMemory):
         low = address - self.base
         if nbytes < 0 or not (holds(*self._ranges, low, low + nbytes) or self._is_peers(low, nbytes)):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
-        # What kernels reach at an offset in a peer's allocation has another place in the mapping.
+        # Memory at an offset in a peer's allocation has another place in the mapping.
         low += next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
         return self._window.bytes(low, low + nbytes)
 
@@ -381,7 +381,7 @@ class AddressSpace(AccessibleMemory):
     # --- peers
 
     def publish(self, address: int) -> File:
-        """Show peers what kernels may access from ``address`` on, where a part of the window begins.
+        """Show peers the bytes that kernels may access from ``address`` on, where a part of the window begins.
 
         Return the file that they map, which stays the owner's. Raises ValueError if there is none.
         """

@@ -1,4 +1,5 @@
-"""The memory of client processes on one device: their address spaces, what calls may access, their budgets.
+"""The memory of client processes on one device: their address spaces, the memory that calls may access, their
+budgets.
 
 From Volta on every client process has an address space of its own, which all its contexts share. Before Volta, or if
 the machine's description asks for it, all clients of an executor share one: their kernels can access all of it, their

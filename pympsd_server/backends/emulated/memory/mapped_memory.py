@@ -1,4 +1,4 @@
-"""Memory of one context that has no address of its own, what it maps of it, and what its client has on peers."""
+"""Memory of one context that has no address of its own, its mappings, and its client's memory on peers."""
 
 import mmap
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from pympsd_server.ptx.isa.faults import OutOfMemory
 MAX_HANDLES: Final = 1 << 18
 """Handles of memory that one context holds."""
 MAX_MEMORIES: Final = 4096
-"""Pieces of memory to map that one client has; what can be exported has a descriptor of this process."""
+"""Pieces of memory to map that one client has; memory that can be exported has a descriptor of this process."""
 
 
 class MappedMemory:
@@ -161,7 +161,7 @@ class MappedMemory:
                 return self._client.space.publish(address)
 
     def map_peer(self, address: int, process: int, file: File) -> None:
-        """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Make the client's memory on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         with self._client.lock:
             self._check_own_space()
             distance = self._distance(address)
@@ -195,6 +195,6 @@ class MappedMemory:
         return address - base
 
     def close(self) -> list[Callable[[], None]]:
-        """Unmap all of it; the caller has the client's lock, and calls what this returns without it."""
+        """Unmap all of it; the caller has the client's lock, and calls the returned function without it."""
         unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
         return unused + [memory.release for memory in tuple(self._memories)]  # others may release some in between

@@ -1,8 +1,8 @@
 """The memory of one client on other devices, as its kernels access it there: windows that several executors map.
 
-A window's file has its allocations and behind them a table, which its owner writes and its peers read: what kernels
-may access, and the files of memory that is mapped behind the allocations. The host memory of the client is in a file
-of the same form, which peers map by itself, as the memory of a window that begins there.
+A window's file has its allocations and behind them a table, which its owner writes and its peers read: the bytes that
+kernels may access, and the files of memory that is mapped behind the allocations. The host memory of the client is in
+a file of the same form, which peers map by itself, as the memory of a window that begins there.
 """
 
 import mmap
@@ -66,7 +66,7 @@ class Table:
         """How long a read waits for a table to be finished: a window that was late once has little time later."""
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
-        """Replace what it has: the size of the window in bytes, ranges, and segments."""
+        """Replace its contents: the size of the window in bytes, ranges, and segments."""
         counts = min(len(ranges[0]), RANGES), min(len(segments), SEGMENTS)
         self._head[0] += 1
         self._head[1:] = *counts, size
@@ -128,7 +128,7 @@ class MapsFiles(Protocol):
         """Map a file of another process, at the segment's offset in this mapping; OSError, ValueError."""
 
     def clear(self, offset: int, count: int) -> None:
-        """Remove what `map_file` has mapped there."""
+        """Remove the mapping that `map_file` has made there."""
 
 
 @define(eq=False)
@@ -169,7 +169,9 @@ class PeerWindow:
         return self._read
 
     def _follow(self, segments: set[Segment]) -> None:
-        """Map what the peer has mapped behind its allocations, as far as that is possible, and no more."""
+        """Map the memory that the peer has mapped behind its allocations, as far as that is possible, and unmap the
+        rest.
+        """
         for segment in self._mapped - segments:
             self._mapping.clear(self.place + segment.offset, segment.size)
         self._mapped &= segments
@@ -201,7 +203,7 @@ def holds(starts: list[int] | Array, ends: list[int] | Array, low: int, high: in
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise what mapping another executor's file raises as BackendError."""
+    """Raise errors of mapping another executor's file as BackendError."""
     try:
         yield
     except ValueError as error:

@@ -67,7 +67,7 @@ class Storage(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Drop what this process holds of the pages."""
+        """Drop this process's hold on the pages."""
 
 
 class _FilePages(Storage):
@@ -182,7 +182,7 @@ class EmulatedMemory:
         return self.storage.is_of_host
 
     def export(self) -> int:
-        """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
+        """Return a new descriptor with which another process can name the memory; BackendError INVALID_VALUE."""
         try:
             return self.storage.duplicate()
         except OSError as error:
@@ -242,7 +242,7 @@ class Mappings:
             mapping.storage.place(self.space, address)
         except OSError as error:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no more: {error.strerror}") from None
-        mapping.storage.use()  # the handle is another user of it
+        mapping.storage.use()  # the handle counts as another user of the memory
         self._by_start[address] = mapping
 
     def _find_within(self, address: int, count: int) -> list[_Mapping]:
@@ -259,7 +259,9 @@ class Mappings:
         return mappings
 
     def remove(self, address: int, count: int) -> list[Storage]:
-        """Unmap a range of whole mappings; return what the caller leaves then. BackendError INVALID_VALUE."""
+        """Unmap a range of whole mappings; return the object that the caller leaves then. BackendError
+        INVALID_VALUE.
+        """
         return [self._remove(mapping) for mapping in self._find_within(address, count)]
 
     def _remove(self, mapping: _Mapping) -> Storage:
@@ -274,7 +276,7 @@ class Mappings:
         self.space.set_accessible(address, count, accessible)
 
     def remove_all_of(self, owner: object) -> list[Storage]:
-        """Unmap the memory of one context; return what the caller leaves then."""
+        """Unmap the memory of one context; return the object that the caller leaves then."""
         return [self._remove(mapping) for mapping in tuple(self._by_start.values()) if mapping.owner is owner]
 
 

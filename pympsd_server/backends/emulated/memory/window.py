@@ -1,4 +1,4 @@
-"""The memory behind a client's addresses on one device: a file in memory, mapped, and what is mapped behind it.
+"""The memory behind a client's addresses on one device: a file in memory, mapped, and other memory mapped behind it.
 
 The file has no pages where nothing was accessed yet, and again none where memory was freed: there it is zero.
 """
@@ -46,7 +46,7 @@ class Window:
         self.host_file: File | None = None
         """All host memory of the client."""
         self._tables: dict[int, Table] = {}
-        """What peers may access of each part that is published, by the offset where the part begins."""
+        """The bytes that peers may access of each published part, by the offset where the part begins."""
         self._placed: dict[int, tuple[int, File | None]] = {}
         """The mappings behind the allocations: sizes by offset, and the files that peers can map."""
         self._lock: Final = RLock()
@@ -62,14 +62,14 @@ class Window:
             raise ReserveRefused(f"cannot reserve {self.size} bytes of address space: {error}") from error
 
     def _map_all(self, size: int) -> None:
-        """Map what there is, at the beginning of ``size`` bytes of this process; OSError, OverflowError."""
+        """Map the existing memory, at the beginning of ``size`` bytes of this process; OSError, OverflowError."""
         before = int(self._bytes.ctypes.data)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
         mapped = np.frombuffer(mapping, np.uint8)
         map_file_over(self._file, self.allocatable, mapped.ctypes.data)
         for offset, (count, _) in self._placed.items():
             map_again(before + offset, count, mapped.ctypes.data + offset)
-        # What still runs keeps the mapping that it has.
+        # Work that still runs keeps the old mapping.
         self._map, self._bytes = mapping, mapped
         self.views: dict[DType, Array] = {
             dtype: mapped.view(dtype) for dtype in set(DTYPES.values()) if dtype.kind != "b"
@@ -141,8 +141,8 @@ class Window:
     def publish(self, begin: int, ranges: Ranges) -> File:
         """Show peers which ranges kernels may access in the part that begins at an offset; return its file.
 
-        The allocations and what is mapped behind them are one part; host memory is the other, and has a file of its
-        own. Raises OSError; ValueError if the client has no such memory.
+        The allocations and the memory mapped behind them are one part; host memory is the other, and has a file of
+        its own. Raises OSError; ValueError if the client has no such memory.
         """
         file = {0: self.file_at(0), MAPPED_OFFSET: self.host_file}.get(begin)
         if file is None:
@@ -153,7 +153,7 @@ class Window:
         return file
 
     def publish_again(self, ranges: Ranges) -> None:
-        """Show peers what has changed, if there may be peers."""
+        """Show peers the changes, if there may be peers."""
         starts, ends = ranges
         first = bisect_left(starts, MAPPED_OFFSET)
         if allocations := self._tables.get(0):
@@ -207,7 +207,7 @@ class Window:
             self.views = {}
             self._bytes = np.zeros(0, np.uint8)
             self._close_file()
-            with suppress(BufferError):  # a view of it is in use: it is unmapped with that
+            with suppress(BufferError):  # a view of the mapping is in use: unmap it with the view
                 self._map.close()
             del self._map
 

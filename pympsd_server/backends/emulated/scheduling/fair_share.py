@@ -101,7 +101,7 @@ class FairQueue:
             level.queues.remove(queue)
 
     def next(self) -> Runnable | None:
-        """Return what runs now, or None when nothing can. It stays ready until removed.
+        """Return the work to run now, or None when none can run. It stays ready until removed.
 
         Work of a context below normal is returned if nothing normal can run, or if its turn has come (see the
         module's description). `charge` must follow.

@@ -6,8 +6,8 @@ and bytes of shared memory that are free, as the occupancy rules of CUDA do (`py
 chooses a multiprocessor for each new block: the emptiest first, so that four blocks on four multiprocessors lie
 apart.
 
-Contexts do not share space with each other: each sees its multiprocessors as if it were alone. What they share is
-time. Within a context three rules keep kernels from blocking each other for ever:
+Contexts do not share space with each other: each sees its multiprocessors as if it were alone. They share time.
+Within a context three rules keep kernels from blocking each other for ever:
 
 - A kernel without resident blocks that finds no space waits, and while it does no other kernel of the context grows.
   So the space that comes free goes to it.
@@ -64,7 +64,7 @@ class Multiprocessors:
         """Release the multiprocessors of a destroyed context.
 
         Args:
-            ids: What `take` returned for it.
+            ids: The result of `take` for it.
         """
         if self._is_limit(len(ids)):
             for number in ids:
@@ -123,7 +123,7 @@ class Placement:
     def __init__(
         self, sm_ids: tuple[int, ...], attributes: Mapping[str, int], visible_ids: tuple[int, ...] | None = None
     ) -> None:
-        """``visible_ids``: what kernels read as the id of each of ``sm_ids``; None: the same."""
+        """``visible_ids``: the id that kernels read for each of ``sm_ids``; None: the same."""
         self.sm_ids = sm_ids
         self._attributes = attributes
         self._capacities: dict[tuple[int, int], int] = {}
@@ -258,7 +258,7 @@ class Placement:
         """Free the space of blocks that have ended.
 
         Args:
-            resident_blocks: What `place` returned. It is released as a whole and once.
+            resident_blocks: The result of `place`. It is released as a whole and once.
         """
         if resident_blocks is self._only:
             self._only = None

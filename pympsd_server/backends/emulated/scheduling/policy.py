@@ -112,7 +112,7 @@ class ContextQueue:
 class Policy(Protocol):
     """The order of all work that could run now. Its owner calls it under a lock; times are in nanoseconds.
 
-    It keeps ``ready`` of each context's queue: what was added and neither removed nor dropped.
+    It keeps ``ready`` of each context's queue: the work that was added and neither removed nor dropped.
     """
 
     def add(self, work: Runnable) -> None:

@@ -139,7 +139,7 @@ class Scheduler:
             if (timeline := self.timeline) is not None:
                 timeline.ran(item.owner.id, item.what, began, ended)
             self._note_after_run(item, finished, fault, ended - began)
-            del item  # a thread that waits holds nothing of a client
+            del item  # a waiting thread holds nothing of a client
 
     def _next(self) -> WorkItem | None:
         with self.lock:

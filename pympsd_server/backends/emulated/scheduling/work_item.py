@@ -1,4 +1,4 @@
-"""One piece of work on the emulated device: what it waits for, what waits for it, its completions, its trace.
+"""One piece of work on the emulated device: the work before and after it, its completions, its trace.
 
 The scheduler has no code for kernels or copies. It sees work items, and of their contexts the part in `WorkOwner`:
 

@@ -1,1 +1,1 @@
-"""What happens to a kernel's text and code: LLVM's own process, the files on disk, executable memory."""
+"""The way from a kernel's text to its code: LLVM's own process, the files on disk, executable memory."""

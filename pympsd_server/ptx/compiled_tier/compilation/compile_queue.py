@@ -45,7 +45,7 @@ MAX_WAITING: Final = 100
 
 @define(eq=False)
 class _Account:
-    """What a user or a client has had of the compiler."""
+    """The compiler time that a user or a client has used."""
 
     running: int = 0
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class CompileQueue:
             self._start()
 
     def _start(self) -> None:
-        """Start all that may run."""
+        """Start every request that may run."""
         while (request := self._take()) is not None:
             try:
                 Thread(target=self._run, args=(request,), name="compiler", daemon=True).start()

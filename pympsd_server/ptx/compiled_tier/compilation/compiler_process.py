@@ -33,7 +33,8 @@ LEVEL: Final = 2
 MAX_SECONDS: Final = 60
 """The maximum processor time of one compilation; those of nearly all kernels take less than one second."""
 MAX_PROCESSES: Final = 3 * min(4, len(os.sched_getaffinity(0)))
-"""The compilations of one executor at the same time, of which a client alone has one for each processor."""
+"""The maximum of compilations of one executor at the same time; a single client has at most one for each
+processor."""
 _MACHINE_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MAX_BYTES: Final = max(1 << 30, min(8 << 30, _MACHINE_BYTES // 2 // MAX_PROCESSES))
 """The maximum memory of one compilation: all together have half of the machine's, or 1 GiB each if that is more. The
@@ -80,7 +81,7 @@ def compile_text(text: str, is_abandoned: Callable[[], bool] = lambda: False) ->
 
 
 def _read(process: subprocess.Popen[bytes], is_abandoned: Callable[[], bool]) -> tuple[bytes, bytes]:
-    """Return what a process writes until it ends. Raises InterruptedError."""
+    """Return the output of a process until it ends. Raises InterruptedError."""
     while True:
         try:
             return process.communicate(timeout=_LOOK_SECONDS)

@@ -7,18 +7,18 @@ The idea: a folder for each user, one file for each kernel and shape of its bloc
 
     ~/.cache/pympsd/kernels/KEY        "pympsd kernel 1\\n", SHA-256 of the key and the rest, the rest
 
-The key is a digest of all that the code depends on (machine_code.py): two programs with the same kernel share a file.
-A file is written under a temporary name and renamed. When all files together exceed MAX_BYTES, those that were not
-used for longest are removed.
+The key is a digest of everything that the code depends on (machine_code.py): two programs with the same kernel share
+a file. A file is written under a temporary name and renamed. When all files together exceed MAX_BYTES, those that
+were not used for longest are removed.
 
-What is trusted: the folder must be a real one (not a symbolic link), belong to the user as whom this process runs,
-and be closed to everybody else (mode 0700). The same holds for its files. An executor runs as its server's user, so
-the folder is that user's, whoever started the daemon: `$XDG_CACHE_HOME` comes to servers of the daemon's own user
-only, the home is that of the password database, and in a directory that PYMPSD_KERNEL_CACHE names each user has a
-folder of its own.
+The folder is trusted: it must be a real one (not a symbolic link), belong to the user as whom this process runs, and
+be closed to everybody else (mode 0700). The same holds for its files. An executor runs as its server's user, so the
+folder is that user's, whoever started the daemon: `$XDG_CACHE_HOME` comes to servers of the daemon's own user only,
+the home is that of the password database, and in a directory that PYMPSD_KERNEL_CACHE names each user has a folder of
+its own.
 
-What is not trusted: a file's contents. A file that is damaged, truncated, or copied from another key has a wrong
-digest. It is ignored, and replaced when the kernel has been compiled.
+A file's contents are not trusted. A file that is damaged, truncated, or copied from another key has a wrong digest.
+It is ignored, and replaced when the kernel has been compiled.
 
 Without a folder, on a full disk and in a read-only home, kernels are compiled each time. The executor reports
 the reason on its standard error, once.
@@ -55,7 +55,7 @@ class _Unusable(OSError):
 
 
 def load(key: str) -> bytes | None:
-    """Return the content that this user stored under a key; None if there is none, or none that can be trusted."""
+    """Return the content that this user stored under a key; None if none exists or can be trusted."""
     with suppress(OSError), _open_folder(creates=False) as folder:
         descriptor = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
         with open(descriptor, "rb") as file:
@@ -155,7 +155,7 @@ def _make(path: str) -> None:
 
 
 def _path() -> str:
-    """Return the path of this user's folder; raise _Unusable if there is none."""
+    """Return the path of this user's folder; raise _Unusable if it does not exist."""
     setting = read_kernel_cache(os.environ)
     if setting == "off":
         raise _Unusable("it is switched off")

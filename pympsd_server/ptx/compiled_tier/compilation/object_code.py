@@ -10,8 +10,8 @@ a whole word, and there is one kind of relocation on x86-64:
     .rodata: 0, 0, 0       R_X86_64_64 .ltext + 0x312         a place in the kernel, in a table of jumps
 
 `link` copies the sections that a process needs into pages of its own, writes these words, and makes the pages
-readable and executable, never writable at the same time. It refuses (None) what it does not know: other processors,
-other relocations, data that is written, functions that are not of the runtime. LLVM then loads the code.
+readable and executable, never writable at the same time. It refuses (None) everything that it does not know: other
+processors, other relocations, data that is written, functions that are not of the runtime. LLVM then loads the code.
 
 The contents were written by this user's LLVM (kernel_cache.py), so they are trusted as much as LLVM's output.
 """
@@ -45,7 +45,7 @@ class LinkedCode:
     address: int
     """The address of the function."""
     _memory: object
-    """What owns the memory."""
+    """The object that owns the memory."""
 
 
 class _Unknown(Exception):
@@ -53,7 +53,7 @@ class _Unknown(Exception):
 
 
 def link(object_code: bytes, function: str, addresses: Mapping[str, int]) -> LinkedCode | None:
-    """Return a function of object code in executable memory; None for what only LLVM can load.
+    """Return a function of object code in executable memory; None for code that only LLVM can load.
 
     `addresses` are those of the functions that the code may call.
     """
