@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from pympsd.vocabulary.device_runtime import GRID_FUNCTIONS
 from pympsd_server.ptx.isa.datatypes import NEEDS_BLACKWELL, UNSUPPORTED_TYPES
-from pympsd_server.ptx.isa.machine import special_names
+from pympsd_server.ptx.isa.machine import RESERVED_SHARED, SCALARS, VECTORS
 from pympsd_server.ptx.lowering.calls import SYSTEM_FUNCTIONS
 from pympsd_server.ptx.lowering.procedures import STACK_BYTES
 from pympsd_server.ptx.numpy_tier.block_ends import BARRIER_MODIFIERS
@@ -162,7 +162,7 @@ def page() -> str:
     parts.append("\n## Control flow\n\n| instruction | forms |\n| --- | --- |\n")
     parts += [f"| {name} | {forms} |\n" for name, forms in _CONTROL.items()]
     parts += [*_matrices(), _TENSOR_MAPS]
-    parts.append(f"\n## Special registers\n\n{_join(special_names())}\n")
+    parts.append(f"\n## Special registers\n\n{_join(_special_names())}\n")
     parts.append(
         f"\n## Functions of CUDA's system library\n\n{_join(sorted([*SYSTEM_FUNCTIONS, *GRID_FUNCTIONS]))}\n\n"
     )
@@ -191,6 +191,10 @@ def _refusals() -> list[str]:
         parts.append(f"\n| {title} | why |\n| --- | --- |\n")
         parts += [f"| {_join(names.split())} | {why} |\n" for names, why in table.items()]
     return parts
+
+
+def _special_names() -> list[str]:
+    return sorted([f"%{name}.{{x,y,z}}" for name in VECTORS] + [f"%{name}" for name in SCALARS] + [*RESERVED_SHARED])
 
 
 def executes(name: str) -> bool:

@@ -18,6 +18,7 @@ from processes import POLL_SECONDS, children_of
 settings.register_profile("here", deadline=None, database=None)
 settings.register_profile("ci", deadline=None, database=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+settings.register_profile("short", settings.default, max_examples=25)
 
 # Programs under test compile their kernels; they must neither find nor leave any in the user's home.
 os.environ.setdefault("PYMPSD_KERNEL_CACHE", "off")
@@ -97,6 +98,12 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace") or "a zombie"
     except OSError:
         return "gone meanwhile"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try fewer examples when the long tests are left out; where it matters, tests count theirs by the profile's."""
+    if config.option.markexpr == "not long":
+        settings.load_profile("short")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,7 +13,7 @@ UCRED: Final = struct.Struct("=iII")
 """struct ucred (unix(7)): PID, uid and gid."""
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 ADVICE: Final = "raise the limit of open file descriptors to 16384 or more (ulimit -n)"
-"""As the MPS documents recommend (4.4, Known Issues)."""
+"""The remedy that the MPS documents recommend (4.4, Known Issues)."""
 PROCESS_ADVICE: Final = "raise the limit of processes and threads of the user (ulimit -u)"
 
 

@@ -104,7 +104,9 @@ def make_sealed(name: str, size: int) -> int:
 
 @cache
 def _file_system() -> int:
-    """Return the device number of memfd files with pages of the usual size; those of huge pages have another."""
+    """Return the device number of memfd files with pages of the usual size; files with huge pages have another
+    one.
+    """
     fd = make_sealed("", 0)
     try:
         return os.fstat(fd).st_dev

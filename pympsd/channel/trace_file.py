@@ -39,7 +39,7 @@ class TraceFile:
         """Held while the descriptor is used: its number may be another file's once it is closed."""
         self._named: set[tuple[int, int | None]] = set()
         self.error = ""
-        """Why it stopped writing."""
+        """The reason why it stopped writing."""
 
     @classmethod
     def make(cls, path: str) -> TraceFile:

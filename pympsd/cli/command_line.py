@@ -128,7 +128,7 @@ def _quit(options: Options) -> "list[str]":
 
 
 def _protocol(options: Options) -> str:
-    """Return the protocol of a daemon to start; raise BadOption only if one is to be started."""
+    """Return the protocol of a daemon to start; raise BadOption only for a start."""
     try:
         protocol = options.choose_protocol(
             posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace")

@@ -1,6 +1,6 @@
 """Identify the daemon of the pipe directory, in a line, and its protocol.
 
-``python -m pympsd.cli.found_daemon`` prints it; status 1: none, 2: one that does not answer.
+``python -m pympsd.cli.found_daemon`` prints it; status 1: no daemon, 2: a daemon that does not answer.
 """
 
 import errno

@@ -132,12 +132,12 @@ def _reason_not_to_route(environment: "Mapping[str, str]") -> str:
     listener = find_listener(environment)
     if listener == DRIVER:
         return "the daemon manages the driver's own server, to which the driver connects"
-    backend = environment.get("PYMPSD_BACKEND") or "auto"  # as variables.selects_emulated, which imports too much
-    is_emulated = backend == "emulated" or (backend == "auto" and environment.get("PYMPSD_EMULATED_DEVICES"))
-    requested = environment.get("PYMPSD_REQUIRE_MPS") == "1" or is_emulated
-    if listener == NOBODY and not requested and not environment.get("CUDA_MPS_PIPE_DIRECTORY"):
-        return "there is a driver and no daemon" if os.path.exists(_DRIVER_DEVICE) else ""
-    return ""
+    if listener != NOBODY or environment.get("CUDA_MPS_PIPE_DIRECTORY") or not os.path.exists(_DRIVER_DEVICE):
+        return ""
+    from pympsd.vocabulary.variables import REQUIRE_MPS, selects_emulated  # imports much, and is rarely needed
+
+    requested = environment.get(REQUIRE_MPS) == "1" or selects_emulated(environment)
+    return "" if requested else "there is a driver and no daemon"
 
 
 def _add_libraries(environment: "dict[str, str]") -> None:

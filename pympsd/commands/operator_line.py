@@ -43,7 +43,7 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
 
 
 def servers_to_ask(daemon: Daemon, line: ParsedLine) -> list[Server]:
-    """Return the servers on whose knowledge the answer to a line depends: the one that it names, or all."""
+    """Return the servers that the answer to a line depends on: the one that the line names, or all."""
     if not line.asks_servers:
         return []
     return [server for server in daemon.list_running_servers() if line.server_pid in (None, server.pid)]

@@ -15,7 +15,7 @@ from pympsd.vocabulary.untrusted import ESCAPED
 T = TypeVar("T")
 MAX_COUNT: Final = (1 << 63) - 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
-"""A number of things or bytes. A larger one is not a daemon's, and could not be formatted."""
+"""A number of things or bytes. A larger number cannot come from a daemon, and could not be formatted."""
 
 
 def convert(kind: type[T], value: Any) -> T:

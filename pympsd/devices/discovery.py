@@ -64,7 +64,7 @@ class Machine:
 
 
 def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
-    """Return the machine that the settings mean.
+    """Return the machine that the settings select.
 
     ``probe`` asks the driver and is called only if its answer matters; ``find_server`` returns the path of the
     driver's server, or nothing. Raise NoDriver, BadMachine, NoVisibleDevice or DuplicateDevice.
@@ -87,7 +87,7 @@ def find_expected_driver(settings: Settings) -> int:
 
 
 def _set_driver(machine: Machine, requested: int) -> Machine:
-    """Return a machine with the requested branch of the driver; 0: the one that it has."""
+    """Return a machine with the requested branch of the driver; 0: with its present branch."""
     described = machine.devices[0].driver if machine.devices else DRIVER
     driver = requested or (VENDOR_DRIVER if machine.backend == "vendor" else described)
     devices = tuple(evolve(device, driver=driver) for device in machine.devices)
@@ -108,8 +108,8 @@ TENSOR_MAP_ACCESS_SUPPORTED VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 """
 _NOT_SERVED: Final = frozenset(_NAMES_NOT_SERVED.split())
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
-"""How the names of texture attributes begin. These, and those above, are of features that a GPU has and the ``cuda``
-backend lacks: they are reported as 0, so that clients do not use them."""
+"""The prefixes of texture attributes. These, and those above, are of features that a GPU has and the ``cuda`` backend
+lacks: they are reported as 0, so that clients do not use them."""
 
 
 def _clear_unserved(device: DeviceProperties) -> DeviceProperties:

@@ -54,7 +54,7 @@ class DeviceProcess:
     used: int
     """Bytes of device memory."""
     utilization: int = 0
-    """Percent of the last second in which its kernels ran: a server's, those of all its clients."""
+    """The percentage of the last second in which its kernels ran; for a server, the kernels of all its clients."""
 
 
 @frozen

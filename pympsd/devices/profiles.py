@@ -31,8 +31,8 @@ class Profile:
     sm_chunks: tuple[int, int] | None = None
     """The attribute of that name of DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
     reserved_bytes: int = 0
-    """The attribute of that name of DeviceProperties: the bytes by which NVML's total exceeds CUDA's. 0 if only one
-    is known."""
+    """The attribute ``reserved_bytes`` of DeviceProperties: the bytes by which NVML's total exceeds CUDA's. 0 if only
+    one is known."""
 
 
 _FEATURES: Final = """
@@ -145,7 +145,7 @@ def _graphics(clock: int, memory_clock: int, bus: int, l2: int, blocks: int, rat
 
 
 _SMALL: Final = {"MAX_BLOCKS_PER_MULTIPROCESSOR": 16, "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 32}
-"""Of compute capabilities 7.5 and 8.7."""
+"""The attributes that differ on compute capabilities 7.5 and 8.7."""
 
 PROFILES: Final = {
     "H200": Profile(

@@ -32,7 +32,7 @@ _RETRY_SECONDS: Final = 0.001
 DIRECTORY: Final = "PYMPSD_STATE_DIRECTORY"
 """The variable that names the folder below which the state of machines in short form, or described in /etc, is."""
 SYSTEM_DIRECTORY, TEMPORARY_DIRECTORY = "/run/pympsd", "/tmp"
-"""That folder without the variable: the first if root has made it."""
+"""The folders used without the variable: the first one if root has made it."""
 CONFIGURATION: Final = "/etc/"
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16

@@ -16,7 +16,7 @@ from pympsd.journal.catalogue import SERVER_LINES
 WHOLE_NUMBERS: Final = frozenset(
     ("pid", "context", "device", "left", "count", "workers", "most", "limit", "status", "priority", "version")
 )
-"""Fields that are whole numbers; those with a format of their own (``#x``, ``.0f``) are known by it."""
+"""Fields that are whole numbers; fields with a format of their own (``#x``, ``.0f``) are recognised by that."""
 FOLLOWERS: Final = {
     "fault_devices": "fault_device",
     "fault_clients": "fault_client",

@@ -87,7 +87,9 @@ class RunningServer(Protocol):
         """Set the limits of the server's new clients: percent of SMs, and bytes by device index."""
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
-        """End the contexts of a client process; those in ``evicted`` get no new ones. ``token`` is for the answer."""
+        """End the contexts of a client process; clients in ``evicted`` get no new ones. ``token`` is for the
+        answer.
+        """
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed an event when the process of an admitted client ends; take over its pidfd."""
@@ -188,7 +190,7 @@ class Dispatcher:
     ids: Ids = field(factory=Ids)
     """Ids of clients and operators."""
     connections: Ids = field(factory=Ids)
-    """Ids of connections, by which the keeper names them."""
+    """Ids of connections; the keeper's entries contain them."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
@@ -273,7 +275,9 @@ class Dispatcher:
                 self.drop(name)
 
     def may_log(self, uid: int, *texts: str) -> bool:
-        """Return whether a user may cause a line (or one of each text); log first how many were dropped before."""
+        """Return whether a user may cause a line (or one of each text); first log the number of lines dropped
+        before.
+        """
         if not self._rate_limits.take(uid, texts or ("",), trio.current_time()):
             return False
         dropped = self._rate_limits.take_dropped(uid)
@@ -360,7 +364,7 @@ class Dispatcher:
         return {pid: origin for pid in pids if pid and (origin := self.origin_of_pid(pid)) is not None}
 
     def _lines_over_limit(self, event: events.Event, instructions: list[do.Instruction]) -> frozenset[str]:
-        """Return the log events to omit: those of a user over its rate limit."""
+        """Return the log events to omit because a user is over its rate limit."""
         uid, lines = lines_to_limit(event, self.state)
         logs = (instruction for instruction in instructions if isinstance(instruction, do.Log))
         texts = [" ".join(map(str, log.fields.values())) for log in logs if log.event in lines]

@@ -111,7 +111,7 @@ class _FifoLog:
 def _time_of(record: DriverLogRecord) -> float:
     """Return a record's time; now, if the two are far apart.
 
-    Its local time is one of two in the hour that summer time's end repeats, and any in a forged record.
+    Its local time is ambiguous in the hour that is repeated when summer time ends, and arbitrary in a forged record.
     """
     now = time.time()
     stamp = record.moment.timestamp()

@@ -32,7 +32,7 @@ Sample = tuple[dict[str, object], float]
 
 
 def metrics_text(daemon: Daemon, backend: str) -> str:
-    """Return all metrics. Counters begin with the daemon, those of a server with it: rates are a scraper's."""
+    """Return all metrics. Counters begin with the daemon or the server; the scraper computes rates."""
     parts = *_daemon(daemon, backend), *_shares(daemon), *_devices(daemon), *_servers(daemon)
     return "".join(f"{line}\n" for line in (*parts, "# EOF"))
 

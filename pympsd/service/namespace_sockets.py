@@ -142,7 +142,7 @@ class NamespaceSockets:
         return ""
 
     def _is_there(self, entry: _Socket) -> bool:
-        """Return whether a socket is open, and its file is still the one that was made."""
+        """Return whether a socket is open and its file has not been replaced."""
         return entry.listener is not None and entry.file == self._file_at(entry.path)
 
     def _file_at(self, path: str) -> tuple[int, int]:

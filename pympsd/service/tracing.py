@@ -52,7 +52,7 @@ class Tracing:
     _path: str = field(default="", init=False)
     _is_ending: bool = field(default=False, init=False)
     _lasting: dict[tuple[str, int], tuple[_State, int]] = field(factory=dict, init=False)
-    """With the time when it began."""
+    """The lasting states, each with the time when it began."""
 
     @property
     def path(self) -> str:

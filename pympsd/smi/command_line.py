@@ -36,7 +36,7 @@ NO_OUTPUT = 74
 VENDORS_NAME = "nvidia-smi"
 """The name of a link under which refusals are nvidia-smi's."""
 INTERRUPTED = 130
-"""As a shell reports a process that SIGINT ended."""
+"""The exit status after SIGINT, as a shell reports it."""
 WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE, Action.SET_PERSISTENCE)
 """Actions that do not show processes, and so need not wait for the lock of the machine's folder."""
 Answer = tuple[str, int]

@@ -53,7 +53,7 @@ class UnknownOption(UnsupportedRequest):
 class Action(Enum):
     """The requested action of a command line, by the long form of its option.
 
-    A command line has at most one of them; without one it asks for the summary.
+    A command line has at most one action; without one it requests the summary.
     """
 
     SUMMARY = ""
@@ -90,7 +90,7 @@ class SmiRequest:
     file: str = ""
     """The path of the output; empty: standard output."""
     interval: float | None = None
-    """Seconds between two outputs; None: there is one output."""
+    """Seconds between two outputs; None: one output only."""
 
 
 SHORT: Final = {

@@ -106,7 +106,9 @@ def combine_answers(commands: CompoundCommands, decided: Iterable[do.Instruction
 def _name_servers(
     daemon: Daemon, ended_server: Server | None, decided: Iterable[do.Instruction]
 ) -> Iterator[do.Instruction]:
-    """Add the server's name to each line that has a server's PID; `ended_server`: the one that this event removed."""
+    """Add the server's name to each line that has a server's PID; `ended_server`: the server that this event
+    removed.
+    """
     for instruction in decided:
         if isinstance(instruction, do.Log) and "server" in instruction.fields and "place" not in instruction.fields:
             server = daemon.server_by_pid(int(instruction.fields["server"])) or ended_server

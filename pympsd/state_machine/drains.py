@@ -164,7 +164,7 @@ def find_running(daemon: Daemon, pid: int) -> list[tuple[Server, Client]]:
 
 
 def count_held(daemon: Daemon) -> dict[DrainTarget, int]:
-    """Return the number of clients that each drain holds; one that several hold counts for the first."""
+    """Return the number of clients that each drain holds; a client that several hold counts for the first."""
     return {drain.target: _count_held(daemon, drain) for drain in daemon.drains}
 
 

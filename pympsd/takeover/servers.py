@@ -377,7 +377,7 @@ def _process_of_client(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> Cli
 async def _receive_report(
     dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel, token: int
 ) -> tuple[link.ServerReturn, list[object]]:
-    """Receive a server's report, the one with the token. Of earlier messages only log lines are handled.
+    """Receive the server's report with this token. Only log lines among earlier messages are handled.
 
     Raise RemoteError, or Ended.
     """

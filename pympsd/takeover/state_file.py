@@ -1,4 +1,4 @@
-"""The state file: what the next daemon needs if this one is killed. Mode 0600, replaced atomically.
+"""The state file, which the next daemon needs if this one is killed. Mode 0600, replaced atomically.
 
 It names the processes that are the daemon's servers, so it is believed only if it is the daemon's own: a regular file
 of its user, not readable or writable by others, written since the machine was started.
@@ -53,7 +53,8 @@ class SavedState:
     """The kernel's boot_id: PIDs and start times of another boot mean nothing."""
     pid_namespace: int
     devices: tuple[str, ...]
-    """For each device what must not change while a server keeps running; empty: they were not known."""
+    """For each device a text that must not change while a server keeps running; empty if the devices were not
+    known."""
     started: dict[int, int]
     """The start time of each server's process by PID, in clock ticks since boot (proc(5), stat, field 22)."""
     remembered: PersistentState
@@ -74,7 +75,7 @@ def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
 
 
 def read(folder: str) -> SavedState | None:
-    """Return what a daemon left in a pipe directory; None if there is no file. Raise StateRefused."""
+    """Return the state that a daemon left in a pipe directory; None without a file. Raise StateRefused."""
     data = _read_own(folder)
     return None if data is None else _check(data)
 
@@ -96,7 +97,7 @@ def _read_own(folder: str) -> bytes | None:
 
 
 def list_lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
-    """Return what a daemon left, in words, that one of protocol 2 with these defaults could not use."""
+    """Return, in words, the state left by a daemon that one of protocol 2 with these defaults could not use."""
     if (saved := _read_left(folder)) is None:
         return []
     running = tuple(
@@ -138,7 +139,7 @@ def log_folders_left(folder: str) -> tuple[MadeFolder, ...]:
 
 
 def _read_left(folder: str) -> SavedState | None:
-    """Return what this user's daemon left there since the machine started; None if that cannot be read."""
+    """Return the state that this user's daemon left there since the machine started; None if it cannot be read."""
     try:
         saved = _decode(_read_own(folder) or b"")
     except (StateRefused, ValueError, RecursionError):
@@ -260,7 +261,7 @@ class StateFile:
 
     folder: str
     devices: Callable[[], tuple[str, ...]]
-    """Returns what is known of the devices: the driver's server may report them later."""
+    """Returns the known devices, because the driver's server may report them later."""
     log: Any
     is_taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the folder."""

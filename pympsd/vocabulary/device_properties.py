@@ -37,7 +37,7 @@ VIRTUAL_OFFSET, MAPPED_OFFSET = 2 << 38, 3 << 38
 window's end, because its kernels access only the addresses of that window. Between the first offset and this one
 clients reserve addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
-"""Mappings there are multiples of this many bytes, at multiples of it."""
+"""The addresses and sizes of mappings there are multiples of this number of bytes."""
 
 
 MAX_CONTEXTS_BEFORE_VOLTA = 16
@@ -54,9 +54,9 @@ class DeviceProperties:
 
     name: str
     uuid: str
-    """With its ``GPU-`` prefix."""
+    """The UUID with its ``GPU-`` prefix."""
     pci: str
-    """As device_query prints it: ``0000:00.06.00``."""
+    """The PCI address as device_query prints it: ``0000:00.06.00``."""
     compute_capability: tuple[int, int]
     multiprocessors: int
     memory_bytes: int
@@ -157,7 +157,7 @@ class DeviceUse:
     """The use of one device by one server."""
 
     clients: dict[int, int]
-    """Bytes that each client holds, by the daemon's id of it; one that is left out holds none."""
+    """Bytes that each client holds, by the daemon's id; clients without an entry hold none."""
     launches: int = 0
     """Kernels that the server has started there since its start."""
     left: int = 0

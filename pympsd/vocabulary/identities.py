@@ -64,7 +64,7 @@ def server_of_user(uid: int) -> str:
 
 
 def user_of_server(name: str) -> int | None:
-    """Return the user whose server has a name by `server_of_user`; None for all other names.
+    """Return the user whose own server has this name (`server_of_user`); None for all other names.
 
     >>> user_of_server("uid_1000"), user_of_server("uid_01000"), user_of_server("a")
     (1000, None, None)

@@ -65,7 +65,7 @@ class Limits:
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 
     def overlay(self, change: Limits) -> Limits:
-        """Return these limits with those that a change states in place of what was stated before."""
+        """Return these limits, with the limits that a change states in place of the old ones."""
         both = ((name, getattr(change, name), getattr(self, name)) for name in _FIELDS)
         return Limits(**{name: before if new is None else new for name, new, before in both})
 
@@ -81,7 +81,7 @@ class ClientLimits:
     own: Limits = NO_LIMITS
     """The limits of its namespace, or in protocol 2 of its server."""
     bounds: tuple[Limits, ...] = ()
-    """Limits that its own never exceed: its server's maxima, and those of its rule."""
+    """Limits that its own never exceed: the maxima of its server, and the limits of its rule."""
     devices: tuple[int, ...] | None = None
     """The indices of the devices that it may see, in their order; None: all."""
     namespace: str = ""

@@ -83,7 +83,7 @@ class MemoryGroup:
     """
 
     name: str
-    """As a sentence names it: ``namespace a/hi``, ``cgroup /x``."""
+    """The group's name as sentences contain it: ``namespace a/hi``, ``cgroup /x``."""
     limit: int
     """The bytes that they hold at most (hard limit)."""
     soft: int = 0
@@ -135,10 +135,10 @@ def cgroup_group(path: str) -> str:
 
 @frozen
 class LimitsInForce:
-    """The limits that apply to a client: the lowest of those set for it, and those that it has set itself."""
+    """The limits that apply to a client: the lowest of the limits set for it and by itself."""
 
     thread_percentage: float
-    """If those of its devices differ, the highest."""
+    """The percentage; if its devices differ, the highest."""
     priority: int
     memory: dict[int, int]
     """The bytes that it may hold, by device ordinal; none for a device without a limit."""

@@ -44,13 +44,13 @@ class Settings:
     log_dialect: str = variables.DIALECTS[0]
     complaints: tuple[str, ...] = ()
     memory_limits: str = ""
-    """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
+    """The text of the variable (``0=1G,GPU-...=512MB``), because the devices are not known here."""
     overtaking_seconds: float = 30.0
     """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
     driver: int = 0
-    """The branch of the driver that is asked for; 0: the machine's."""
+    """The requested branch of the driver; 0: the machine's."""
     users: str = variables.USERS[0]
     unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
@@ -112,7 +112,7 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
 
 
 def read_tier(environment: Mapping[str, str]) -> str:
-    """Return what runs the kernels of an emulated device: one of TIERS (PYMPSD_TIER).
+    """Return the tier that runs the kernels of an emulated device: one of TIERS (PYMPSD_TIER).
 
     Raises:
         BadSetting: The variable has another value.

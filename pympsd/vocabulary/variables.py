@@ -63,7 +63,7 @@ LENIENT_LIMITS: Final = "PYMPSD_LENIENT_LIMITS"
 PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
 MEMORY_LIMITS: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
-"""The documents use the second name once."""
+"""Both names of the variable; the documents use the second one once."""
 MEMORY_LIMIT_FORM: Final = "DEVICE=LIMIT, as in 0=1G or GPU-...=512M, several with commas"
 PERCENTAGE_FORM: Final = "DEVICE=PERCENTAGE, as in 0=50 or GPU-...=25, several with commas"
 _SHOWN: Final = 100
@@ -93,7 +93,7 @@ class Setting:
     name: str
     readers: Reader
     meaning: str
-    """As the manual page and docs/settings.md have it; names in backquotes."""
+    """The description for the manual page and docs/settings.md; names in backquotes."""
     effect: str = ""
     """The effect of a wrong value."""
     check: Check | None = None

@@ -24,7 +24,7 @@ OPERATOR_FILE = 8
 """The text of the file that the next line names: it is read with the operator's rights, not the daemon's."""
 ASKS_PROTOCOL = b"?"
 CREDENTIALS_REQUEST = 9
-"""Of clients and operators, before their hello: the daemon is to show whose it is (``channel/daemon_owner.py``)."""
+"""Sent by clients and operators before their hello: the daemon must prove its owner (``channel/daemon_owner.py``)."""
 CREDENTIALS = 10
 """The answer, sent with credentials of the kernel (SCM_CREDENTIALS)."""
 OPERATOR_MACHINE = 11

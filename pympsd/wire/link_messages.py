@@ -194,7 +194,7 @@ class Terminated:
 @register(56)
 @frozen
 class MemoryReported(DeviceUse):
-    """How this server uses a device; sent when that has changed, a few times per second."""
+    """The use of a device by this server; sent after changes, a few times per second."""
 
     device: int = field(kw_only=True)
 

@@ -90,7 +90,7 @@ class Completion(Enum):
     """
 
     IMMEDIATE = "immediate"
-    """As soon as its record is executed."""
+    """The time as soon as the record is executed."""
     QUEUED = "queued"
     """It is put in its stream and not waited for."""
     COMPLETE = "complete"

@@ -53,7 +53,7 @@ EdgeData: Final[Any] = type(
 )
 EDGE_BYTES: Final = 8
 NODE_PARAMETERS_AT: Final = 16
-"""Where in a CUgraphNodeParams the parameters of its type lie."""
+"""The offset of a type's parameters in a CUgraphNodeParams."""
 NODE_PARAMETERS_BYTES: Final = 256
 
 

@@ -45,4 +45,4 @@ def __getattr__(name: str) -> OperationLayout:
 
 LAUNCH_OPCODE: Final = records.BY_NAME["LAUNCH"].opcode
 SEQUENCE_AT: Final = records.HEADER_BYTES - 8
-"""Where in a record its sequence number lies: last in the header."""
+"""The offset of the sequence number in a record: last in the header."""

@@ -37,7 +37,7 @@ class _Slice:
         self._gate.acquire()
 
     def take(self, taker: str) -> bool:
-        """Return whether ``taker`` was the first to take it. Harmless to repeat after a Ctrl-C."""
+        """Return whether ``taker`` was the first to take this part. The call may be repeated after a Ctrl-C."""
         self._takers.append(taker)
         return self._takers[0] == taker
 

@@ -83,7 +83,7 @@ class Interceptor(Protocol):
         """Take the freeing of an address, or leave it."""
 
     def make_programmatic(self, context: Any, stream: int) -> None:
-        """Note that the kernel just taken may begin before the one in front of it has ended."""
+        """Note that the kernel just taken may begin before the previous kernel has ended."""
 
     def take_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of an event, or a wait for one, as work; or leave it."""
@@ -93,7 +93,7 @@ class Interceptor(Protocol):
 
 
 class _Intercepted:
-    """The interceptor, while there is one: any thread may set it, so it is read once and then called."""
+    """The interceptor or None. Any thread may set it, so a caller reads it once and then calls it."""
 
     def __init__(self) -> None:
         self.by: Interceptor | None = None

@@ -25,7 +25,7 @@ _FORWARDED_PREFIXES: Final = ("CUDA_MPS_", "PYMPSD_")
 
 
 class Way(Enum):
-    """How this process reaches a device without a server of pympsd."""
+    """The way in which this process reaches a device without a server of pympsd."""
 
     REFUSE = "refuse"
     """The program requires MPS, or needs the driver, and cannot have it."""
@@ -35,7 +35,7 @@ class Way(Enum):
 
 @frozen
 class NoDaemon:
-    """Why no daemon gives this process a server of pympsd."""
+    """The reason why no daemon gives this process a server of pympsd."""
 
     reason: str
     drivers: bool = False

@@ -140,7 +140,7 @@ def invalidation_error(capture: Capture) -> CudaError:
 
 
 class Captures:
-    """The captures of this process, which take the work of capturing streams (an Interceptor). Thread-safe."""
+    """The captures of this process, which record the work of capturing streams (an Interceptor). Thread-safe."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.RLock()

@@ -23,7 +23,8 @@ from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.values import find_by_handle
 
 _FIRST_HANDLE: Final = 1 << 48
-"""Handles of graphs differ from those of a command stream, and look like pointers in C."""
+"""The first handle of a graph. Handles of graphs differ from those of a command stream, and look like pointers in
+C."""
 allocate_handle: Final = count(_FIRST_HANDLE, 16).__next__
 """Return a handle that no other graph, node or executable graph of this process has or had."""
 _next_id: Final = count(1).__next__
@@ -106,7 +107,7 @@ class Graph:
             _connect(start, end, edge)
 
     def disconnect(self, edges: Sequence[tuple[Node, Node, Edge]]) -> None:
-        """Remove edges, all or none: INVALID_VALUE for one that does not exist, or is annotated otherwise."""
+        """Remove edges, all or none: INVALID_VALUE for an edge that does not exist, or has other data."""
         removed = set()
         for start, end, edge in edges:
             self._check_own(start)

@@ -246,7 +246,7 @@ _LINEAR: Final = {
 def work_of_record(name: str, record: bytes, context: Context) -> Any:
     """Return the work of a queued operation's record.
 
-    Raise STREAM_CAPTURE_UNSUPPORTED for one that cannot be a node.
+    Raise STREAM_CAPTURE_UNSUPPORTED for work that cannot be a node.
     """
     layout = BY_NAME[name].layout
     operands = layout.unpack_from(record)[5:]

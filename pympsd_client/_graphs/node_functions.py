@@ -192,7 +192,7 @@ def read_any_parameters(handle: int) -> bytes:
 def change_work(node: Node, params: Any) -> Any:
     """Return the work of given parameters for a node.
 
-    Raise INVALID_VALUE for those of another type, or of its graphs.
+    Raise INVALID_VALUE for parameters of another type, or of its graphs.
     """
     address = structs.address_of(params, "CUgraphNodeParams")
     kind = ctypes.c_int32.from_address(address).value

@@ -56,7 +56,7 @@ class UserObject:
 
 
 user_objects: Final[dict[int, UserObject]] = {}
-"""By handle, as long as there are references."""
+"""The user objects by handle, as long as references exist."""
 
 
 def find(handle: int) -> UserObject:

@@ -45,7 +45,9 @@ class Event:
         return handle
 
     def is_related_to(self, context: Context) -> bool:
-        """Return whether it can be recorded in another context: on its device, if one of the two is green."""
+        """Return whether it can be recorded in another context: on the same device, if one of the two contexts is
+        green.
+        """
         has_green = context.partition is not None or self.context.partition is not None
         return has_green and context.device is self.context.device
 

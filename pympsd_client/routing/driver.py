@@ -169,7 +169,7 @@ def _null(name: str) -> CudaError:
 
 
 def _variants(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters of a function whose core takes those of each version."""
+    """Return the parameters of a function whose core takes each version's."""
     if len(row.parameters) == len(types):
         return row.parameters
     return tuple(

@@ -60,7 +60,8 @@ def _dump_to_file(iterator: int, path: str | None, flags: int) -> None:
 
 
 def _dump_to_memory(iterator: int, buffer: int, size: int, flags: int) -> None:
-    """Write the messages from an iterator on, or all, to a buffer, and their bytes to ``size``, which has its size.
+    """Write the messages from an iterator on, or all, to a buffer, and their number of bytes to ``size``, which
+    contains the buffer's size.
 
     The bytes do not include the final NUL. If the buffer is too small, the newest messages are written after a line
     about that; INVALID_VALUE if not even that line fits.

@@ -19,9 +19,9 @@ class Calling(Enum):
     ANYWHERE = "anywhere"
     """Always: in host functions, in a forked child, and by this client even if the program runs natively."""
     UNCONVERTED = "unconverted"
-    """The core converts its arguments, because it caches those of earlier calls."""
+    """The core converts its arguments itself, because it caches the arguments of earlier calls."""
     VARIANTS = "variants"
-    """Versions of cuda-bindings differ in its parameters: arguments are not converted."""
+    """The parameters differ between versions of cuda-bindings, so arguments are not converted."""
 
 
 @frozen

@@ -167,7 +167,7 @@ class DeviceBudget:
         return None
 
     def give_all(self, count: int, groups: Sequence[GroupBudget]) -> None:
-        """Return bytes to all of these groups."""
+        """Release bytes from all these groups."""
         with self._lock:
             for group in groups:
                 group.used -= count

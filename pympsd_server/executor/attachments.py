@@ -42,7 +42,7 @@ STREAMS: Final = 1 << 16
 
 
 class ExecutorTimeline:
-    """A device's work in a trace. ``pids``: those of the contexts' clients."""
+    """A device's work in a trace. ``pids``: the PIDs of the contexts' clients."""
 
     def __init__(self, trace: TraceFile, ordinal: int, name: str, pids: Mapping[int, int]) -> None:
         self._trace, self._ordinal, self._pids = trace, ordinal, pids

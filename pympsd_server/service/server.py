@@ -38,7 +38,7 @@ from pympsd_server.state_machine.server_phase import MOVES, ServerPhase
 DELETED: Final = RequestRefused(
     0, Result.ERROR_MPS_CLIENT_TERMINATED, "an operator ended the MPS server of this process, with its clients"
 )
-"""The last message of a server, to no request."""
+"""The last message of a server, which answers no request."""
 FAULT_STATUS: Final = 1
 """The exit status of a server that a fatal fault ends."""
 _LIMITS_OF_MEMORY: Final = (*MEMORY_LIMITS, OF_CONTAINER)

@@ -50,6 +50,7 @@ def test_without_a_daemon_it_says_so_once_and_runs() -> None:
     assert "running on a private emulated device" in done.stderr
 
 
+@pytest.mark.long
 def test_the_warning_points_at_the_program_and_can_be_silenced() -> None:
     assert "<string>:" in _run("ready()").stderr
     done = _run("ready()", "-Wignore::RuntimeWarning")
@@ -70,6 +71,7 @@ def test_a_requirement_that_is_neither_yes_nor_no_runs_on_nothing() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.long
 def test_empty_settings_are_none() -> None:
     ours = ("BACKEND", "WORKER", "LAUNCHES", "EMULATED_DEVICES", "REQUIRE_MPS", "LENIENT_LIMITS")
     done = _run("ready(); print('ready')", "-Wignore::RuntimeWarning", **{f"PYMPSD_{name}": "" for name in ours})
@@ -135,6 +137,7 @@ def test_after_fork_calls_fail_in_the_child_and_work_in_the_parent() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_a_process_that_forked_before_cuinit_is_like_any_other() -> None:
     program = """
     child = os.fork()
@@ -167,6 +170,7 @@ def test_after_the_end_calls_say_that_the_driver_is_shutting_down() -> None:
     assert (done.returncode, done.stdout) == (0, str(["CUDA_ERROR_DEINITIALIZED"] * 6) + "\n"), done.stderr
 
 
+@pytest.mark.long(but=["os.kill(os.getpid(), 9)", "sys.exit(3)"])
 @pytest.mark.parametrize("end", ["pass", "sys.exit(3)", "raise ValueError", "os._exit(0)", "os.kill(os.getpid(), 9)"])
 def test_however_a_process_ends_its_executor_ends(end: str) -> None:
     done = _run(f"ready(); print(*children(), flush=True); {end}", "-Wignore::RuntimeWarning")

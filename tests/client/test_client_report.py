@@ -37,6 +37,7 @@ def test_without_a_daemon(tmp_path: Path) -> None:
     assert "start a daemon (pympsd -d)" in wrong
 
 
+@pytest.mark.long
 def test_a_daemon_elsewhere_is_named(tmp_path: Path) -> None:
     """As with the unit of a user's own daemon; that of root's is at /run/nvidia-mps."""
     with Daemon(machine="2xA100") as daemon:
@@ -52,6 +53,7 @@ def test_a_daemon_elsewhere_is_named(tmp_path: Path) -> None:
         assert report(tmp_path, **settings)[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 def test_roots_daemon_of_the_systemd_unit_is_named_and_login_shells_find_it(tmp_path: Path) -> None:
     start = f"{Path(sys.executable).parent}/pympsd -d"
@@ -88,6 +90,7 @@ def test_what_cuinit_refuses_is_said(tmp_path: Path) -> None:
     assert "PYMPSD_REQUIRE_MPS=1 asks for one" in output.splitlines()[-1]
 
 
+@pytest.mark.long(but=["broken---help-buffered", "closed--unbuffered", "full--buffered"])
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("option", ["", "--help"])
 @pytest.mark.parametrize(
@@ -137,6 +140,7 @@ def test_a_vendors_server_that_is_not_there_is_said(tmp_path: Path) -> None:
     assert "wrong: PYMPSD_BACKEND=vendor: no nvidia-cuda-mps-server is in PATH; name the driver's in" in output
 
 
+@pytest.mark.long
 def test_a_stopped_daemon_is_said(tmp_path: Path) -> None:
     with Daemon(machine="H200") as daemon:
         suspend(daemon.pid)

@@ -25,6 +25,8 @@ from tests.client.fake_executor import OPCODES, FakeExecutor
 from tests.client.launch_cache_executors import ONE, Launches, launches
 from tests.client.launcher_rig import SECONDS, TYPES, Number, extension, run_python
 
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
 __all__ = ["launches"]
 
 R = cuda.CUresult
@@ -210,7 +212,7 @@ def _launches(draw: st.DrawFn) -> tuple[tuple[Any, ...], list[int], tuple[Any, .
     return types, gaps, tuple(values), odd >= len(types)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4 * EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_launches())
 def test_values_are_packed_as_without_the_cache(
     launcher: Launcher, launch: tuple[tuple[Any, ...], list[int], tuple[Any, ...], bool]

@@ -47,6 +47,7 @@ def _client(daemon: RunningDaemon, **where: str) -> subprocess.Popen[str]:
     return client
 
 
+@pytest.mark.long
 def test_what_runs_is_reported_in_values(daemon: Daemon) -> None:
     assert [(device.ordinal, device.name) for device in daemon.devices()] == [(0, "NVIDIA H200"), (1, "NVIDIA H200")]
     assert (daemon.servers(), daemon.ps(), daemon.waiting()) == ((), (), ())
@@ -91,7 +92,7 @@ def test_a_daemon_ends_with_its_servers_clients_or_not(protocol: int) -> None:
         daemon.ps()
 
 
-@pytest.mark.long(but=["9"])
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_daemon_that_somebody_else_ends_is_no_error(number: signal.Signals) -> None:
     with Daemon(machine="2xH200") as daemon:
@@ -128,6 +129,7 @@ def test_a_directory_whose_name_is_too_long_is_said(tmp_path: Path, monkeypatch:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_logs_of_named_servers() -> None:
     with Daemon(machine="H200", protocol=3) as daemon:
         daemon.command("server create a")
@@ -152,6 +154,7 @@ def test_attaching_to_a_daemon_that_runs(daemon: Daemon, monkeypatch: pytest.Mon
     assert RunningDaemon().devices() == daemon.devices()
 
 
+@pytest.mark.long
 def test_clients_of_namespaces() -> None:
     with Daemon(machine="2xH200", protocol=3) as daemon:
         daemon.command("server create a")
@@ -197,6 +200,7 @@ def test_a_configuration_file_is_applied(tmp_path: Path) -> None:
             daemon.command(f"config apply {tmp_path}/none.toml")
 
 
+@pytest.mark.long
 def test_a_daemon_that_was_killed_is_started_again() -> None:
     with Daemon(machine="2xH200") as daemon:
         client = _client(daemon)

@@ -12,6 +12,7 @@ from examples import modules_with_examples
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
 
+@pytest.mark.long
 def test_the_examples_of_the_page() -> None:
     report = doctest.testfile(str(PAGE), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert report.failed == 0

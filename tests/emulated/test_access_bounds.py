@@ -23,6 +23,8 @@ from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, Misaligned
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device
 
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
 TIERS = ()
 SIZE = 2048
 """The bytes of each space that the kernels may access."""
@@ -228,19 +230,20 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=EXAMPLES // 4)
 @given(case=cases())
 def test_nothing_outside_is_touched(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(monkeypatch, case)
 
 
 @pytest.mark.long("")
-@settings(SETTINGS, max_examples=150)
+@settings(SETTINGS, max_examples=150 * EXAMPLES // 100)
 @given(case=cases())
 def test_nothing_outside_is_touched_by_many_kernels(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(monkeypatch, case)
 
 
+@pytest.mark.long(but=["False-8-global", "True-16-generic shared", "False-32-local"])
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("bits", [8, 16, 32])
 @pytest.mark.parametrize("is_uniform", [False, True])
@@ -258,6 +261,7 @@ def test_all_of_several_accesses_off_a_base_are_inside(
             check(monkeypatch, evolve(case, start=start + (width if start > 0 else -width)))
 
 
+@pytest.mark.long(but=["False-narrow shared", "True-generic global"])
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("is_uniform", [False, True])
 def test_each_of_several_accesses_off_a_base_is_aligned(
@@ -285,6 +289,7 @@ FORMS = {
 }
 
 
+@pytest.mark.long(but=["False-global", "True-generic local"])
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("is_misaligned", [False, True])
 def test_every_form_names_the_thread_that_faults(

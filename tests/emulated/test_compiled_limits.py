@@ -80,6 +80,7 @@ def everywhere(blocks: int) -> str:
     )
 
 
+@pytest.mark.long(but=["compiled-blocks", "compiled-text"])
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -230,7 +231,7 @@ def test_a_peer_is_mapped_while_a_kernel_runs_and_between_two_launches(tier: str
     device.space, other.space = (AddressSpace(BASE + (number << 24), 1 << 20, 1 << 22) for number in range(2))
     module, address, expected = device.load(HEADER + LONG), device.put(np.zeros(1, "u4")), 0
     there = other.put(np.full(1, 7, "u4"))
-    for rounds in (1, 1 << 16, 1):
+    for rounds in (1, 1 << 12, 1):
         (batch,) = batches(module, "k", (1, 1, 1), (1, 1, 1), (address, rounds))
         if rounds > 1:
             assert not batch.step(0, Never())

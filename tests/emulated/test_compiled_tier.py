@@ -574,21 +574,30 @@ def test_sequences_of_addresses_may_wrap(
 ) -> None:
     """Wherever an index of 32 bits wraps, both tiers reach the same memory, or name the same fault."""
     axis, block = shape
-    for shift in (6, -40, 2**31 - 30, 2**31 - 200, 2**32 - 30, 2**30 - 30):
-        for less in {shift * 4 - 4096, (shift - 2**32) * 4 - 4096, shift * 4 % 2**32 - 4096}:
-            answers = []
-            for tier in ("compiled", "numpy"):
-                monkeypatch.setenv("PYMPSD_TIER", tier)
-                device = Device(1 << 20)
-                address, data = device.put(np.arange(4096, dtype="u4")), np.zeros(4096, "u4")
-                ptx = HEADER + SEQUENCES.format(axis=axis, extend=EXTENSIONS[extend])
-                try:
-                    device.launch(device.load(ptx), "k", 1, block, address, shift % 2**32, less % 2**64)
-                except DeviceFault as fault:
-                    answers.append(str(fault))
-                else:
-                    answers.append(device.get(address, data).tolist())
-            assert answers[0] == answers[1], (shift, less)
+    ptx = HEADER + SEQUENCES.format(axis=axis, extend=EXTENSIONS[extend])
+    shifts = (6, -40, 2**31 - 30, 2**31 - 200, 2**32 - 30, 2**30 - 30)
+    cases = [
+        (shift, less)
+        for shift in shifts
+        for less in {shift * 4 - 4096, (shift - 2**32) * 4 - 4096, shift * 4 % 2**32 - 4096}
+    ]
+    answers: list[list[object]] = []
+    for tier in ("compiled", "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", tier)
+        device, data = Device(1 << 20), np.zeros(4096, "u4")
+        module, words = device.load(ptx), np.arange(4096, dtype="u4")
+        address = device.put(words)
+        answers.append([])
+        for shift, less in cases:
+            device.space.write(address, words.tobytes())
+            try:
+                device.launch(module, "k", 1, block, address, shift % 2**32, less % 2**64)
+            except DeviceFault as fault:
+                answers[-1].append(str(fault))
+            else:
+                answers[-1].append(device.get(address, data).tolist())
+    for case, compiled, translated in zip(cases, *answers, strict=True):
+        assert compiled == translated, case
 
 
 SMALL = """.visible .entry k(.param .u64 p)

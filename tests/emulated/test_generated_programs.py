@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tests.emulated.harness import HEADER, Device
 
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
 TIERS = ("numpy",)
 REGISTERS, SLOTS, THREADS = 5, 4, 40
 MASK = 0xFFFFFFFF
@@ -244,7 +246,7 @@ def translate(program: list[Statement]) -> np.ndarray[Any, Any]:
     return device.get(address, out)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 * EXAMPLES // 100, deadline=None)
 @given(programs)
 def test_same_as_interpreted(program: list[Statement]) -> None:
     np.testing.assert_array_equal(translate(program), interpret(program))

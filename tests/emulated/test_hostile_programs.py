@@ -118,6 +118,7 @@ def test_the_size_of_a_translated_kernel_is_bounded(monkeypatch: pytest.MonkeyPa
         _ = load_program(kernel(loops(20, 1000)).encode()).kernels["k"]
 
 
+@pytest.mark.long
 def test_many_loops_with_many_registers_take_little_memory() -> None:
     """Compiled as one source they take 1.4 GB."""
     device = Device()

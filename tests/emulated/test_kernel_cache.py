@@ -116,6 +116,7 @@ def run(what: str, directory: Path, *within: str) -> str:
     return errors
 
 
+@pytest.mark.long
 def test_what_another_process_has_compiled_runs_compiled_at_once(folder: Path) -> None:
     assert not is_compiled(text(), 4950)
     assert run("", folder.parent) == ""
@@ -125,6 +126,7 @@ def test_what_another_process_has_compiled_runs_compiled_at_once(folder: Path) -
     assert (folder.stat().st_mode & 0o777, {file.stat().st_mode & 0o777 for file in files()}) == (0o700, {0o600})
 
 
+@pytest.mark.long
 def test_files_have_nothing_of_the_process_that_wrote_them(folder: Path, tmp_path: Path) -> None:
     """No address above all: another process has others."""
     run("", tmp_path)
@@ -262,6 +264,7 @@ def test_a_full_disk_is_reported_once_and_leaves_nothing(folder: Path) -> None:
     assert files() == set()
 
 
+@pytest.mark.long(but=["ro-Read-only file system"])
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
 @pytest.mark.parametrize(
     ("options", "reason"), [("size=4k", "No space left on device"), ("ro", "Read-only file system")]
@@ -286,6 +289,7 @@ def test_a_directory_that_cannot_be_made_is_reported_once(
     assert capfd.readouterr().err.count(f"not kept for later runs: {directory}/{os.geteuid()}: ") == 1
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_leaves_nothing_that_the_next_would_load(folder: Path) -> None:
     process = start("killed", folder.parent)
     with process:
@@ -307,6 +311,7 @@ SLOW = f"declare i32 @f(i32)\ndefine i32 @kernel(i32 %x0) {{\n{MANY_CALLS} ret i
 """LLVM's text, for which it takes many seconds."""
 
 
+@pytest.mark.long
 def test_a_kernel_that_takes_the_compiler_too_long_stays_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 
@@ -331,6 +336,7 @@ def test_a_failure_of_the_compiler_is_reported(
     assert "kernel k stays in NumPy: ChildProcessError" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_compiler_that_exhausts_its_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_process, "MAX_BYTES", 300 << 20)
     with pytest.raises(ChildProcessError):

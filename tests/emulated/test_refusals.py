@@ -13,6 +13,8 @@ from pympsd_server.ptx.loading.program import load_program
 from scripts.ptx_page import REFUSED, REFUSED_FORMS, REFUSED_REGISTERS, executes
 from tests.emulated.harness import HEADER
 
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
 
 def kernel(text: str) -> bytes:
     declarations = ".reg .b32 %r<9>; .reg .b64 %d<9>; .reg .pred %p<4>; .reg .f32 %f<9>;"
@@ -208,7 +210,7 @@ CORPUS = sorted((Path(__file__).parents[1] / "data" / "corpus").glob("*.ptx"))
 SMALL = [path.read_text().splitlines() for path in CORPUS if path.stat().st_size < 5000]
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.data())
 def test_a_mutilated_program_is_refused_or_loads(data: st.DataObject) -> None:
     lines = list(data.draw(st.sampled_from(SMALL)))

@@ -14,6 +14,8 @@ from pympsd_server.ptx.loading.program import load_program
 from pympsd_server.ptx.lowering.control_flow import build_blocks
 from tests.emulated.harness import HEADER, Device
 
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
 TIERS = ()
 THREADS = 128
 KERNEL = """.visible .entry k(.param .u64 p)
@@ -80,7 +82,7 @@ def test_addresses_that_depend_on_data_may_be_any() -> None:
     assert turns_of(ptx.replace("mov.u32 %w, 0;", "ld.shared.u32 %t, [%s+1536];")) == [BEFORE_STORE]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=EXAMPLES // 4, deadline=None)
 @given(
     phases=st.sampled_from([READ + WRITE, WRITE + READ]),
     compare=st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]),

@@ -175,6 +175,7 @@ def test_a_client_that_reads_late_gets_every_answer(pair: Pair) -> None:
         assert [late.answer(number).result for number in numbers] == [0] * len(numbers)
 
 
+@pytest.mark.long
 def test_work_without_end_waits_in_the_clients_own_socket(pair: Pair) -> None:
     with pair.bad_client() as greedy:
         module, _ = greedy.load()

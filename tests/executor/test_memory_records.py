@@ -219,6 +219,7 @@ def test_a_copy_that_is_not_answered_does_not_reach_the_shared_memory(client: Ra
     assert "COPY_3D_STAGED" in answer.reason
 
 
+@pytest.mark.long
 def test_copies_of_rows_on_the_device_leave_no_answers_unread(client: RawClient) -> None:
     # 24 bytes of answer to each of them would be more than an executor keeps for a client that reads none.
     count = MAX_KEPT_BYTES // records.HEADER_BYTES + 100

@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Callable
 
+import pytest
 from attrs import evolve
 
 from pympsd.devices.machine import describe
@@ -65,6 +66,7 @@ def test_a_client_that_was_dropped_holds_its_memory_until_its_kernel_has_ended(s
     assert unrelated
 
 
+@pytest.mark.long
 def test_a_termination_says_that_a_kernel_runs_and_drops_what_waits(start: Start) -> None:
     owner = like_a_gpu(start)
     client = owner.attach(client=1, context=1)

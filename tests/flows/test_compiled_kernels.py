@@ -107,6 +107,7 @@ def half_written(kernels: Path) -> list[Path]:
 # --- processes that are killed while a kernel is compiled
 
 
+@pytest.mark.long
 def test_a_killed_compiler_costs_a_kernel_nothing_but_speed(
     daemon: DaemonProcess, make_client: MakeClient, slow: Path, quick: Path, kernels: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_killed_daemon_stops_no_compilation(daemon: DaemonProcess, make_client
     wait_until(lambda: not alive(compiler), "the end of a compilation that nobody needs")
 
 
+@pytest.mark.long
 def test_the_kernels_of_a_killed_client_are_not_compiled_for_others(
     daemon: DaemonProcess, make_client: MakeClient, endless: Path, kernels: Path
 ) -> None:
@@ -167,6 +169,7 @@ def test_the_kernels_of_a_killed_client_are_not_compiled_for_others(
 # --- users
 
 
+@pytest.mark.long
 @needs_root
 def test_a_users_many_processes_do_not_keep_another_users_kernel_waiting(
     make_daemon: MakeDaemon, directory: Path, endless: Path, kernels: Path
@@ -311,6 +314,7 @@ def test_a_damaged_kernel_is_compiled_again(
     assert file.read_bytes() == good
 
 
+@pytest.mark.long(but=["ro-Read-only file system"])
 @needs_root
 @pytest.mark.parametrize(
     ("options", "reason"), [("size=4k", "No space left on device"), ("ro", "Read-only file system")]

@@ -58,6 +58,7 @@ def test_a_hundred_that_say_nothing(daemon: DaemonProcess, at_its_end_no_descrip
         is_prompt(daemon)
 
 
+@pytest.mark.long
 def test_a_hundred_that_read_nothing(daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None) -> None:
     with ExitStack() as stack:
         for _ in range(100):

@@ -60,7 +60,7 @@ def test_c1_the_next_commands_find_it_at_once(make_daemon: MakeDaemon) -> None:
     os.waitpid(int(pid), 0)
 
 
-@pytest.mark.long(but=["<&- >&- 2>&-"])
+@pytest.mark.long
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_c2_descriptors_that_the_caller_closed_are_not_taken_for_others(make_daemon: MakeDaemon, closed: str) -> None:
     daemon = make_daemon()
@@ -277,6 +277,7 @@ def test_c12_a_pipe_directory_of_any_mode(make_daemon: MakeDaemon, mode: int) ->
         assert daemon.say("get_server_list", uid=OTHER) == ""
 
 
+@pytest.mark.long
 def test_c12_a_pipe_directory_that_is_a_bind_mount(make_daemon: MakeDaemon) -> None:
     """The daemon sees it under another path than its callers do, in a mount namespace of its own."""
     daemon = make_daemon()
@@ -441,7 +442,7 @@ def test_c16_c17_the_unit_of_the_ecs_image(
     assert supervisor.stop(whole_group=False) == (0, [])
 
 
-@pytest.mark.long(but=["KillMode=mixed-/dev/null"])
+@pytest.mark.long
 @pytest.mark.parametrize("stdin_closed", [False, True], ids=["/dev/null", "closed"])
 @pytest.mark.parametrize("whole_group", [False, True], ids=["KillMode=mixed", "KillMode=control-group"])
 def test_c17_foreground_stays_restarts_and_takes_the_unit_along(

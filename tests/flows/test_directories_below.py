@@ -64,7 +64,7 @@ def second(daemon: DaemonProcess) -> Iterator[Second]:
     return Second(daemon)
 
 
-@pytest.mark.long(but=["--replace -p 3"])
+@pytest.mark.long
 @pytest.mark.parametrize("words", [(), ("-p", "3"), ("--replace",), ("--replace", "-p", "3")], ids=" ".join)
 def test_a_directory_of_a_namespace_takes_no_other_daemon(
     daemon: DaemonProcess, second: Second, words: tuple[str, ...]

@@ -366,6 +366,7 @@ def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProces
         assert output <= {HELLO, b""}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_many_descriptors")
 def test_a_thousand_clients_who_take_no_connection_cost_nobody_anything(daemon: DaemonProcess) -> None:
     """Nor does one that is stopped or busy, in whatever container: its server hears of it when it continues."""
@@ -470,7 +471,7 @@ def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonPro
     wait_until(lambda: count_watched(daemon) <= before, seconds=5)
 
 
-@pytest.mark.long(but=["0"])
+@pytest.mark.long
 @pytest.mark.parametrize("_time", range(4))
 def test_a_daemon_that_is_stopped_while_a_client_answers_its_server_does_not_drop_it(
     daemon: DaemonProcess, _time: int

@@ -163,6 +163,7 @@ def test_lists_show_what_the_daemon_has_set_for_a_client_and_how_many_more_fit(
         assert device["free_clients"] == 45
 
 
+@pytest.mark.long
 def test_nvml_that_fails_is_logged_and_tried_again_later(
     start_driver_daemon: Callable[..., DaemonProcess], nvml: dict[str, str]
 ) -> None:

@@ -37,7 +37,7 @@ def _is_gone_without_a_trace(daemon: DaemonProcess, family: list[int], shared: s
     assert list_shared_memory() == shared
 
 
-@pytest.mark.long(but=["quit -t 1-endless", "SIGTERM-stopped server"])
+@pytest.mark.long
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["quit -t 1", "SIGTERM"])
 def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, state: str) -> None:

@@ -99,6 +99,7 @@ def test_a_thousand_connections_cost_no_more_than_is_documented(
     assert bool(list_closed()) == (kind in ("half_frames", "unread"))
 
 
+@pytest.mark.long
 def test_users_together_leave_buffers_for_another_and_for_root(daemon: DaemonProcess) -> None:
     control = str(daemon.directory / "pipe" / "control")
     with hostile(daemon, "half_frames", count=40), hostile(daemon, "unread", count=400, uid=HONEST + 1):

@@ -97,6 +97,7 @@ def total(client: ClientProcess) -> int:
     return int(client.do("mem").split()[1]) >> 10
 
 
+@pytest.mark.long
 def test_the_kernels_limits_hold(
     daemon: DaemonProcess, join: Callable[..., ClientProcess], write: Callable[..., None], cgroups: Cgroups
 ) -> None:

@@ -128,7 +128,7 @@ def test_a_log_that_cannot_be_reopened_is_named(make_daemon: MakeDaemon, protoco
 # --- dialects
 
 
-@pytest.mark.long(but=["r580-environment", "json-option"])
+@pytest.mark.long(but=["json-option"])
 @pytest.mark.parametrize("by", ["option", "option with =", "environment"])
 @pytest.mark.parametrize("dialect", ["documented", "r580", "json"])
 def test_dialects(make_daemon: MakeDaemon, dialect: str, by: str) -> None:
@@ -171,7 +171,7 @@ def test_a_dialect_that_is_none(make_daemon: MakeDaemon) -> None:
 # --- signals
 
 
-@pytest.mark.long(but=["15"])
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_busy_clients_within_a_bound(
     daemon: DaemonProcess, make_client: MakeClient, number: signal.Signals

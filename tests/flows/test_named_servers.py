@@ -303,6 +303,7 @@ def test_what_cannot_start_stays_as_failed(make_daemon: Callable[..., DaemonProc
     assert ctl(daemon, "server get a status") == "Ready"
 
 
+@pytest.mark.long
 def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
     make_daemon: Callable[..., DaemonProcess], launcher: Path
 ) -> None:
@@ -417,6 +418,7 @@ def test_help_is_not_in_the_log(daemon: DaemonProcess) -> None:
     assert len(added) == 1
 
 
+@pytest.mark.long
 def test_help_is_that_of_the_daemon_that_runs(daemon: DaemonProcess) -> None:
     helped = [daemon.run(words).stdout for words in (["--help"], ["-h"], ["-p", "2", "--help"], ["-p", "3", "-h"])]
     assert set(helped) == {helped[0]}

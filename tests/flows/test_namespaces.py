@@ -154,7 +154,7 @@ def test_no_client_is_terminated_by_a_pid_that_belongs_to_none(
     assert out_here.do("add") == sibling.do("add") == RIGHT
 
 
-@pytest.mark.long(but=["sibling"])
+@pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1], ids=["out here", "sibling"])
 def test_the_end_of_a_client_that_cannot_be_seen_is_noticed(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess], which: int

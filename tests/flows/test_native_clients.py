@@ -112,6 +112,7 @@ def test_a_python_without_pympsd_loads_the_library_itself(daemon: DaemonProcess,
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
+@pytest.mark.long
 def test_a_daemon_that_a_routed_program_starts_is_not_routed_and_neither_is_its_server(
     make_daemon: Callable[..., DaemonProcess],
 ) -> None:

@@ -154,6 +154,7 @@ def sockets_of(pid: int) -> list[str]:
     return sorted(paths)
 
 
+@pytest.mark.long
 def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
     listening = ["control", "control_privileged"]
@@ -164,6 +165,7 @@ def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonPro
     assert [name for names in paths.values() for name in names if name] == listening
 
 
+@pytest.mark.long
 def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
     executor = processes_of(daemon, owner)["executor"]
     links = [os.readlink(fd) for fd in Path(f"/proc/{executor}/fd").iterdir()]
@@ -173,6 +175,7 @@ def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess
     assert not [name for name in list_shared_memory() if "pympsd" in name]
 
 
+@pytest.mark.long
 def test_what_the_daemon_remembers_is_for_its_own_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
     pipe = daemon.directory / "pipe"
     tried = as_user(
@@ -198,7 +201,7 @@ for name in ("pympsd.state", "control"):
     assert (pipe / "pympsd.state").exists()
 
 
-@pytest.mark.long(but=["Server"])
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["Server", "Control"])
 def test_a_line_through_the_fifo_is_marked_other_whatever_it_imitates(
     daemon: DaemonProcess, owner: ClientProcess, source: str
@@ -227,6 +230,7 @@ def hello(pid: int) -> ClientHello:
     return ClientHello(Versions(), pid, "forged\n[2026 Server 1] x", 0, {})
 
 
+@pytest.mark.long
 def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: ClientProcess) -> None:
     processes = processes_of(daemon, owner)
     server = processes["server"]

@@ -225,6 +225,7 @@ def test_c7_c9_environ_still_shows_the_pipe_directory(daemon: DaemonProcess) -> 
     assert f"CUDA_MPS_PIPE_DIRECTORY={daemon.directory}/pipe".encode() in environ
 
 
+@pytest.mark.long(but=["15"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly(daemon: DaemonProcess, number: signal.Signals) -> None:
     daemon.say("start_server -uid 0\n")
@@ -268,6 +269,7 @@ def test_what_it_cannot_start_with_is_explained(
     assert word in done.stderr
 
 
+@pytest.mark.long
 def test_what_no_executor_could_start_with_replaces_no_daemon(
     daemon: DaemonProcess, make_daemon: Callable[..., DaemonProcess]
 ) -> None:
@@ -361,6 +363,7 @@ def test_python_dash_m_works_too(daemon: DaemonProcess) -> None:
     assert (done.returncode, done.stdout) == (0, b'Unknown command "foo"\n')
 
 
+@pytest.mark.long
 def test_a_foreground_daemon_whose_output_is_not_read_goes_on(directory: Path) -> None:
     daemon = DaemonProcess(directory)
     words, null = [PYMPSD, "-f"], subprocess.DEVNULL

@@ -114,6 +114,7 @@ def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_client
     assert daemon.servers() == []
 
 
+@pytest.mark.long
 def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     daemon: DaemonProcess, make_client: Make, make_spinner: Callable[[], ClientProcess]
 ) -> None:

@@ -81,6 +81,7 @@ def get_explained(daemon: DaemonProcess, **settings: str) -> list[str]:
     return done.stderr.splitlines()
 
 
+@pytest.mark.long
 def test_a_program_that_imports_the_client_explains(daemon: DaemonProcess) -> None:
     wrong = {PERCENTAGE: "abc", PRIORITY: "high"}
     lines = get_explained(daemon, PYMPSD_EXPLAIN="1", **wrong)

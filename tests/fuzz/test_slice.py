@@ -33,6 +33,7 @@ def test_sessions_with_a_running_daemon(daemon: DaemonProcess) -> None:
     assert daemon.run([], "ps").returncode == 0
 
 
+@pytest.mark.long
 def test_a_clients_sessions_with_a_running_server(daemon: DaemonProcess) -> None:
     good = daemon.client().connect()
     try:
@@ -44,6 +45,7 @@ def test_a_clients_sessions_with_a_running_server(daemon: DaemonProcess) -> None
     assert outcome.checks > 10
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="the visitors are root")
 def test_sessions_with_a_daemon_that_leads_the_drivers_server(daemon: DaemonProcess) -> None:
     daemon.say("quit")
@@ -66,6 +68,7 @@ def test_our_tool_with_a_daemon_that_lies(tmp_path: Path) -> None:
     assert set(statuses) == {0, 1}
 
 
+@pytest.mark.long(but=["native"])
 @pytest.mark.parametrize("workers", ["python", "native"])
 def test_records_to_a_running_executor(monkeypatch: pytest.MonkeyPatch, workers: str) -> None:
     if workers == "native" and shutil.which("cc") is None:

@@ -24,7 +24,7 @@ WAKE_UP_SECONDS = 2.5
 MEASURED_SECONDS = 0.3
 
 
-@pytest.mark.long(but=["1000"])
+@pytest.mark.long
 @pytest.mark.parametrize("spin_ns", [1000, 3000])
 def test_no_wake_up_is_lost(make_rig: Callable[..., Rig], driver: FakeDriver, spin_ns: int) -> None:
     """Records arrive just as the worker goes to sleep; a lost wake-up lasts until its sleep is over.

@@ -62,6 +62,7 @@ def _by_nvml(nvml: Nvml) -> tuple[list[list[str]], list[list[str]]]:
     return devices, sorted(processes)
 
 
+@pytest.mark.long
 def test_the_utilization_is_that_of_the_last_second(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, nvml = node.daemon("a"), Nvml.load()
     for name, value in daemon.environment.items():

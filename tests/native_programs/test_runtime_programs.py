@@ -110,6 +110,7 @@ def test_the_runtime_of_pympsd_is_refused_by_name_where_the_program_would_run_na
     assert "start a daemon (pympsd -d), or the program without pympsd-run" in done.stderr
 
 
+@pytest.mark.long(but=["{'PYMPSD_EMULATED_DEVICES': '2xH200'}"])
 @pytest.mark.parametrize("setting", [{"PYMPSD_BACKEND": "emulated"}, {"PYMPSD_EMULATED_DEVICES": "2xH200"}], ids=str)
 def test_the_emulated_gpu_can_be_selected_on_a_machine_with_a_driver(
     setting: dict[str, str], compile_program: Compile, with_driver: dict[str, str], tmp_path: Path

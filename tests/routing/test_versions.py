@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.routing.conftest import BEGINNING, Run
 
 BEGIN = f"""{BEGINNING}
@@ -18,6 +20,7 @@ def fetch(of=memory):
 """
 
 
+@pytest.mark.long
 def test_memory_pools_and_a_launch(run: Run, cuda_12: str) -> None:
     program = """
 ok(cuda.cuMemcpyHtoD(memory, ctypes.addressof(host), 64))

@@ -157,6 +157,7 @@ def test_a_rehearsal(environment: dict[str, str], program: Path, tmp_path: Path)
     assert again.stdout.strip() in done.stdout
 
 
+@pytest.mark.long
 def test_only_what_is_requested(environment: dict[str, str], program: Path, tmp_path: Path) -> None:
     place = tmp_path / "figures.json"
     done = bench(environment, "--program", str(program), "--only", "ps", "--json", str(place))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import SECONDS
 
 from pympsd.control import Daemon
@@ -25,6 +26,7 @@ def test_provisioning_shows_what_its_page_says() -> None:
     assert output.endswith("All was as it should be.\n")
 
 
+@pytest.mark.long
 def test_the_clients_program_runs_anywhere_and_prints_its_data(tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PROGRAMS.read_text(), re.DOTALL)
     expected = re.findall(r"^print\(numbers\)  # (.*)$", block, re.MULTILINE)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 CONFTEST = """
 from tests.gpu.record import Record
@@ -43,6 +45,7 @@ def pytest_in(folder: Path, *arguments: str, **more: tuple[int, ...]) -> subproc
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_has_recorded_what_failed(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     (tmp_path / "test_it.py").write_text(TESTS.replace("WRITER", str(writer)))
@@ -66,6 +69,7 @@ def test_what_cannot_be_collected_is_recorded(tmp_path: Path) -> None:
     assert "No module named 'nothing_of_that_name'" in (tmp_path / "record").read_text(), output
 
 
+@pytest.mark.long
 def test_the_summary_does_not_say_it_again(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_that_fails():\n    assert 1 == 2, 'as it should'\n")
     output, _ = pytest_in(tmp_path).communicate(timeout=SECONDS)

@@ -196,6 +196,7 @@ def scripts_with(node: BatchNode, settings: str) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_settings_are_in_a_file_of_roots(node: BatchNode) -> None:
     folder = scripts_with(node, f"MPS_DEVICES=1\nMPS_PATIENCE=$(date > {node.directory}/read; echo 5)\n")
     output = node.run(
@@ -240,12 +241,14 @@ RUNNING = [
 STILL = f"{LISTED} | cmp - $CUDA_MPS_LOG_DIRECTORY/before && echo same"
 
 
+@pytest.mark.long
 def test_a_daemon_that_runs_already_is_left_alone(node: BatchNode) -> None:
     output = node.run(*RUNNING, f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", STILL, SHOW)
     assert output == ["prologue 2", "same", "Default Prohibited "]
     assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
 
 
+@pytest.mark.long
 def test_a_user_that_is_not_there_changes_nothing(node: BatchNode) -> None:
     unknown = PROLOGUE.replace("nobody", "no-such-user")
     output = node.run(*RUNNING, f"{unknown} MPS=true; echo prologue $?", STILL, SHOW)
@@ -305,6 +308,7 @@ def test_a_node_whose_compute_mode_stays_is_marked_offline(node: BatchNode) -> N
     ]
 
 
+@pytest.mark.long
 def test_the_documents_own_uses_of_nvidia_smi(node: BatchNode) -> None:
     """Chapter 4.1.3 and 5.1.1.1, line by line."""
     output = node.run(

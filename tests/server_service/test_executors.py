@@ -234,6 +234,7 @@ async def test_the_memory_of_all_users_clients_on_a_device_is_reported_together(
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.long
 async def test_the_utilization_of_executors_of_a_device_adds_up_until_they_end() -> None:
     slots = [ExecutorSlot(0, user) for user in (500, 600)]
     with trio.fail_after(SECONDS), ExitStack() as clients:

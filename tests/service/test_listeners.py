@@ -296,6 +296,7 @@ async def test_an_operators_line_of_any_length_is_answered(daemon: RunningDaemon
     assert await daemon.still_answers()
 
 
+@pytest.mark.long
 @with_limit
 async def test_an_operator_that_does_not_read_does_not_block_others(daemon: RunningDaemon) -> None:
     operator = await daemon.operator()

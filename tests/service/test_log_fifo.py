@@ -71,6 +71,7 @@ async def test_a_line_in_pieces_is_one_line(daemon: RunningDaemon, fifo: int) ->
     assert await _lines(daemon, 1) == ["first half"]
 
 
+@pytest.mark.long
 @with_limit
 async def test_a_flood_is_cut_and_counted(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, b"x\n" * (LINES_PER_SECOND + 50))
@@ -179,6 +180,7 @@ async def test_a_record_has_its_own_time_if_that_is_near(daemon: RunningDaemon, 
     assert int(before) <= times[1].timestamp() <= time.time()
 
 
+@pytest.mark.long
 @with_limit
 async def test_servers_do_not_share_the_limit_of_others(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, b"x\n" * (LINES_PER_SECOND + 1) + _record(b"Exiting") * (LINES_PER_SECOND + 1))

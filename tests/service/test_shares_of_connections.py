@@ -173,6 +173,7 @@ async def test_one_answer_waits_for_its_reader_and_only_for_a_time(
     assert daemon.sentences()[-1] == make_closed_line(HOSTILE, "it has not read within 30 s what was sent to it")
 
 
+@pytest.mark.long
 @with_limit
 async def test_answers_that_nobody_reads_come_out_of_the_share(
     daemon: RunningDaemon, users: Users, share: int

@@ -195,6 +195,7 @@ def get_shown(daemon_environment: dict[str, str], *arguments: str, **more: str) 
     return subprocess.run([SMI, *arguments], env=environment, capture_output=True, text=True, timeout=SECONDS)
 
 
+@pytest.mark.long(but=["2"])
 @pytest.mark.parametrize("protocol", ["2", "3"])
 def test_the_machine_is_that_of_the_daemon(node: Node, protocol: str) -> None:
     state = node.directory / "state"

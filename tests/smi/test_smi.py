@@ -209,6 +209,7 @@ def test_a_user_sees_what_root_set(node: Node) -> None:
     assert done.stdout == "compute_mode\nProhibited\n"
 
 
+@pytest.mark.long
 def test_a_locked_folder_is_reported_and_nothing_is_reset(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()

@@ -16,15 +16,17 @@ from daemon_machine import (
 from hypothesis import settings
 from static_machine import CrowdedStaticMachine, StaticMachine
 
-DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
-OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-FewestTurnsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-NoOvertakingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TogetherMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-CrowdedMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
-StaticMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
-CrowdedStaticMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
+DaemonMachine.TestCase.settings = settings(max_examples=150 * EXAMPLES // 100, stateful_step_count=40)
+OwnDaemonMachine.TestCase.settings = settings(max_examples=60 * EXAMPLES // 100, stateful_step_count=30)
+FewestTurnsMachine.TestCase.settings = settings(max_examples=60 * EXAMPLES // 100, stateful_step_count=40)
+NoOvertakingMachine.TestCase.settings = settings(max_examples=60 * EXAMPLES // 100, stateful_step_count=40)
+MultiuserMachine.TestCase.settings = settings(max_examples=60 * EXAMPLES // 100, stateful_step_count=40)
+TogetherMachine.TestCase.settings = settings(max_examples=60 * EXAMPLES // 100, stateful_step_count=40)
+CrowdedMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
+StaticMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40)
+CrowdedStaticMachine.TestCase.settings = settings(max_examples=60 * EXAMPLES // 100, stateful_step_count=40)
 TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
 TestFewestTurnsDaemon = FewestTurnsMachine.TestCase

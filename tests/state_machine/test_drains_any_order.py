@@ -21,6 +21,8 @@ from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
 from pympsd.vocabulary.identities import Peer
 
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
 DEVICES = describe("H200")
 UIDS = (500, 600)
 TARGETS = st.sampled_from(["--all", *(f"--user={uid}" for uid in UIDS), *(f"--server=uid_{uid}" for uid in UIDS)])
@@ -273,4 +275,4 @@ class DrainMachine(RuleBasedStateMachine):
 
 
 TestDrains = DrainMachine.TestCase
-TestDrains.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDrains.settings = settings(max_examples=60 * EXAMPLES // 100, stateful_step_count=40, deadline=None)

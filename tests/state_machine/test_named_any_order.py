@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import settings
 from named_machine import MultiuserNamedMachine, NamedMachine
 
-NamedMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
-MultiuserNamedMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+EXAMPLES = settings.default.max_examples  # fewer if the long tests are left out
+
+NamedMachine.TestCase.settings = settings(max_examples=150 * EXAMPLES // 100, stateful_step_count=30)
+MultiuserNamedMachine.TestCase.settings = settings(max_examples=40 * EXAMPLES // 100, stateful_step_count=30)
 TestNamedServers = NamedMachine.TestCase
 TestNamedServersOfRoot = MultiuserNamedMachine.TestCase
 

@@ -34,7 +34,7 @@ class Recorded:
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
     missing_is_logged_only: bool = False
-    """That line is in the log, and not printed."""
+    """True if that line is logged but not printed."""
     prints_anyway: bool = False
     """The answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
@@ -61,7 +61,7 @@ WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality dom
 """Options of later drivers that are accepted without an effect, and why."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
-"""Counterparts in protocol 3 of commands with their first word, if that makes another one of them."""
+"""The counterparts in protocol 3 of commands, by first word, if the first word changes the counterpart."""
 
 
 # --- numbers as C reads them: the leading digits of a word, without the rest
@@ -105,7 +105,7 @@ def read_leading_float(word: str) -> float | None:
 def read_optional_pid(word: str) -> int | None:
     """Return a PID; None for a word that does not begin with a number.
 
-    Raise Refused for a word that only begins with a number, or has one that is too large.
+    Raise Refused for a word that only begins with a number, or whose number is too large.
     """
     pid = read_leading_integer(word)
     digits = word.removeprefix("-").removeprefix("+")
@@ -140,10 +140,10 @@ def read_user_id(word: str) -> int | None:
 
 @frozen
 class LoosePercentage:
-    """A percentage of which the driver reads the first characters."""
+    """A percentage as the driver reads it: from the first characters of a word."""
 
     value: ThreadPercentage | None
-    """None: it is missing or not valid."""
+    """The percentage; None: it is missing or not valid."""
     note: str
     """A note if characters follow that C does not read: ``33,3`` is 33."""
 
@@ -152,7 +152,9 @@ ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage must be one n
 
 
 def read_percentage(word: str) -> LoosePercentage:
-    """Return the percentage that a word begins with. Raise Refused for one by device: of ``1=50`` C reads 1."""
+    """Return the percentage that a word begins with. Raise Refused for a percentage by device, because C reads 1 from
+    ``1=50``.
+    """
     if "=" in word:
         raise CommandRefused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
     number = read_leading_float(word)

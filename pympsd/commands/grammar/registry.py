@@ -269,7 +269,7 @@ def refuse_translated(name: str, text: str) -> Answer:
 COMMANDS: Final[dict[str, Command]] = {}
 """The commands of both protocols by name: ``ps``, ``server list``."""
 _VERBS: Final[dict[tuple[str, int], dict[str, Command]]] = {}
-"""The same commands of protocol 3 by module and protocol, then by verb."""
+"""The commands of protocol 3 by module and protocol, then by verb."""
 
 
 def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:

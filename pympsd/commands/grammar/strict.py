@@ -93,8 +93,8 @@ def _describe_unknown(syntax: Syntax, option: str) -> str:
 
 
 def _places(syntax: Syntax, options: Mapping[str, str | None], count: int) -> list[Argument]:
-    """Return the positional arguments that words stand for: without those that are given as options, unless there are
-    ``count`` words and that is one for each.
+    """Return the positional arguments that words stand for: all of them if ``count`` is their number, else those not
+    given as options.
     """
     places = (*syntax.required, *syntax.optional)
     as_options = {name for name, option in syntax.instead.items() if option in options and count < len(places)}

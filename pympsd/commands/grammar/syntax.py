@@ -31,7 +31,7 @@ class CommandRefused(InputError):
 
 
 def keyword(name: str) -> str:
-    """Return the keyword by which a handler gets an argument or option.
+    """Return the keyword with which a handler gets an argument or option.
 
     >>> keyword("active-thread-percentage")
     'active_thread_percentage'

@@ -194,8 +194,8 @@ def _carry_out(
 
 
 def _try_changes(daemon: Daemon, planned: list[changes.Change], notes: list[str], force: bool) -> Answer:
-    """Return the answer that changes would get. Begin the changes on a copy of the state, because whether one is
-    possible may depend on those before it.
+    """Return the answer to changes without making them. Begin the changes on a copy of the state, because whether one
+    is possible may depend on those before it.
     """
     trial = deepcopy(daemon)
     compound = trial.compound_commands.begin(0)

@@ -49,4 +49,4 @@ LIMITS: Final = {row.name: Option(row.read, row.form) for row in sorted(TABLE, k
 """An option for each row of the table of limits, by name."""
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)
 MAXIMA: Final = {f"max-{row.name}": LIMITS[row.name] for row in WITH_MAXIMUM}
-"""An option for the maximum of each limit that a server may have one of."""
+"""An option for each limit of which a server may have a maximum."""

@@ -60,7 +60,9 @@ def examine(
 
 
 def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
-    """Return the server and namespace of a process that is a client, or those that it would get if it named none."""
+    """Return the server and namespace of a process that is a client, or those that it would get without naming
+    any.
+    """
     for process in daemon.servers.values():
         for client in process.clients.values():
             if str(client.pid) == pid:

@@ -1,4 +1,4 @@
-"""Which cgroups there are, and the files of the kernel's dmem controller (Linux 6.14); they are never written.
+"""The existing cgroups, and the files of the kernel's dmem controller (Linux 6.14); they are never written.
 
 The format of the files is that of cgroup-v2.rst, DMEM.
 """
@@ -87,8 +87,8 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 MAX_LEVELS: Final = 32
-"""Below this depth no files are read: a user can make many cgroups in one of its own, and the limits of each would be
-sent to a server. Those above bound them."""
+"""No files are read below this depth, because a user can make many cgroups in one of its own, and the limits of each
+would be sent to a server. The limits of the cgroups above hold anyway."""
 _ROOT: Final = Path(MOUNT)
 
 
@@ -117,7 +117,7 @@ def _text(file: Path) -> str:
 
 
 def find_existing_cgroups(paths: Iterable[str]) -> frozenset[str] | None:
-    """Return those of some paths that are cgroups of any hierarchy; None if that is unknown."""
+    """Return the paths that are cgroups of any hierarchy; None if that is unknown."""
     try:
         mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

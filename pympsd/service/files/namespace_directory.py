@@ -65,7 +65,7 @@ def listen(folder: int, kind: socket.SocketKind) -> socket.socket:
 
 
 def open_fifo(folder: int) -> int:
-    """Return a descriptor of the log FIFO of a directory; one that is there is used again. Raise OSError."""
+    """Return a descriptor of the log FIFO of a directory; an existing FIFO is used again. Raise OSError."""
     try:
         with _umask(0):
             os.mkfifo(files.LOG_FIFO, 0o777, dir_fd=folder)
@@ -80,7 +80,7 @@ def open_fifo(folder: int) -> int:
 
 
 def remove(folder: int, file: str) -> None:
-    """Remove a file of a directory if a daemon made it. Raise OSError, Foreign for one of another kind."""
+    """Remove a file of a directory if a daemon made it. Raise OSError, or Foreign for a file of another kind."""
     _check_remains(folder, file)
     remains.remove(file, folder)
 

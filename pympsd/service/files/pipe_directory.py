@@ -25,7 +25,7 @@ from pympsd.service.files.lock_holders import Holder, are_foreign, find_listener
 from pympsd.vocabulary import files
 
 MAX_LINKS: Final = 40
-"""As the kernel follows (path_resolution(7))."""
+"""The maximum of links to follow, which is the kernel's (path_resolution(7))."""
 
 
 class UntrustedLink(FileError, OSError):
@@ -94,7 +94,8 @@ MODES = {
 }
 PID_MODE = 0o644
 DRIVERS_PID_MODE = 0o666
-"""As recorded. A script that trusts the file would kill any other PID that is written there."""
+"""The mode of the driver's PID file, as recorded. A script that trusts the file would kill any other PID that is
+written there."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -215,7 +216,7 @@ class PipeDirectory:
                 os.close(fd)
 
     def mark_named_servers(self, has_named_servers: bool) -> None:
-        """Create the file that shows clients that there are named servers, or remove it; raise Unusable."""
+        """Create or remove the file that shows clients that named servers exist; raise Unusable."""
         path = self.name(files.NAMED_SERVERS)
         if has_named_servers:
             try:
@@ -304,7 +305,7 @@ def _check_listeners(requested_path: str, path: str) -> None:
 
 
 def _replace_lock(requested_path: str, file: str, holder: Holder) -> int:
-    """Take a new lock in the place of one that a process which is not a daemon holds, and return it."""
+    """Take a new lock in place of one that is held by a process that is not a daemon, and return it."""
     try:
         os.unlink(file)
         lock = os.open(file, LOCK_FLAGS | os.O_EXCL, MODES[files.LOCK])

@@ -24,7 +24,7 @@ def stat(pid: int) -> list[bytes]:
 
 
 def stat_of(folder: str) -> list[bytes]:
-    """Return the same of a folder in /proc: a process's, or a thread's."""
+    """Return the fields of ``stat`` in a folder of /proc: a process's or a thread's."""
     # The second field, the name in parentheses, may contain any characters: split after its end.
     with suppress(OSError):
         return Path(f"/proc/{folder}/stat").read_bytes().rpartition(b")")[2].split()

@@ -24,7 +24,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import NEWEST, OLDEST, ClientHello, GoWithoutMps, Refused, SessionGranted, Versions, agree
 
 MAX_VARIABLES: Final = 256
-"""Of a client's environment in its hello: each costs the daemon more than its text."""
+"""The maximum of environment variables in a hello, because each costs the daemon more than its text."""
 
 
 @define(eq=False)

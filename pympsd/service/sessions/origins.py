@@ -12,9 +12,7 @@ _DELETED = " (deleted)"
 
 
 def origin_of(known_peer: KnownPeer) -> Origin:
-    """Return the known properties of a client's process; a user of another user namespace is not one that a rule
-    names.
-    """
+    """Return the known properties of a client's process; a user of another user namespace does not match a rule."""
     peer = known_peer.peer
     groups = () if peer.foreign else tuple(dict.fromkeys((peer.gid, *peer.groups)))
     return Origin(peer.operator, groups, *_read_process(peer.pid, known_peer.pidfd))

@@ -295,7 +295,7 @@ class ServerSession:
             raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
 
     def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
-        """Return the field that names the namespace, or the server, if there are several namespaces."""
+        """Return the log field that names the namespace or the server; none if the server has one namespace."""
         server = dispatcher.state.servers.get(self.id)
         named_server = dispatcher.state.named_servers.get(server.name) if server is not None else None
         if named_server is None or len(named_server.namespaces) == 1 or "namespace" in record.fields:
@@ -303,7 +303,7 @@ class ServerSession:
         return {"place": f"{named_server.name}/{record.namespace}" if record.namespace else named_server.name}
 
     def _may_log(self, dispatcher: Dispatcher, *texts: str) -> bool:
-        """Return whether the server may cause a line of these texts; log first how many were dropped before."""
+        """Return whether the server may cause lines of these texts; first log the number of lines dropped before."""
         cost = cost_of([" ".join(texts)])
         if self._rate_limit.take(cost, trio.current_time()) < cost:
             self._dropped += 1

@@ -153,9 +153,9 @@ class Usage:
 
     shares: Shares = field(factory=Shares)
     taken: dict[str, Counter[int]] = field(factory=lambda: defaultdict(Counter))
-    """How much each user has of the resources that only the I/O layer counts, by resource name."""
+    """By resource name, for the resources that only the I/O layer counts: the amount that each user has."""
     refusals: Counter[tuple[int, str]] = field(factory=Counter)
-    """How often a user was refused more of a resource, by its name."""
+    """By resource name: the number of refusals of each user."""
 
 
 @define

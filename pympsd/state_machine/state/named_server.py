@@ -53,7 +53,7 @@ class Namespace:
     clients_only: bool = False
     """Operators are refused at its socket."""
     unopened: str = field(default="", eq=False)
-    """Why its socket does not exist."""
+    """The reason why its socket does not exist."""
 
 
 @define
@@ -71,7 +71,7 @@ class NamedServer:
     """The ordinals of its devices, in its clients' order; None: all."""
     source: Source = Source.COMMAND
     failed: str = ""
-    """Why it could not start."""
+    """The reason why it could not start."""
     creators: list[int] = field(factory=list, eq=False)
     """Operator sessions to answer when it is ready, or cannot start."""
     deleters: list[int] = field(factory=list, eq=False)
@@ -79,7 +79,7 @@ class NamedServer:
     opening: bool = field(default=True, eq=False)
     """Its sockets are not open yet."""
     unopened: str = field(default="", eq=False)
-    """Why its sockets do not exist."""
+    """The reason why its sockets do not exist."""
     former_uid: int | None = field(default=None, eq=False)
     """The user to restore if the sockets cannot be made for the new one."""
     deleted: bool = field(default=False, eq=False)

@@ -54,7 +54,7 @@ class DaemonOptions:
     max_servers: int = 1
     """Servers at the same time, each of another user; 1: users take turns."""
     clients_only: bool = False
-    """Operators are refused at ``control``; there is another socket for them."""
+    """True if operators are refused at ``control`` and must use another socket."""
     open_queries: bool = False
     """Operators that use a namespace's socket see everything."""
     trusts_containers: bool = False

@@ -86,7 +86,7 @@ class Server:
     pending: bool = False
     """True if the previous daemon had it and it has not returned yet, so its clients are unknown."""
     start_refusal: str = ""
-    """Why it cannot start, if known: trying again would be useless."""
+    """The reason why it cannot start, if known: trying again would be useless."""
     violation: str = ""
     """The unknown message that the driver's server sent."""
     verified: bool = False
@@ -117,7 +117,7 @@ class Server:
 
     @property
     def launches(self) -> dict[int, int]:
-        """How many kernels it has started, by device index, as it reported last."""
+        """The number of kernels that the server has started, by device index, from its last report."""
         return {device: use.launches for device, use in self.use.items()}
 
     @property

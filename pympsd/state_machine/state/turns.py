@@ -21,9 +21,9 @@ class WaitingUser:
     uid: int
     """The user's number."""
     waiting: int
-    """How many of the user's clients, and operators' requests to start the server, wait."""
+    """The number of the user's clients, and of operators' requests to start the server, that wait."""
     turns: int
-    """How many turns the user has had since this daemon began."""
+    """The number of turns that the user has had since this daemon began."""
 
 
 TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]

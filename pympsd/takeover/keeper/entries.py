@@ -1,4 +1,4 @@
-"""The descriptors that the keeper of the previous daemon holds, sorted by purpose."""
+"""Sort by purpose the descriptors that the previous daemon's keeper holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from pympsd.takeover.state.entries import FIFO, ClientNote, KeptFd, id_of, link_
 
 
 def file_note(path: str) -> bytes:
-    """Return which file has a path; empty if there is none. The number of a bound socket's file is not used again."""
+    """Return a text that identifies the file at a path, empty if it does not exist.
+
+    No other file gets the number of a bound socket's file.
+    """
     try:
         status = os.lstat(path)
     except OSError:
@@ -27,16 +30,18 @@ def file_note(path: str) -> bytes:
 
 @define
 class KeptEntries:
-    """The descriptors the previous daemon left; each that is used is taken out, the rest is closed by ``close``."""
+    """The descriptors that the previous daemon left. The methods remove those that they return; ``close`` closes the
+    rest.
+    """
 
     keeper: KeeperLink | None = None
     listeners: dict[str, KeptFd[bytes]] = field(factory=dict)
-    """By file; noted is which file that was (``file_note``)."""
+    """The listening sockets, by file; the note identifies the file (``file_note``)."""
     links: dict[int, int] = field(factory=dict)
-    """By the server's id."""
+    """The links to servers, by the server's id."""
     clients: dict[int, KeptFd[ClientNote]] = field(factory=dict)
     new_clients: list[KeptFd[int]] = field(factory=list)
-    """Noted is the id of the server that has been given the other end, 0 if none has."""
+    """The note is the id of the server that was given the other end; 0: none."""
     offers: dict[int, int] = field(factory=dict)
     connections: list[KeptFd[bytes]] = field(factory=list)
     fifo: int = -1
@@ -98,7 +103,7 @@ class KeptEntries:
     def take_new_clients(self, server: int) -> tuple[tuple[str, int], ...]:
         """Return the names and ends of the clients that a server may be talking with."""
         clients = [client for client in self.new_clients if client.note == server]
-        # It is not known whether the server has the other end of one that is still on offer.
+        # The server may or may not have the other end of an offered one.
         shared = [client for client in clients if id_of(client.name) in self.offers]
         self.new_clients = [client for client in self.new_clients if client not in clients or client in shared]
         return tuple((client.name, os.dup(client.fd) if client in shared else client.fd) for client in clients)
@@ -131,7 +136,7 @@ class KeptEntries:
         return -1
 
     def close(self) -> None:
-        """Close what was not taken, and drop it at the keeper."""
+        """Close the remaining descriptors, and drop them at the keeper."""
         remaining = [(link_name(server), fd) for server, fd in self.links.items()]
         remaining += [(entry.name, entry.fd) for entry in self.listeners.values()]
         remaining += [(entry.name, entry.fd) for entry in self.clients.values()]

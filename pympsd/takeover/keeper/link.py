@@ -1,4 +1,4 @@
-"""The daemon's side of its keeper: request what is to be held, and fetch what the previous daemon's keeper holds.
+"""The daemon's side of its keeper: have descriptors held, and fetch those of the previous daemon's keeper.
 
     found = await KeeperLink.fetch(directory, log)  # None: there is no keeper, or it cannot be used
     keeper, held = found or (KeeperLink(directory, log), {})
@@ -85,7 +85,7 @@ class KeeperLink:
     _caught_up: trio.Event | None = field(default=None, init=False)
     """Set when the link has taken everything; None: it has."""
     _requests: dict[str, _Request] = field(factory=dict, init=False)
-    """By the name of the connection."""
+    """The pending requests, by the name of the connection."""
     _ending: trio.Event = field(factory=trio.Event, init=False)
     _replaced: bool = field(default=False, init=False)
 
@@ -93,11 +93,11 @@ class KeeperLink:
     async def fetch(
         cls, directory: PipeDirectory, log: FilteringBoundLogger, seconds: float = FETCH_SECONDS
     ) -> tuple[KeeperLink, dict[str, Entry]] | None:
-        """Return the keeper of the previous daemon, and what it holds in order, or None: start another.
+        """Return the keeper of the previous daemon, and its entries in order; None: start another keeper.
 
-        The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
-        believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
-        as it is, if this process may not open that many files.
+        The caller owns the descriptors, and drops the entries that it does not need. Only a keeper of this process's
+        user is believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave
+        everything as it is, if this process may not open that many files.
         """
         process = KeeperProcess.find(directory)
         if process is None:

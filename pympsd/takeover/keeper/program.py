@@ -224,7 +224,7 @@ class Keeper:
         return kind != packets.END
 
     def _accept_connection(self, listener: str, note: bytes) -> None:
-        """Accept a connection for the daemon: in one that it accepted itself, it could be killed before HOLD."""
+        """Accept a connection for the daemon, which could be killed between its own accept and HOLD."""
         packed, _, greeting = note.partition(b"\0")
         name = packed.decode(errors="replace")
         try:
@@ -357,7 +357,7 @@ def _greet(fd: int, greeting: bytes) -> None:
 
 
 def _ask(link: int, question: bytes) -> None:
-    """Send a server a question, if its link has space; its answer waits for the answer to the one before."""
+    """Send a server a question, if its link has space; the next question waits for its answer."""
     sock = _socket.socket(fileno=link)
     try:
         if sock.type & 0xF == _socket.SOCK_SEQPACKET and _has_unread(link):

@@ -79,6 +79,6 @@ class KeptFd(Generic[T]):
     fd: int
     note: T
     is_new: bool = False
-    """It is this daemon's own, and not an earlier one's."""
+    """True if the descriptor is this daemon's own, not an earlier daemon's."""
     offered: tuple[int, int] | None = None
     """The server's and the client's end of a connection to a server that the client was offered."""

@@ -1,4 +1,4 @@
-"""Adapt a daemon's state to one with other devices: a value by index follows its device, or is lost with it."""
+"""Adapt the state to a daemon with other devices: values by index follow their device, or are lost with it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,14 +23,14 @@ class OtherDevices:
 
     @property
     def places(self) -> dict[int, int]:
-        """The ordinal of each earlier device that is there, by the one that it had."""
+        """By earlier ordinal of each device that still exists: its present ordinal."""
         return {old: self.now.index(key) for old, key in enumerate(self.before) if key in self.now}
 
 
 def move(saved: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
-    """Return a state for the devices of now, and the settings lost with devices that are gone: owner and UUID.
+    """Return the state for the present devices, and the settings lost with missing devices: owner and UUID.
 
-    One limit for all devices is one for all devices of now: none is without.
+    A limit for all devices stays a limit for all present devices.
     """
     moves = _Move(devices.places, devices.before, len(devices.now))
     state = evolve(
@@ -55,7 +55,7 @@ class _Move:
     lost: list[tuple[str, str]] = field(factory=list)
 
     def memory(self, limits: Mapping[int, V], what: str) -> dict[int, V]:
-        """Return a limit by device for the devices of now."""
+        """Return a limit by device for the present devices."""
         values = list(limits.values())
         if (
             ALL_DEVICES not in limits

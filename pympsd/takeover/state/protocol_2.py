@@ -9,7 +9,7 @@ from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercenta
 
 
 def list_lost(saved: records.PersistentState, own: limit_table.Limits) -> Iterator[str]:
-    """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
+    """Yield, in words, the state that a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
     by_command = limit_table.Limits(
         None if saved.thread_percentage is None else limit_table.percentages(saved.thread_percentage),
         None if saved.memory_limits is None else records.parse_memory(saved.memory_limits),
@@ -29,7 +29,7 @@ def list_lost(saved: records.PersistentState, own: limit_table.Limits) -> Iterat
 
 
 def limits_of(process: records.PersistentServer, saved: records.PersistentState) -> tuple[float, dict[int, int]]:
-    """Return the percentage and memory limits of a server of protocol 2: in 3 they were those of ``default``."""
+    """Return the percentage and memory limits of a server of protocol 2, taken from ``default`` in protocol 3."""
     for server in saved.named_servers:
         for namespace in server.namespaces:
             if (server.name, namespace.name) == (process.name, DEFAULT):

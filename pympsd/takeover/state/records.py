@@ -57,7 +57,7 @@ class PersistentServer:
 
 @frozen
 class PersistentNamespace:
-    """A namespace of a named server, with what was stated of its limits."""
+    """A namespace of a named server, with its limits."""
 
     name: str
     limits: Limits = NO_LIMITS
@@ -90,7 +90,7 @@ class PersistentQuit:
 
 @frozen
 class PersistentConfiguration:
-    """As Configuration; ``failed``: the number of its changes that were refused."""
+    """The fields of Configuration; ``failed``: the number of its changes that were refused."""
 
     generation: int
     source: str
@@ -101,7 +101,7 @@ class PersistentConfiguration:
 
 @frozen
 class PersistentDrain:
-    """As Drain; its time limit begins again, unless it is over."""
+    """The fields of Drain. Its time limit begins again, unless it is over."""
 
     kind: str
     name: str = ""
@@ -127,7 +127,7 @@ class PersistentDefaults:
 
 @frozen(kw_only=True, slots=False)
 class PersistentQueue:
-    """Who waits, if the next daemon keeps the queue."""
+    """The waiting clients and requests, if the next daemon keeps the queue."""
 
     wishes: tuple[int, ...] = ()
     """The users with a queued start request (the name is the state file's key)."""
@@ -137,7 +137,7 @@ class PersistentQueue:
 
 @frozen(kw_only=True, slots=False)
 class PersistentProcessLimits:
-    """As ProcessLimits: limits by rule and by cgroup."""
+    """The fields of ProcessLimits: limits by rule and by cgroup."""
 
     rules: tuple[Rule, ...] | None = None
     cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
@@ -175,7 +175,7 @@ class _Kept:
 
 @frozen
 class InitialDefaults:
-    """The defaults a daemon started with: those of its environment."""
+    """The defaults that a daemon had at its start, from its environment."""
 
     thread_percentage: ThreadPercentage
     client_priority: ClientPriority
@@ -190,7 +190,7 @@ class InitialDefaults:
         )
 
     def named_servers(self, daemon: Daemon) -> tuple[PersistentNamedServer, ...]:
-        """Return what is kept of the named servers; the same tuple again until they change."""
+        """Return the records of the named servers; the same tuple again until they change."""
         if self._kept.changes != daemon.named_servers.changes:
             named_servers = tuple(
                 _persistent_named(server) for server in daemon.named_servers.values() if not server.deleted

@@ -120,7 +120,7 @@ def shut_down_if_idle() -> Question[int]:
 
 
 END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
-"""The same question, for the keeper, which has no use for the answer."""
+"""The same question, sent by the keeper, which ignores the answer."""
 
 
 def clients() -> Question[tuple[int, ...]]:

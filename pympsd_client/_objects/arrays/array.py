@@ -45,7 +45,7 @@ class Array:
 
     @property
     def size(self) -> int:
-        """The bytes of all."""
+        """The bytes of the whole array."""
         return self.slice_pitch * self.slices
 
 

@@ -172,7 +172,7 @@ class FreedImmediately(Allocation):
 
 
 def is_shareable(allocation: Allocation) -> bool:
-    """Return whether cuIpcGetMemHandle takes an allocation: one of cuMemAlloc."""
+    """Return whether cuIpcGetMemHandle accepts an allocation: only those of cuMemAlloc."""
     return type(allocation) is Allocation and not allocation.is_shared
 
 
@@ -289,7 +289,7 @@ def info() -> tuple[int, int]:
 
 
 def ordinal_at(address: int) -> int:
-    """Return the ordinal of the device an address is on: by its window, else as a module's variable.
+    """Return the ordinal of the device that an address belongs to, found by its window or as a module's variable.
 
     A real GPU's driver places variables itself, outside of every device's window.
     """

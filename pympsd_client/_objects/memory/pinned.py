@@ -166,7 +166,7 @@ class Pinned:
         self._shared: tuple[tuple[int, ...], tuple[PinnedRegion, ...]] = ((), ())
         """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
         self._changes = 0
-        """How often the regions changed: a finalizer may free some while this thread orders them."""
+        """The number of changes of the regions: a finalizer may free some while this thread orders them."""
         self._changing: Final = RLock()
         self._mapped: Final[dict[int, RegisteredPages]] = {}
         """The pages of registered memory that kernels can access, by the registered address."""

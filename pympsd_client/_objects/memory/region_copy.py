@@ -27,7 +27,7 @@ from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.stream import resolve, synchronize
 
 _PIECES_UNDER_WAY: Final = 4
-"""For copies to the host: one slot is copied out while the executor fills others."""
+"""The number of pieces of a copy to the host under way: one slot is copied out while the executor fills others."""
 
 
 @frozen

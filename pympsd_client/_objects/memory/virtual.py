@@ -123,7 +123,7 @@ class Mapping(FreedImmediately):
     imported: int = 0
     """The handle under which the device of the addresses has another device's memory; 0 for memory of its own."""
     access: dict[int, int] = field(factory=dict)
-    """CUmemAccess_flags by the ordinals of devices; an absent one has no access."""
+    """CUmemAccess_flags by the ordinals of devices; other devices have no access."""
     host_access: int = 0
 
     @property
@@ -147,7 +147,7 @@ class VirtualMemory:
     def __init__(self) -> None:
         self._lock: Final = RLock()
         self._reservations: Final[dict[int, Reservations]] = {}
-        """By the ordinal of the device in whose window they are."""
+        """The reservations, by the ordinal of the device whose window contains them."""
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
         self._owners: Final[dict[int, Context]] = {}

@@ -1,4 +1,4 @@
-"""Where the memory of pools comes from: the device, pages that the program reaches too, or memory for export."""
+"""The sources of the memory of pools: the device, pages that the program reaches too, or memory for export."""
 
 import os
 from typing import Final, Protocol

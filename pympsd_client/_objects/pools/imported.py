@@ -27,7 +27,7 @@ class _Chunk:
     range: ImportedRange
     blocks: int = 0
     freed: set[FreePoint] = field(factory=set)
-    """Where the last ones were freed: it is unmapped when all earlier work is done there."""
+    """The streams in which the last blocks were freed: the memory is unmapped when all earlier work there is done."""
 
 
 @define(eq=False)

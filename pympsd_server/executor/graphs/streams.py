@@ -71,7 +71,7 @@ class OwnStreams:
         return self._streams[index]
 
     def find_inside(self, slot: int) -> OwnStreams:
-        """Return those of the bodies of conditional nodes in a slot."""
+        """Return the bodies of conditional nodes in a slot."""
         return self._inside.setdefault(slot, OwnStreams(self._context, self._budget))
 
     def destroy(self) -> None:

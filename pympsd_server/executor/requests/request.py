@@ -46,7 +46,9 @@ class SharedEvents:
             return secret
 
     def find(self, secret: int) -> Event:
-        """Return the event of a secret; BackendError INVALID_VALUE if it is none, or of one that was destroyed."""
+        """Return the event of a secret; BackendError INVALID_VALUE for an unknown secret, or if the event was
+        destroyed.
+        """
         with self._lock:
             event = self._events.get(secret)
         if event is None:

@@ -44,10 +44,9 @@ from pympsd_server.ptx.lowering.ir import (
     items_of,
     registers_read,
     registers_written,
+    space_of,
 )
 
-SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
-SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
 _VARYING_SPECIALS = ("%tid", "%laneid", "%lanemask")
 _ALWAYS_VARYING = frozenset({"atom", "shfl", "mma", "wmma", "ldmatrix", "movmatrix", "elect"})
 _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"})
@@ -55,14 +54,10 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "m
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
 _MAX_PENDING = 2_000_000
-"""The sum over the segments of those at which lanes may be pending meanwhile: 35 bytes of memory each."""
+"""The maximum sum, over all segments, of the segments at which lanes may be pending meanwhile; each takes 35 bytes of
+memory."""
 _WAITING_WEIGHT = 4096
 """More than the fuel of a turn: a warp that waits for time reads it once a turn."""
-
-
-def space_of(operation: Operation) -> str:
-    """Return the state space of a memory access, "generic" if it names none."""
-    return next((SPACES[m] for m in operation.modifiers if m in SPACES), "generic")
 
 
 def access_bytes(operation: Operation) -> int:

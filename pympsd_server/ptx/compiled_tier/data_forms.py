@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
+from pympsd_server.ptx.compiled_tier.analysis import differs_by_lane
 from pympsd_server.ptx.compiled_tier.float_forms import add_small, widen_bfloat, write_small_conversion
 from pympsd_server.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
@@ -22,16 +22,12 @@ from pympsd_server.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText, Pointers
 from pympsd_server.ptx.compiled_tier.native_runtime import offset_of
 from pympsd_server.ptx.isa.machine import WARP, WINDOW_BITS, WINDOWS
-from pympsd_server.ptx.lowering.ir import Argument, Both, Group, Memory, Operation, Sink, Symbol, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Both, Group, Memory, Operation, Sink, Symbol, items_of, space_of
 from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
-_RELATIONS: Final = {r: r for r in ("eq", "ne", "lt", "le", "gt", "ge")} | {
-    "lo": "lt",
-    "ls": "le",
-    "hi": "gt",
-    "hs": "ge",
-}
-_FLOAT_RELATIONS: Final = {r: f"o{r}" for r in ("eq", "ne", "lt", "le", "gt", "ge")}
+_ORDERS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
+_RELATIONS: Final = {r: r for r in _ORDERS} | {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+_FLOAT_RELATIONS: Final = {r: f"o{r}" for r in _ORDERS}
 _FLOAT_RELATIONS.update({"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge"})
 _FLOAT_RELATIONS.update({"num": "ord", "nan": "uno"})
 _COMBINES: Final = ("and", "or", "xor")
@@ -82,10 +78,8 @@ def _compare(text: MemoryText, operation: Operation) -> None:
 def _select(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
-    truth = text.predicate(operation.operands[3], shape)
-    text.assign(
-        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
-    )
+    result = text.choose(shape, text.predicate(operation.operands[3], shape), shape.of(f"i{BITS[type_name]}"), a, b)
+    text.assign(operation.operands[0], result, type_name, shape)
 
 
 @writes("slct")
@@ -93,15 +87,13 @@ def _select_by_sign(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.types[0], text.shape_of(operation.operands[0])
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
     if operation.types[1] == "f32":
-        truth = text.op(
-            "fcmp oge", shape.of("float"), text.use_float(operation.operands[3], "f32", shape), shape.zero()
-        )
+        by = text.use_float(operation.operands[3], "f32", shape)
+        truth = text.op("fcmp oge", shape.of("float"), by, shape.zero())
     else:
         by = text.use(operation.operands[3], "s32", shape)
         truth = text.op("icmp sge", shape.of("i32"), by, shape.constant("i32", 0))
-    text.assign(
-        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
-    )
+    result = text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b)
+    text.assign(operation.operands[0], result, type_name, shape)
 
 
 @writes("mov")
@@ -134,8 +126,8 @@ def _move(text: MemoryText, operation: Operation) -> None:
 
 @writes("cvta")
 def _convert_address(text: MemoryText, operation: Operation) -> None:
-    space = next((SPACES[m] for m in operation.modifiers if m in SPACES), "")
-    text.refuse_if(operation.type != "u64" or not space)
+    space = space_of(operation)
+    text.refuse_if(operation.type != "u64" or space == "generic")
     shape = text.shape_of(operation.operands[0])
     value = text.use(operation.operands[1], "u64", shape)
     if space in WINDOWS:
@@ -146,7 +138,7 @@ def _convert_address(text: MemoryText, operation: Operation) -> None:
 
 @writes("isspacep")
 def _is_space(text: MemoryText, operation: Operation) -> None:
-    space = next((SPACES[m] for m in operation.modifiers if m in SPACES), "")
+    space = space_of(operation)
     shape = text.shape_of(operation.operands[0])
     wide = shape.of("i64")
     value = text.op("lshr", wide, text.use(operation.operands[1], "u64", shape), shape.constant("i64", WINDOW_BITS))
@@ -240,7 +232,7 @@ def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None
 @writes("ld ldu")
 def _load(text: MemoryText, operation: Operation) -> None:
     target, memory = operation.operands[:2]
-    items, bits, _space = items_of(target), BITS[operation.type], space_of(operation)
+    items, bits = items_of(target), BITS[operation.type]
     if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:
         raise text.refuse()
     if isinstance(memory.base, Symbol) and memory.base.space == "param":
@@ -269,21 +261,13 @@ def _store(text: MemoryText, operation: Operation) -> None:
     text.store_items(text.groups[text.index], memory.offset, operation.type, list(items), bits)
 
 
-_ATOMIC: Final = {
-    "add": "add",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-    "exch": "xchg",
-    "inc": "uinc_wrap",
-    "dec": "udec_wrap",
-    "min": "min",
-    "max": "max",
-}
+_SAME_NAMES: Final = ("add", "and", "or", "xor", "min", "max")
+_ATOMIC: Final = {f: f for f in _SAME_NAMES} | {"exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
+"""LLVM's names of the functions."""
 _MIN_SLEEP: Final = 1000
 """In nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
-"""Those that are written as a load, an operation and a store for a block's own shared memory."""
+"""Operations that are written as a load, an operation and a store for a block's own shared memory."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 _SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
 """The types without an atomic instruction of the processor; the only function that is written for them is a sum."""

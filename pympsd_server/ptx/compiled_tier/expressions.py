@@ -1,7 +1,7 @@
 """LLVM values with Python's operators, for code that both tiers share or that has many steps.
 
-`LlvmDoubles` is the compiled tier's side of math/functions.py, so that ex2, lg2, sin, cos and tanh have the same
-bits in both. The roundings .rz, .rm and .rp of single precision follow the NumPy tier's method: the exact sum, as two
+The functions of math/functions.py take such values, so that ex2, lg2, sin, cos and tanh have the same bits in both
+tiers. The roundings .rz, .rm and .rp of single precision follow the NumPy tier's method: the exact sum, as two
 doubles, decides whether the nearest result is on the wrong side.
 """
 
@@ -13,9 +13,11 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd_server.ptx.compiled_tier.ir_text import Shape, Text
+from pympsd_server.ptx.isa.datatypes import F64, S64, DType
 
 _INTEGER_NAMES: Final = {"+": "add", "-": "sub", "&": "and", "|": "or", "^": "xor", "<<": "shl", ">>": "ashr"}
 _FLOAT_NAMES: Final = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
+_WIDE: Final = {F64: "double", S64: "i64"}
 _SMALLEST_NORMAL: Final = 2.0**-126
 _SIGN: Final = -(1 << 31)
 
@@ -98,31 +100,19 @@ class Expression:
         source, target = self.shape.of(self.element), self.shape.of(element)
         return Expression(self.text, self.shape, element, self.text.cast(name, self.name, source, target))
 
+    def view(self, dtype: DType) -> Expression:
+        """Return the bits as a double or an integer of 64 bits."""
+        return self.cast("bitcast", _WIDE[dtype])
+
+    def astype(self, dtype: DType) -> Expression:
+        """Return an integer as a double."""
+        return self.cast("sitofp", _WIDE[dtype])
+
     def choose(self, yes: Any, no: Any, element: str = "double") -> Expression:
         """Return one of two values by this truth."""
         first, second = self.make(yes, element), self.make(no, element)
         name = self.text.choose(self.shape, self.name, self.shape.of(element), first.name, second.name)
         return Expression(self.text, self.shape, element, name)
-
-
-class LlvmDoubles:
-    """The operations of math/functions.py on values of LLVM."""
-
-    def bits(self, value: Expression) -> Expression:
-        """Return a double's bits as an integer."""
-        return value.cast("bitcast", "i64")
-
-    def from_bits(self, value: Expression) -> Expression:
-        """Return the double with these bits."""
-        return value.cast("bitcast", "double")
-
-    def from_integer(self, value: Expression) -> Expression:
-        """Return an integer as a double."""
-        return value.cast("sitofp", "double")
-
-    def select(self, condition: Expression, yes: Any, no: Any) -> Expression:
-        """Return `yes` in the lanes in which a condition holds, `no` in the others."""
-        return condition.choose(yes, no)
 
 
 def round_directed(name: str, mode: str, values: list[Expression], *, flushes: bool) -> Expression:

@@ -6,13 +6,10 @@ rounded once. Other roundings of doubles escape, and so does .relu.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from pympsd_server.ptx.compiled_tier.expressions import (
     Expression,
-    LlvmDoubles,
     bfloat_from_float,
     bfloat_from_sum,
     multiply_add_halves,
@@ -24,18 +21,11 @@ from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Shape
 from pympsd_server.ptx.compiled_tier.lanes import FLOATS
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.ptx.lowering.ir import Operation
-from pympsd_server.ptx.math.functions import hyperbolic_tangent, logarithm, power_of_two, sine
+from pympsd_server.ptx.math.functions import FUNCTIONS
 
 _INFIX: Final = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _ROUNDINGS: Final = ("rz", "rm", "rp")
 _FLUSHED_INPUTS_ONLY: Final = ("abs", "neg", "min", "max")
-_FUNCTIONS: Final[dict[str, Callable[..., Expression]]] = {
-    "ex2": power_of_two,
-    "lg2": logarithm,
-    "sin": sine,
-    "cos": partial(sine, quarters=1),
-    "tanh": hyperbolic_tangent,
-}
 _CLASSES: Final = {
     "finite": 0x1F8,
     "infinite": 0x204,
@@ -187,7 +177,7 @@ def _function(text: MemoryText, operation: Operation) -> None:
     shape = text.shape_of(operation.operands[0])
     text.refuse_if(operation.type != "f32")
     value = Expression(text, shape, "float", text.use_float(operation.operands[1], "f32", shape))
-    result = _FUNCTIONS[operation.name](LlvmDoubles(), value.cast("fpext", "double"))
+    result = FUNCTIONS[operation.name](Expression.choose, value.cast("fpext", "double"))
     narrow = result.cast("fptrunc", "float")
     # GPUs write this NaN for every NaN.
     bits = (result == result).choose(narrow.cast("bitcast", "i32"), 0x7FFFFFFF, "i32")

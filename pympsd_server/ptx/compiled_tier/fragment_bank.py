@@ -49,7 +49,7 @@ def find_bank(code: Code, plan: WarpPlan, excluded: set[int]) -> dict[int, int]:
 
 
 def size_of_bank(code: Code, bank: dict[int, int]) -> int:
-    """Return the bytes of a bank with registers at some places."""
+    """Return the size of a bank in bytes; ``bank``: the place of each register in it."""
     return max((place + _nbytes(code, number) for number, place in bank.items()), default=0)
 
 

@@ -24,11 +24,11 @@ _TABLE: Final[dict[str, Form]] = {}
 _ATTEMPTS: Final[dict[str, Form]] = {}
 
 
-def writes(names: str) -> Callable[[Form], Form]:
+def writes(names: str, table: dict[str, Form] = _TABLE) -> Callable[[Form], Form]:
     """Register the form of some instructions."""
 
     def register(form: Form) -> Form:
-        _TABLE.update(dict.fromkeys(names.split(), form))
+        table.update(dict.fromkeys(names.split(), form))
         return form
 
     return register
@@ -36,12 +36,7 @@ def writes(names: str) -> Callable[[Form], Form]:
 
 def attempts(names: str) -> Callable[[Form], Form]:
     """Register the attempt of some instructions."""
-
-    def register(form: Form) -> Form:
-        _ATTEMPTS.update(dict.fromkeys(names.split(), form))
-        return form
-
-    return register
+    return writes(names, _ATTEMPTS)
 
 
 def write_attempt(text: MemoryText, operation: Operation) -> None:

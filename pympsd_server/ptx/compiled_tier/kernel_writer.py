@@ -106,16 +106,16 @@ class _Escapes:
 
     probe: KernelText
     has_halves: bool
-    _needed: dict[int, bool] = field(factory=dict)
+    _results: dict[int, bool] = field(factory=dict)
     """The results of earlier calls, by the id() of operations."""
-    _forced: dict[int, bool] = field(factory=dict)
 
-    def is_needed(self, operation: Operation) -> bool:
-        """Return whether no form writes an operation."""
-        if id(operation) not in self._needed:
+    def is_escape(self, operation: Operation) -> bool:
+        """Return whether an operation escapes, because no form writes it or it is forced to."""
+        if id(operation) not in self._results:
             is_half = bool(_HALVES & {*operation.types}) and operation.name not in ("ld", "ldu", "st", "mov")
-            self._needed[id(operation)] = (is_half and not self.has_halves) or self._is_refused(write, operation)
-        return self._needed[id(operation)]
+            is_needed = (is_half and not self.has_halves) or self._is_refused(write, operation)
+            self._results[id(operation)] = is_needed or is_forced(operation)
+        return self._results[id(operation)]
 
     def has_attempt(self, operation: Operation) -> bool:
         """Return whether an escaping operation is attempted first."""
@@ -132,14 +132,6 @@ class _Escapes:
         finally:
             self.probe.lines.clear()
         return False
-
-    def is_escape(self, operation: Operation) -> bool:
-        """Return whether an operation escapes, because it has to or is forced to."""
-        if self.is_needed(operation):
-            return True
-        if id(operation) not in self._forced:
-            self._forced[id(operation)] = is_forced(operation)
-        return self._forced[id(operation)]
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:

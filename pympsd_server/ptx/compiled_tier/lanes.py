@@ -16,8 +16,9 @@ from typing import Final
 from attrs import define, field
 
 from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
+from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
-from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, offset_of
+from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, Worker, offset_of
 from pympsd_server.ptx.isa.datatypes import DTYPES
 from pympsd_server.ptx.isa.machine import AXES, TIMERS, WARP
 from pympsd_server.ptx.lowering.ir import Argument, Code, Not, Operation, Register, Sink, Special, Symbol, items_of
@@ -26,13 +27,8 @@ from pympsd_server.ptx.syntax.tree import Immediate
 
 BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
 FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
-_OF_BLOCK: Final = frozenset(
-    {"ctaid", "nctaid", "ntid", "smid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"}
-    | {"cluster_ctarank", "cluster_nctarank", "is_explicit_cluster"}
-)
-"""The special registers that are fields of `Worker`."""
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
-"""As bits."""
+"""The bits of the smallest normal number of each type."""
 
 BANK_ALIGNMENT: Final = 64
 """In bytes, of a frame and of the bank in it."""
@@ -143,6 +139,10 @@ class Lanes(Text):
         if varying and not shape.lanes:
             raise self.refuse("a vector where a scalar is needed")
         return value if varying else self.splat(value, f"i{bits}", shape)
+
+    def expression(self, argument: Argument, type_name: str, shape: Shape) -> Expression:
+        """Return an operand's bits as `use` does, for Python's operators."""
+        return Expression(self, shape, f"i{BITS[type_name]}", self.use(argument, type_name, shape))
 
     def symbol(self, symbol: Symbol, bits: int) -> str:
         """Return the address of a variable as a scalar."""
@@ -326,7 +326,7 @@ class Lanes(Text):
             return (f"%tid{index}s", False, 32) if self.plan.rows and index else (f"%tid{index}", True, 32)
         if name in TIMERS:
             return self._timer(name)
-        if name in _OF_BLOCK:
+        if hasattr(Worker, name):  # the field has the register's name
             return self.load("i32", self.field("%ctx", offset_of(name) + 4 * index)), False, 32
         if name in CONSTANTS:
             return self.load("i32", self.field("%ctx", offset_of("constants") + 4 * CONSTANTS.index(name))), False, 32

@@ -27,7 +27,7 @@ from hashlib import sha256
 from weakref import ReferenceType, ref
 
 import msgspec
-from attrs import define, field, frozen
+from attrs import define, field, fields, frozen
 
 from pympsd.process.version import build_id
 from pympsd_server.ptx.compiled_tier.compilation import kernel_cache
@@ -65,59 +65,57 @@ class ShapeClass:
         return cls(width, x % width == 0, y * z == 1, x * y * z % width == 0, threads_bound(code, block))
 
 
-@frozen
-class StoredKernel:
+@define(eq=False, kw_only=True)
+class _Layout:
+    """What Python has to know about a kernel's code and frames."""
+
+    width: int = 0
+    frame_bytes: int = 0
+    """The size of a warp's frame, a multiple of CACHE_LINE."""
+    sites: int = 0
+    """The number of entries in its table of allocations."""
+    word: int = 0
+    """The bytes of a word of interleaved local memory (memory_text.py); 0: it is not interleaved."""
+    globals_used: tuple[tuple[str, int], ...] = ()
+    slots: dict[int, int] = field(factory=dict)
+    """Where registers are in a frame, in bytes; only those that a stop needs."""
+    varying: frozenset[int] = frozenset()
+    """The registers that are vectors."""
+    origins: tuple[int, ...] = ()
+    """The block that begins at each segment; -1 in the middle of a block."""
+
+    def varies(self, number: int) -> bool:
+        """Return whether a register is a vector."""
+        return number in self.varying
+
+
+@define(eq=False, kw_only=True)
+class StoredKernel(_Layout):
     """A compiled kernel as it is kept on disk; operations are named by their place in `_operations`."""
 
     refusal: str = ""
     """Why the kernel stays in the NumPy tier; then all other fields are empty."""
     object_code: bytes = b""
-    width: int = 0
-    frame_bytes: int = 0
-    sites: int = 0
-    word: int = 0
-    globals_used: tuple[tuple[str, int], ...] = ()
     stops: tuple[tuple[int, tuple[int, ...], int, int, bool], ...] = ()
     """The fields of `Stop`; -1 for no result."""
     escapes: dict[int, tuple[int, int]] = field(factory=dict)
-    slots: dict[int, int] = field(factory=dict)
-    varying: tuple[int, ...] = ()
-    origins: tuple[int, ...] = ()
 
 
-@define(eq=False)
-class MachineCode:
+@define(eq=False, kw_only=True)
+class MachineCode(_Layout):
     """One kernel for blocks of one kind of shape."""
 
     address: int
     """The address of its function in this process."""
-    width: int
-    frame_bytes: int
-    """The size of a warp's frame, a multiple of CACHE_LINE."""
-    sites: int
-    """The number of entries in its table of allocations."""
-    word: int
-    """The bytes of a word of interleaved local memory (memory_text.py); 0: it is not interleaved."""
-    globals_used: list[tuple[str, int]]
     stops: list[Stop]
     escapes: dict[int, tuple[Operation, int]]
     """The escaping operations and the stops behind them, by the stop before them."""
-    slots: dict[int, int]
-    """Where registers are in a frame, in bytes; only those that a stop needs."""
-    varying: frozenset[int]
-    """The registers that are vectors."""
-    origins: list[int]
-    """The block that begins at each segment; -1 in the middle of a block."""
     nbytes: int
     """The size of the code."""
     translation: ReferenceType[Translation]
     """The kernel, which keeps the code alive."""
     _owner: object
     """The object that owns the function's memory."""
-
-    def varies(self, number: int) -> bool:
-        """Return whether a register is a vector."""
-        return number in self.varying
 
 
 @cache
@@ -157,7 +155,7 @@ def compile_kernel(
     try:
         stored = _compile(translation, block, is_abandoned)
     except (Refused, TimeoutError) as error:
-        stored = StoredKernel(str(error))
+        stored = StoredKernel(refusal=str(error))
     kernel_cache.store(_key(translation, shape), msgspec.msgpack.encode(stored))
     return _load(translation, stored)
 
@@ -215,7 +213,7 @@ def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
         ),
         escapes={at: (operations.index(operation), behind) for at, (operation, behind) in text.escapes.items()},
         slots=text.slots,
-        varying=tuple(sorted(text.plan.varying)),
+        varying=frozenset(text.plan.varying),
         origins=tuple(segment.origin for segment in text.segments),
     )
 
@@ -241,18 +239,12 @@ def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
     has_operations = stored.escapes or any(stop[3] >= 0 for stop in stored.stops)
     operations = _operations(translation.code) if has_operations else []
     stops = [Stop(*stop[:3], None if stop[3] < 0 else operations[stop[3]], stop[4]) for stop in stored.stops]
+    layout = {attribute.name: getattr(stored, attribute.name) for attribute in fields(_Layout)}
     return MachineCode(
+        **layout,
         address=linked.address,
-        width=stored.width,
-        frame_bytes=stored.frame_bytes,
-        sites=stored.sites,
-        word=stored.word,
-        globals_used=list(stored.globals_used),
         stops=stops,
         escapes={at: (operations[index], behind) for at, (index, behind) in stored.escapes.items()},
-        slots=stored.slots,
-        varying=frozenset(stored.varying),
-        origins=list(stored.origins),
         nbytes=len(stored.object_code),
         translation=ref(translation),
         owner=linked,

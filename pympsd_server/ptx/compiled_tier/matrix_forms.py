@@ -41,7 +41,7 @@ from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
 from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
 from pympsd_server.ptx.isa.datatypes import Array
 from pympsd_server.ptx.isa.machine import WARP
-from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.ptx.matrices.multiply import STORED
 from pympsd_server.ptx.numpy_tier.emit_matrices import SHAPE, line_length, size_of
@@ -112,7 +112,7 @@ def _number_of(item: Argument) -> int:
 
 
 def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
-    """Let the registers of an operand be one after the other in memory; return a pointer to them."""
+    """Store the registers of an operand one after the other in memory; return a pointer to them."""
     pointer = _area_of(text, operand, area, fragment, is_result=False)
     if pointer.startswith("%b"):
         return pointer
@@ -223,37 +223,21 @@ class _ProductText:
             return text.cast("bitcast", value, shape.of(raw), shape.of("double"))
         if kind in ("s8", "u8"):
             return text.cast(f"{kind[0]}itofp", value, shape.of(raw), shape.of("double"))
-        element = "float"
-        if kind == "bf16":
-            value = text.cast("zext", value, shape.of("i16"), shape.of("i32"))
-            value = text.op("shl", shape.of("i32"), value, shape.constant("i32", 16))
-        elif kind == "tf32":
-            value = text.op("and", shape.of("i32"), value, shape.constant("i32", 0xFFFFE000))
-        else:
-            element = "half"
-        number = self._small(value, kind, shape) if kind in ("e4m3", "e5m2") else value
-        bits = "i16" if element == "half" else "i32"
-        single = text.cast("bitcast", number, shape.of(bits), shape.of(element))
-        if element == "half":
-            single = text.cast("fpext", single, shape.of("half"), shape.of("float"))
-        double = text.cast("fpext", single, shape.of("float"), shape.of("double"))
-        if kind == "e4m3":  # the exponent of a half is biased by 8 more
-            scale = Expression(text, shape, "double", double)
-            double = (scale * 256.0).name
-        return double
+        bits = Expression(text, shape, raw, value)
+        if kind in ("bf16", "tf32"):
+            bits = bits.cast("zext", "i32") << 16 if kind == "bf16" else bits & 0xFFFFE000
+            return bits.cast("bitcast", "float").cast("fpext", "double").name
+        half = (bits if kind == "f16" else self._widen_to_half(bits, kind)).cast("bitcast", "half")
+        double = half.cast("fpext", "float").cast("fpext", "double")
+        return (double * 256.0 if kind == "e4m3" else double).name
 
-    def _small(self, value: str, kind: str, shape: Lanes) -> str:
-        """Return the bits of halves, those of e4m3 divided by 256."""
-        text, half = self.text, shape.of("i16")
-        wide = text.cast("zext", value, shape.of("i8"), half)
+    def _widen_to_half(self, bits: Expression, kind: str) -> Expression:
+        """Return the bits of halves, those of e4m3 divided by 256: the exponent of a half is biased by 8 more."""
+        wide = bits.cast("zext", "i16")
         if kind == "e5m2":
-            return text.op("shl", half, wide, shape.constant("i16", 8))
-        size = text.op("and", half, wide, shape.constant("i16", 0x7F))
-        sign = text.op("shl", half, text.op("and", half, wide, shape.constant("i16", 0x80)), shape.constant("i16", 8))
-        is_nan = text.op("icmp eq", half, size, shape.constant("i16", 0x7F))
-        bits = text.op("shl", half, size, shape.constant("i16", 7))
-        bits = text.choose(shape, is_nan, half, shape.constant("i16", 0x7E00), bits)
-        return text.op("or", half, bits, sign)
+            return wide << 8
+        size, sign = wide & 0x7F, (wide & 0x80) << 8
+        return (size == 0x7F).choose(0x7E00, size << 7, "i16") | sign
 
     def _write_blocks(self, down: int, across: int, steps: int) -> None:
         """Write the loop over the blocks of D, and in it the loop over k."""
@@ -379,10 +363,6 @@ class _ProductText:
 # --- loads and stores
 
 
-def _space_of(operation: Operation) -> str:
-    return operation.one_of("global", "shared", "shared::cta").split("::")[0] or "generic"
-
-
 def _put_addresses(text: MemoryText, memory: Argument, space: str, scratch: int = 0) -> int:
     """Write the lanes' addresses to a scratch area; return the number of a site."""
     if not isinstance(memory, Memory):
@@ -400,7 +380,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
     is_store, size, kind = operation.has("store"), _size(operation), operation.type
     matrix, by_columns = operation.one_of("a", "b", "c", "d"), operation.has("col")
     operand, memory = operation.operands[:2][::-1] if is_store else operation.operands[:2]
-    space, fragment = _space_of(operation), fragment_of(matrix, size, kind)
+    space, fragment = space_of(operation), fragment_of(matrix, size, kind)
     site = _put_addresses(text, memory, space)
     if len(operation.operands) == 3:
         strides = text.use(operation.operands[2], "u32", text.vector)
@@ -465,7 +445,7 @@ def _move_matrices(text: MemoryText, operation: Operation) -> None:
     text.refuse_if(text.width != WARP, "width")
     is_store = operation.name == "stmatrix"
     operand, memory = operation.operands[::-1] if is_store else operation.operands
-    space, items = _space_of(operation), items_of(operand)
+    space, items = space_of(operation), items_of(operand)
     site = _put_addresses(text, memory, space)
     text.needs_fragments = True
     for index, item in enumerate(items if is_store else ()):

@@ -36,7 +36,7 @@ _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
 """The end of accesses, in bytes from their base, must be less than this for a check in 32 bits."""
 _WARPS_AHEAD, _LINE = 4, 64
-"""How many warps ahead a warp prefetches, and the bytes of a cache line."""
+"""The number of warps ahead that a warp prefetches, and the bytes of a cache line."""
 FRAGMENT_BYTES = 8192
 """The size of the area in which matrices of a warp are passed on."""
 

@@ -16,58 +16,20 @@ import numpy as np
 from pympsd_server.native.library import NoLibrary, load
 from pympsd_server.ptx.isa.machine import BARRIERS
 
-
-class StopReason(IntEnum):
-    """The result of a kernel's function: why a warp stopped."""
-
-    DONE = 0
-    BARRIER = 1
-    SLICE = 2
-    SPIN = 3
-    ESCAPE = 4
-    BAIL = 5
-    FAULT = 6
-    TRAP = 7
-    POLL = 8
-    TURN = 9
-    SLEEP = 10
-    POLLING_ESCAPE = 11
-
-
-class WarpState(IntEnum):
-    """The state of a warp between two calls of its kernel."""
-
-    READY = 0
-    WAITING = 1
-    ENDED = 2
-    ESCAPING = 3
-    BAILING = 4
-    SLEEPING = 5
-
-
-class Outcome(IntEnum):
-    """The result of `kernels_run`."""
-
-    FINISHED = 0
-    TIME = 1
-    SERVICE = 2
-    FAULTED = 3
-    TRAPPED = 4
-    DEADLOCKED = 5
-
-
+StopReason = IntEnum(
+    "StopReason", "DONE BARRIER SLICE SPIN ESCAPE BAIL FAULT TRAP POLL TURN SLEEP POLLING_ESCAPE", start=0
+)
+"""The result of a kernel's function: why a warp stopped."""
+WarpState = IntEnum("WarpState", "READY WAITING ENDED ESCAPING BAILING SLEEPING", start=0)
+"""The state of a warp between two calls of its kernel."""
+Outcome = IntEnum("Outcome", "FINISHED TIME SERVICE FAULTED TRAPPED DEADLOCKED", start=0)
+"""The result of `kernels_run`."""
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
 OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
 """The kinds of faults."""
 CONSTANTS: Final = (
-    "nsmid",
-    "dynamic_smem_size",
-    "total_smem_size",
-    "aggr_smem_size",
-    "envreg1",
-    "envreg2",
-    "nwarpid",
-    "gridid",
+    *("nsmid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"),
+    *("envreg1", "envreg2", "nwarpid", "gridid"),
 )
 """The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
 FRAME_HEADER: Final = 32
@@ -79,124 +41,68 @@ CACHE_LINE: Final = 128
 _REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
 
 
+def _declare(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """Return the fields of a structure from types and the names of what has them, as C declares them."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
+
+
 class Worker(ctypes.Structure):
     """The state with which one thread runs blocks, shared with C and generated code (native/src/kernels.h)."""
 
-    _fields_ = (
-        ("shared", c_uint64),
-        ("local", c_uint64),
-        ("parameters", c_uint64),
-        ("delta", c_int64),
-        ("sites", c_uint64),
-        ("tid", c_uint64 * 3),
-        ("addresses", c_uint64),
-        ("dynamic_offset", c_uint64),
-        ("local_frame", c_uint64),
-        ("local_bytes", c_uint64),
-        ("parameter_bytes", c_uint64),
-        ("fuel", c_int64),
-        ("sleep", c_uint64),
-        ("ctaid", c_uint32 * 3),
-        ("nctaid", c_uint32 * 3),
-        ("ntid", c_uint32 * 3),
-        ("clusterid", c_uint32 * 3),
-        ("nclusterid", c_uint32 * 3),
-        ("cluster_ctaid", c_uint32 * 3),
-        ("cluster_nctaid", c_uint32 * 3),
-        ("cluster_ctarank", c_uint32),
-        ("cluster_nctarank", c_uint32),
-        ("is_explicit_cluster", c_uint32),
-        ("shared_bytes", c_uint32),
-        ("warps", c_uint32),
-        ("warp", c_uint32),
-        ("smid", c_uint32),
-        ("constants", c_uint32 * 8),
-        ("barrier_number", c_uint32),
-        ("barrier_threads", c_uint32),
-        ("barrier_trues", c_uint32),
-        ("barrier_total", c_uint32),
-        ("fault_address", c_uint64),
-        ("fault_lane", c_uint32),
-        ("fault_kind", c_uint32),
-        ("fault_bytes", c_uint32),
-        ("fault_space", c_uint32),
-        ("block", c_int64),
-        ("batch", c_uint64),
-        ("current", c_uint64),
-        ("states", c_uint64),
-        ("frames", c_uint64),
-        ("locals", c_uint64),
-        ("cluster_shared", c_uint64),
-        ("before", c_uint64),
-        ("free", c_uint64),
-        ("active", c_int64),
-        ("preferred", c_int64),
-        ("idle", c_int64),
-        ("generation", c_uint64),
-        ("progress", c_uint32),
-        ("outcome", c_uint32),
-        ("calls", c_uint32),
-        ("stops", c_uint32),
+    _fields_ = _declare(
+        (c_uint64, "shared local parameters"),
+        (c_int64, "delta"),
+        (c_uint64, "sites"),
+        (c_uint64 * 3, "tid"),
+        (c_uint64, "addresses dynamic_offset local_frame local_bytes parameter_bytes"),
+        (c_int64, "fuel"),
+        (c_uint64, "sleep"),
+        (c_uint32 * 3, "ctaid nctaid ntid clusterid nclusterid cluster_ctaid cluster_nctaid"),
+        (c_uint32, "cluster_ctarank cluster_nctarank is_explicit_cluster shared_bytes warps warp smid"),
+        (c_uint32 * 8, "constants"),
+        (c_uint32, "barrier_number barrier_threads barrier_trues barrier_total"),
+        (c_uint64, "fault_address"),
+        (c_uint32, "fault_lane fault_kind fault_bytes fault_space"),
+        (c_int64, "block"),
+        (c_uint64, "batch current states frames locals cluster_shared before free"),
+        (c_int64, "active preferred idle"),
+        (c_uint64, "generation"),
+        (c_uint32, "progress outcome calls stops"),
     )
 
 
 class ReachableMemory(ctypes.Structure):
     """The memory that kernels can access: offsets from the lowest address, and where peers' windows are."""
 
-    _fields_ = (
-        *(("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64)),
-        *(("peers", c_uint64), ("peer_count", c_int64), ("own_size", c_int64)),
+    _fields_ = _declare(
+        (c_uint64, "starts ends"),
+        (c_int64, "count"),
+        (c_uint64, "generation peers"),
+        (c_int64, "peer_count own_size"),
     )
 
 
 class SharedState(ctypes.Structure):
     """The state that the workers of a batch share (`Batch` in native/src/kernels.h)."""
 
-    _fields_ = (
-        ("kernel", c_uint64),
-        ("refresh", _REFRESH),
-        ("allocations", c_uint64),
-        ("base", c_int64),
-        ("threads", c_uint64 * 3),
-        ("sm_of_block", c_uint64),
-        ("first_block", c_int64),
-        ("blocks", c_int64),
-        ("waves", c_int64),
-        ("shared_slab", c_uint64),
-        ("local_slab", c_uint64),
-        ("frame_slab", c_uint64),
-        ("shared_frame", c_uint64),
-        ("frame_bytes", c_uint64),
-        ("threads_per_block", c_uint64),
-        ("width", c_uint64),
-        ("sites_bytes", c_uint64),
-        ("fuel_per_turn", c_int64),
-        ("slot", c_uint64),
-        ("warp_states", c_uint64),
-        ("states_bytes", c_uint64),
-        ("cluster_blocks", c_uint64),
-        ("workers", c_uint64),
-        ("worker_count", c_uint32),
-        ("worker_bytes", c_uint32),
-        ("slots_at_once", c_int64),
-        ("preferred", c_int64),
-        ("deadline", c_uint64),
-        ("help_at", c_uint64),
-        ("next_block", c_int64),
-        ("next_slot", c_int64),
-        ("fault_block", c_int64),
-        ("stopping", c_uint32),
-        ("alone", c_uint32),
-        ("progress_before", c_uint32),
-        ("fault_worker", c_uint32),
-        ("is_open", c_uint32),
-        ("joined", c_uint32),
-        ("running", c_uint32),
-        ("was_helped", c_uint32),
-        ("is_prepared", c_uint32),
-        ("is_straight", c_uint32),
-        ("needs_python", c_uint32),
-        ("next_open", c_uint64),
+    _fields_ = _declare(
+        (c_uint64, "kernel"),
+        (_REFRESH, "refresh"),
+        (c_uint64, "allocations"),
+        (c_int64, "base"),
+        (c_uint64 * 3, "threads"),
+        (c_uint64, "sm_of_block"),
+        (c_int64, "first_block blocks waves"),
+        (c_uint64, "shared_slab local_slab frame_slab shared_frame frame_bytes threads_per_block width sites_bytes"),
+        (c_int64, "fuel_per_turn"),
+        (c_uint64, "slot warp_states states_bytes cluster_blocks workers"),
+        (c_uint32, "worker_count worker_bytes"),
+        (c_int64, "slots_at_once preferred"),
+        (c_uint64, "deadline help_at"),
+        (c_int64, "next_block next_slot fault_block"),
+        (c_uint32, "stopping alone progress_before fault_worker is_open"),
+        (c_uint32, "joined running was_helped is_prepared is_straight needs_python"),
+        (c_uint64, "next_open"),
     )
 
 

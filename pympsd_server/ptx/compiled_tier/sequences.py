@@ -46,7 +46,7 @@ class Sequences:
     certain: set[int] = field(factory=set)
     """The registers that certainly grow by it, if their flags hold."""
     flagged: set[int] = field(factory=set)
-    """Those of the certain ones that have a flag."""
+    """The certain registers that have a flag."""
 
 
 def find_extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument, str] | None:

@@ -28,7 +28,7 @@ from typing import Final
 
 from attrs import define, evolve, field, frozen
 
-from pympsd_server.ptx.compiled_tier.analysis import access_bytes, space_of
+from pympsd_server.ptx.compiled_tier.analysis import access_bytes
 from pympsd_server.ptx.lowering.control_flow import EXIT, Block
 from pympsd_server.ptx.lowering.ir import (
     Argument,
@@ -39,6 +39,7 @@ from pympsd_server.ptx.lowering.ir import (
     Special,
     Symbol,
     registers_written,
+    space_of,
 )
 from pympsd_server.ptx.syntax.tree import Immediate
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, sequence
 from pympsd_server.ptx.compiled_tier.lanes import BITS, is_signed
@@ -73,25 +74,21 @@ def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int
 
 def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, str]:
     """Return the same for amounts that are not constants."""
-    lane, ones = sequence(WARP, "i32"), "splat (i32 31)"
-    distance = text.op("and", _WORDS, text.use(operation.operands[2], "u32", text.vector), ones)
-    clamp = text.use(operation.operands[3], "u32", text.vector)
-    segment = text.op("and", _WORDS, text.op("lshr", _WORDS, clamp, "splat (i32 8)"), ones)
-    position_bits = text.op("xor", _WORDS, segment, "splat (i32 -1)")
-    limit = text.op("and", _WORDS, text.op("and", _WORDS, clamp, ones), position_bits)
-    base = text.op("and", _WORDS, lane, segment)
-    top = text.op("or", _WORDS, base, limit)
+    lane = Expression(text, text.vector, "i32", sequence(WARP, "i32"))
+    distance, clamp = (text.expression(x, "u32", text.vector) for x in operation.operands[2:4])
+    distance, segment = distance & 31, (clamp >> 8) & 31
+    base, position_bits = lane & segment, segment ^ -1
+    top = base | (clamp & 31 & position_bits)
     if mode == "idx":
-        source = text.op("or", _WORDS, base, text.op("and", _WORDS, distance, position_bits))
+        source = base | (distance & position_bits)
     else:
-        source = text.op({"up": "sub", "down": "add", "bfly": "xor"}[mode], _WORDS, lane, distance)
-    truth = text.op(f"icmp {'sge' if mode == 'up' else 'sle'}", _WORDS, source, top)
+        source = lane - distance if mode == "up" else lane + distance if mode == "down" else lane ^ distance
+    truth = (source < top if mode == "up" else source > top) ^ -1
     exists = truth
     if not text.whole_warps:  # a lane past the end of the block reads as the lane itself
-        here = text.op("icmp slt", _WORDS, source, text.splat("%lanes_here", "i32", text.vector))
-        exists = text.op("and", f"<{WARP} x i1>", truth, here)
-    source = text.choose(text.vector, exists, _WORDS, source, lane)
-    return text.op("and", _WORDS, source, ones), truth
+        here = text.splat("%lanes_here", "i32", text.vector)
+        exists = truth & (source < Expression(text, text.vector, "i32", here))
+    return (exists.choose(source, lane, "i32") & 31).name, truth.name
 
 
 @writes("vote activemask")
@@ -193,30 +190,22 @@ _HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
 def _map_address(text: MemoryText, operation: Operation) -> None:
     target, address, rank = operation.operands
     shape, bits = text.shape_of(target), BITS[operation.type]
-    kind, element = shape.of(f"i{bits}"), f"i{bits}"
-    above = text.op("add", kind, text.use(address, operation.type, shape), shape.constant(element, _HALF_RANGE))
-    window = text.op("and", kind, above, shape.constant(element, 0xFFFFFFFF << 32 & ((1 << bits) - 1)))
-    offset = text.op("and", kind, above, shape.constant(element, (1 << RANK_SHIFT) - 1))
-    block = text.op("add", shape.of("i32"), text.use(rank, "u32", shape), shape.constant("i32", 1))
-    block = text.cast("zext", block, shape.of("i32"), kind) if bits == 64 else block
-    block = text.op("shl", kind, block, shape.constant(element, RANK_SHIFT))
-    result = text.op("sub", kind, text.op("add", kind, window, offset), shape.constant(element, _HALF_RANGE))
-    text.assign(target, text.op("add", kind, result, block), operation.type, shape)
+    above = text.expression(address, operation.type, shape) + _HALF_RANGE
+    window, offset = above & (0xFFFFFFFF << 32 & ((1 << bits) - 1)), above & ((1 << RANK_SHIFT) - 1)
+    block = text.expression(rank, "u32", shape) + 1
+    block = block.cast("zext", "i64") if bits == 64 else block
+    result = window + offset - _HALF_RANGE + (block << RANK_SHIFT)
+    text.assign(target, result.name, operation.type, shape)
 
 
 @writes("getctarank")
 def _find_rank(text: MemoryText, operation: Operation) -> None:
     target, address = operation.operands
-    shape, bits = text.shape_of(target), BITS[operation.type]
-    kind, element = shape.of(f"i{bits}"), f"i{bits}"
-    above = text.op("add", kind, text.use(address, operation.type, shape), shape.constant(element, _HALF_RANGE))
-    number = text.op("lshr", kind, above, shape.constant(element, RANK_SHIFT))
-    number = text.op("and", kind, number, shape.constant(element, 255))
-    number = text.cast("trunc", number, kind, shape.of("i32")) if bits == 64 else number
-    own = text.use(Special("%cluster_ctarank"), "u32", shape)
-    is_own = text.op("icmp eq", shape.of("i32"), number, shape.constant("i32", 0))
-    rank = text.op("sub", shape.of("i32"), number, shape.constant("i32", 1))
-    text.assign(target, text.choose(shape, is_own, shape.of("i32"), own, rank), "u32", shape)
+    shape = text.shape_of(target)
+    number = (text.expression(address, operation.type, shape) + _HALF_RANGE >> RANK_SHIFT) & 255
+    number = number.cast("trunc", "i32") if operation.type == "u64" else number
+    own = text.expression(Special("%cluster_ctarank"), "u32", shape)
+    text.assign(target, (number == 0).choose(own, number - 1, "i32").name, "u32", shape)
 
 
 # --- mbarriers
@@ -307,13 +296,9 @@ def _test_wait(text: MemoryText, operation: Operation) -> None:
     text.fence_compiler()
     (state,), shape = text.load_items(text.groups[text.index], place.offset, 64, 1)
     wide = text.shape_of(operation.operands[0]) if not shape.lanes else shape
-    state = text.splat(state, "i64", wide) if not shape.lanes else state
-    kind = wide.of("i64")
+    value = Expression(text, wide, "i64", text.splat(state, "i64", wide) if not shape.lanes else state)
     if operation.has("parity"):
-        phase = text.use(operation.operands[2], "u32", wide)
-        phase = text.cast("zext", phase, wide.of("i32"), kind)
-        phase = text.op("shl", kind, phase, wide.constant("i64", _PHASE_AT))
+        phase = text.expression(operation.operands[2], "u32", wide).cast("zext", "i64") << _PHASE_AT
     else:
-        phase = text.use(operation.operands[2], "u64", wide)
-    differs = text.op("xor", kind, state, phase)
-    text.assign_predicate(operation.operands[0], text.op("icmp slt", kind, differs, wide.constant("i64", 0)), wide)
+        phase = text.expression(operation.operands[2], "u64", wide)
+    text.assign_predicate(operation.operands[0], ((value ^ phase) < 0).name, wide)

@@ -30,7 +30,7 @@ FUNCTION_BASE: Final = 4 << WINDOW_BITS
 FUNCTION_BYTES: Final = 16
 
 AXES = ("x", "y", "z")
-_VECTORS = (
+VECTORS = (
     "tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid",
 )  # fmt: skip
 _SCALAR_NAMES = (
@@ -38,7 +38,7 @@ _SCALAR_NAMES = (
     "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size "
     "envreg1 envreg2 cluster_ctarank cluster_nctarank is_explicit_cluster aggr_smem_size"
 )
-_SCALARS = frozenset(_SCALAR_NAMES.split())
+SCALARS = frozenset(_SCALAR_NAMES.split())
 TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
 
 
@@ -62,16 +62,9 @@ def is_special(text: str) -> bool:
     name, _, axis = text[1:].partition(".")
     if not text.startswith("%"):
         return False
-    return (name in _VECTORS and axis in AXES) or (not axis and name in _SCALARS)
+    return (name in VECTORS and axis in AXES) or (not axis and name in SCALARS)
 
 
 def vector_axes(text: str) -> list[str]:
     """Return the three parts of a special register that is a vector, such as %tid; its fourth part is 0."""
-    return [f"{text}.{axis}" for axis in AXES] if text[:1] == "%" and text[1:] in _VECTORS else []
-
-
-def special_names() -> list[str]:
-    """Return the names of all special registers."""
-    return sorted(
-        [f"%{name}.{{x,y,z}}" for name in _VECTORS] + [f"%{name}" for name in _SCALARS] + [*RESERVED_SHARED]
-    )
+    return [f"{text}.{axis}" for axis in AXES] if text[:1] == "%" and text[1:] in VECTORS else []

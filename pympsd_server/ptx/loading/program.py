@@ -5,7 +5,7 @@ CUDA compiles a whole image when it is loaded, so that errors of every kernel ar
 
 - Up to EAGER_BYTES, the size of code written by hand or compiled at run time, everything is translated at load:
   all errors are found then, as in CUDA.
-- Of a larger image a load reads all but the bodies of functions (syntax/outline.py), and looks in them only for what
+- Of a larger image a load reads all but the bodies of functions (syntax/parser.py), and looks in them only for what
   must be known: variables of the module that functions declare, and instructions that do not exist. A kernel is
   parsed and translated when it is first needed; its errors are those that a small image has, with the same text and
   line.

@@ -146,6 +146,16 @@ class Operation:
         return next((m for m in self.modifiers if m in choices), "")
 
 
+SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
+SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
+"""The state spaces that modifiers name."""
+
+
+def space_of(operation: Operation) -> str:
+    """Return the state space of a memory access, "generic" if it names none."""
+    return next((SPACES[m] for m in operation.modifiers if m in SPACES), "generic")
+
+
 def plain(name: str, types: tuple[str, ...], operands: tuple[Argument, ...], line: int) -> Operation:
     """Return an operation without modifiers and guard."""
     return Operation(name, (), types, operands, None, line)

@@ -70,7 +70,7 @@ class Names:
     variables: dict[str, Variable] = field(factory=dict)
     """The variables among the names; the meaning of one is its address."""
     suffix: str = ""
-    """The prefix that distinguishes the scope's labels from those of other scopes."""
+    """A text that distinguishes the scope's labels from those of other scopes."""
 
     def inner(self) -> Names:
         """Return the names of a scope inside of this one, which begins with the same."""

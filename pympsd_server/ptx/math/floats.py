@@ -204,33 +204,8 @@ def is_unordered(a: Value, b: Value) -> Value:
     return np.isnan(a) | np.isnan(b)
 
 
-def test_finite(x: Value) -> Value:
-    """testp.finite"""
-    return np.isfinite(x)
-
-
-def test_infinite(x: Value) -> Value:
-    """testp.infinite"""
-    return np.isinf(x)
-
-
-def test_number(x: Value) -> Value:
-    """testp.number: anything except NaN."""
-    return ~np.isnan(x)
-
-
-def test_notanumber(x: Value) -> Value:
-    """testp.notanumber"""
-    return np.isnan(x)
-
-
-def test_normal(x: Value) -> Value:
-    """Return which are normal numbers; PTX counts zeros as normal."""
-    return np.isfinite(x) & ~test_subnormal(x)
-
-
-def test_subnormal(x: Value) -> Value:
-    """testp.subnormal"""
+def is_subnormal(x: Value) -> Value:
+    """Return which are subnormal numbers."""
     return (x != 0) & (np.abs(x) < _SMALLEST[x.dtype.str[1:]])
 
 

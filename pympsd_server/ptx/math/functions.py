@@ -12,8 +12,8 @@ A result is off by less than 2**-31 of itself before it is rounded to single pre
 2**-31). That is closer to the exact value than a GPU, and inside of the bounds that the PTX ISA gives: 2**-22 for ex2
 and lg2, 2**-20.5 for sin and cos within 2 pi, 2**-11 for tanh.
 
-Each function is written over `Doubles`, the operations that it needs in addition to + - * /, so that one text serves
-two tiers: with NumPy's arrays it computes, with a compiler's values it emits instructions.
+Each function uses operators, `view` and `astype` of its values, and a function that selects by a condition. So one
+text serves two tiers: with NumPy's arrays it computes, with a compiler's values it emits instructions.
 
 - *Rounding to an integer.* Adding _MAGIC (1.5 * 2**52) to a double rounds it to an integer, which is then in the low
   bits of the sum. Subtracting _MAGIC gives the integer as a double. The default rounding is assumed.
@@ -29,11 +29,13 @@ A NaN becomes the one that GPUs return, 0x7fffffff. The polynomials interpolate 
 """
 
 import math
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
-from pympsd_server.ptx.isa.datatypes import Value
+from pympsd_server.ptx.isa.datatypes import F64, S64, Value
 
 _MAGIC: Final = 6755399441055744.0
 _EXPONENT_BITS: Final = 52
@@ -62,66 +64,51 @@ _THIRD: Final = 1 / 3
 _NAN: Final = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
-class Doubles(Protocol):
-    """The operations of a tier on its doubles, except arithmetic and comparisons, which its values have themselves.
-
-    Integers are signed, of 64 bits, and wrap around; they have + - & ^ << >>.
-    """
-
-    def bits(self, value: Any, /) -> Any:
-        """Return a double's bits as an integer."""
-
-    def from_bits(self, value: Any, /) -> Any:
-        """Return the double with these bits."""
-
-    def from_integer(self, value: Any, /) -> Any:
-        """Return an integer of at most 12 bits as a double."""
-
-    def select(self, condition: Any, yes: Any, no: Any, /) -> Any:
-        """Return `yes` where a condition holds, else `no`; either may be a constant."""
+Select = Callable[[Any, Any, Any], Any]
+"""Returns its second argument where the first, a condition, holds, else the third; both may be constants."""
 
 
-def power_of_two(o: Doubles, x: Any) -> Any:
+def power_of_two(select: Select, x: Any) -> Any:
     """Return 2**x of a double; exact for integers. Beyond -151 .. 151 it is that bound's."""
-    x = o.select(x < -_MAX_POWER, -_MAX_POWER, x)
-    x = o.select(x > _MAX_POWER, _MAX_POWER, x)
+    x = select(x < -_MAX_POWER, -_MAX_POWER, x)
+    x = select(x > _MAX_POWER, _MAX_POWER, x)
     shifted = x + _MAGIC
     fraction = x - (shifted - _MAGIC)
-    scale = o.from_bits((o.bits(shifted) + _EXPONENT_BIAS) << _EXPONENT_BITS)
+    scale = (shifted.view(S64) + _EXPONENT_BIAS << _EXPONENT_BITS).view(F64)
     return (fraction * _polynomial(_EX2, fraction) + 1.0) * scale
 
 
-def logarithm(o: Doubles, x: Any) -> Any:
+def logarithm(select: Select, x: Any) -> Any:
     """Return log2(x) of a double that is a number of single precision; -inf for zeros, NaN below."""
-    above = o.bits(x) - _SQRT_HALF_BITS
-    exponent = o.from_integer(above >> _EXPONENT_BITS)
-    mantissa = o.from_bits((above & _FRACTION) + _SQRT_HALF_BITS)
+    above = x.view(S64) - _SQRT_HALF_BITS
+    exponent = (above >> _EXPONENT_BITS).astype(F64)
+    mantissa = ((above & _FRACTION) + _SQRT_HALF_BITS).view(F64)
     s = (mantissa - 1.0) / (mantissa + 1.0)
     result = s * _polynomial(_LG2, s * s) + exponent
-    result = o.select(x < math.inf, result, x)
-    return o.select(x > 0.0, result, o.select(x == 0.0, -math.inf, math.nan))
+    result = select(x < math.inf, result, x)
+    return select(x > 0.0, result, select(x == 0.0, -math.inf, math.nan))
 
 
-def sine(o: Doubles, x: Any, quarters: int = 0) -> Any:
+def sine(select: Select, x: Any, quarters: int = 0) -> Any:
     """Return sin(x + quarters * pi/2) of a double; NaN for infinities."""
-    x = o.select((x < _MAX_ANGLE) & (x > -_MAX_ANGLE), x, x * 0.0)
+    x = select((x < _MAX_ANGLE) & (x > -_MAX_ANGLE), x, x * 0.0)
     shifted = x * _TWO_OVER_PI + _MAGIC
     whole = shifted - _MAGIC
-    quadrant = o.bits(shifted) + quarters
+    quadrant = shifted.view(S64) + quarters
     for part in _HALF_PI:
         x = x - whole * part
     z = x * x
     in_sine = (z * _polynomial(_SIN, z) + 1.0) * x
     in_cosine = z * _polynomial(_COS, z) + 1.0
-    size = o.select((quadrant & 1) == 0, in_sine, in_cosine)
-    return o.from_bits(o.bits(size) ^ ((quadrant & 2) << 62))
+    size = select((quadrant & 1) == 0, in_sine, in_cosine)
+    return (size.view(S64) ^ ((quadrant & 2) << 62)).view(F64)
 
 
-def hyperbolic_tangent(o: Doubles, x: Any) -> Any:
+def hyperbolic_tangent(select: Select, x: Any) -> Any:
     """Return tanh(x) of a double."""
-    e = power_of_two(o, x * _TWO_OVER_LN2)
+    e = power_of_two(select, x * _TWO_OVER_LN2)
     small = (1.0 - x * x * _THIRD) * x
-    return o.select((x < _TANH_SMALL) & (x > -_TANH_SMALL), small, (e - 1.0) / (e + 1.0))
+    return select((x < _TANH_SMALL) & (x > -_TANH_SMALL), small, (e - 1.0) / (e + 1.0))
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
@@ -132,49 +119,24 @@ def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
     return total + coefficients[0]
 
 
-class _Arrays:
-    """Doubles as NumPy's arrays and scalars."""
-
-    def bits(self, value: Value) -> Value:
-        return value.view(np.int64)
-
-    def from_bits(self, value: Value) -> Value:
-        return value.view(np.float64)
-
-    def from_integer(self, value: Value) -> Value:
-        return value.astype(np.float64)
-
-    def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        selected: Any = np.where(condition, yes, no)
-        return selected[()]
+def _select(condition: Value, yes: Value, no: Value) -> Value:
+    selected: Any = np.where(condition, yes, no)
+    return selected[()]
 
 
-_ARRAYS: Final = _Arrays()
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "ex2": power_of_two,
+    "lg2": logarithm,
+    "sin": sine,
+    "cos": partial(sine, quarters=1),
+    "tanh": hyperbolic_tangent,
+}
+"""The functions by their instructions."""
 
 
-def ex2(x: Value) -> Value:
-    """Return 2**x of float32."""
-    return _narrow(power_of_two(_ARRAYS, x.astype(np.float64)))
-
-
-def lg2(x: Value) -> Value:
-    """Return log2(x) of float32."""
-    return _narrow(logarithm(_ARRAYS, x.astype(np.float64)))
-
-
-def sin(x: Value) -> Value:
-    """Return sin(x) of float32."""
-    return _narrow(sine(_ARRAYS, x.astype(np.float64)))
-
-
-def cos(x: Value) -> Value:
-    """Return cos(x) of float32."""
-    return _narrow(sine(_ARRAYS, x.astype(np.float64), 1))
-
-
-def tanh(x: Value) -> Value:
-    """Return tanh(x) of float32."""
-    return _narrow(hyperbolic_tangent(_ARRAYS, x.astype(np.float64)))
+def approximate(name: str, x: Value) -> Value:
+    """Return the result of ex2, lg2, sin, cos or tanh of float32."""
+    return _narrow(FUNCTIONS[name](_select, x.astype(np.float64)))
 
 
 def _narrow(value: Value) -> Value:

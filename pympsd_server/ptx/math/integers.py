@@ -20,7 +20,6 @@ def select(condition: Value, yes: Value, no: Value) -> Value:
 def divide(a: Value, b: Value) -> Value:
     """Return the quotient truncated towards zero. By zero, all bits are one, as on the hardware."""
     dtype = a.dtype
-    zero = b == 0
     if dtype.kind == "u":
         quotient = a // b
     elif dtype.itemsize <= 4:
@@ -28,18 +27,13 @@ def divide(a: Value, b: Value) -> Value:
         quotient = (a.astype(np.float64) / b).astype(np.int64).astype(dtype)
     else:
         quotient = (a - np.fmod(a, b)) // b
-    if not zero.any():
-        return quotient
-    return select(zero, (~dtype.type(0)).astype(dtype), quotient)
+    return select(b == 0, (~dtype.type(0)).astype(dtype), quotient)
 
 
 def remainder(a: Value, b: Value) -> Value:
     """Return the remainder with the sign of `a`. By zero, all bits are one, as on the hardware."""
-    zero = b == 0
     result = np.fmod(a, b)
-    if not zero.any():
-        return result
-    return select(zero, (~a.dtype.type(0)).astype(a.dtype), result)
+    return select(b == 0, (~a.dtype.type(0)).astype(a.dtype), result)
 
 
 def multiply_high(a: Value, b: Value) -> Value:
@@ -235,9 +229,6 @@ def field_mask(position: Value, length: Value, wrap: bool) -> Value:
 
 def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
     """fns: the |offset|-th set bit of mask from bit base, upwards if offset > 0; 0xffffffff if none."""
-    if offset.ndim == 0 and offset == 0:
-        hit = (mask >> np.minimum(base, np.uint32(31))) & np.uint32(1)
-        return select(hit != 0, base, np.uint32(0xFFFFFFFF))
     result = np.full(np.broadcast_shapes(mask.shape, base.shape, offset.shape), 0xFFFFFFFF, np.uint32)
     start, count = base.astype(np.int64), np.abs(offset.astype(np.int64))
     step = select(offset < 0, np.int64(-1), np.int64(1))

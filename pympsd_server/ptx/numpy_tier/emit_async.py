@@ -6,7 +6,7 @@ really wait on them. A copy that completes bytes at an mbarrier changes it after
 """
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_name
-from pympsd_server.ptx.lowering.ir import Argument, Operation, Register, Sink, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 from pympsd_server.ptx.syntax.tree import Immediate
@@ -20,10 +20,6 @@ _BARRIER = (
 )
 
 
-def _space(operation: Operation) -> str:
-    return "shared" if operation.one_of(*_SHARED) else "generic"
-
-
 @emits("mbarrier", (1, 4), _BARRIER, ("b64",))
 def _barrier(writer: Writer, operation: Operation) -> None:
     action = operation.modifiers[0] if operation.modifiers else ""
@@ -33,15 +29,15 @@ def _barrier(writer: Writer, operation: Operation) -> None:
         return _test_wait(writer, operation)
     if action == "init" and len(operation.operands) == 2:
         value = writer.keep(f"initial_barrier({writer.input(1, U32)})")
-        return writer.store(_space(operation), writer.address_of(operation.operands[0]), U64, 8, [value])
+        return writer.store(space_of(operation), writer.address_of(operation.operands[0]), U64, 8, [value])
     if action == "inval" and len(operation.operands) == 1:
-        writer.load(_space(operation), writer.address_of(operation.operands[0]), U64, 8)
+        writer.load(space_of(operation), writer.address_of(operation.operands[0]), U64, 8)
         return None
     if action in ("expect_tx", "complete_tx") and len(operation.operands) == 2:
         count = writer.input(1, U32)
         sign = "-" if action == "complete_tx" else ""
         change = f"arrival({writer.scalar(0, U32)}, {sign}{count}.astype(d_i8))"
-        return change_barrier(writer, Sink(), _space(operation), writer.address_of(operation.operands[0]), change)
+        return change_barrier(writer, Sink(), space_of(operation), writer.address_of(operation.operands[0]), change)
     if action in ("arrive", "arrive_drop") and 1 <= len(operation.operands) <= 3:
         return _arrive(writer, operation, drop=action == "arrive_drop")
     raise writer.refuse()
@@ -57,7 +53,7 @@ def _arrive(writer: Writer, operation: Operation, drop: bool) -> None:
         change = f"arrival({writer.scalar(1, U32)}, {count}.astype(d_i8), {drop})"
     else:
         change = f"arrival({count}, {writer.scalar(0, U64)}, {drop})"
-    change_barrier(writer, target, _space(operation), writer.address_of(where), change)
+    change_barrier(writer, target, space_of(operation), writer.address_of(where), change)
 
 
 def change_barrier(writer: Writer, target: Argument, space: str, address: str, change: str) -> None:
@@ -71,7 +67,7 @@ def change_barrier(writer: Writer, target: Argument, space: str, address: str, c
 def _test_wait(writer: Writer, operation: Operation) -> None:
     """A predicate, the object, a state or a parity; try_wait may have a time limit, which is not used."""
     writer.refuse_count_if(not 3 <= len(operation.operands) <= (4 if operation.has("try_wait") else 3))
-    barrier = writer.load(_space(operation), writer.address_of(operation.operands[1]), U64, 8)
+    barrier = writer.load(space_of(operation), writer.address_of(operation.operands[1]), U64, 8)
     if operation.has("parity"):
         result = f"parity_has_ended({barrier}, {writer.input(2, U32)})"
     else:
@@ -96,7 +92,7 @@ def _copy(writer: Writer, operation: Operation) -> None:
         change_barrier(
             writer,
             Sink(),
-            _space(operation),
+            space_of(operation),
             writer.address_of(operation.operands[0]),
             f"arrival({count}, {writer.scalar(0, U64)})",
         )
@@ -165,24 +161,16 @@ def _nothing(writer: Writer, operation: Operation) -> None:
 
 _REDUCED = {
     "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
-    "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
-    "max": ("u32", "s32", "u64", "s64", "f16", "bf16"),
-    "inc": ("u32",),
-    "dec": ("u32",),
-    "and": ("b32", "b64"),
-    "or": ("b32", "b64"),
-    "xor": ("b32", "b64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
 }
 """The types of bulk reductions in global memory."""
 _REDUCED_SHARED = {
     "add": ("u32", "s32", "u64"),
-    "min": ("u32", "s32"),
-    "max": ("u32", "s32"),
-    "inc": ("u32",),
-    "dec": ("u32",),
-    "and": ("b32",),
-    "or": ("b32",),
-    "xor": ("b32",),
+    **dict.fromkeys(("min", "max"), ("u32", "s32")),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32",)),
 }
 """The types of each reduction in shared memory, and of red.async."""
 REDUCTIONS = " ".join(_REDUCED)

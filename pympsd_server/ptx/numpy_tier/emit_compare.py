@@ -51,15 +51,18 @@ def _set_predicate(writer: Writer, operation: Operation) -> None:
     return _combine_and_assign(writer, operation, ((first, result), (second, opposite)))
 
 
+def _combine(writer: Writer, operation: Operation, result: str) -> str:
+    """Return a result, combined with the predicate behind the compared operands if the operation has one."""
+    combine = operation.one_of(*_COMBINES)
+    writer.refuse_count_if(bool(combine) != (len(operation.operands) == 4))
+    return writer.keep(f"{result} {_COMBINES[combine]} {writer.input(3, BOOL)}") if combine else result
+
+
 def _combine_and_assign(
     writer: Writer, operation: Operation, results: tuple[tuple[Argument | None, str], ...]
 ) -> None:
-    combine = operation.one_of(*_COMBINES)
-    writer.refuse_count_if(bool(combine) != (len(operation.operands) == 4))
-    combined = writer.input(3, BOOL) if combine else ""
     # All results are computed before one is assigned: a target may be an operand too.
-    done = [(t, writer.keep(f"{r} {_COMBINES[combine]} {combined}") if combine else r) for t, r in results if r]
-    for target, result in done:
+    for target, result in [(t, _combine(writer, operation, r)) for t, r in results if r]:
         if target is not None:
             writer.assign(target, result, BOOL)
 
@@ -94,10 +97,7 @@ def _set(writer: Writer, operation: Operation) -> None:
     if operation.types[1].endswith("x2"):
         return _set_packed(writer, operation)
     result = writer.keep(_comparison(writer, operation, *_operands(writer, operation, operation.types[1])))
-    combine = operation.one_of(*_COMBINES)
-    writer.refuse_count_if(bool(combine) != (len(operation.operands) == 4))
-    if combine:
-        result = writer.keep(f"{result} {_COMBINES[combine]} {writer.input(3, BOOL)}")
+    result = _combine(writer, operation, result)
     dtype = DTYPES[operation.types[0]]
     if operation.types[0] == "bf16":
         true = writer.scalar(0x3F80, U16)

@@ -9,11 +9,10 @@ import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, F32, S32, U16, U32, U64, DType, dtype_name, unsigned_of
 from pympsd_server.ptx.isa.machine import WINDOWS
-from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, Sink
+from pympsd_server.ptx.lowering.ir import SPACES, Argument, Group, Operation, Sink, space_of
 from pympsd_server.ptx.numpy_tier.instruction_table import ANY, ROUNDINGS, emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 
-_SPACES = "global shared local const param"
 _INTEGRAL = ("rni", "rzi", "rmi", "rpi")
 _PLAIN = tuple(t for t in ANY if t not in ("pred", "u16x2", "s16x2"))
 
@@ -71,15 +70,10 @@ def _unpack(writer: Writer, target: Group, source: Argument, dtype: DType) -> No
         writer.assign(item, piece, part)
 
 
-# Other names of the same windows.
-_WINDOWS = {space: space for space in _SPACES.split()}
-_WINDOWS |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
-
-
-@emits("cvta", 2, "to " + " ".join(_WINDOWS), ("u64", "u32"))
+@emits("cvta", 2, "to " + " ".join(SPACES), ("u64", "u32"))
 def _convert_address(writer: Writer, operation: Operation) -> None:
-    space = _WINDOWS.get(operation.one_of(*_WINDOWS), "")
-    writer.refuse_if(operation.type != "u64" or not space)
+    space = space_of(operation)
+    writer.refuse_if(operation.type != "u64" or space == "generic")
     window = writer.scalar(WINDOWS.get(space, 0), U64)
     value = writer.input(1, U64)
     if space in WINDOWS:
@@ -87,11 +81,11 @@ def _convert_address(writer: Writer, operation: Operation) -> None:
     writer.set_result(value, U64)
 
 
-@emits("isspacep", 2, " ".join(_WINDOWS), ())
+@emits("isspacep", 2, " ".join(SPACES), ())
 def _is_space(writer: Writer, operation: Operation) -> None:
-    space = _WINDOWS.get(operation.one_of(*_WINDOWS), "")
+    space = space_of(operation)
     value = writer.keep(f"{writer.input(1, U64)} >> {writer.scalar(40, U64)}")
-    writer.refuse_if(space == "const" or not space)
+    writer.refuse_if(space in ("const", "generic"))
     if space == "global":
         return writer.set_result(f"({value} >= {writer.scalar(4, U64)})", BOOL)
     return writer.set_result(f"({value} == {writer.scalar(WINDOWS[space] >> 40, U64)})", BOOL)

@@ -8,6 +8,7 @@ closer to the exact value than a GPU.
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, F16, F32, F64, NEEDS_BLACKWELL, U16, U32, DType
 from pympsd_server.ptx.lowering.ir import Argument, Operation
+from pympsd_server.ptx.math.functions import FUNCTIONS
 from pympsd_server.ptx.numpy_tier.instruction_table import dtype_of, emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 
@@ -124,11 +125,7 @@ _UNARY = {
     "rcp": "d_{t}(1) / {x}",
     "sqrt": "np.sqrt({x})",
     "rsqrt": "(d_{t}(1) / np.sqrt({x}))",
-    "ex2": "ex2({x})",
-    "lg2": "lg2({x})",
-    "sin": "sin({x})",
-    "cos": "cos({x})",
-    "tanh": "tanh({x})",
+    **{name: f"approximate({name!r}, {{x}})" for name in FUNCTIONS},
 }
 
 
@@ -189,11 +186,19 @@ def _copysign(writer: Writer, operation: Operation) -> None:
     writer.set_result(f"np.copysign({size}, {sign})", dtype)
 
 
-_TESTS = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
+_TESTS = {
+    "finite": "np.isfinite({x})",
+    "infinite": "np.isinf({x})",
+    "number": "~np.isnan({x})",
+    "notanumber": "np.isnan({x})",
+    "normal": "np.isfinite({x}) & ~is_subnormal({x})",
+    "subnormal": "is_subnormal({x})",
+}
+"""Zeros are normal numbers here."""
 
 
 @emits("testp", 2, " ".join(_TESTS), ("f32", "f64"))
 def _test(writer: Writer, operation: Operation) -> None:
     writer.refuse_if(len(operation.modifiers) != 1)
     x = writer.input(1, dtype_of(writer, operation))
-    writer.set_result(f"test_{operation.modifiers[0]}({x})", DTYPES["pred"])
+    writer.set_result(_TESTS[operation.modifiers[0]].format(x=x), DTYPES["pred"])

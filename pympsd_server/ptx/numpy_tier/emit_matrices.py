@@ -14,24 +14,22 @@ import re
 from typing import Final
 
 from pympsd_server.ptx.isa.datatypes import BOOL, F32, F64, S32, U32, U64, DType
-from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of, space_of
 from pympsd_server.ptx.matrices.fragments import Shape, fragment_of
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 from pympsd_server.ptx.syntax.tree import Immediate
 
 SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_HALVES = ("f16", "f16"), ("f16", "f32"), ("bf16", "f32")
+_SMALL = ("e4m3", "f32"), ("e5m2", "f32"), ("e4m3", "f16"), ("e5m2", "f16")
+_BYTES = ("s8", "s32"), ("u8", "s32")
+"""The types of A and of C that have the same shapes."""
 MULTIPLIED = {
-    ("f16", "f16"): ("m16n8k8", "m16n8k16"),
-    ("bf16", "f32"): ("m16n8k8", "m16n8k16"),
-    ("f16", "f32"): ("m16n8k8", "m16n8k16"),
+    **dict.fromkeys(_HALVES, ("m16n8k8", "m16n8k16")),
     ("tf32", "f32"): ("m16n8k4", "m16n8k8"),
-    ("e4m3", "f32"): ("m16n8k16", "m16n8k32"),
-    ("e5m2", "f32"): ("m16n8k16", "m16n8k32"),
-    ("e4m3", "f16"): ("m16n8k16", "m16n8k32"),
-    ("e5m2", "f16"): ("m16n8k16", "m16n8k32"),
-    ("s8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
-    ("u8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
+    **dict.fromkeys(_SMALL, ("m16n8k16", "m16n8k32")),
+    **dict.fromkeys(_BYTES, ("m8n8k16", "m16n8k16", "m16n8k32")),
     ("f64", "f64"): ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
     ("b1", "s32"): ("m8n8k128", "m16n8k128", "m16n8k256"),
 }
@@ -124,16 +122,11 @@ def _count_matrices(writer: Writer, operation: Operation) -> int:
     return int(number[1:])
 
 
-def place_of(writer: Writer, operation: Operation, memory: Argument) -> tuple[str, str]:
-    """Return the state space and the address of a memory operand."""
-    return operation.one_of("global", "shared", "shared::cta").split("::")[0] or "generic", writer.address_of(memory)
-
-
 @emits("ldmatrix", 2, _TRANSFER, ("b16",))
 def _load(writer: Writer, operation: Operation) -> None:
     count = _count_matrices(writer, operation)
     targets = fragment(writer, operation.operands[0], count)
-    space, address = place_of(writer, operation, operation.operands[1])
+    space, address = space_of(operation), writer.address_of(operation.operands[1])
     name = writer.keep(f"load_matrices(B, T, {space!r}, {address}, {count}, {operation.has('trans')})")
     assign_all(writer, targets, name, U32)
 
@@ -141,7 +134,7 @@ def _load(writer: Writer, operation: Operation) -> None:
 @emits("stmatrix", 2, _TRANSFER, ("b16",))
 def _store(writer: Writer, operation: Operation) -> None:
     values = writer.tuple_of(fragment(writer, operation.operands[1], _count_matrices(writer, operation)), U32)
-    space, address = place_of(writer, operation, operation.operands[0])
+    space, address = space_of(operation), writer.address_of(operation.operands[0])
     writer.run(f"store_matrices(B, T, {space!r}, {address}, {values}, {operation.has('trans')})")
 
 
@@ -153,12 +146,8 @@ def _transpose(writer: Writer, operation: Operation) -> None:
 
 _WMMA_SHAPES: Final = ("m16n16k16", "m32n8k16", "m8n32k16")
 WARP_PRODUCTS: Final = {
-    ("f16", "f16"): _WMMA_SHAPES,
-    ("f16", "f32"): _WMMA_SHAPES,
-    ("bf16", "f32"): _WMMA_SHAPES,
+    **dict.fromkeys((*_HALVES, *_BYTES), _WMMA_SHAPES),
     ("tf32", "f32"): ("m16n16k8",),
-    ("s8", "s32"): _WMMA_SHAPES,
-    ("u8", "s32"): _WMMA_SHAPES,
     ("f64", "f64"): ("m8n8k4",),
     ("b1", "s32"): ("m8n8k128",),
 }
@@ -208,7 +197,7 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     )
     size, by_columns = size_of(shape), layout == "col"
     matrix_operand, memory = operation.operands[:2][::-1] if stored else operation.operands[:2]
-    space, address = place_of(writer, operation, memory)
+    space, address = space_of(operation), writer.address_of(memory)
     stride = (
         writer.input(2, U32)
         if len(operation.operands) == 3
@@ -264,16 +253,10 @@ def _distinct(writer: Writer, argument: Argument, matrix: str, size: Shape, kind
 ALL_N: Final = tuple(range(8, 257, 8))
 INTEGER_N: Final = (8, 16, 24, *range(32, 257, 16))
 GROUP_PRODUCTS: Final = {
-    ("f16", "f16"): (16, ALL_N),
-    ("f16", "f32"): (16, ALL_N),
-    ("bf16", "f32"): (16, ALL_N),
+    **dict.fromkeys(_HALVES, (16, ALL_N)),
     ("tf32", "f32"): (8, ALL_N),
-    ("e4m3", "f16"): (32, ALL_N),
-    ("e4m3", "f32"): (32, ALL_N),
-    ("e5m2", "f16"): (32, ALL_N),
-    ("e5m2", "f32"): (32, ALL_N),
-    ("s8", "s32"): (32, INTEGER_N),
-    ("u8", "s32"): (32, INTEGER_N),
+    **dict.fromkeys(_SMALL, (32, ALL_N)),
+    **dict.fromkeys(_BYTES, (32, INTEGER_N)),
 }
 """K, and each N of the shapes m64nNkK, by the types of A and of D."""
 _WGMMA_SHAPES: Final = {f"m64n{n}k{k}" for k, every in GROUP_PRODUCTS.values() for n in every}

@@ -7,12 +7,10 @@ in order.
 """
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
-from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, Symbol
+from pympsd_server.ptx.lowering.ir import SPACES, Argument, Memory, Operation, Register, Sink, Symbol, space_of
 from pympsd_server.ptx.numpy_tier.instruction_table import BITS, FLOATS, INTEGERS, dtype_of, emits
 from pympsd_server.ptx.numpy_tier.writer import CONSTANTS, Writer
 
-_SPACES = {"global": "global", "const": "global", "shared": "shared", "local": "local", "param": "param"}
-_SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
 _HINT = "L2::cache_hint"
 _ORDER = "weak relaxed acquire release acq_rel volatile sc mmio cta cluster gpu sys"
 _CACHE = (
@@ -21,12 +19,13 @@ _CACHE = (
     "L2::cache_hint"
 )
 _TYPES = ("b8", "u8", "s8", *BITS, *INTEGERS, *FLOATS)
-_MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4 v8"])
+_MODIFIERS = " ".join([*SPACES, _ORDER, _CACHE, "v2 v4 v8"])
 _LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
 
 
 def _space(operation: Operation) -> str:
-    return next((_SPACES[m] for m in operation.modifiers if m in _SPACES), "generic")
+    space = space_of(operation)
+    return "global" if space == "const" else space
 
 
 def _vector(writer: Writer, operation: Operation, value: Argument) -> tuple[Argument, ...]:
@@ -96,7 +95,7 @@ def _load(writer: Writer, operation: Operation) -> None:
 def _load_parameter(
     writer: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType
 ) -> None:
-    start = writer.offset_of(base) + base.offset + memory.offset
+    start = base.offset + memory.offset
     writer.refuse_if(start % dtype.itemsize, "misaligned parameter")
     writer.refuse_if(
         not 0 <= start <= writer.code.parameter_bytes - dtype.itemsize * len(targets),
@@ -128,15 +127,11 @@ _FUNCTIONS = "add min max and or xor exch cas inc dec"
 _HALVES = ("f16", "bf16", "f16x2", "bf16x2")
 _ALLOWED = {
     "add": ("u32", "s32", "u64", "s64", "f32", "f64", *_HALVES),
-    "min": ("u32", "s32", "u64", "s64"),
-    "max": ("u32", "s32", "u64", "s64"),
-    "and": ("b32", "b64"),
-    "or": ("b32", "b64"),
-    "xor": ("b32", "b64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
     "exch": ("b32", "b64", "b128"),
     "cas": ("b16", "b32", "b64", "b128"),
-    "inc": ("u32",),
-    "dec": ("u32",),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
 }
 _VECTORS_ALLOWED = {"add": ("f32", *_HALVES), "min": _HALVES, "max": _HALVES}
 _ATOMIC_MODIFIERS = (

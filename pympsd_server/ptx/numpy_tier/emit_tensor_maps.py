@@ -2,7 +2,7 @@
 
 from pympsd.wire.tensor_map import BYTES, FIELDS
 from pympsd_server.ptx.isa.datatypes import DTYPES, S32, U16, U64
-from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of
+from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of, space_of
 from pympsd_server.ptx.numpy_tier.emit_async import BYTES_COMPLETE, HINT, MULTICAST, REDUCTIONS
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
@@ -97,8 +97,7 @@ def _replace(writer: Writer, operation: Operation) -> None:
     ordinal = operation.operands[1] if count > 1 else Immediate(0)
     if not isinstance(ordinal, Immediate) or not 0 <= ordinal.value < count:
         raise writer.refuse(f"the ordinal is not 0 to {count - 1}")
-    space = "shared" if operation.has("shared::cta") else "global" if operation.has("global") else "generic"
-    address = writer.address_of(operation.operands[0])
+    space, address = space_of(operation), writer.address_of(operation.operands[0])
     value = writer.value(operation.operands[-1], DTYPES[operation.type])
     writer.run(f"replace_field(B, T, {space!r}, {address}, {field!r}, {ordinal.value}, {value}, {writer.guard})")
 

@@ -24,7 +24,7 @@ from pympsd_server.ptx.isa.datatypes import DTYPE_NAMES
 from pympsd_server.ptx.isa.faults import InvalidPtx
 from pympsd_server.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.ptx.lowering.control_flow import build_blocks, drop_dead_results
-from pympsd_server.ptx.lowering.ir import Code, Operation, Symbol, registers_read, registers_written
+from pympsd_server.ptx.lowering.ir import Code, Operation, registers_read, registers_written
 from pympsd_server.ptx.math import conversion, floats, functions, integers, small_floats, video
 from pympsd_server.ptx.matrices import multiply, transfers, warp_groups
 from pympsd_server.ptx.numpy_tier import (
@@ -79,11 +79,11 @@ class Translation:
     """The end of the static shared memory, which begins after the reserved."""
     local_bytes: int
     offsets: dict[tuple[str, str], int]
-    """Of shared and local variables in their frames; dynamic shared memory at -1."""
+    """The offsets of shared and local variables in their frames; dynamic shared memory at -1."""
     machine_codes: dict[Hashable, Any] = field(factory=dict)
     """The machine code of the compiled tier, by the kind of the block's shape."""
     shapes: dict[tuple[int, int, int], Any] = field(factory=dict)
-    """Those kinds, by the shapes of blocks."""
+    """The kinds of shapes, by the shapes of blocks."""
     has_loops: bool | None = None
     """None: nobody has asked."""
     numpy_seconds: float = 0.0
@@ -115,16 +115,13 @@ class Translation:
         """
         inputs = sorted({r.number for r in registers_read(operation, self.code.carry)})
         outputs = sorted({r.number for r in registers_written(operation, self.code.carry)})
-        writer = Writer(self.code, Constants(), self._offset_of, tuple(inputs))
+        writer = Writer(self.code, Constants(), self.offsets, tuple(inputs))
         emit(writer, operation)
         lines = writer.text(f"({''.join(writer.register_value(r) + ', ' for r in outputs)})")
         source = f"def run(B, T{''.join(f', r{r}' for r in inputs)}):\n" + "\n".join(f"    {line}" for line in lines)
         names = dict(_namespace()) | writer.constants.values | _bind(writer.constants, addresses)
         exec(compile(source, f"<ptx {operation.opcode}>", "exec"), names)
         return names["run"], inputs, outputs
-
-    def _offset_of(self, symbol: Symbol) -> int:
-        return 0 if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
 
 
 def _bind(constants: Constants, addresses: dict[str, int]) -> dict[str, np.uint64]:
@@ -150,10 +147,6 @@ class _Layout:
     offsets: dict[tuple[str, str], int] = field(factory=dict)
     shared_bytes: int = 0
     local_bytes: int = 0
-
-    def offset_of(self, symbol: Symbol) -> int:
-        """Return the offset of a variable in its frame, -1 for dynamic shared memory."""
-        return symbol.offset if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
 
 
 def _layout(code: Code) -> _Layout:
@@ -185,7 +178,7 @@ def translate(code: Code) -> Translation:
     constants = Constants()
     plans, sources, total = [], [""], 0
     for number, block in enumerate(blocks):
-        writer = Writer(code, constants, _parameters_at_zero(layout), block.live_in)
+        writer = Writer(code, constants, layout.offsets, block.live_in)
         for operation in drop_dead_results(block, blocks, code.carry):
             emit(writer, operation)
         plan, returned = emit_end(writer, block, blocks)
@@ -203,11 +196,3 @@ def translate(code: Code) -> Translation:
             sources.append("")
         sources[-1] += function
     return Translation(code, plans, sources, constants, layout.shared_bytes, layout.local_bytes, layout.offsets)
-
-
-def _parameters_at_zero(layout: _Layout) -> Callable[[Symbol], int]:
-    def offset_of(symbol: Symbol) -> int:
-        # A parameter's own offset is part of its symbol already.
-        return 0 if symbol.space == "param" else layout.offset_of(symbol)
-
-    return offset_of

@@ -13,11 +13,9 @@ live-out registers of each successor. For example
   generated code is the same for both; loop counters and kernel parameters stay scalars.
 - A guard selects between the new and the old value. Loads, stores and atomics get the guard as a mask instead.
 - Constants are names, bound when the kernel's functions are created; addresses of variables when a module is linked.
-- `text` drops lines whose result nobody uses, if they only compute: a call might fault, so it stays.
 """
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from attrs import define, field
@@ -42,13 +40,6 @@ from pympsd_server.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
 """Stands for a variable's name: the beginning of the linked module's constants."""
-_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-_CALL = re.compile(r"\w\(")
-
-
-def _is_pure(expression: str) -> bool:
-    """Return whether an expression has operators, views and casts only, and can be left out."""
-    return _CALL.search(expression.replace(".view(", " (").replace(".astype(", " (")) is None
 
 
 @define
@@ -79,7 +70,8 @@ class Writer:
 
     code: Code
     constants: Constants
-    offset_of: Callable[[Symbol], int]
+    offsets: Mapping[tuple[str, str], int]
+    """Of shared and local variables in their frames; dynamic shared memory at -1."""
     live_in: tuple[int, ...]
     lines: list[str] = field(factory=list)
     current: dict[int, tuple[str, DType]] = field(factory=dict)
@@ -226,10 +218,11 @@ class Writer:
             )
             whole = self.constants.address(symbol.name, symbol.offset)
             return self._view(whole if dtype.itemsize == 8 else self.keep(f"{whole}.astype(d_u4)"), dtype)
-        if symbol.space == "shared" and self.offset_of(symbol) < 0:
+        start = 0 if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
+        if symbol.space == "shared" and start < 0:
             base = f"d_u8(B.dynamic_offset + {symbol.offset} & {2**64 - 1}).astype(d_u{dtype.itemsize})"
             return self._view(self.keep(base), dtype)
-        return self.constants.scalar(immediate_value(Immediate(self.offset_of(symbol) + symbol.offset), dtype))
+        return self.constants.scalar(immediate_value(Immediate(start + symbol.offset), dtype))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
         """Set a register to an expression of `dtype`, if the guard holds; extend it to the register's width."""
@@ -294,13 +287,5 @@ class Writer:
         return self._register(number, self.register_dtype(number))
 
     def text(self, returned: str) -> list[str]:
-        """Return the lines of the function, without unused results, and its return statement."""
-        names_read = set(_IDENTIFIER.findall(returned))
-        text_lines = [f"return {returned}"]
-        for line in reversed(self.lines):
-            name, equals, expression = line.partition(" = ")
-            if equals and name not in names_read and _is_pure(expression):
-                continue
-            names_read.update(_IDENTIFIER.findall(line))
-            text_lines.append(line)
-        return text_lines[::-1]
+        """Return the lines of the function, and its return statement."""
+        return [*self.lines, f"return {returned}"]

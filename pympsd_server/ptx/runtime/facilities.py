@@ -80,7 +80,7 @@ class PrintBuffer:
 
     def __init__(self) -> None:
         self.limit = PRINT_BYTES
-        """The greatest size of the text, in bytes, up to GREATEST_PRINT_BYTES."""
+        """The greatest size of the text, in bytes, up to MAX_PRINT_BYTES."""
         self._lock = Lock()
         self._texts: deque[bytes] = deque()
         self._bytes = 0

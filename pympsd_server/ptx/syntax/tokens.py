@@ -30,7 +30,7 @@ _PATTERN = re.compile(
 class Token(NamedTuple):
     """A word, number, string or symbol, with its line; `kind` "end" after the last one.
 
-    A `kind` of "body" stands for text in braces that `outline.set_aside` has taken out, and has its number.
+    A `kind` of "body" stands for text in braces that `parser.set_aside` has taken out, and has its number.
     """
 
     kind: str
@@ -143,7 +143,7 @@ class TokenStream:
             self._at += 1
 
     def skip_past(self, text: str) -> None:
-        """Step over everything up to a text and the text."""
+        """Skip everything up to and including a text."""
         while not self.accept(text):
             self.take()
 

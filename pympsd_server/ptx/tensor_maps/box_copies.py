@@ -146,13 +146,9 @@ _SINGLES: Final = (DataType.FLOAT32, DataType.TFLOAT32, *_FLUSHED)
 FLOAT32_FTZ alone. TFLOAT32_FTZ is not recorded: it is taken to be the same as FLOAT32_FTZ."""
 REDUCTIONS: Final[dict[str, Sequence[int]]] = {
     "add": (*_WHOLE, *_HALVES, *_SINGLES, DataType.FLOAT64),
-    "min": (*_WHOLE, DataType.INT64, *_HALVES),
-    "max": (*_WHOLE, DataType.INT64, *_HALVES),
-    "inc": (DataType.UINT32,),
-    "dec": (DataType.UINT32,),
-    "and": _WHOLE,
-    "or": _WHOLE,
-    "xor": _WHOLE,
+    **dict.fromkeys(("min", "max"), (*_WHOLE, DataType.INT64, *_HALVES)),
+    **dict.fromkeys(("inc", "dec"), (DataType.UINT32,)),
+    **dict.fromkeys(("and", "or", "xor"), _WHOLE),
 }
 """The data types of each function of cp.reduce.async.bulk.tensor, as recorded on an H100: INT64 has a minimum and a
 maximum only (whether it lacks .xor too is not recorded)."""

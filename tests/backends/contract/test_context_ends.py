@@ -55,6 +55,7 @@ def is_stopped(context: Context) -> bool:
     return True
 
 
+@pytest.mark.long(but=["emulated-H200", "emulated-P100"])
 def test_terminating_stops_the_kernel_or_says_that_it_runs(any_device: Device) -> None:
     running = RunningKernel(any_device)
     if any_device.capabilities.stops_kernels:
@@ -93,6 +94,7 @@ def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_dev
         assert running.same.word(running.result) == 0, "what waited behind it was dropped"
 
 
+@pytest.mark.long(but=["emulated-H200", "emulated-P100"])
 def test_memory_of_an_exited_client_is_kept_until_its_kernel_has_ended(any_device: Device) -> None:
     port_user = PortUser.on(any_device, client=2)
     assert port_user.module  # loaded before: loading may wait for running kernels
@@ -105,6 +107,7 @@ def test_memory_of_an_exited_client_is_kept_until_its_kernel_has_ended(any_devic
     assert port_user.synchronize() == Result.SUCCESS
 
 
+@pytest.mark.long(but=["emulated-H200", "emulated-P100"])
 def test_a_device_closes_while_destroyed_contexts_are_unfinished(any_device: Device) -> None:
     running = RunningKernel(any_device)
     running.user.context.destroy()

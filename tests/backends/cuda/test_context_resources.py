@@ -98,6 +98,7 @@ def busy_in_turns(driver: FakeDriver, context: CudaContext) -> Callable[[], None
     return turn
 
 
+@pytest.mark.long
 def test_a_context_that_is_never_idle_delays_no_sibling_for_ever(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:

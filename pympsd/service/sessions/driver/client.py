@@ -49,7 +49,7 @@ class DriverClientSession(WaitingConversation):
     offered_at: float = field(default=0.0, init=False)
     _offered: trio.Event = field(factory=trio.Event, init=False)
     _admitted: DriverServerSession | None = field(default=None, init=False)
-    """The server that it was admitted to; until that takes it, it may be another's."""
+    """The server that it was admitted to. Until that server takes the client, the client may still go to another."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is handed over to a server or refused, or is gone."""
@@ -119,7 +119,7 @@ class DriverClientSession(WaitingConversation):
         return offer
 
     def wait_again(self) -> None:
-        """Wait for another server: the one that the client was admitted to has ended, or does."""
+        """Wait for another server, because the one that the client was admitted to has ended or is ending."""
         self._admitted = None
         self.dispatcher.feed(self._connection_event())
 

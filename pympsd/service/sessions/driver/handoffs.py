@@ -40,7 +40,7 @@ class Offer:
     """The id of the client's conversation."""
     servers: int
     clients: int
-    """A copy of the client's end."""
+    """A descriptor: a copy of the client's end."""
     is_inherited: bool = False
     """An earlier daemon may have sent either end already."""
 
@@ -78,7 +78,7 @@ class Offer:
 FIRST_ANSWER_SECONDS: Final = 1.0
 """Time for a client to answer its server, which waits for nothing else until then."""
 ANSWER_CHECKS: Final = 20
-"""How often an answer is looked for in that time."""
+"""The number of times that an answer is looked for in that period."""
 ASLEEP_CHECKS: Final = 4
 """After this many checks in a row a client that sleeps and has not read its server's message is unresponsive.
 
@@ -105,7 +105,7 @@ class NewClient(Protocol):
         """Return the connection that the server is given; it is then the caller's."""
 
     def wait_again(self) -> None:
-        """Queue the client for another server: the one that it was admitted to has ended, or ends."""
+        """Queue the client for another server, because the one that it was admitted to has ended or is ending."""
 
 
 _Entry = tuple[NewClient, int, ClientLimits | None]
@@ -127,7 +127,7 @@ class Handoffs:
     set_limits: Callable[[ClientLimits], None] = lambda _: None
     """Sends the server the limits of the client that it gets next."""
     _queue: list[_Entry] = field(factory=list, init=False)
-    """With their priorities and limits."""
+    """The waiting clients, with their priorities and limits."""
     _unresponsive: set[int] = field(factory=set, init=False)
     """The users whose last client did not answer the server."""
     last: NewClient | None = field(default=None, init=False)
@@ -179,7 +179,7 @@ class Handoffs:
             entry[0].wait_again()
 
     async def run(self, link: ServerLink, is_adopted: bool) -> None:
-        """Hand over one client after another: the server takes the next when the one before has answered it."""
+        """Hand over one client after another: the server takes the next client when the one before has answered."""
         if is_adopted:
             async with self.exchange:
                 # Answered when the server has carried out an earlier daemon's commands.
@@ -250,7 +250,8 @@ class Handoffs:
         return is_unresponsive
 
     async def _answers_in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
-        """Return whether the server answers in time, less that in which it or this process is stopped.
+        """Return whether the server answers in time; time in which the server or this process is stopped does not
+        count.
 
         A client that is asleep has less time.
         """

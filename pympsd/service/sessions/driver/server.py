@@ -68,7 +68,7 @@ class DriverServerSession:
     _limits_unknown: bool = field(
         default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
-    """It was another daemon's, and this one has sent it no limits."""
+    """True if an earlier daemon started the server and this one has not sent it limits yet."""
     _refreshed: trio.Event | None = field(default=None, init=False)
     """Set when the questions of a refresh that is under way are answered."""
     _requested_at: float = field(default=0.0, init=False)
@@ -94,7 +94,7 @@ class DriverServerSession:
 
     @property
     def queued_descriptors(self) -> int:
-        """None: a client is given to the driver's server when that asks for one."""
+        """None: the driver's server gets a client when it requests one, so none is queued."""
         return 0
 
     @property
@@ -160,7 +160,7 @@ class DriverServerSession:
         self.set_limits(percentage_on(combined).value, count_bytes(combined.pinned_memory))
 
     def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
-        """Return limits with those that were removed: they become the device's whole memory."""
+        """Return limits in which removed ones are the device's whole memory."""
         devices = self.dispatcher.state.devices
         removed = {
             device: devices[device].memory_bytes or MAX_MEMORY

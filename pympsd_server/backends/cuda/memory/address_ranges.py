@@ -25,7 +25,9 @@ def round_up(count: int, to: int) -> int:
 
 
 def split_at_registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (offset, address, length) of the registered parts that bytes lie in: the driver copies within one."""
+    """Yield (offset, address, length) of the registered parts that contain some bytes, because the driver copies
+    within one part only.
+    """
     at, end = address, address + count
     while at < end:
         length = min(end, (at // REGISTERED_BYTES + 1) * REGISTERED_BYTES) - at

@@ -23,7 +23,7 @@ class Account(Protocol):
         """Charge bytes; BackendError OUT_OF_MEMORY."""
 
     def give(self, count: int) -> None:
-        """Return charged bytes."""
+        """Release bytes that were charged."""
 
 
 @define(eq=False)

@@ -27,8 +27,8 @@ _AREA_BYTES: Final = 16 << 20
 _MAX_SLOT_BYTES: Final = 512 << 20
 """The most that slots of copies that are not done take; more is OUT_OF_MEMORY."""
 _MAX_CLIENT_BYTES: Final = 32 << 20
-"""The same for one client. One within the protocol uses its shared memory's 16 MiB, and as much again for a context
-that it destroyed."""
+"""The maximum for one client. A client within the protocol uses its shared memory's 16 MiB, and as much again for a
+context that it destroyed."""
 _POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE; kernels before 5.14 do not have it, and the driver makes the pages while it pins them."""
 _madvise = ctypes.CDLL(None, use_errno=True).madvise

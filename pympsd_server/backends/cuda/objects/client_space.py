@@ -32,7 +32,7 @@ class ClientSpace:
             self.budget.take(count, what)
 
     def give(self, count: int) -> None:
-        """Return charged bytes."""
+        """Release bytes that were charged."""
         with self.lock:
             self.budget.give(count)
 

@@ -165,7 +165,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return CudaEvent(self.queue, self._services, timing)
 
     def open_event(self, event: Event) -> Event:
-        """Refuse: BackendError NOT_SUPPORTED, for an event's recordings are those of its client's own queue."""
+        """Refuse: BackendError NOT_SUPPORTED, because an event's recordings belong to its client's own queue."""
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device share no events")
 
     def notify(self, done: Completion) -> None:

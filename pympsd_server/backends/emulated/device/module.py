@@ -131,7 +131,7 @@ class EmulatedModule:
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """The kernels, in the order in which LAUNCH counts them; of those that are not translated the names."""
+        """The kernels, in the order in which LAUNCH counts them; the names of kernels that are not translated."""
         return [
             self.function(index) if self._kernels.is_translated(name) else FunctionLayout(name)
             for index, name in enumerate(self._names)

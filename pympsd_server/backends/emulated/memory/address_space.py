@@ -151,7 +151,6 @@ class AddressSpace(AccessibleMemory):
         self._arrays: _Arrays | None = None
         self._peers: tuple[PeerWindow, ...] = ()
         """The windows of peers, in the order of their places."""
-        self.used_bytes = 0
         self.bounds = choose_bounds()
 
     @property
@@ -174,7 +173,6 @@ class AddressSpace(AccessibleMemory):
                 remainders = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
                 self._gaps[index : index + 1] = remainders
                 self._insert(start, nbytes)
-                self.used_bytes += nbytes
                 return self.base + start
         raise OutOfMemory(f"no free range of {nbytes} bytes")
 
@@ -186,7 +184,6 @@ class AddressSpace(AccessibleMemory):
     def free(self, address: int) -> None:
         """Free an allocation. Its pages are released and read zero when reused."""
         start, end = self._remove(address)
-        self.used_bytes -= end - start
         self._window.zero(start, self.bounds.end(end))
         self._return(start, end + GUARD_BYTES)
 
@@ -266,7 +263,6 @@ class AddressSpace(AccessibleMemory):
         """Free the addresses of a shared allocation that was withdrawn; no effect on a closed space."""
         if self._window.is_closed:
             return
-        self.used_bytes -= end - start
         self._window.zero(start, self.bounds.end(end))
         self._return(start, end + GUARD_BYTES)
 
@@ -407,5 +403,5 @@ class AddressSpace(AccessibleMemory):
         for start, end in zip(*select_below(self._ranges, self._window.allocatable), strict=True):
             self._window.zero(start, end)
         self._set_ranges(([], []))
-        self._gaps, self._arrays, self._peers, self.used_bytes = [], None, (), 0
+        self._gaps, self._arrays, self._peers = [], None, ()
         self._window.close()

@@ -167,7 +167,7 @@ class ClientSpaces:
         self._exports = Exports()
         self.host_memory = HostMemory(self._clients)
         self._shared: _Reserved | None = None
-        """The one space of all clients, if they share one and while there are any."""
+        """The space that all clients share, while any client exists; None otherwise."""
 
     def find(self, key: int, quota: Quota) -> ClientSpace:
         """Return a client; a new one, not yet entered, gets the limits of this quota."""

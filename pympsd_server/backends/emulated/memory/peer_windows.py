@@ -30,6 +30,7 @@ RANGES: Final = 1 << 20
 SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
+assert 8 * (_HEAD + 2 * RANGES + _WORDS * SEGMENTS) <= TABLE_BYTES
 _READ_TIMEOUT_SECONDS: Final = 1.0
 _SHORT_TIMEOUT_SECONDS: Final = 0.002
 """The times to wait for a table that is being written: at first, and once a read has ended without one."""
@@ -63,7 +64,7 @@ class Table:
         at = _HEAD + 2 * RANGES
         self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
         self._patience_seconds = _READ_TIMEOUT_SECONDS
-        """How long a read waits for a table to be finished: a window that was late once has little time later."""
+        """Seconds that a read waits for an unfinished table; a window that was late once gets little time later."""
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
         """Replace its contents: the size of the window in bytes, ranges, and segments."""

@@ -51,7 +51,7 @@ class Storage(ABC):
         raise _invalid("the memory was not created to be exported")
 
     def use(self) -> bool:
-        """Count one more user, if there are any; return whether there were."""
+        """Count one more user unless the memory has none any more; return whether it was counted."""
         with self._lock:
             self._users += bool(self._users)
             return bool(self._users)
@@ -224,7 +224,7 @@ class Mappings:
 
     @classmethod
     def of(cls, space: AddressSpace) -> Mappings:
-        """Return those of a new address space: none."""
+        """Return the mappings of a new address space, which has none."""
         return cls(space, {})
 
     def add(self, memory: EmulatedMemory, address: int) -> None:

@@ -50,7 +50,7 @@ class Window:
         self._placed: dict[int, tuple[int, File | None]] = {}
         """The mappings behind the allocations: sizes by offset, and the files that peers can map."""
         self._lock: Final = RLock()
-        """Held while mappings change: a kernel may find that those of a peer have."""
+        """Held while mappings change, because a kernel may find that a peer's mappings have changed."""
         try:
             self._file = make_sealed(file_name(self._secret), self.allocatable + TABLE_BYTES)
         except OverflowError as error:
@@ -101,7 +101,7 @@ class Window:
             self._placed[offset] = size, file
 
     def map_file(self, process: int, segment: Segment) -> None:
-        """Map a file of another process; OSError, ValueError if it is not the one that is meant."""
+        """Map a file of another process; OSError, ValueError if it is another file than expected."""
         size = segment.file.offset + segment.size
         file = open_sealed(process, segment.file.descriptor, file_name(segment.file.secret), size)
         try:

@@ -69,7 +69,7 @@ class KernelRun(WorkItem):
     """The threads and shared memory of a block."""
     _cluster: tuple[int, int, int]
     _workspace: int
-    """The address by which the blocks of a cooperative launch meet, 0 for another launch."""
+    """The address at which the blocks of a cooperative launch meet, 0 for other launches."""
     _started_blocks: int = field(default=0, init=False)
     """The number of blocks that have begun."""
     _residents: deque[_Resident] = field(factory=deque, init=False)

@@ -250,7 +250,7 @@ class Scheduler:
     ) -> None:
         """``by_own_work``: the context's own work faulted, and all of it is stopped.
 
-        ``quietly``: the fault is not one of the device, so ``on_fault`` is not called.
+        ``quietly``: the fault is not the device's, so ``on_fault`` is not called.
         """
         new = owner.mark_faulted(status, by_own_work)
         if new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:

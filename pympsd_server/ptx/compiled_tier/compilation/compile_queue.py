@@ -50,7 +50,7 @@ class _Account:
     running: int = 0
     seconds: float = 0.0
     user: _Account | None = None
-    """Of a client: the account of its user, which lives as long as those of the user's clients."""
+    """The account of the client's user, which exists as long as the accounts of the user's clients."""
 
 
 @define(eq=False)
