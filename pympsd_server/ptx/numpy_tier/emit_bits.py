@@ -63,18 +63,31 @@ def _lookup(writer: Writer, operation: Operation) -> None:
     return writer.assign_both(operation.operands[0], name, U32, writer.keep(f"({name} != 0) {sign} {second}"))
 
 
-def _lookup_expression(table: int, a: str, b: str, c: str, writer: Writer) -> str:
-    """Return a table of results by rows of a, b and c as an exclusive or of products of them.
+_SHORT = {
+    0x80: "{a} & {b} & {c}",
+    0xFE: "{a} | {b} | {c}",
+    0x96: "{a} ^ {b} ^ {c}",
+    0x6A: "({a} & {b}) ^ {c}",
+    0xEA: "({a} & {b}) | {c}",
+    0xF8: "{a} | ({b} & {c})",
+    0x78: "{a} ^ ({b} & {c})",
+    0xCA: "({a} & {b}) | (~{a} & {c})",
+    0xE8: "({a} & {b}) | ({a} & {c}) | ({b} & {c})",
+    0xC0: "{a} & {b}",
+    0xFC: "{a} | {b}",
+    0x3C: "{a} ^ {b}",
+}
 
-    A product is a term if an odd number of the rows in which only its factors may be 1 have the result 1.
-    """
+
+def _lookup_expression(table: int, a: str, b: str, c: str, writer: Writer) -> str:
+    if table in _SHORT:
+        return _SHORT[table].format(a=a, b=b, c=c)
     terms = []
-    for product in range(8):
-        rows = [row for row in range(8) if row & product == row]
-        if sum(table >> row & 1 for row in rows) % 2:
-            factors = [name for bit, name in ((4, a), (2, b), (1, c)) if product & bit]
-            terms.append(" & ".join(factors) or writer.scalar(0xFFFFFFFF, U32))
-    return " ^ ".join(f"({term})" for term in terms) or writer.scalar(0, U32)
+    for row in range(8):
+        if table >> row & 1:
+            signs = ["" if row & bit else "~" for bit in (4, 2, 1)]
+            terms.append(f"({signs[0]}{a} & {signs[1]}{b} & {signs[2]}{c})")
+    return " | ".join(terms) or writer.scalar(0, U32)
 
 
 @emits("prmt", 4, "f4e b4e rc8 ecl ecr rc16", ("b32",))

@@ -61,6 +61,8 @@ def _compute(state: BatchState, name: str, axis: int) -> Value:
 
 def _place_of_block(state: BatchState, name: str, axis: int) -> Value:
     number = state.block_numbers.take(state.cta)
+    if state.cluster_blocks == 1 and name in ("ctaid", "clusterid"):
+        return _coordinate(number, state.grid, axis)
     rank = number % state.cluster_blocks
     if name == "cluster_ctarank":
         return rank.astype(np.uint32)
@@ -76,7 +78,10 @@ def _coordinate(number: Value, extent: tuple[int, int, int], axis: int) -> Value
     if extent[axis] == 1:
         return np.uint32(0)
     below = (1, extent[0], extent[0] * extent[1])[axis]
-    return (number // below % extent[axis]).astype(np.uint32)
+    rows = number if below == 1 else number // below
+    if np.prod(extent[axis + 1 :], dtype=np.int64) > 1:  # dividing takes longer than a short kernel
+        rows = rows % extent[axis]
+    return rows.astype(np.uint32)
 
 
 def _constant(state: BatchState, name: str) -> int:

@@ -10,8 +10,11 @@ from pympsd_server.ptx.runtime.threads import Threads, spread
 
 def ballot(state: BatchState, threads: Threads, predicate: Value) -> Array:
     """Return per warp of the batch (uint32) which of these threads have a true predicate."""
-    flags = np.zeros(state.warps * WARP, np.bool_)
-    flags[threads.pick(state.slot)] = predicate
+    if threads.ids is None and state.whole_warps and predicate.ndim:
+        flags = predicate
+    else:
+        flags = np.zeros(state.warps * WARP, np.bool_)
+        flags[threads.pick(state.slot)] = predicate
     return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
