@@ -65,21 +65,14 @@ from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
     CONSTANTS,
-    MISALIGNED,
-    NO_AGREEMENT,
-    NO_BARRIER,
-    NO_BLOCK,
-    NO_COUNT,
-    NO_ENTRY,
-    NO_SEGMENT,
     SLOT,
-    SPACE_NUMBERS,
     WARP_STATE,
     Outcome,
     ReachableMemory,
     SharedState,
     WarpState,
     Worker,
+    describe_fault,
     offset_of,
     refresh_function,
     runtime,
@@ -93,9 +86,6 @@ from pympsd_server.ptx.isa.faults import (
     Cancelled,
     DeviceAssertion,
     DeviceFault,
-    IllegalAddress,
-    LaunchFailed,
-    MisalignedAddress,
 )
 from pympsd_server.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.ptx.loading.linking import LoadedModule
@@ -119,7 +109,6 @@ _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
 _MAX_SLOTS_AT_ONCE: Final = 16
-_SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _MAX_KEPT_BYTES: Final = 1 << 24
 """The maximum size of the slabs of a batch that is kept when it has finished."""
 _OBJECT_BYTES: Final = 1 << 14
@@ -428,38 +417,13 @@ class CompiledBatch:
             is_served = bool(self._common.needs_python) and self._serve(cancel)
             if not is_served and outcome == Outcome.SERVICE:
                 worker = self._worker(0)
-                raise self._place(self._fault(Outcome.DEADLOCKED, worker), worker.block, 0)
+                raise self._place(describe_fault(Outcome.DEADLOCKED, worker), worker.block, 0)
         else:
             worker = self._worker(self._common.fault_worker)
             thread = worker.warp * self._code.width + worker.fault_lane
-            raise self._place(self._fault(outcome, worker), worker.block, thread)
+            raise self._place(describe_fault(outcome, worker), worker.block, thread)
 
     # --- faults
-
-    def _fault(self, outcome: int, worker: Worker) -> DeviceFault:
-        if outcome == Outcome.TRAPPED:
-            return LaunchFailed("a trap instruction was executed")
-        if outcome == Outcome.DEADLOCKED or worker.fault_kind == NO_AGREEMENT:
-            return LaunchFailed("deadlock: all threads wait for each other at barriers")
-        if worker.fault_kind == NO_COUNT:
-            return LaunchFailed("bar.arrive without a thread count")
-        address, nbytes, space = worker.fault_address, worker.fault_bytes, _SPACES.get(worker.fault_space, "global")
-        if worker.fault_kind == NO_BARRIER:
-            return LaunchFailed(f"barrier {address} does not exist")
-        if worker.fault_kind == NO_BLOCK:
-            blocks = worker.cluster_nctarank
-            return IllegalAddress(f"shared address {address:#x}: a cluster has {blocks} blocks")
-        if worker.fault_kind == NO_ENTRY:
-            return LaunchFailed(f"brx.idx to entry {address}, which does not exist")
-        if worker.fault_kind == NO_SEGMENT:
-            return LaunchFailed("internal error, threads were lost: set PYMPSD_TIER=numpy, and report the kernel")
-        where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
-        if worker.fault_kind == MISALIGNED:
-            return MisalignedAddress(f"{where}misaligned")
-        if space == "global":
-            return IllegalAddress(f"{where}outside of the allocations")
-        sizes = {"shared": worker.shared_bytes, "local": worker.local_bytes, "param": worker.parameter_bytes}
-        return IllegalAddress(f"{where}outside of the {sizes[space]} bytes there are")
 
     def _place(self, fault: DeviceFault, block: int, thread: int) -> DeviceFault:
         """Return a fault with its kernel, block and thread."""
