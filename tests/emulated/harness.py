@@ -107,18 +107,17 @@ def begin_in_turn(
     total, blocks = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
     blocks = max(1, blocks // together) * together
     sm_of_block = np.arange(min(blocks, total)) % multiprocessors
-    finished: CompiledBatch | None = None
-    for first in range(0, total, blocks):
-        batch: Batch | CompiledBatch
-        if finished is not None and finished.can_begin_again and first + blocks <= total:
-            finished.begin_again(setup, first)
-            batch = finished
-        else:
-            batch = begin_batch(module, name, setup, first, sm_of_block[: total - first])
+    first = 0
+    while first < total:
+        batch = begin_batch(module, name, setup, first, sm_of_block[: total - first])
+        if isinstance(batch, CompiledBatch):
+            batch.add_waves(max((total - first) // blocks - 1, 0))
         yield batch
-        finished = batch if isinstance(batch, CompiledBatch) and batch.finished else None
-    if finished is not None:
-        finished.keep()
+        if isinstance(batch, CompiledBatch):
+            first = batch.first_block
+            if batch.finished:
+                batch.keep()
+        first += blocks
 
 
 if DEVICES.backends and not TYPE_CHECKING:

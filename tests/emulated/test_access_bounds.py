@@ -323,3 +323,37 @@ mov.u16 %h, 7; {base} add.s64 %a, %a, %o; cvt.u32.u64 %n, %a; {access} ret; }}""
             assert (caught.value.block, caught.value.thread) == ((1, 0, 0), (37, 0, 0)), (form, tier)
             texts.append(str(caught.value))
         assert texts[0] == texts[1], form
+
+
+VECTORS = {"v2.u8": 2, "v4.u8": 4, "v2.u16": 4, "v2.f32": 8, "v4.f32": 16, "v2.u64": 16}
+
+
+@pytest.mark.parametrize("place", ["mov.u32 %n, %i;", "sub.u32 %n, 63, %i;", "xor.b32 %n, %i, 1;"])
+@pytest.mark.parametrize("guard", ["", "@%g"])
+@pytest.mark.parametrize("form", VECTORS)
+def test_vectors_are_stored_next_to_each_other(
+    monkeypatch: pytest.MonkeyPatch, form: str, guard: str, place: str
+) -> None:
+    """In the order of the lanes and in others, by all lanes or those whose number is not a multiple of three."""
+    count, nbytes = int(form[1]), VECTORS[form]
+    bits = 8 * nbytes // count
+    letter = form.split(".")[1][0]
+    names = {8: "h", 16: "h", 32: "f" if letter == "f" else "v", 64: "d"}[bits]
+    values = ", ".join(f"%{names}{k}" for k in range(count))
+    loads = f"ld.global.{form} {{{values}}}, [%a]; {guard} st.global.{form} [%a+4096], {{{values}}};"
+    ptx = f"""{HEADER}.visible .entry k(.param .u64 p)
+{{ .reg .b64 %a, %o, %d<4>; .reg .b32 %i, %n, %v<4>; .reg .f32 %f<4>; .reg .b16 %h<4>; .reg .pred %g;
+ld.param.u64 %a, [p]; mov.u32 %i, %tid.x; rem.u32 %n, %i, 3; setp.ne.u32 %g, %n, 0; {place}
+mul.wide.u32 %o, %n, {nbytes}; add.s64 %a, %a, %o; {loads} ret; }}"""
+    threads = np.arange(60) if not guard else np.flatnonzero(np.arange(60) % 3)
+    elements = {"mov": threads, "sub": 63 - threads, "xor": threads ^ 1}[place[:3]]
+    content = np.random.default_rng(1).integers(0, 256, 8192, np.uint8)
+    expected = content.copy()
+    for element in elements:
+        expected[4096 + element * nbytes :][:nbytes] = content[element * nbytes :][:nbytes]
+    for tier in TIER_NAMES:
+        use_tier(monkeypatch, tier)
+        device = Device(1 << 16)
+        address = device.put(content)
+        device.launch(device.load(ptx), "k", 1, 60, address)
+        assert (device.get(address, content) == expected).all(), tier

@@ -271,3 +271,37 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def begin_waves(device: Device, ptx: str, grid: int, blocks: int, *arguments: Any) -> CompiledBatch:
+    """Begin a launch of `grid` blocks as a batch of fewer, in whose places the others follow."""
+    module = device.load(HEADER + ptx)
+    setup = LaunchSetup(three(grid), three(64), pack(module.program, "k", arguments))
+    batch = begin_batch(module, "k", setup, 0, np.arange(blocks) % MULTIPROCESSORS)
+    assert isinstance(batch, CompiledBatch)
+    batch.add_waves(grid // blocks - 1)
+    return batch
+
+
+COUNT = """.visible .entry k(.param .u64 p)
+{{ .reg .b32 %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %b, %ctaid.x; mov.u32 %v, %b;
+{body} mul.wide.u32 %o, %b, 4; add.s64 %a, %a, %o; red.global.add.u32 [%a], 1; ret; }}"""
+
+
+@pytest.mark.parametrize("body", ["", WORK.format(rounds=300)], ids=["straight", "with a loop"])
+def test_each_of_the_blocks_that_follow_runs_once(body: str) -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(1200, "u4"))
+    batch = begin_waves(device, COUNT.format(body=body), 1200, 100, address)
+    run(batch)
+    assert batch.first_block == 1100
+    assert set(device.get(address, np.zeros(1200, "u4")).tolist()) == {64}
+
+
+@pytest.mark.parametrize("first", [0, 777, 1999])
+def test_the_first_of_the_blocks_that_follow_that_faults_is_named(first: int) -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(1, "u4"))
+    with pytest.raises(DeviceFault) as caught:
+        run(begin_waves(device, FAULTS, 2000, 100, address, first))
+    assert caught.value.block == (first, 0, 0)

@@ -89,6 +89,13 @@ static void wait_at_barrier(Worker *c, Warp *warp) {
         try_to_open(c, c->barrier_number);
 }
 
+static inline void begin_frame(const Batch *b, uint8_t *frames, uint32_t w) {
+    uint64_t lanes = b->threads_per_block - w * b->width;
+    uint32_t alive = lanes >= WARP ? ~0u : (1u << lanes) - 1;
+    uint32_t whole = b->width == WARP ? ~0u : (1u << b->width) - 1;
+    *(Frame *)(frames + w * b->frame_bytes) = (Frame){.alive = alive & whole, .mask = alive & whole};
+}
+
 static void begin_block(const Worker *c, Slot *slot, int64_t number) {
     const Batch *b = c->batch;
     uint64_t index = (uint64_t)(slot - b->slot);
@@ -101,15 +108,12 @@ static void begin_block(const Worker *c, Slot *slot, int64_t number) {
         uint64_t bytes = b->threads_per_block * c->local_frame;
         memset(b->local_slab + index * bytes, 0, bytes);
     }
+    if (b->is_straight)
+        return;
     memset(warps_of(c, slot), 0, c->warps * sizeof(Warp));
     uint8_t *frames = frames_of(c, slot);
-    uint32_t whole = b->width == WARP ? ~0u : (1u << b->width) - 1;
-    for (uint32_t w = 0; w < c->warps; w++) {
-        uint64_t lanes = b->threads_per_block - w * b->width;
-        Frame *frame = (Frame *)(frames + w * b->frame_bytes);
-        *frame = (Frame){.alive = lanes >= b->width ? whole : (1u << lanes) - 1};
-        frame->mask = frame->alive;
-    }
+    for (uint32_t w = 0; w < c->warps; w++)
+        begin_frame(b, frames, w);
 }
 
 // Find the place of a number in a box, x fastest.
@@ -140,13 +144,18 @@ static void enter_slot(Worker *c, Slot *slot) {
     c->block = slot->number;
 }
 
-static int32_t run_warp(Worker *c, uint32_t w) {
+static inline void enter_warp(Worker *c, uint32_t w) {
     const Batch *b = c->batch;
     uint64_t first = w * b->width;
     c->warp = w;
     for (int axis = 0; axis < 3; axis++)
         c->tid[axis] = b->threads[axis] + first;
     c->local = c->locals + first * c->local_frame;
+}
+
+static int32_t run_warp(Worker *c, uint32_t w) {
+    const Batch *b = c->batch;
+    enter_warp(c, w);
     // Turns of one length could meet lanes that make progress at one point of their loop again and again.
     const Warp *warp = &c->states[w];
     c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * warp->spins - (int64_t)FUEL_PER_ESCAPE * warp->escapes;
@@ -290,10 +299,31 @@ static int must_stop(Worker *c) {
     return (int)c->stops;
 }
 
+// Run the warps of a block, each to its end: without the states that other kernels need, which take longer than a
+// short warp. Returns FINISHED, FAULTED or TRAPPED.
+static int run_straight(Worker *c, Slot *slot) {
+    const Batch *b = c->batch;
+    for (uint32_t w = 0; w < c->warps; w++) {
+        begin_frame(b, c->frames, w);
+        enter_warp(c, w);
+        int32_t status = b->kernel(c, c->frames + w * b->frame_bytes);
+        if (status != DONE)
+            return status == FAULT ? FAULTED : TRAPPED;
+    }
+    slot->left = 0;
+    note_progress(c);
+    c->calls += c->warps;
+    if (c->calls % CALLS_PER_LOOK < c->warps)
+        must_stop(c);
+    return FINISHED;
+}
+
 // Run the warps of a block in turn. Returns FINISHED when it has ended, TIME, SERVICE when none can continue here,
 // FAULTED, TRAPPED or DEADLOCKED.
 static int run_block(Worker *c, Slot *slot) {
     enter_slot(c, slot);
+    if (c->batch->is_straight)
+        return run_straight(c, slot);
     Warp *warps = c->states;
     for (int rounds = 0; rounds < MAX_ROUNDS; rounds++) {
         uint32_t ran = 0, waiting = 0;
@@ -538,8 +568,7 @@ void kernels_rewind(Batch *b, int64_t first_block) {
     }
 }
 
-// Run the batch's blocks until a time (CLOCK_MONOTONIC, nanoseconds).
-int kernels_run(Batch *b, uint64_t deadline) {
+static int run_wave(Batch *b, uint64_t deadline) {
     uint32_t progress = progress_of(b);
     if (b->alone == ALONE_FOR_NOW && progress != b->progress_before)
         b->alone = 0;
@@ -559,6 +588,21 @@ int kernels_run(Batch *b, uint64_t deadline) {
     kernels_close(b);
     gather_slots(b, b->joined);
     return outcome_of(b);
+}
+
+// Run the batch's blocks, and its further waves, until a time (CLOCK_MONOTONIC, nanoseconds).
+int kernels_run(Batch *b, uint64_t deadline) {
+    for (;;) {
+        int outcome = run_wave(b, deadline);
+        if (outcome != FINISHED || b->waves <= 0)
+            return outcome;
+        uint32_t was_helped = b->was_helped;
+        b->waves--;
+        kernels_rewind(b, b->first_block + b->blocks);
+        b->was_helped = was_helped;
+        if (now() >= deadline)
+            return TIME;
+    }
 }
 
 uint64_t kernels_worker_bytes(void) { return sizeof(Worker); }

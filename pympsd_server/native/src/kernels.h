@@ -114,6 +114,7 @@ struct Batch {
     const uint32_t *threads[3];
     const int64_t *sm_of_block;
     int64_t first_block, blocks;
+    int64_t waves; // how many more times as many blocks follow in the same places
     uint8_t *shared_slab, *local_slab, *frame_slab;
     uint64_t shared_frame, frame_bytes, threads_per_block, width, sites_bytes;
     int64_t fuel_per_turn;
@@ -135,6 +136,7 @@ struct Batch {
     _Atomic uint32_t is_open;
     uint32_t joined, running, was_helped;
     uint32_t is_prepared; // every block has a slot of its own, in which Python has begun it
+    uint32_t is_straight; // the kernel has no stops: each warp ends in its first turn
     _Atomic uint32_t needs_python; // for warps at escapes, or blocks that bail
     Batch *next_open;
 };

@@ -34,9 +34,10 @@ all blocks until there is progress; a warp that waits for itself is detected the
 one in the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
 
 A program may launch one kernel a million times, and preparing a batch takes longer than running a small one. So a
-finished batch begins again (`begin_again`) for the next blocks of the same shape: those of its launch, and, if it is
-not large and so *kept* by its module (`keep`), those of another one. Then only the number of the first block and the
-values of parameters are replaced, and C resets the state that it has changed (`kernels_rewind`).
+finished batch is used for other blocks of the same shape. `add_waves` lets C run the next blocks of the launch in the
+same places; and if the batch is not large, its module *keeps* it for another launch (`keep`, `begin_again`). Only
+the number of the first block and the values of parameters are replaced, and C resets the state that it has changed
+(`kernels_rewind`).
 
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
 two calls, only this thread. The results of checks are forgotten when the allocations change; their arrays live until
@@ -64,21 +65,14 @@ from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
     CONSTANTS,
-    MISALIGNED,
-    NO_AGREEMENT,
-    NO_BARRIER,
-    NO_BLOCK,
-    NO_COUNT,
-    NO_ENTRY,
-    NO_SEGMENT,
     SLOT,
-    SPACE_NUMBERS,
     WARP_STATE,
     Outcome,
     ReachableMemory,
     SharedState,
     WarpState,
     Worker,
+    describe_fault,
     offset_of,
     refresh_function,
     runtime,
@@ -92,9 +86,6 @@ from pympsd_server.ptx.isa.faults import (
     Cancelled,
     DeviceAssertion,
     DeviceFault,
-    IllegalAddress,
-    LaunchFailed,
-    MisalignedAddress,
 )
 from pympsd_server.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.ptx.loading.linking import LoadedModule
@@ -118,7 +109,6 @@ _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
 _MAX_SLOTS_AT_ONCE: Final = 16
-_SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _MAX_KEPT_BYTES: Final = 1 << 24
 """The maximum size of the slabs of a batch that is kept when it has finished."""
 _OBJECT_BYTES: Final = 1 << 14
@@ -227,15 +217,24 @@ class CompiledBatch:
             _kept.use(self, nbytes, self._module.facilities.user)
 
     @property
+    def first_block(self) -> int:
+        """The number of the first block of the wave that runs."""
+        return int(self._common.first_block)
+
+    @property
     def can_begin_again(self) -> bool:
         """Whether the batch can run other blocks when it has finished."""
         return bool(self._shape) and self._state is None
+
+    def add_waves(self, waves: int) -> None:
+        """Let the next step run so many more times as many blocks, those that follow; none if it cannot."""
+        self._common.waves = waves if self.can_begin_again else 0
 
     def begin_again(self, setup: LaunchSetup, first_block: int) -> None:
         """Begin other blocks of the same shape; all earlier ones must have ended."""
         if setup is not self._setup:
             self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
-        self._setup, self._first_block, self._over = setup, first_block, False
+        self._setup, self._common.waves, self._over = setup, 0, False
         runtime().kernels_rewind(ctypes.byref(self._common), first_block)
 
     def _size_memory(self) -> None:
@@ -273,7 +272,7 @@ class CompiledBatch:
         common.kernel, common.fuel_per_turn, common.refresh = code.address, _FUEL, _refresh
         common.threads_per_block, common.width = self._threads, code.width
         common.sm_of_block = self._sm_of_block.ctypes.data
-        common.cluster_blocks = prod(setup.cluster)
+        common.cluster_blocks, common.is_straight = prod(setup.cluster), len(code.stops) == 1  # the entry
         common.blocks, common.base = len(self._sm_of_block), self._module.space.base
         self._coordinates = _coordinates(setup.block, code.width)
         common.threads[:] = [column.ctypes.data for column in self._coordinates]
@@ -418,43 +417,18 @@ class CompiledBatch:
             is_served = bool(self._common.needs_python) and self._serve(cancel)
             if not is_served and outcome == Outcome.SERVICE:
                 worker = self._worker(0)
-                raise self._place(self._fault(Outcome.DEADLOCKED, worker), worker.block, 0)
+                raise self._place(describe_fault(Outcome.DEADLOCKED, worker), worker.block, 0)
         else:
             worker = self._worker(self._common.fault_worker)
             thread = worker.warp * self._code.width + worker.fault_lane
-            raise self._place(self._fault(outcome, worker), worker.block, thread)
+            raise self._place(describe_fault(outcome, worker), worker.block, thread)
 
     # --- faults
-
-    def _fault(self, outcome: int, worker: Worker) -> DeviceFault:
-        if outcome == Outcome.TRAPPED:
-            return LaunchFailed("a trap instruction was executed")
-        if outcome == Outcome.DEADLOCKED or worker.fault_kind == NO_AGREEMENT:
-            return LaunchFailed("deadlock: all threads wait for each other at barriers")
-        if worker.fault_kind == NO_COUNT:
-            return LaunchFailed("bar.arrive without a thread count")
-        address, nbytes, space = worker.fault_address, worker.fault_bytes, _SPACES.get(worker.fault_space, "global")
-        if worker.fault_kind == NO_BARRIER:
-            return LaunchFailed(f"barrier {address} does not exist")
-        if worker.fault_kind == NO_BLOCK:
-            blocks = worker.cluster_nctarank
-            return IllegalAddress(f"shared address {address:#x}: a cluster has {blocks} blocks")
-        if worker.fault_kind == NO_ENTRY:
-            return LaunchFailed(f"brx.idx to entry {address}, which does not exist")
-        if worker.fault_kind == NO_SEGMENT:
-            return LaunchFailed("internal error, threads were lost: set PYMPSD_TIER=numpy, and report the kernel")
-        where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
-        if worker.fault_kind == MISALIGNED:
-            return MisalignedAddress(f"{where}misaligned")
-        if space == "global":
-            return IllegalAddress(f"{where}outside of the allocations")
-        sizes = {"shared": worker.shared_bytes, "local": worker.local_bytes, "param": worker.parameter_bytes}
-        return IllegalAddress(f"{where}outside of the {sizes[space]} bytes there are")
 
     def _place(self, fault: DeviceFault, block: int, thread: int) -> DeviceFault:
         """Return a fault with its kernel, block and thread."""
         fault.kernel = self.kernel.name
-        fault.block = place_of_block(self._first_block + block, self._setup.grid, self._setup.cluster)
+        fault.block = place_of_block(self.first_block + block, self._setup.grid, self._setup.cluster)
         fault.thread = place_in(thread, self._setup.block)
         return fault
 
@@ -462,6 +436,7 @@ class CompiledBatch:
 
     def _serve(self, cancel: CancelFlag) -> bool:
         """Let warps that need it continue; return whether there were any."""
+        self._common.waves = 0  # what is made here knows its blocks
         used = self._common.next_slot
         states = self._warps["state"][:used]
         escaping = np.argwhere(states == WarpState.ESCAPING)
@@ -507,7 +482,7 @@ class CompiledBatch:
         slots, warps = np.divmod(rows, self._warps_per_block)
         if any(isinstance(operand, Special) for operand in self._code.escapes[stop][0].operands):
             numbers = self._slots["number"]
-            state.place_blocks(self._first_block + numbers, self._sm_of_block[numbers])
+            state.place_blocks(self.first_block + numbers, self._sm_of_block[numbers])
         firsts = slots * state.threads_per_block + warps * self._code.width
         threads = Threads((firsts[:, None] + np.arange(self._code.width))[lanes], int(lanes.sum()))
         try:
@@ -543,7 +518,7 @@ class CompiledBatch:
             module.facilities,
             self._setup,
             *sizes,
-            self._first_block,
+            self.first_block,
             sm_of_block,
             self._reserved_shared,
             memory=memory,
@@ -553,7 +528,7 @@ class CompiledBatch:
         """Let the NumPy tier run a block, or the blocks of a cluster, to the end."""
         number, part = int(self._slots["number"][slots[0]]), slice(slots[0], slots[-1] + 1)
         sm = self._sm_of_block[number : number + len(slots)]
-        batch = Batch(self._module, self.kernel.name, self._setup, self._first_block + number, sm)
+        batch = Batch(self._module, self.kernel.name, self._setup, self.first_block + number, sm)
         assert batch.state.memory is not None
         for memory, own in zip(batch.state.memory, (self._shared, self._local), strict=True):
             memory[:] = own[slots[0] * len(memory) // len(slots) :][: len(memory)]

@@ -9,6 +9,8 @@ constants. A `Shape` states which of them is meant:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import define, field, frozen
 
 _MANGLED = {"half": "f16", "float": "f32", "double": "f64", "ptr": "p0"}
@@ -128,6 +130,12 @@ class Text:
     def store(self, kind: str, value: str, pointer: str, align: int = 0) -> None:
         """Write a store."""
         self.line(f"store {kind} {value}, ptr {pointer}" + (f", align {align}" if align else ""))
+
+    def shuffle(self, kind: str, first: str, second: str, picked: Iterable[int]) -> str:
+        """Write a vector of the elements of two vectors at some indices."""
+        indices = [f"i32 {index}" for index in picked]
+        shape = f"<{len(indices)} x i32>"
+        return self.value(f"shufflevector {kind} {first}, {kind} {second}, {shape} <{', '.join(indices)}>")
 
     def splat(self, value: str, element: str, shape: Shape) -> str:
         """Write a vector of equal elements; a scalar stays as it is if the shape is one."""

@@ -359,6 +359,16 @@ class Lanes(Text):
             return self.cast("trunc", now, "i64", "i32"), False, 32
         return now, False, 64
 
+    def last_value(self, value: Argument, type_name: str, mask: str) -> str:
+        """Return the scalar that stays in memory when all lanes store to one address: the last lane's."""
+        if not self.plan.is_varying(value):
+            return self.use(value, type_name, SCALAR)
+        vector = self.use(value, type_name, self.vector)
+        zeros = self.call(f"llvm.ctlz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
+        lane = self.op("sub", self.mask_type, str(self.width - 1), zeros)
+        kind = self.vector.of(f"i{BITS[type_name]}")
+        return self.value(f"extractelement {kind} {vector}, {self.mask_type} {lane}")
+
     def write_lanes_here(self) -> None:
         """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
         extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]

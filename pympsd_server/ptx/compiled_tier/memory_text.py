@@ -51,7 +51,7 @@ class Pointers:
     near: str = ""
     """Whether the addresses are consecutive and all valid; i1."""
     lanes: str = ""
-    """The addresses of all lanes, i64 each; for shared memory i32 offsets."""
+    """The addresses of all lanes, i64 each; for shared memory i32 offsets. Undefined if the lanes are near."""
     prefetched: list[int] = field(factory=list)
     """The offsets whose data are prefetched."""
 
@@ -164,9 +164,8 @@ class MemoryText(Lanes):
     def _resolve(self, group: Accesses, site: int, mask: str) -> str:
         """Write the slow check of the addresses in %scratch0; return the label that control continues from."""
         name = f"@accesses{len(self.tables)}"
-        numbers = [n for pair in sorted(group.sites) for n in pair]
-        items = ", ".join(f"i64 {n}" for n in numbers)
-        self.tables.append(f"{name} = private constant [{len(numbers)} x i64] [{items}]")
+        items = [f"i64 {number}" for pair in sorted(group.sites) for number in pair]
+        self.tables.append(f"{name} = private constant [{len(items)} x i64] [{', '.join(items)}]")
         bad = self.call(
             "kernels_resolve",
             "i32",
@@ -200,9 +199,10 @@ class MemoryText(Lanes):
         site, self.site_count = self.site_count, self.site_count + 1
         base = group.base.base
         stride = self.sequences.strides.get(base.number) if isinstance(base, Register) else None
-        pointers = Pointers(stride if stride == group.align and space != "local" else 0)
-        host, before, quick = self._host_base(space), self.label("before"), self.label("quick")
-        slow, on = self.label("slow"), self.label("on")
+        assert self.operation is not None
+        is_near = stride == group.align and space != "local" and self.operation.name in ("ld", "ldu", "st")
+        pointers = Pointers(stride if is_near and stride else 0)
+        host, quick, slow, on = self._host_base(space), self.label("quick"), self.label("slow"), self.label("on")
         if pointers.stride:
             first, follow = self._first_address(group, address, mask, pointers.stride)
             inside = self._check_inside(group, site, first, (self.width - 1) * pointers.stride)
@@ -210,16 +210,9 @@ class MemoryText(Lanes):
             pointers.single = self.op("add", "i64", first, host)
         else:
             good = self._check_all_inside(group, site, address, mask)
-        self.jump(before)
-        self.place(before)
         self.branch(good, quick, slow, LIKELY)
         self.place(quick)
-        first_way = address
-        if space != "shared":
-            first_way = self.op("add", kind, address, self.splat(host, "i64", vector))
-        if space == "local":
-            frames = self.op("mul", kind, sequence(self.width, "i64"), self.splat("%local_frame", "i64", vector))
-            first_way = self.op("add", kind, first_way, frames)
+        first_way = "poison" if pointers.stride else self._to_host(address, space)
         self.jump(on)
         self.place(slow)
         self.store(kind, address, "%scratch0")
@@ -233,6 +226,17 @@ class MemoryText(Lanes):
         if space == "shared":  # indices of 32 bits: more of them fit a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
         return pointers
+
+    def _to_host(self, address: str, space: str) -> str:
+        """Return the host addresses of all lanes; for shared memory offsets."""
+        kind = self.vector.of("i64")
+        if space == "shared":
+            return address
+        address = self.op("add", kind, address, self.splat(self._host_base(space), "i64", self.vector))
+        if space != "local":
+            return address
+        frames = self.op("mul", kind, sequence(self.width, "i64"), self.splat("%local_frame", "i64", self.vector))
+        return self.op("add", kind, address, frames)
 
     def _first_address(self, group: Accesses, address: str, mask: str, stride: int) -> tuple[str, str]:
         """Return lane 0's address, and whether the lanes' addresses follow each other."""
@@ -346,16 +350,13 @@ class MemoryText(Lanes):
             volatile = "volatile " if ordered else ""
             places = [self._pointer(pointers.single, offset + k * size) for k in range(count)]
             values = [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places]
-            if ordered:
-                self.order_after(self.operation)
-            return values, SCALAR
-        if pointers.stride:
+        elif pointers.stride:
             values = self._load_near_or_far(group, pointers, offset, bits, count, mask)
         else:
             values = [self._gather(group, pointers, offset + k * size, bits, mask) for k in range(count)]
         if ordered:
             self.order_after(self.operation)
-        return values, self.vector
+        return values, self.vector if pointers.lanes else SCALAR
 
     def _load_near_or_far(
         self, group: Accesses, pointers: Pointers, offset: int, bits: int, count: int, mask: str
@@ -384,23 +385,36 @@ class MemoryText(Lanes):
 
     def _load_near(self, pointer: str, bits: int, count: int, mask: str) -> list[str]:
         """Load the elements of all lanes and separate them; the memory of absent lanes is not touched."""
-        wide, lanes = Shape(self.width * count), self.as_lanes(mask)
+        wide, lanes = self._widen(mask, count)
         kind = wide.of(f"i{bits}")
-        if count > 1:
-            each = ", ".join(f"i32 {k // count}" for k in range(wide.lanes))
-            one = self.vector.of("i1")
-            lanes = self.value(f"shufflevector {one} {lanes}, {one} poison, <{wide.lanes} x i32> <{each}>")
         whole = self.call(
             f"llvm.masked.load.{wide.mangled(f'i{bits}')}.p0",
             kind,
             *((f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes), (kind, "zeroinitializer")),
         )
-        if count == 1:
-            return [whole]
-        picked = [sequence(self.width, "i32", count, first) for first in range(count)]
-        return [
-            self.value(f"shufflevector {kind} {whole}, {kind} poison, {self.vector.of('i32')} {p}") for p in picked
-        ]
+        return [self.shuffle(kind, whole, "poison", range(first, wide.lanes, count)) for first in range(count)]
+
+    def _widen(self, mask: str, count: int) -> tuple[Shape, str]:
+        """Return the shape of `count` elements of each lane in turn, and which of them are of present lanes."""
+        wide, lanes, one = Shape(self.width * count), self.as_lanes(mask), self.vector.of("i1")
+        if count > 1:
+            lanes = self.shuffle(one, lanes, "poison", [k // count for k in range(wide.lanes)])
+        return wide, lanes
+
+    def _store_near(self, pointer: str, values: list[str], bits: int, mask: str) -> None:
+        """Store some vectors, the elements of each lane in turn."""
+        count, kind = len(values), f"i{bits}"
+        wide, lanes = self._widen(mask, count)
+        while len(values) > 1:  # all of the first, all of the second, ...
+            part, size = Shape(wide.lanes // len(values)), 2 * wide.lanes // len(values)
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [self.shuffle(part.of(kind), a, b, range(size)) for a, b in pairs]
+        (whole,), kind = values, wide.of(kind)
+        if count > 1:
+            order = (k % count * self.width + k // count for k in range(wide.lanes))
+            whole = self.shuffle(kind, whole, "poison", order)
+        name = f"llvm.masked.store.{wide.mangled(f'i{bits}')}.p0"
+        self.call(name, "void", (kind, whole), (f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes))
 
     def _gather_slowly(
         self, group: Accesses, pointers: Pointers, offset: int, kind: str, size: int, mask: str
@@ -420,9 +434,8 @@ class MemoryText(Lanes):
         aligned = self.op("and", wide, address, self.vector.constant("i64", -4))
         places = self.cast("inttoptr", aligned, wide, self.vector.of("ptr"))
         by = self.cast("trunc", address, wide, word)
-        by = self.op(
-            "and", word, self.op("shl", word, by, self.vector.constant("i32", 3)), self.vector.constant("i32", 24)
-        )
+        by = self.op("shl", word, by, self.vector.constant("i32", 3))
+        by = self.op("and", word, by, self.vector.constant("i32", 24))
         words = self.op("lshr", word, self._gather_elements(places, 32, mask), by)
         return self.cast("trunc", words, word, kind)
 
@@ -455,40 +468,27 @@ class MemoryText(Lanes):
             self._store_lanes(group, pointers, offset, vectors, bits, mask)
         else:
             for k, value in enumerate(values):
-                single = self._last_value(value, type_name, mask)
+                single = self.last_value(value, type_name, mask)
                 place = self._pointer(pointers.single, offset + k * size)
                 self.line(f"store {'volatile ' if ordered else ''}i{bits} {single}, ptr {place}, align {size}")
         if ordered:
             self.order_after(self.operation)
 
-    def _last_value(self, value: Argument, type_name: str, mask: str) -> str:
-        """Return the scalar that stays in memory when all lanes store to one address: the last lane's."""
-        if not self.plan.is_varying(value):
-            return self.use(value, type_name, SCALAR)
-        vector = self.use(value, type_name, self.vector)
-        zeros = self.call(f"llvm.ctlz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
-        lane = self.op("sub", self.mask_type, str(self.width - 1), zeros)
-        kind = self.vector.of(f"i{BITS[type_name]}")
-        return self.value(f"extractelement {kind} {vector}, {self.mask_type} {lane}")
-
     def _store_lanes(
         self, group: Accesses, pointers: Pointers, offset: int, values: list[str], bits: int, mask: str
     ) -> None:
         kind, size, lanes = self.vector.of(f"i{bits}"), bits // 8, self.as_lanes(mask)
-        is_near = bool(pointers.stride) and len(values) == 1
         join = self.label("stored")
-        if is_near:
+        if pointers.stride:
             near, far = self.label("near"), self.label("far")
             self.branch(pointers.near, near, far, LIKELY)
             self.place(near)
-            place = self._pointer(pointers.single, offset)
-            name = f"llvm.masked.store.{self.vector.mangled(f'i{bits}')}.p0"
-            self.call(name, "void", (kind, values[0]), (f"ptr align {size}", place), (self.vector.of("i1"), lanes))
+            self._store_near(self._pointer(pointers.single, offset), values, bits, mask)
             self.jump(join)
             self.place(far)
         for k, value in enumerate(values):
             at = offset + k * size
-            if is_near or bits not in _GATHERED_BITS:
+            if pointers.stride or bits not in _GATHERED_BITS:
                 self.store(self.vector.of("i64"), self.host_addresses(group, pointers, at), "%scratch0")
                 self.store(kind, value, "%scratch1")
                 where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))

@@ -1,4 +1,4 @@
-"""The C runtime of compiled kernels (native/src/kernels.h): its structures, its functions, and its states.
+"""The C runtime of compiled kernels (native/src/kernels.h): its structures, functions, states and faults.
 
 The structures are declared here a second time. When the library is loaded, their sizes are compared with C's.
 """
@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from pympsd_server.native.library import NoLibrary, load
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, LaunchFailed, MisalignedAddress
 from pympsd_server.ptx.isa.machine import BARRIERS
 
 StopReason = IntEnum(
@@ -25,6 +26,7 @@ WarpState = IntEnum("WarpState", "READY WAITING ENDED ESCAPING BAILING SLEEPING"
 Outcome = IntEnum("Outcome", "FINISHED TIME SERVICE FAULTED TRAPPED DEADLOCKED", start=0)
 """The result of `kernels_run`."""
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
+_SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
 """The kinds of faults."""
 CONSTANTS: Final = (
@@ -92,7 +94,7 @@ class SharedState(ctypes.Structure):
         (c_int64, "base"),
         (c_uint64 * 3, "threads"),
         (c_uint64, "sm_of_block"),
-        (c_int64, "first_block blocks"),
+        (c_int64, "first_block blocks waves"),
         (c_uint64, "shared_slab local_slab frame_slab shared_frame frame_bytes threads_per_block width sites_bytes"),
         (c_int64, "fuel_per_turn"),
         (c_uint64, "slot warp_states states_bytes cluster_blocks workers"),
@@ -101,7 +103,7 @@ class SharedState(ctypes.Structure):
         (c_uint64, "deadline help_at"),
         (c_int64, "next_block next_slot fault_block"),
         (c_uint32, "stopping alone progress_before fault_worker is_open"),
-        (c_uint32, "joined running was_helped is_prepared needs_python"),
+        (c_uint32, "joined running was_helped is_prepared is_straight needs_python"),
         (c_uint64, "next_open"),
     )
 
@@ -156,3 +158,30 @@ def runtime() -> Any:
 def offset_of(name: str) -> int:
     """Return the offset of a field of `Worker`, in bytes."""
     return int(getattr(Worker, name).offset)
+
+
+def describe_fault(outcome: int, worker: Worker) -> DeviceFault:
+    """Return the fault with which `kernels_run` has ended; its kernel, block and thread are not set."""
+    if outcome == Outcome.TRAPPED:
+        return LaunchFailed("a trap instruction was executed")
+    if outcome == Outcome.DEADLOCKED or worker.fault_kind == NO_AGREEMENT:
+        return LaunchFailed("deadlock: all threads wait for each other at barriers")
+    if worker.fault_kind == NO_COUNT:
+        return LaunchFailed("bar.arrive without a thread count")
+    address, nbytes, space = worker.fault_address, worker.fault_bytes, _SPACES.get(worker.fault_space, "global")
+    if worker.fault_kind == NO_BARRIER:
+        return LaunchFailed(f"barrier {address} does not exist")
+    if worker.fault_kind == NO_BLOCK:
+        blocks = worker.cluster_nctarank
+        return IllegalAddress(f"shared address {address:#x}: a cluster has {blocks} blocks")
+    if worker.fault_kind == NO_ENTRY:
+        return LaunchFailed(f"brx.idx to entry {address}, which does not exist")
+    if worker.fault_kind == NO_SEGMENT:
+        return LaunchFailed("internal error, threads were lost: set PYMPSD_TIER=numpy, and report the kernel")
+    where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
+    if worker.fault_kind == MISALIGNED:
+        return MisalignedAddress(f"{where}misaligned")
+    if space == "global":
+        return IllegalAddress(f"{where}outside of the allocations")
+    sizes = {"shared": worker.shared_bytes, "local": worker.local_bytes, "param": worker.parameter_bytes}
+    return IllegalAddress(f"{where}outside of the {sizes[space]} bytes there are")

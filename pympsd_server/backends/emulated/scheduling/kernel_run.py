@@ -183,37 +183,46 @@ class KernelRun(WorkItem):
 
     def _advance(self, resident: _Resident, seconds: float) -> None:
         placement = self.owner.placement
-        if not self._run_slice(resident, seconds):
-            self._residents.rotate(-1)
+        is_finished, batch = self._run_slice(resident, seconds), resident.batch
+        has_continued = isinstance(batch, CompiledBatch) and self._follow_waves(resident, batch)
+        if is_finished or has_continued:
+            self._unfinished_slices = placement.unfinished_slices = 0
+        else:
             self._unfinished_slices += 1
             placement.unfinished_slices += 1
-            return
-        self._unfinished_slices = placement.unfinished_slices = 0
-        batch, blocks = resident.batch, len(resident.resident_blocks.sm_of_block)
-        if isinstance(batch, CompiledBatch) and self._can_continue(batch, blocks):
-            resident.first_block = self._started_blocks
-            batch.begin_again(self._setup, resident.first_block)
-            self._count_blocks(blocks)
+        if not is_finished:
+            self._residents.rotate(-1)
             return
         self._residents.popleft()
         placement.release(resident.resident_blocks)
         if isinstance(batch, CompiledBatch):
             batch.keep()
 
-    def _can_continue(self, batch: CompiledBatch, blocks: int) -> bool:
-        """Return whether a batch of so many blocks can run the next ones in the same places.
+    def _count_waves(self, blocks: int) -> int:
+        """Return how many more times a batch of so many blocks can run the next ones in the same places.
 
-        Not if other kernels wait for space, or if a new batch could be larger.
+        Not once if other kernels wait for space, or if a new batch could be larger.
         """
-        if not batch.can_begin_again or self._blocks - self._started_blocks < blocks:
-            return False
-        placement, maximum = self.owner.placement, max_blocks(self._kernel, self._setup)
-        return placement.can_grow() and blocks == min(maximum, placement.capacity(self._size))
+        placement, waves = self.owner.placement, (self._blocks - self._started_blocks) // blocks
+        if not waves or not placement.can_grow():
+            return 0
+        return waves if blocks == min(max_blocks(self._kernel, self._setup), placement.capacity(self._size)) else 0
+
+    def _follow_waves(self, resident: _Resident, batch: CompiledBatch) -> bool:
+        """Note the blocks that a batch has begun by itself; return whether there are any."""
+        begun, blocks = batch.first_block, len(resident.resident_blocks.sm_of_block)
+        has_continued = resident.first_block < begun
+        while resident.first_block < begun:
+            resident.first_block += blocks
+            self._count_blocks(blocks)
+        return has_continued
 
     def _run_slice(self, resident: _Resident, seconds: float) -> bool:
         """Run a batch for some seconds, compiled as soon as it can be; return whether it is finished."""
         now = time.perf_counter()
         deadline, sm_of_block = now + seconds, resident.resident_blocks.sm_of_block
+        if isinstance(resident.batch, CompiledBatch):
+            resident.batch.add_waves(self._count_waves(len(sm_of_block)))
         while not resident.batch.step(min(deadline - now, _SWITCH_SECONDS), self.owner.cancel):
             batch, now = resident.batch, time.perf_counter()
             if isinstance(batch, Batch) and (batch.is_at_exit or now >= resident.ask_at):
