@@ -299,31 +299,48 @@ static int must_stop(Worker *c) {
     return (int)c->stops;
 }
 
-// Run the warps of a block, each to its end: without the states that other kernels need, which take longer than a
-// short warp. Returns FINISHED, FAULTED or TRAPPED.
+// Return the number of the next block, or the first of the next ones, that nobody has begun; -1: there is none.
+static int64_t take_number(Batch *b, int64_t count) {
+    int64_t number = atomic_load(&b->next_block);
+    if (number >= b->blocks)
+        return -1;
+    if (!atomic_load(&b->is_open)) // no other thread: an atomic addition would first drain the store buffer
+        atomic_store_explicit(&b->next_block, number + count, memory_order_relaxed);
+    else
+        number = atomic_fetch_add(&b->next_block, count);
+    return number < b->blocks ? number : -1;
+}
+
+// Run the warps of a block, and then of the next ones in its slot, each to its end: without the states that other
+// kernels need, which take longer than a short warp. Returns FINISHED, FAULTED or TRAPPED.
 static int run_straight(Worker *c, Slot *slot) {
-    const Batch *b = c->batch;
-    for (uint32_t w = 0; w < c->warps; w++) {
-        begin_frame(b, c->frames, w);
-        enter_warp(c, w);
-        int32_t status = b->kernel(c, c->frames + w * b->frame_bytes);
-        if (status != DONE)
-            return status == FAULT ? FAULTED : TRAPPED;
+    Batch *b = c->batch;
+    for (int64_t number = slot->number; number >= 0; number = c->stops ? -1 : take_number(b, 1)) {
+        if (number != slot->number)
+            begin_block(c, slot, number);
+        enter_slot(c, slot);
+        for (uint32_t w = 0; w < c->warps; w++) {
+            begin_frame(b, c->frames, w);
+            enter_warp(c, w);
+            int32_t status = b->kernel(c, c->frames + w * b->frame_bytes);
+            if (status != DONE)
+                return status == FAULT ? FAULTED : TRAPPED;
+        }
+        slot->left = 0;
+        note_progress(c);
+        c->calls += c->warps;
+        if (c->calls % CALLS_PER_LOOK < c->warps)
+            must_stop(c);
     }
-    slot->left = 0;
-    note_progress(c);
-    c->calls += c->warps;
-    if (c->calls % CALLS_PER_LOOK < c->warps)
-        must_stop(c);
     return FINISHED;
 }
 
 // Run the warps of a block in turn. Returns FINISHED when it has ended, TIME, SERVICE when none can continue here,
 // FAULTED, TRAPPED or DEADLOCKED.
 static int run_block(Worker *c, Slot *slot) {
-    enter_slot(c, slot);
     if (c->batch->is_straight)
         return run_straight(c, slot);
+    enter_slot(c, slot);
     Warp *warps = c->states;
     for (int rounds = 0; rounds < MAX_ROUNDS; rounds++) {
         uint32_t ran = 0, waiting = 0;
@@ -445,12 +462,8 @@ static Slot *take_slots(Worker *c, int64_t count) {
 // Begin a block, or those of a cluster, as the ones to run next; return whether there was one.
 static int begin_next(Worker *c) {
     Batch *b = c->batch;
-    int64_t number = atomic_load(&b->next_block), count = (int64_t)b->cluster_blocks;
-    if (number >= b->blocks)
-        return 0;
-    if (!atomic_load(&b->is_open)) // no other thread: an atomic addition would first drain the store buffer
-        atomic_store_explicit(&b->next_block, number + count, memory_order_relaxed);
-    else if ((number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
+    int64_t count = (int64_t)b->cluster_blocks, number = take_number(b, count);
+    if (number < 0)
         return 0;
     Slot *slot = b->is_prepared ? b->slot + number : take_slots(c, count);
     for (int64_t i = 0; i < count && !b->is_prepared; i++)

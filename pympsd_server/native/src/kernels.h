@@ -136,7 +136,7 @@ struct Batch {
     _Atomic uint32_t is_open;
     uint32_t joined, running, was_helped;
     uint32_t is_prepared; // every block has a slot of its own, in which Python has begun it
-    uint32_t is_straight; // the kernel has no stops: each warp ends in its first turn
+    uint32_t is_straight; // no clusters, and the kernel has no stops: each warp ends in its first turn
     _Atomic uint32_t needs_python; // for warps at escapes, or blocks that bail
     Batch *next_open;
 };

@@ -272,7 +272,8 @@ class CompiledBatch:
         common.kernel, common.fuel_per_turn, common.refresh = code.address, _FUEL, _refresh
         common.threads_per_block, common.width = self._threads, code.width
         common.sm_of_block = self._sm_of_block.ctypes.data
-        common.cluster_blocks, common.is_straight = prod(setup.cluster), len(code.stops) == 1  # the entry
+        common.cluster_blocks = prod(setup.cluster)
+        common.is_straight = common.cluster_blocks == 1 and len(code.stops) == 1  # the entry
         common.blocks, common.base = len(self._sm_of_block), self._module.space.base
         self._coordinates = _coordinates(setup.block, code.width)
         common.threads[:] = [column.ctypes.data for column in self._coordinates]

@@ -29,7 +29,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # behind the installed package, which has the libraries in C
 
 from timing import Report  # noqa: E402
 
