@@ -111,7 +111,7 @@ def begin_in_turn(
     while first < total:
         batch = begin_batch(module, name, setup, first, sm_of_block[: total - first])
         if isinstance(batch, CompiledBatch):
-            batch.add_waves(max((total - first) // blocks - 1, 0))
+            batch.add_waves(max((total - first) // blocks - 1, 0), first + blocks)
         yield batch
         if isinstance(batch, CompiledBatch):
             first = batch.first_block

@@ -279,7 +279,7 @@ def begin_waves(device: Device, ptx: str, grid: int, blocks: int, *arguments: An
     setup = LaunchSetup(three(grid), three(64), pack(module.program, "k", arguments))
     batch = begin_batch(module, "k", setup, 0, np.arange(blocks) % MULTIPROCESSORS)
     assert isinstance(batch, CompiledBatch)
-    batch.add_waves(grid // blocks - 1)
+    batch.add_waves(grid // blocks - 1, blocks)
     return batch
 
 
@@ -295,6 +295,7 @@ def test_each_of_the_blocks_that_follow_runs_once(body: str) -> None:
     batch = begin_waves(device, COUNT.format(body=body), 1200, 100, address)
     run(batch)
     assert batch.first_block == 1100
+    assert batch._common.is_straight == (not body)
     assert set(device.get(address, np.zeros(1200, "u4")).tolist()) == {64}
 
 

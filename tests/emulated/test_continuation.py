@@ -188,3 +188,36 @@ def test_a_batch_runs_the_next_blocks_in_its_places_unless_another_kernel_reserv
         assert traces == [("until", 0, 2), ("store", 0, 2), *(("until", first, 2) for first in (2, 4, 6))]
     finally:
         device.close()
+
+
+COUNTED = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %b, %v; .reg .b64 %a, %o; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %b, %ctaid.x;
+mul.wide.u32 %o, %b, 4; add.s64 %o, %a, %o; red.global.add.u32 [%o+4], 1;
+AGAIN: ld.volatile.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN; ret; }"""
+
+
+def test_blocks_that_follow_are_not_those_of_another_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first batch waits there is space for a small second one."""
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    device, blocks, block = EmulatedDevice(describe("H200")[0], 0), 4000, 256
+    user = PortUser.on(device)
+    user._module = user.context.load_module((HEADER + COUNTED).encode())
+    words, streams = user.words(blocks + 1), [user.context.create_stream(True, 0) for _ in range(2)]
+    try:
+        user.put(words, 1)
+        user.launch("k", words, block=(block, 1, 1))  # batches of kernels that are compiled are larger
+        user.put(words, 0)
+        assert user.synchronize() == Result.SUCCESS
+        before = len(device.batch_traces)
+        user.launch("k", words, stream=streams[0], grid=(blocks, 1, 1), block=(block, 1, 1))
+        deadline = time.monotonic() + SECONDS
+        while len(device.batch_traces) < before + 2:
+            assert time.monotonic() < deadline
+            user.word(words, stream=streams[1])
+        user.put(words, 1, stream=streams[1])
+        assert user.synchronize() == Result.SUCCESS
+        counts = np.frombuffer(user.read(words + 4, 4 * blocks), np.uint32)
+        assert counts.tolist() == [2 * block, *[block] * (blocks - 1)]
+        assert sum(trace.blocks for trace in list(device.batch_traces)[before:]) == blocks
+    finally:
+        device.close()

@@ -611,7 +611,8 @@ int kernels_run(Batch *b, uint64_t deadline) {
             return outcome;
         uint32_t was_helped = b->was_helped;
         b->waves--;
-        kernels_rewind(b, b->first_block + b->blocks);
+        kernels_rewind(b, b->next_wave);
+        b->next_wave += b->blocks;
         b->was_helped = was_helped;
         if (now() >= deadline)
             return TIME;

@@ -114,7 +114,7 @@ struct Batch {
     const uint32_t *threads[3];
     const int64_t *sm_of_block;
     int64_t first_block, blocks;
-    int64_t waves; // how many more times as many blocks follow in the same places
+    int64_t waves, next_wave; // how many more times as many blocks follow in the same places, and their first block
     uint8_t *shared_slab, *local_slab, *frame_slab;
     uint64_t shared_frame, frame_bytes, threads_per_block, width, sites_bytes;
     int64_t fuel_per_turn;

@@ -226,9 +226,10 @@ class CompiledBatch:
         """Whether the batch can run other blocks when it has finished."""
         return bool(self._shape) and self._state is None
 
-    def add_waves(self, waves: int) -> None:
-        """Let the next step run so many more times as many blocks, those that follow; none if it cannot."""
-        self._common.waves = waves if self.can_begin_again else 0
+    def add_waves(self, waves: int, first_block: int) -> None:
+        """Let the next step also run so many waves of as many blocks, from a block on; none if it cannot."""
+        self._common.waves = waves if self.can_begin_again and not self._taken_over else 0
+        self._common.next_wave = first_block
 
     def begin_again(self, setup: LaunchSetup, first_block: int) -> None:
         """Begin other blocks of the same shape; all earlier ones must have ended."""
@@ -371,7 +372,7 @@ class CompiledBatch:
         slots, warps = self._slots[: len(lives)], self._warps[: len(lives)]
         warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
         slots["number"], slots["left"] = np.arange(len(lives)), lives.sum(axis=1)
-        self._common.is_prepared, self._common.next_slot = 1, len(lives)
+        self._common.is_prepared, self._common.is_straight, self._common.next_slot = 1, 0, len(lives)
         return self._frames
 
     @property
@@ -554,7 +555,7 @@ class CompiledBatch:
         waiting: list[tuple[Waiting, Value | None]],
         alive: Array,
     ) -> None:
-        """Add the threads of a block to those that can run or wait; `begin` is the number of the first block."""
+        """Add the threads of a block to those that can run or wait; `begin` is the number of the first thread."""
         barriers = self._slots["barriers"][slot]
         votes = barriers[:, 3].astype(np.int64)
         for warp in np.flatnonzero(self._warps["state"][slot] != WarpState.ENDED).tolist():

@@ -44,7 +44,7 @@ _REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
 
 
 def _declare(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Return the fields of a structure from types and the names of what has them, as C declares them."""
+    """Return the fields of a structure from types and the names of the fields of each, as C declares them."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
@@ -94,7 +94,7 @@ class SharedState(ctypes.Structure):
         (c_int64, "base"),
         (c_uint64 * 3, "threads"),
         (c_uint64, "sm_of_block"),
-        (c_int64, "first_block blocks waves"),
+        (c_int64, "first_block blocks waves next_wave"),
         (c_uint64, "shared_slab local_slab frame_slab shared_frame frame_bytes threads_per_block width sites_bytes"),
         (c_int64, "fuel_per_turn"),
         (c_uint64, "slot warp_states states_bytes cluster_blocks workers"),

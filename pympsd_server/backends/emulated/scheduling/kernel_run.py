@@ -199,9 +199,9 @@ class KernelRun(WorkItem):
             batch.keep()
 
     def _count_waves(self, blocks: int) -> int:
-        """Return how many more times a batch of so many blocks can run the next ones in the same places.
+        """Return how many waves of as many blocks as a batch has can follow in its places.
 
-        Not once if other kernels wait for space, or if a new batch could be larger.
+        There is none if other kernels wait for space, or if a new batch could be larger.
         """
         placement, waves = self.owner.placement, (self._blocks - self._started_blocks) // blocks
         if not waves or not placement.can_grow():
@@ -210,19 +210,19 @@ class KernelRun(WorkItem):
 
     def _follow_waves(self, resident: _Resident, batch: CompiledBatch) -> bool:
         """Note the blocks that a batch has begun by itself; return whether there are any."""
-        begun, blocks = batch.first_block, len(resident.resident_blocks.sm_of_block)
-        has_continued = resident.first_block < begun
-        while resident.first_block < begun:
-            resident.first_block += blocks
-            self._count_blocks(blocks)
-        return has_continued
+        if batch.first_block == resident.first_block:
+            return False
+        resident.first_block = batch.first_block
+        while self._started_blocks <= batch.first_block:
+            self._count_blocks(len(resident.resident_blocks.sm_of_block))
+        return True
 
     def _run_slice(self, resident: _Resident, seconds: float) -> bool:
         """Run a batch for some seconds, compiled as soon as it can be; return whether it is finished."""
         now = time.perf_counter()
         deadline, sm_of_block = now + seconds, resident.resident_blocks.sm_of_block
         if isinstance(resident.batch, CompiledBatch):
-            resident.batch.add_waves(self._count_waves(len(sm_of_block)))
+            resident.batch.add_waves(self._count_waves(len(sm_of_block)), self._started_blocks)
         while not resident.batch.step(min(deadline - now, _SWITCH_SECONDS), self.owner.cancel):
             batch, now = resident.batch, time.perf_counter()
             if isinstance(batch, Batch) and (batch.is_at_exit or now >= resident.ask_at):
