@@ -8,6 +8,7 @@ from pympsd.commands.grammar.syntax import CommandRefused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
 from pympsd.commands.v3.output import (
+    Cell,
     Format,
     Row,
     cell_text,
@@ -15,6 +16,7 @@ from pympsd.commands.v3.output import (
     confirm,
     data,
     find_field,
+    is_json,
     listing,
     render_heading,
 )
@@ -89,7 +91,7 @@ def list_namespaces(
     """List the namespaces of all servers, or of one, with the limits of new clients."""
     servers = view.servers(daemon) if server is None else [server_named(daemon, server)]
     rows = [
-        _row(daemon, owner, owner.namespaces[namespace])
+        _row(daemon, owner, owner.namespaces[namespace], format)
         for owner in servers
         for namespace in sorted(owner.namespaces, key=lambda namespace: (namespace != DEFAULT, namespace))
         if name in (None, namespace)
@@ -111,7 +113,7 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
     """Print one field of a namespace, as namespace list shows it, or one of its other limits."""
     owner = server_named(daemon, server)
     namespace = view.namespace_named(owner, name)
-    fields = dict(zip(FIELDS, _row(daemon, owner, namespace).cells, strict=True))
+    fields = dict(zip(FIELDS, _row(daemon, owner, namespace, None).cells, strict=True))
     fields |= {row.name: view.limit_cell(daemon, owner, row, namespace.limits) for row in OWN}
     return data(cell_text(fields[find_field("namespace", sorted(fields), field)]))
 
@@ -142,18 +144,15 @@ def _note_uninherited(daemon: Daemon, server: NamedServer, name: str, limits: Li
     return f"'{name}' does not inherit the limits of '{DEFAULT}': it has {has}."
 
 
-def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
-    return Row(
-        (
-            namespace.name,
-            server.name,
-            str(status(daemon, server)),
-            *(view.limit_cell(daemon, server, row, namespace.limits) for row in VENDORS),
-            f"{daemon.options.pipe_directory}/{server.name}/{namespace.name}",
-        ),
-        {
-            "clients_only": namespace.clients_only,
-            "reason": namespace.unopened or None,
-            **view.limit_values(daemon, server, OWN, namespace.limits),
-        },
+def _row(daemon: Daemon, server: NamedServer, namespace: Namespace, format: Format | None) -> Row:
+    cells: tuple[Cell, ...] = (
+        namespace.name,
+        server.name,
+        str(status(daemon, server)),
+        *(view.limit_cell(daemon, server, row, namespace.limits) for row in VENDORS),
+        f"{daemon.options.pipe_directory}/{server.name}/{namespace.name}",
     )
+    if not is_json(format):
+        return Row(cells)
+    limits = view.limit_values(daemon, server, OWN, namespace.limits)
+    return Row(cells, {"clients_only": namespace.clients_only, "reason": namespace.unopened or None, **limits})

@@ -75,6 +75,11 @@ def render_heading(name: str) -> str:
     return name.upper().replace("-", " ")
 
 
+def is_json(style: Format | None) -> bool:
+    """Return whether rows need their further values, which may take longer than their cells."""
+    return style is not None and style.style == "json"
+
+
 def listing(columns: Sequence[Column], rows: Sequence[Row], style: Format | None) -> Decision:
     """Return rows as the answer; it is not logged, because monitors ask again and again."""
     return data(render(columns, rows, style or Format()))

@@ -82,13 +82,13 @@ def list_servers(
 ) -> Decision:
     """List the servers, or one of them."""
     servers = view.servers(daemon) if name is None else [server(daemon, name)]
-    return output.listing(COLUMNS, [_row(daemon, owned) for owned in servers], format)
+    return output.listing(COLUMNS, [_row(daemon, owned, format) for owned in servers], format)
 
 
 @command(Syntax("server get", required=("name", "field")), asks_servers=True)
 def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
     """Print one field of a server, as server list shows it."""
-    row = _row(daemon, server(daemon, name))
+    row = _row(daemon, server(daemon, name), None)
     return output.data(output.cell_text(row.cells[FIELDS.index(output.find_field("server", sorted(FIELDS), field))]))
 
 
@@ -136,7 +136,7 @@ def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -
         raise insufficient(caller, command_name, "server")
 
 
-def _row(daemon: Daemon, owner: NamedServer) -> output.Row:
+def _row(daemon: Daemon, owner: NamedServer, format: output.Format | None) -> output.Row:
     process = daemon.server_named(owner.name)
     present = clients(daemon, owner.name)
     contexts = sorted(context.id for client in present for context in client.contexts.values())
@@ -149,6 +149,8 @@ def _row(daemon: Daemon, owner: NamedServer) -> output.Row:
         tuple(daemon.devices[ordinal].uuid for ordinal in owner.ordinals(len(daemon.devices))),
         " ".join(map(str, contexts)) or None,
     )
+    if not output.is_json(format):
+        return output.Row(cells)
     default = owner.namespaces.get(DEFAULT)
     extra = {
         "default_limits": default
