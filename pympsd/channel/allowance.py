@@ -23,8 +23,8 @@ is counted by ``keep``. An example, with a share of 4 MiB::
 The links to servers are counted, but never closed for their cost (``lift``): a stopped server is not an attack.
 Instead the clients that would be queued for it are refused (``has_room``).
 
-Invariants: the sum over a user's allowances is what the budget holds for that user; a closed allowance holds nothing.
-Nothing here reads a clock: the channels wait, with the deadlines that an allowance states.
+Invariants: the sum over a user's allowances equals the budget's amount for that user; a closed allowance holds
+nothing. Nothing here reads a clock: the channels wait, with the deadlines that an allowance states.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Allowance:
     frame_seconds: float = math.inf
     """The deadline of a frame that has begun, or of the rest of a request of several."""
     unread_seconds: float = math.inf
-    """The deadline for the peer to read what is queued."""
+    """The deadline for the peer to read the queued bytes."""
     _is_limited: bool = field(default=True, init=False)
     _received: int = field(default=0, init=False)
     _queued: int = field(default=0, init=False)

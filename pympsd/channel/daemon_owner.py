@@ -23,8 +23,8 @@ identifies the process. A process of another user may have executed a set-user-I
 to listen, and such a program must not count. Therefore the process must permit the signal before it is asked, and
 must then answer itself.
 
-Nothing else is believed. ``TRUST_VARIABLE`` is for what the kernel cannot decide: an old daemon, or one of root that
-lacks these capabilities. This module imports almost nothing, because the command line uses it too.
+Nothing else is believed. ``TRUST_VARIABLE`` is for cases that the kernel cannot decide: an old daemon, or one of root
+that lacks these capabilities. This module imports almost nothing, because the command line uses it too.
 """
 
 import _signal  # type: ignore[import-not-found]

@@ -48,12 +48,12 @@ def map_file(fd: int, size: int, address: int = 0, offset: int = 0) -> int:
 
 
 def map_file_over(fd: int, size: int, address: int, offset: int = 0) -> None:
-    """Map ``size`` bytes of a file, from an offset on, over what is mapped at an address. Raises OSError."""
+    """Map ``size`` bytes of a file, from an offset on, over the mappings at an address. Raises OSError."""
     _check(_map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | NORESERVE | _FIXED, fd, offset))
 
 
 def map_nothing(size: int, address: int = 0) -> int:
-    """Map zero pages that cost nothing until they are touched, over what is mapped at an address if one is given.
+    """Map zero pages that cost nothing until they are touched, over the mappings at an address if one is given.
 
     Return where. Raises OSError.
     """
@@ -62,7 +62,7 @@ def map_nothing(size: int, address: int = 0) -> int:
 
 
 def map_again(source: int, size: int, address: int) -> None:
-    """Map whole pages of a shared mapping a second time, over what is mapped at an address. Raises OSError."""
+    """Map whole pages of a shared mapping a second time, over the mappings at an address. Raises OSError."""
     # An old size of 0 leaves the first mapping as it is.
     _check(_remap(source, 0, size, _MAY_MOVE_TO, address))
 

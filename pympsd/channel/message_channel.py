@@ -29,7 +29,7 @@ class MessageChannel(SendQueue):
     Args:
         sock: The connected socket.
         fds_allowed: How many descriptors a frame may bring; with 0 the kernel closes those that a peer sends.
-        allowance: What the peer may cost this process; None: it is trusted.
+        allowance: The limits on the peer's cost for this process; None: it is trusted.
     """
 
     def __init__(

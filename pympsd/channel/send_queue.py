@@ -24,7 +24,7 @@ QUEUE_BYTES: Final = 8 << 20
 class SendQueue:
     """Sends data with descriptors; owns the socket and every descriptor given to ``send_raw`` until it is sent.
 
-    ``allowance``: what the peer may cost this process; without one the peer is trusted.
+    ``allowance``: the limits on the peer's cost for this process; without one the peer is trusted.
     """
 
     def __init__(self, sock: trio.socket.SocketType, allowance: Allowance | None = None) -> None:
@@ -71,7 +71,7 @@ class SendQueue:
         self._work.set()
 
     def _send_directly(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-        """Return what the socket did not take; descriptors are sent with the first byte."""
+        """Return the data that the socket did not take; descriptors are sent with the first byte."""
         try:
             sent_bytes = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
         except OSError:
@@ -155,7 +155,7 @@ class SendQueue:
             unsent = unsent[await self._socket.send(unsent) :]
 
     def close(self) -> None:
-        """Close the socket, drop what is queued, and close the descriptors that were not sent."""
+        """Close the socket, drop the queued data, and close the descriptors that were not sent."""
         self._plain.detach()
         self._socket.close()
         for _, fds in self._queue:

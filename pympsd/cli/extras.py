@@ -40,7 +40,7 @@ _WRITTEN_BIN: Final = "/usr/local/bin/"
 
 
 class CannotInstall(StartError):
-    """Something could not be installed; the message explains what and why."""
+    """Something could not be installed; the message states which file and why."""
 
 
 def link_nvidia_names(folder: Path, launchers: Path) -> None:

@@ -41,7 +41,7 @@ class _Credit:
     turn: trio.Lock = field(factory=trio.Lock, init=False)
 
     def refill(self, now: float) -> float:
-        """Add what the user has regained, and return the credit in seconds."""
+        """Add the credit that the user has regained, and return the credit in seconds."""
         self.seconds = min(BURST_SECONDS, self.seconds + USER_RATE * (now - self.counted_at))
         self.counted_at = now
         return self.seconds

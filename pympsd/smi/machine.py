@@ -92,7 +92,7 @@ class MonitoredDevice:
 
     @property
     def total(self) -> int:
-        """The device's memory, in bytes, with what the driver keeps for itself, as NVML counts it."""
+        """The device's memory, in bytes, including the driver's own, as NVML counts it."""
         return self.properties.memory_bytes + self.properties.reserved_bytes
 
     @property

@@ -196,8 +196,7 @@ def _find_groups(server: Server, client: Client, ordinal: int) -> list[MemoryGro
 def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     """Set whether limits of cgroups hold for clients that come later.
 
-    Raises NotPossible with the driver's own server, which has no such limits. Clients that are connected keep what
-    they came with.
+    Raises NotPossible with the driver's own server, which has no such limits. Connected clients keep their limits.
     """
     if on and not daemon.options.has_own_servers:
         raise NotPossible(NO_CGROUPS)
@@ -206,7 +205,7 @@ def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 
 def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
-    """Set whether servers log what clients that come later take and return.
+    """Set whether servers log the allocations and frees of later clients.
 
     Raises NotPossible with the driver's own server, which does not report allocations.
     """

@@ -18,7 +18,8 @@ Rules that hold for every event:
 - Events about servers and clients that are gone are normal: they were in transit when the end was reported. The
   handlers in `OF_SERVERS` are not called without their server. An impossible move of a server's phase raises
   IllegalMove, and the server that caused it is killed.
-- Instructions are carried out in their order, without waiting in between. What takes time comes back as an event.
+- Instructions are carried out in their order, without waiting in between. Work that takes time comes back as an
+  event.
 - After each handler, drains continue, timers of entries that left the queue are cancelled, clients under a debugger
   are released if no other client is left, refusals and starts are counted, log lines get the server's name (protocol
   3), and the answers of parts are combined into those of compound commands.
@@ -63,7 +64,7 @@ AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[do.Instruction]]
 """Carries out an operator's command line (pympsd.commands.operator_line)."""
 
 Decision = Iterator[do.Instruction] | None
-"""What follows from an event; None: nothing but the change of the state."""
+"""The instructions that follow from an event; None: nothing but the change of the state."""
 
 ENDS = (events.ServerExited, events.ServerNotTakenOver)
 """Events after which a server is no longer known."""

@@ -32,8 +32,8 @@ does: no handler contains code for drains.
   terminated has ended for all. A part of a target cannot be undrained.
 - *Devices.* A client runs on a device while it has a context there; a new client is held if it can see the device. A
   client that was connected before, and makes its first context there later, is not held: it is shown as running.
-- *Release.* ``--all --release`` ends each server as soon as it has no clients left (by force, if what is left of them
-  is terminated or could not be), and starts none: nothing holds the driver's module, and it can be replaced.
+- *Release.* ``--all --release`` ends each server as soon as it has no clients left (by force, if its remaining
+  clients are terminated or could not be), and starts none: nothing holds the driver's module, and it can be replaced.
 - *Takeover.* Drains are a part of the state file, with their running clients. The next daemon, after kill -9 or
   ``--replace``, continues them; a time limit begins again, a termination under way is repeated. Servers that have not
   returned yet may have clients, so nothing is decided before. A daemon that quits leaves no drain behind.

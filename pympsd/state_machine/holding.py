@@ -1,4 +1,4 @@
-"""Which waiting clients a drain holds, and what happens to them; see `pympsd.state_machine.drains` for the theory.
+"""The waiting clients that a drain holds, and their treatment; see `pympsd.state_machine.drains` for the theory.
 
 A held client keeps its ticket, but nobody waits behind it and no server starts for it. A request to start a server is
 held only by a drain that releases the driver: a server without clients does not disturb any other drain.

@@ -1,6 +1,6 @@
 """Everything that the state machine requests of the I/O layer, as values.
 
-`pympsd.service.dispatcher` carries them out in order, without waiting; what takes time is reported by a later event.
+`pympsd.service.dispatcher` carries them out in order, without waiting; a later event reports work that takes time.
 The recipient of an instruction may be gone by then: the dispatcher drops answers to operators and clients that have
 hung up.
 

@@ -180,7 +180,7 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
 
 
 def take(daemon: Daemon, resource: SharedResource, uid: int, amount: int) -> str:
-    """Count what a user's connection takes of a resource.
+    """Count the amount of a resource that a user's connection takes.
 
     Returns:
         An empty text, or why the user cannot have that much; then nothing is taken, and the refusal is counted.

@@ -41,7 +41,8 @@ Invariants:
 
 - Ids never repeat: those of each generation of daemons begin above all earlier ones (`first_id`).
 - A PID alone is never believed: the start time is compared, with the pidfd open.
-- What nobody takes is closed and dropped. A copy of a socket that nobody serves would hide its end from the peer.
+- Entries that nobody takes are closed and dropped. A copy of a socket that nobody serves would hide its end from the
+  peer.
 - Names, notes and packets of the keeper, and the state file's fields, stay readable: either side may be older.
 
 What must never happen: two daemons that serve one directory; a server that outlives daemon, keeper and clients; a

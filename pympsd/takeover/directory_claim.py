@@ -38,7 +38,7 @@ class NoDaemonPid(CannotReplace):
 
 
 def claim(requested_path: str) -> PipeDirectory:
-    """Claim a pipe directory that no daemon holds; raise what PipeDirectory.claim raises."""
+    """Claim a pipe directory that no daemon holds; raise the errors of PipeDirectory.claim."""
     _check_owner(requested_path)
     give_up = time.monotonic() + DEAD_SECONDS
     while True:
@@ -53,7 +53,7 @@ def claim(requested_path: str) -> PipeDirectory:
 def replace(requested_path: str) -> PipeDirectory:
     """Replace the daemon of a pipe directory, if there is one: it hands over, and the directory is claimed.
 
-    Raise CannotReplace, and what PipeDirectory.claim raises.
+    Raise CannotReplace, or an error of PipeDirectory.claim.
     """
     _check_owner(requested_path)
     if (claimed := _claim_or_free(requested_path)) is not None:

@@ -260,8 +260,9 @@ async def _resume_session(session: DriverServerSession, channel: PacketChannel) 
 def take_over(dispatcher: Dispatcher, folder: str, kept_entries: KeptEntries) -> list[PendingServer]:
     """Restore the state of a daemon that was killed or replaced, and take over its servers.
 
-    ``folder``: the pipe directory. ``kept_entries``: what its keeper held, from which the links and clients of the
-    servers are removed. Return the pending servers: none without a state file, or if it is refused (which is logged).
+    ``folder``: the pipe directory. ``kept_entries``: the entries of its keeper, from which the links and clients of
+    the servers are removed. Return the pending servers: none without a state file, or if it is refused (which is
+    logged).
     """
     try:
         saved = read(folder)

@@ -148,7 +148,7 @@ def _read_left(folder: str) -> SavedState | None:
 
 
 def is_writer_running(folder: str) -> bool:
-    """Return whether the daemon that wrote the file still runs, so that what its keeper holds is in use."""
+    """Return whether the daemon that wrote the file still runs, so that its keeper's entries are in use."""
     try:
         read(folder)
     except StillRuns:

@@ -1,6 +1,6 @@
 """The properties of one device, which the daemon lists, servers check and clients answer from; and its use.
 
-`DeviceUse` is what a server reports of a device: the memory that its clients hold there, its kernels, and its
+`DeviceUse` is a server's report of a device: the memory that its clients hold there, its kernels, and its
 utilization.
 
 One record goes the whole way, so that a new figure needs no change in between:

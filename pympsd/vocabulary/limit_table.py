@@ -103,7 +103,7 @@ def combine(own: Limits, *bounds: Limits, environment: Limits = NO_LIMITS) -> Li
     """Return the limits that hold for a client. No other function decides a client's limits.
 
     ``own`` are those of its namespace (in protocol 2: of its server), ``bounds`` its server's maxima and those of its
-    rule, and ``environment`` what its variables ask for. A row that has no limit in any of them stays None.
+    rule, and ``environment`` the requests of its variables. A row that has no limit in any of them stays None.
 
     The daemon passes the namespace's, the maxima and the rule's on to the server (`ClientLimits`), which calls this
     when the client has connected and its environment is known. For a server of the driver the daemon calls it without
@@ -177,13 +177,13 @@ class LimitRow:
     field: str
     """The name of the attribute in `Limits`."""
     read: Callable[[str], Any]
-    """Reads its text; raises BadText. If it is by device: a dictionary by what names each, "" for all."""
+    """Reads its text; raises BadText. If it is by device: a dictionary by the name of each device, "" for all."""
     form: str
     """The placeholder of the value in the usage of commands."""
     render: Callable[[Any], str]
     """Returns the text of its value (by device: of an entry)."""
     number: Callable[[Any], Any]
-    """Returns what JSON has for its value (by device: for an entry)."""
+    """Returns its value for JSON (by device: for an entry)."""
     combine: Callable[[Any, Any, Sequence[Any]], Any]
     """Decides between a namespace's value, the environment's and those of bounds."""
     default: Any = None

@@ -1,6 +1,6 @@
 """The values of limits, as daemon and servers use them: percentages, priorities, and amounts of memory.
 
-A value cannot be invalid: constructing it, or parsing a text, raises `BadLimit` for what is not allowed.
+A value cannot be invalid: constructing it, or parsing a text, raises `BadLimit` for a value that is not allowed.
 
 - `ThreadPercentage`, `ClientPriority` and `PinnedMemory` are limits of one client.
 - `CgroupLimit` and `MemoryGroup` are limits on the memory that several clients hold together.
@@ -113,7 +113,7 @@ class Quota:
     groups: tuple[MemoryGroup, ...] = ()
     """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
     audited: bool = False
-    """Whether what the client takes and returns is reported; as for ``memory_bytes``, its first context decides."""
+    """Whether the client's allocations and frees are reported; as for ``memory_bytes``, its first context decides."""
     counts_sms: bool = False
     """Whether kernels count the SMs of ``chunks`` from 0 (%smid), as a driver with static partitions has it; only
     emulated devices can."""

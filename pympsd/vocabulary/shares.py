@@ -1,4 +1,5 @@
-"""Limits on what a user can take from the daemon: each user's share of each resource, and reserves for others.
+"""Limits on the resources that a user can take from the daemon: each user's share of each resource, and reserves for
+others.
 
 Theory of operation. One unprivileged user must not be able to stop the daemon for everybody else. Therefore every
 resource that a connection or a command can take has one row in RESOURCES, which is the only source of
@@ -74,9 +75,9 @@ class SharedResource:
     of_descriptors: int = 0
     """In eighths: the total as a part of the daemon's RLIMIT_NOFILE."""
     root_reserve: int = 0
-    """In eighths of the total: what other users leave for root."""
+    """In eighths of the total: the part that other users leave for root."""
     own_reserve: int = 0
-    """In eighths of the total: what explicit requests leave for users' own servers."""
+    """In eighths of the total: the part that explicit requests leave for users' own servers."""
     is_named: bool = True
     """True if the resource exists in protocol 3 only, as named servers do."""
 
@@ -170,7 +171,7 @@ BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
 
 @frozen
 class Shares:
-    """The shares in force: what the administrator has set, and otherwise the defaults."""
+    """The shares in force: the administrator's settings, and otherwise the defaults."""
 
     given: Mapping[str, int] = field(factory=dict)
     """The shares that an administrator has set with the option or the variable, by the resource's name."""

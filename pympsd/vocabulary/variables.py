@@ -83,7 +83,7 @@ class Reader(Flag):
 
 
 Check = Callable[[str], str]
-"""Returns what a text has to be, as a sentence continues after "is"; nothing if the text is valid."""
+"""Returns the required form of a text, as a sentence continues after "must be"; nothing if the text is valid."""
 
 
 @frozen
@@ -162,7 +162,7 @@ def _memory_limits(text: str) -> str:
 
 
 def _check_by_device(text: str, parse: Callable[[str], object], form: str, allowed: str) -> str:
-    """Return what a text of entries by device has to be; nothing if it is valid."""
+    """Return the required form of a text of entries by device; nothing if it is valid."""
     for entry in filter(None, (part.strip() for part in text.split(","))):
         device, equals, value = (part.strip() for part in entry.partition("="))
         if not (device and equals):

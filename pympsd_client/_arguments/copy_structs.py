@@ -24,7 +24,7 @@ class CopySide:
     y: int
     z: int
     level: int
-    """0: a level of a mipmapped array is an array."""
+    """Always 0, because a level of a mipmapped array is an array."""
     array: int = 0
     """The handle of an array."""
 

@@ -110,9 +110,9 @@ _SEND_BUFFER_BYTES: Final = 4 << 20
 """Requested, so that a burst of launches does not wait for the executor; the kernel may allow less."""
 _BELL: Final = b"\0"
 _ROOM_RECHECK_MS: Final = 1
-"""Room that no answer announces: in a full ring, of which the executor takes many records in this time, and a slot
-that another thread has copied out, while the waiting thread may be reading answers.
-"""
+"""The time after which a thread looks again for room that no answer announces: in a full ring, of which the executor
+takes many records in this time, and a slot that another thread has copied out, while the waiting thread may be
+reading answers."""
 _FULL_RECHECK_MS: Final = 50
 """While the executor takes no records another thread may stop reading answers; then this one reads them."""
 

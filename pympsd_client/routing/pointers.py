@@ -94,7 +94,7 @@ _AROUND: Final = {
     "cuGetErrorString": _DESCRIBES_ERROR,
     "cuStreamSynchronize": _SUCCEEDS,
 }
-"""Functions that destructors call before those, or to report their failure."""
+"""Functions that destructors call before the functions above, or to report their failure."""
 _WAITING: Final = frozenset({"cuCtxSynchronize", "cuStreamSynchronize"})
 """Functions that fail in the exit handlers of a native program, which run after its driver has ended (recorded,
 H200).

@@ -127,7 +127,7 @@ class RefusedOperator:
     """The server whose socket it came by; empty: the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Send where commands are taken, and refuse each line."""
+        """Send a line that names the socket for commands, and refuse each line."""
         dispatcher.log_refused_operator(self.peer)
         # Before the first line: an operator that asks for the protocol gets this instead.
         self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{clients_only(self.server)}\n")))
@@ -187,7 +187,7 @@ class _StartingOperator:
 
 
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
-    """Apply a file as `config apply` does, and return when that is answered; write what failed to standard error."""
+    """Apply a file as `config apply` does, and return when that is answered; write the failures to standard error."""
     operator = _StartingOperator()
     session = dispatcher.ids.take()
     dispatcher.operators[session] = operator

@@ -81,7 +81,7 @@ class ProcessLimits:
     accounts_cgroups: bool = True
     """Whether the limits of cgroups are enforced (the feature memacct)."""
     audits_memory: bool = False
-    """Whether servers log what later clients take and return."""
+    """Whether servers log the allocations and frees of later clients."""
 
 
 @frozen
@@ -160,7 +160,7 @@ class Usage:
 
 @define
 class Lifetime:
-    """This daemon among those of its pipe directory, and what has happened since it began."""
+    """This daemon's place among the daemons of its pipe directory, and its own history."""
 
     generation: int = 0
     """The number of daemons before this one whose servers were handed on to it."""
@@ -230,7 +230,7 @@ class Daemon:
         return tuple(range(len(self.devices))) if named_server is None else named_server.ordinals(len(self.devices))
 
     def count_free(self, server: Server | None, ordinal: int) -> int:
-        """Return how many more clients with one context fit on a device; ``server``: that will serve them, None: one
+        """Return how many more clients with one context fit on a device; ``server``: the server for them; None: one
         without a process.
         """
         clients = () if server is None else server.clients.values()

@@ -1,7 +1,7 @@
 """Drains: the targets whose new clients are held, and their clients that still run.
 
 A drain is in force from `drain` to `undrain`, and longer than the daemon that began it: it is part of the state file.
-What a drain decides, and when it ends clients, is in `pympsd.state_machine.drains`.
+The decisions of a drain are in `pympsd.state_machine.drains`.
 """
 
 from collections.abc import Iterator

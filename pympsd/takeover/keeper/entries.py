@@ -49,7 +49,7 @@ class KeptEntries:
 
     @classmethod
     def of(cls, keeper: KeeperLink | None, kept_descriptors: Mapping[str, Entry]) -> KeptEntries:
-        """Sort what a keeper held."""
+        """Sort the entries of a keeper."""
         entries = cls(keeper)
         for name, entry in kept_descriptors.items():
             try:

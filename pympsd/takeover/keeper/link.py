@@ -8,8 +8,8 @@
     keeper.drop("listener control")                         # before the descriptor is closed
     keeper.end()                                    # the daemon quits; ``run`` returns soon afterwards
 
-Only ``fetch`` waits for the keeper, and it has a limit. ``run`` sends what the link did not take: in order, and of
-each name only its latest state. A keeper that takes nothing for STALLED_SECONDS is killed. Another is
+Only ``fetch`` waits for the keeper, and it has a limit. ``run`` sends the packets that the link did not take: in
+order, and of each name only its latest state. A keeper that takes nothing for STALLED_SECONDS is killed. Another is
 started in place of one that has ended, and is given everything again.
 """
 
@@ -189,7 +189,7 @@ class KeeperLink:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a keeper running; return after ``end``, or when it serves another daemon.
 
-        Started after the first try to start one: what is held until then has been sent.
+        Started after the first try to start one: everything held until then has been sent.
         """
         started, failures = False, 0
         while not self._ending.is_set():
@@ -273,7 +273,7 @@ class KeeperLink:
                 self.log.error("keeper_lacks", name=name, reason=entry.note.decode(errors="replace"))
 
     async def _send_later(self, process: KeeperProcess) -> str:
-        """Send what the link did not take immediately; return why the keeper cannot be used any more."""
+        """Send the packets that the link did not take immediately; return why the keeper cannot be used any more."""
         while True:
             while self._unsent:
                 with trio.move_on_after(self.stalled_seconds) as waiting:
@@ -329,7 +329,7 @@ class KeeperLink:
 
 
 async def _receive_entries(process: KeeperProcess, entries: dict[str, Entry]) -> str:
-    """Receive what a keeper holds; return why that failed, or nothing."""
+    """Receive the entries of a keeper; return why that failed, or nothing."""
     while True:
         received = await _receive_packet(process)
         if isinstance(received, str):

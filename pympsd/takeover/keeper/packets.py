@@ -27,7 +27,8 @@ REPLACED = 7
 ACCEPT = 8
 """Accept a connection from the listening socket of this name, hold it, and send it (HOLD).
 
-The note is the name of the connection, a zero byte, and what the connection is sent first."""
+The note is the name of the connection, a zero byte, and the first bytes to send over the connection.
+"""
 
 KINDS = frozenset(range(HOLD, ACCEPT + 1))
 NAME_BYTES = 255

@@ -182,7 +182,7 @@ class Keeper:
         self._to_send.clear()
 
     def _take_packets(self) -> bool:
-        """Handle what lies in the link, and close it at its end; return False if the daemon quit."""
+        """Handle the packets in the link, and close the link at its end; return False if the daemon quit."""
         while self._link is not None:
             try:
                 # Room for one descriptor: the kernel closes others.

@@ -85,7 +85,7 @@ def _pack(is_host: bool, address: int, extent: CopyExtent) -> CopyRegion:
 
 
 def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream: int, wait: bool) -> None:
-    """Copy an extent in stream order; return when it is done if ``wait``, or if pageable memory has them.
+    """Copy an extent in stream order; return when it is done if ``wait``, or if pageable memory is involved.
 
     Raise CudaError.
     """

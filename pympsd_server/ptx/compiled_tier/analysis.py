@@ -377,7 +377,7 @@ class Accesses:
     base: Memory
     """The address of the accesses without their offsets."""
     sites: set[tuple[int, int]] = field(factory=set)
-    """Their offsets and bytes."""
+    """The offsets and bytes of the accesses."""
     guarded: bool = False
 
     @property

@@ -106,7 +106,7 @@ class _State:
     taken: int = BEFORE_STORE | BEFORE_LOAD
     """The turns that the warp has taken on every path; all turns where no path leads yet."""
     threads: Threads | None = None
-    """None where no path leads yet."""
+    """None: no path leads there yet."""
 
 
 class _Addresses:

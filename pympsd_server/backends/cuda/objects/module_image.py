@@ -181,7 +181,7 @@ def _section(image: bytes, base: int, at: int) -> _Section:
 
 
 def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list[str], list[str]]:
-    """Return the names of variables, and those of undefined functions."""
+    """Return the names of variables, and the names of undefined functions."""
     section_names, variables, undefined = sections[names_at], [], []
 
     def holds_data(index: int) -> bool:

@@ -152,7 +152,9 @@ class PeerWindow:
         self._read = -2, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def has(self, offset: Any) -> Any:
-        """Return whether an offset, or each of an array of them, from the own window's base is in the peer's."""
+        """Return whether an offset from the own window's base, or each of an array of offsets, is in the peer's
+        window.
+        """
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
     def ranges(self) -> tuple[int, Array, Array]:
