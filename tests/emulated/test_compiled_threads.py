@@ -30,11 +30,15 @@ def _threads(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
     monkeypatch.setenv("PYMPSD_KERNEL_THREADS", str(request.param))
 
 
-def begin(device: Device, ptx: str, grid: int, block: int, *arguments: Any) -> CompiledBatch:
-    module = device.load(HEADER + ptx)
+def begin(
+    device: Device, ptx: str, grid: int, block: int, *arguments: Any, batch_blocks: int | None = None
+) -> CompiledBatch:
+    """Begin a launch as one batch of all blocks, or of `batch_blocks`, in whose places the others follow."""
+    module, blocks = device.load(HEADER + ptx), batch_blocks or grid
     setup = LaunchSetup(three(grid), three(block), pack(module.program, "k", arguments))
-    batch = begin_batch(module, "k", setup, 0, np.arange(grid) % MULTIPROCESSORS)
+    batch = begin_batch(module, "k", setup, 0, np.arange(blocks) % MULTIPROCESSORS)
     assert isinstance(batch, CompiledBatch)
+    batch.add_waves(grid // blocks - 1, blocks)
     return batch
 
 
@@ -148,12 +152,13 @@ red.global.add.u32 [%a], %v; setp.ge.u32 %q, %b, %first; @%q add.s64 %a, %a, 409
 )
 
 
+@pytest.mark.parametrize("batch_blocks", [2000, 100])
 @pytest.mark.parametrize("first", [0, 777, 1999])
-def test_the_first_block_that_faults_is_named(first: int) -> None:
+def test_the_first_block_that_faults_is_named(first: int, batch_blocks: int) -> None:
     device = Device(1 << 20)
     address = device.put(np.zeros(1, "u4"))
     with pytest.raises(DeviceFault) as caught:
-        run(begin(device, FAULTS, 2000, 64, address, first))
+        run(begin(device, FAULTS, 2000, 64, address, first, batch_blocks=batch_blocks))
     assert caught.value.block == (first, 0, 0)
     assert caught.value.thread == (0, 0, 0)
     assert f"{address + 4096:#x}" in str(caught.value)
@@ -273,16 +278,6 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def begin_waves(device: Device, ptx: str, grid: int, blocks: int, *arguments: Any) -> CompiledBatch:
-    """Begin a launch of `grid` blocks as a batch of fewer, in whose places the others follow."""
-    module = device.load(HEADER + ptx)
-    setup = LaunchSetup(three(grid), three(64), pack(module.program, "k", arguments))
-    batch = begin_batch(module, "k", setup, 0, np.arange(blocks) % MULTIPROCESSORS)
-    assert isinstance(batch, CompiledBatch)
-    batch.add_waves(grid // blocks - 1, blocks)
-    return batch
-
-
 COUNT = """.visible .entry k(.param .u64 p)
 {{ .reg .b32 %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %b, %ctaid.x; mov.u32 %v, %b;
 {body} mul.wide.u32 %o, %b, 4; add.s64 %a, %a, %o; red.global.add.u32 [%a], 1; ret; }}"""
@@ -292,17 +287,8 @@ COUNT = """.visible .entry k(.param .u64 p)
 def test_each_of_the_blocks_that_follow_runs_once(body: str) -> None:
     device = Device(1 << 20)
     address = device.put(np.zeros(1200, "u4"))
-    batch = begin_waves(device, COUNT.format(body=body), 1200, 100, address)
+    batch = begin(device, COUNT.format(body=body), 1200, 64, address, batch_blocks=100)
     run(batch)
     assert batch.first_block == 1100
     assert batch._common.is_straight == (not body)
     assert set(device.get(address, np.zeros(1200, "u4")).tolist()) == {64}
-
-
-@pytest.mark.parametrize("first", [0, 777, 1999])
-def test_the_first_of_the_blocks_that_follow_that_faults_is_named(first: int) -> None:
-    device = Device(1 << 20)
-    address = device.put(np.zeros(1, "u4"))
-    with pytest.raises(DeviceFault) as caught:
-        run(begin_waves(device, FAULTS, 2000, 100, address, first))
-    assert caught.value.block == (first, 0, 0)
