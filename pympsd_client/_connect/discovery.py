@@ -109,7 +109,7 @@ def printable(text: str) -> str:
 _NONE = "none"
 
 
-def misspelt(directory: str) -> str:
+def explain_missing_directory(directory: str) -> str:
     """Return a text that names the missing server or namespace of a pipe directory, and lists those that exist.
 
     The text is empty if neither of the two directories above has the socket of a daemon of protocol 3 or a server.

@@ -44,10 +44,10 @@ from pympsd_client._connect.discovery import (
     NoDaemon,
     command_line,
     control_socket,
+    explain_missing_directory,
     hello_environment,
     is_below_a_daemon,
     is_traced,
-    misspelt,
 )
 from pympsd_client._connect.session import Conversation, ConversationEnded, Session
 
@@ -86,7 +86,7 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
         if error.errno == errno.EPROTOTYPE:
             return NoDaemon(f"the MPS control daemon at {path} manages the driver's own server", drivers=True)
         directory = os.path.dirname(path)
-        if error.errno in _NOT_THERE and (wrong := misspelt(directory)):
+        if error.errno in _NOT_THERE and (wrong := explain_missing_directory(directory)):
             return NoDaemon(f"no MPS control socket at {path}: {wrong}", limited=True)
         is_named = bool(environment.get("CUDA_MPS_PIPE_DIRECTORY"))
         is_limited = is_named and (error.errno in HIDDEN or is_below_a_daemon(directory))
@@ -158,7 +158,7 @@ def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tupl
 
 
 def _warn(what: str, frames: int) -> None:
-    message = f"cuInit waits since {SILENT_WAIT_S:g} s for {what}"
+    message = f"cuInit has waited {SILENT_WAIT_S:g} s for {what}"
     warnings.warn(message, RuntimeWarning, stacklevel=frames + 1)
 
 
