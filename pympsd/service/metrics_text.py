@@ -120,7 +120,7 @@ def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
     """Return the share of multiprocessors for a server's next client: one number, or one for each device if they
     differ.
 
-    In protocol 3, the share of a client of namespace ``default``.
+    In protocol 3, return the share for a client of namespace ``default``.
     """
     named_server, ordinals = daemon.named_servers.get(server.name), daemon.ordinals_of(server)
     limits = (

@@ -82,7 +82,7 @@ class NamespaceSockets:
     def look(self) -> None:
         """Recreate missing sockets, which were removed or could not be created.
 
-        Now, or when the pause after the last look is over.
+        Do so immediately, or after the pause that follows the last check.
         """
         pause = self._next_look - trio.current_time()
         if pause <= 0:

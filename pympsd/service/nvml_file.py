@@ -10,11 +10,11 @@ The invariants:
 - The processes are those of this daemon that pympsd-smi shows: each server on its devices, and the clients with a
   context there. Before Volta all memory is the server's (MPS documents, 2.3.1.1).
 - The utilization is the sum of the running servers' last reports. Servers measure it
-(`pympsd_server.executor.memory.device_memory`) and report changes, so nothing is timed here.
+  (`pympsd_server.executor.memory.device_memory`) and report changes, so nothing is timed here.
 - The file has only the compute modes of the machine's description. pympsd-smi keeps changed modes in a file of its
   own, whose path is in this file.
 - A daemon removes its file when it ends; the next daemon replaces the file of a killed one. With the driver's own
-server this file does not exist, and NVML is the driver's.
+  server this file does not exist, and NVML is the driver's.
 """
 
 import os

@@ -37,9 +37,9 @@ class CgroupFiles:
 
 
 def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles]) -> CgroupLimits:
-    """Return the limits of nested cgroups, outermost first, by ordinal of ``devices``.
+    """Return the limits of nested cgroups, outermost first, by index in ``devices``.
 
-    A line that is of no device, or cannot be read, does not count.
+    Lines that name none of the devices, or have another format, are ignored.
     """
     limits: CgroupLimits = {}
     guaranteed: dict[int, int] = {}

@@ -45,9 +45,9 @@ def holders(lock: str) -> list[Holder]:
 
 
 def are_foreign(holding: list[Holder], control: str) -> bool:
-    """Return whether none of a lock's holders can be a daemon: they are of other users, and none listens.
+    """Return whether a lock's holders cannot be a daemon, because they are of other users and none of them listens.
 
-    A daemon of another user that has just been started is given time for that.
+    Wait up to STARTING_SECONDS, because another user's daemon may just be starting.
     """
     if not holding or any(holder.uid in (0, os.geteuid()) for holder in holding):
         return False
@@ -63,7 +63,7 @@ def has_open(pid: int, status: os.stat_result) -> bool:
     """Return whether a process has a file open, as far as this user may see that."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended, or is another user's
         return False
     for name in names:
         with suppress(OSError):

@@ -1,5 +1,4 @@
-"""The directory of a server or a namespace: created, or used again if it exists, because containers may have mounted
-it.
+"""The directory of a server or a namespace: created, or used again because containers may have mounted it.
 
 It belongs to the server's user, who can put anything there. So links are not followed, and files are changed through
 descriptors, not by name.

@@ -295,7 +295,7 @@ def _describe_holder(path: str, holding: list[Holder]) -> str:
 def _check_listeners(requested_path: str, path: str) -> None:
     """Raise Unusable if a program other than a daemon listens at a socket that a daemon would replace.
 
-    A daemon that runs or was killed has left a state file or a keeper's socket: then its sockets may be replaced.
+    A state file or a keeper's socket shows that the sockets are a daemon's; then they may be replaced.
     """
     if any(os.path.lexists(os.path.join(path, name)) for name in files.OF_A_RUNNING_DAEMON):
         return

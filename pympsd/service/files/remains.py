@@ -114,7 +114,7 @@ def _has_content(path: str, folder: int | None, is_expected: Callable[[bytes], b
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, dir_fd=folder)
-    except FileNotFoundError:  # removed since
+    except FileNotFoundError:  # removed in the meantime
         return True
     try:
         status = os.fstat(fd)

@@ -62,7 +62,7 @@ class DescriptorHolder(Protocol):
 
     @property
     def queued_descriptors(self) -> int:
-        """The number of descriptors that were sent to the server and that it has not taken yet."""
+        """The number of descriptors that were sent to the server and that it has not received yet."""
 
     @property
     def watched_clients(self) -> int:

@@ -7,10 +7,10 @@ client is the end of the process that its pidfd shows, and not the end of its co
 Namespaces make three cases, which the functions below keep apart:
 
 - another user namespace: the kernel reports a user without a uid in this namespace with the overflow uid, which may
-also be a real user's (nobody). `credentials` marks such a peer as foreign;
+  also be a real user's (nobody). `credentials` marks such a peer as foreign;
 - another PID namespace: the PID is 0 if it cannot be seen from here; the pidfd works nevertheless;
 - a container in this user namespace: its root is also root here, but must not lift the container's own limits
-(`operator_uid`).
+  (`operator_uid`).
 """
 
 import contextlib
@@ -74,9 +74,9 @@ def credentials(sock: AnySocket) -> Peer:
 
 
 def send_credentials(sock: AnySocket, peer: Peer) -> None:
-    """Show a peer whose daemon this is, as far as the kernel lets it (``pympsd/channel/daemon_owner.py``).
+    """Show a peer whose daemon this is, as far as the kernel allows it (``pympsd/channel/daemon_owner.py``).
 
-    The credentials are the peer's own if this process may send them, which only root or the peer's user may.
+    The credentials sent are the peer's own if the kernel allows that, which it does for root and the peer's user.
     """
     data, gid = frames.encode(frames.CREDENTIALS), os.getegid()
     plain = socket.socket(fileno=sock.fileno())
@@ -155,10 +155,9 @@ def open_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
 
 
 def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
-    """Return the uid that decides an operator's privileges: in protocol 3 no user's if the operator is in a
-    container.
+    """Return the uid that decides an operator's privileges: in protocol 3, for an operator in a container, no user's.
 
-    Root in a container without a user namespace of its own is root here: it would lift the container's own limits.
+    Root in a container without a user namespace of its own is root here, and could lift the container's own limits.
     """
     if daemon.options.protocol == 2 or daemon.options.trusts_containers or not _is_in_container(sock, peer):
         return peer.operator
@@ -196,9 +195,8 @@ def process_of(pidfd: int) -> int:
 
 
 def command_of(pid: int, reported: str) -> str:
-    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read.
-
-    ``reported`` is the client's own statement.
+    """Return a process's command line for ps, as one line; if it cannot be read, ``reported``, the client's own
+    statement.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
@@ -209,9 +207,9 @@ def command_of(pid: int, reported: str) -> str:
 
 
 def cuda_variables_of(known_peer: KnownPeer) -> dict[str, str]:
-    """Return CUDA's variables, and RUN, in the environment that a process began with; none if it cannot be read.
+    """Return CUDA's variables, and RUN, in the environment with which a process began; none if it cannot be read.
 
-    From /proc/PID/environ: changes that the process has made since are not in it.
+    /proc/PID/environ does not have changes that the process has made since.
     """
     try:
         with open(f"/proc/{known_peer.peer.pid}/environ", "rb", buffering=0) as file:
@@ -247,7 +245,7 @@ def container_pid_of(pid: int) -> int:
 def command_of_hidden(known_peer: KnownPeer) -> str:
     """Return the text that ps shows as the command of a process without a PID here, from the kernel's report.
 
-    Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
+    It cannot name the cgroup: PIDFD_GET_INFO refuses a process whose PID namespace is not below this one (EREMOTE).
     """
     kinds = {"user": _GET_USER_NAMESPACE, "cgroup": _GET_CGROUP_NAMESPACE}
     inodes = {kind: _namespace(known_peer.pidfd, number) for kind, number in kinds.items()}

@@ -47,9 +47,9 @@ def start_time_of(pid: int) -> int:
 
 
 def has_ended(pidfd: int, seconds: float = 0) -> bool:
-    """Return whether a process has ended or ends within ``seconds``.
+    """Return whether a process has ended or ends within ``seconds``; with 0, do not wait.
 
-    ``seconds`` 0 does not wait. The process need not be a child, and is not reaped.
+    The process need not be a child, and is not reaped.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
