@@ -1,8 +1,8 @@
 """Constant expressions: literals, and the operators of C on them (PTX ISA, Constant Expressions).
 
-Integers have 64 bits and are signed, unless a literal ends in U or does not fit. If the manual is silent the
-assembler's behaviour decides: a remainder is unsigned, a shift has the type of its left side, and both sides of
-``?:`` are brought to one type.
+Integers have 64 bits. They are signed, unless a literal ends in U or does not fit. If the manual leaves a question
+open, this module does what the assembler does: a remainder is unsigned, a shift has the type of its left side, and
+both sides of ``?:`` are converted to one type.
 """
 
 import operator
@@ -51,7 +51,7 @@ class Number:
 
 
 def is_constant(tokens: TokenStream) -> bool:
-    """Return whether a constant expression begins here; `(` may be the list of a call's arguments, too."""
+    """Return whether a constant expression may begin at the next token; a `(` may also begin a call's arguments."""
     token = tokens.current
     if token.text == "!":
         return tokens.following.kind != "word" or tokens.following.text == _WARP_SIZE
@@ -59,7 +59,7 @@ def is_constant(tokens: TokenStream) -> bool:
 
 
 def constant(tokens: TokenStream) -> Immediate:
-    """Take a constant expression, of integers or floats. Raises InvalidPtx."""
+    """Parse and evaluate a constant expression. Raises InvalidPtx."""
     if tokens.current.kind == "integer" and tokens.following.text in (",", ";", "]", "}"):
         return Immediate(int(_literal(tokens).value))
     number = _conditional(tokens)
@@ -71,7 +71,7 @@ def constant(tokens: TokenStream) -> Immediate:
 
 
 def integer_constant(tokens: TokenStream) -> int:
-    """Take a constant expression that is an integer. Raises InvalidPtx."""
+    """Parse and evaluate a constant expression. Raises InvalidPtx unless its value is an integer."""
     number = constant(tokens)
     if number.form != "int":
         raise tokens.error("an integer constant before this")
@@ -149,7 +149,7 @@ def _literal(tokens: TokenStream) -> Number:
 
 
 def _integer(value: int, kind: str) -> Number:
-    """Return the integer in 64 bits."""
+    """Return the number's low 64 bits as "s64" or "u64"."""
     value %= _WORD
     return Number(value - _WORD if kind == "s64" and value >= _WORD // 2 else value, kind)
 
@@ -161,7 +161,7 @@ def _whole(number: Number, line: int) -> int:
 
 
 def _convert_alike(left: Number, right: Number) -> tuple[Number, Number]:
-    """Return both sides as unsigned if one of them is."""
+    """Return both integers as unsigned if one of them is unsigned, else both as signed."""
     kind = "u64" if "u64" in (left.kind, right.kind) else "s64"
     return _integer(int(left.value), kind), _integer(int(right.value), kind)
 
