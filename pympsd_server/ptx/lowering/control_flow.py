@@ -154,19 +154,19 @@ def _target(name: str, labels: dict[str, int], line: int) -> int:
 
 def _liveness(blocks: list[Block], carry: Register) -> None:
     """Set live_in: follow each use of a register back to its definitions. Raises InvalidPtx above MAX_LIVE."""
-    used, defined = [], []
+    uses_of_blocks, defined = [], []
     for block in blocks:
         uses, definitions = _collect_uses(block, carry)
-        used.append(uses)
+        uses_of_blocks.append(uses)
         defined.append(definitions)
     predecessors: list[list[int]] = [[] for _ in blocks]
     for index, block in enumerate(blocks):
         for successor in dict.fromkeys(block.successors):
             if successor != EXIT:
                 predecessors[successor].append(index)
-    live = [uses.copy() for uses in used]
+    live = [uses.copy() for uses in uses_of_blocks]
     total = sum(map(len, live))
-    for index, uses in enumerate(used):
+    for index, uses in enumerate(uses_of_blocks):
         for register in uses:
             todo = [index]
             while todo:

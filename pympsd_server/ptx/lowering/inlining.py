@@ -82,10 +82,10 @@ def check_wide(module: Module, operation: Operation | None, line: int) -> None:
     atomic = operation is not None and operation.name == "atom"
     architecture, version = _ATOMICS_SINCE if atomic else _SINCE
     if module.target.architecture < architecture or module.version < version:
-        what = operation.opcode if operation is not None else f"type .{WIDE}"
+        subject = operation.opcode if operation is not None else f"type .{WIDE}"
         have = f"PTX {'.'.join(map(str, module.version))} for {module.target}"
         needs = f"PTX {'.'.join(map(str, version))} and a target of sm_{architecture} or newer"
-        raise InvalidPtx(f"{what} needs {needs}, not {have}", line)
+        raise InvalidPtx(f"{subject} needs {needs}, not {have}", line)
 
 
 def lower_wide(operation: Operation) -> list[Operation]:
@@ -138,7 +138,7 @@ def flatten(table: FunctionTable, kernel: Function) -> Code:
         code.parameter_bytes = offset + parameter.size
         names.declare(parameter, Symbol("param", parameter.name, offset))
     flattener = _Flattener(table, code, Resolver(module, table, code))
-    flattener.function(kernel, names, (kernel.name,))
+    flattener.function(kernel, names)
     code.operations.append(plain("exit", (), (), kernel.line))
     flattener.append_procedures()
     return code
@@ -159,10 +159,10 @@ class _Flattener:
 
     def append_procedures(self) -> None:
         """Append the procedures that were called, and those that they call."""
-        done = 0
-        while done < len(self.procedures):
-            self._procedure(tuple(self.procedures.values())[done])
-            done += 1
+        count = 0
+        while count < len(self.procedures):
+            self._procedure(tuple(self.procedures.values())[count])
+            count += 1
 
     def _procedure(self, function: Function) -> None:
         stack, line = stack_register(self.code), function.line
@@ -175,7 +175,7 @@ class _Flattener:
         self._place_parameters(function, names, frame)
         reserve = len(self.code.operations)
         append(plain("label", (), (Target(f"{names.prefix}$reserve"),), line))
-        self.function(function, names, (function.name,))
+        self.function(function, names)
         # The size of the frame is known only after the body, which places variables in it.
         size = Immediate(align(frame.size))
         self.code.operations[reserve] = plain("add", ("u64",), (stack, frame.base, size), line)
@@ -221,26 +221,26 @@ class _Flattener:
         stack_register(self.code)
         return f"$function:{function.name}"
 
-    def function(self, function: Function, names: Names, stack: tuple[str, ...]) -> None:
-        """Append a function's body. `stack` has the names of the functions that are being flattened."""
+    def function(self, function: Function, names: Names) -> None:
+        """Append a function's body. Raises InvalidPtx if it has none."""
         if function.body is None:
             raise InvalidPtx(f"unsupported: call of {function.name}, which has no body", function.line)
-        self._scope(self.table.statements(function), names, stack)
+        self._scope(self.table.statements(function), names)
 
-    def _scope(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
+    def _scope(self, statements: tuple[Statement, ...], names: Names) -> None:
         """Flatten a scope. Its labels belong to this scope only, because inline assembly repeats their names."""
         self.scopes += 1
         names.suffix = f"#{self.scopes}"
         for statement in statements:
             if isinstance(statement, Label):
                 names.labels[statement.name] = names.prefix + statement.name + names.suffix
-        self._statements(statements, names, stack)
+        self._statements(statements, names)
 
-    def _statements(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
+    def _statements(self, statements: tuple[Statement, ...], names: Names) -> None:
         for statement in statements:
             match statement:
                 case Instruction():
-                    self._instruction(statement, names, stack)
+                    self._instruction(statement, names)
                 case Label():
                     self.code.operations.append(label(names.labels[statement.name], statement.line))
                 case Registers():
@@ -254,7 +254,7 @@ class _Flattener:
                     self.code.branch_targets[key] = tuple(names.labels[n] for n in statement.labels)
                     names.labels[statement.name] = key
                 case Scope():
-                    self._scope(statement.statements, names.inner(), stack)
+                    self._scope(statement.statements, names.inner())
 
     def _registers(self, registers: Registers, names: Names) -> None:
         if len(self.code.register_types) + len(registers.names) > MAX_REGISTERS:
@@ -291,7 +291,7 @@ class _Flattener:
         self.code.local[key] = variable
         return key
 
-    def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
+    def _instruction(self, instruction: Instruction, names: Names) -> None:
         if len(self.code.operations) > MAX_OPERATIONS:
             reason = f"the kernel has more than {MAX_OPERATIONS} operations once its calls are inlined"
             raise InvalidPtx(reason, instruction.line)
@@ -299,13 +299,13 @@ class _Flattener:
             self._check_without_sync(instruction)
         apart = instruction.name in _NOT_PREDICABLE or (instruction.name == "ret" and names.frame is not None)
         if instruction.guard is not None and (apart or "sync" in instruction.modifiers):
-            self._skip_unless(instruction, names, stack)
+            self._skip_unless(instruction, names)
         elif instruction.name == "barrier" and instruction.modifiers[:2] == ("cluster", "arrive"):
             # Emit nothing: the thread must wait later, and counts as arrived then.
             if instruction.operands or set(instruction.modifiers[2:]) - {"release", "relaxed", "aligned"}:
                 raise InvalidPtx(f"unsupported instruction {instruction.opcode}", instruction.line)
         elif instruction.name == "call":
-            self._call(instruction, names, stack)
+            self._call(instruction, names)
         elif instruction.name == "ret":
             if names.end is None and names.frame is not None:
                 self._return_from(names.frame, instruction.line)
@@ -343,7 +343,7 @@ class _Flattener:
         else:
             self.code.operations.append(operation)
 
-    def _skip_unless(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
+    def _skip_unless(self, instruction: Instruction, names: Names) -> None:
         """Append a guarded instruction that cannot run with a mask, and a branch around it."""
         assert instruction.guard is not None
         self.skips += 1
@@ -352,10 +352,10 @@ class _Flattener:
         around = Predicate(guard.register, not guard.negated)
         line = instruction.line
         self.code.operations.append(Operation("bra", (), (), (Target(after),), around, line))
-        self._instruction(evolve(instruction, guard=None), names, stack)
+        self._instruction(evolve(instruction, guard=None), names)
         self.code.operations.append(label(after, line))
 
-    def _call(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
+    def _call(self, instruction: Instruction, names: Names) -> None:
         line = instruction.line
         operands = list(instruction.operands)
         results = operands.pop(0).items if operands and isinstance(operands[0], Arguments) else ()  # type: ignore[union-attr]
@@ -384,7 +384,7 @@ class _Flattener:
             arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
             procedure_call(self.code, Target(self._entry(function)), function, arguments, back, line)
         else:
-            self._inline(function, inputs, results, names, stack, line)
+            self._inline(function, inputs, results, names, line)
 
     def _arguments(self, operands: tuple[Operand, ...], names: Names, line: int) -> list[Argument]:
         return [self.resolver.argument(operand, names, line) for operand in operands]
@@ -427,7 +427,6 @@ class _Flattener:
         inputs: tuple[Operand, ...],
         results: tuple[Operand, ...],
         names: Names,
-        stack: tuple[str, ...],
         line: int,
     ) -> None:
         self.instances += 1
@@ -460,7 +459,7 @@ class _Flattener:
             else:
                 inside.declare_registers(formal.name, self._new_registers(formal))
             back.append((result, inside.meanings[formal.name], formal))
-        self.function(function, inside, (*stack, function.name))
+        self.function(function, inside)
         self.code.operations.append(label(prefix + "$end", line))
         for result, inner, formal in back:
             for start in _parts(formal):

@@ -152,9 +152,9 @@ def _initialiser(tokens: TokenStream) -> Initialiser:
                     f"the mask {mask:#x} of an initialiser is not one byte, such as 0xff or 0xff00", line
                 )
             tokens.expect("(")
-            whole = _initialiser(tokens)
+            initialiser = _initialiser(tokens)
             tokens.expect(")")
-            return evolve(whole, shift=_BYTE_MASKS[mask])
+            return evolve(initialiser, shift=_BYTE_MASKS[mask])
         return Initialiser(constant(tokens))
     symbol = tokens.take().text
     generic = symbol == "generic"

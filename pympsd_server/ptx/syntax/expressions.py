@@ -114,7 +114,7 @@ def _unary(tokens: TokenStream) -> Number:
         cast = tokens.take().text[1:] if tokens.current.text in _CASTS else ""
         inner = Number(0, "") if cast else _conditional(tokens)
         tokens.expect(")")
-        return _integer(_whole(_unary(tokens), tokens.line), cast) if cast else inner
+        return _integer(_as_integer(_unary(tokens), tokens.line), cast) if cast else inner
     if tokens.accept(_WARP_SIZE):
         return Number(32, "s64")
     return _literal(tokens)
@@ -127,8 +127,8 @@ def _apply_sign(symbol: str, number: Number, tokens: TokenStream) -> Number:
         if number.bits is not None:
             return Number(-number.value, number.kind, number.bits ^ (1 << 31 if number.kind == "f32" else 1 << 63))
         return Number(-number.value, number.kind) if number.is_float else _integer(-int(number.value), number.kind)
-    whole = _whole(number, tokens.line)
-    return _integer(~whole, "u64") if symbol == "~" else Number(int(not whole), "s64")
+    value = _as_integer(number, tokens.line)
+    return _integer(~value, "u64") if symbol == "~" else Number(int(not value), "s64")
 
 
 def _literal(tokens: TokenStream) -> Number:
@@ -154,7 +154,7 @@ def _integer(value: int, kind: str) -> Number:
     return Number(value - _WORD if kind == "s64" and value >= _WORD // 2 else value, kind)
 
 
-def _whole(number: Number, line: int) -> int:
+def _as_integer(number: Number, line: int) -> int:
     if number.is_float:
         raise InvalidPtx("this operator of constant expressions takes integers", line)
     return int(number.value)
@@ -168,20 +168,20 @@ def _convert_alike(left: Number, right: Number) -> tuple[Number, Number]:
 
 def _combine(symbol: str, left: Number, right: Number, line: int) -> Number:
     if symbol in ("<<", ">>"):
-        by = min(_whole(right, line) % _WORD, 64)
-        value = _whole(left, line)
+        by = min(_as_integer(right, line) % _WORD, 64)
+        value = _as_integer(left, line)
         return _integer(value << by if symbol == "<<" else value >> by, left.kind)
     if symbol in ("&&", "||"):
-        both = _whole(left, line) != 0, _whole(right, line) != 0
+        both = _as_integer(left, line) != 0, _as_integer(right, line) != 0
         return Number(int(all(both) if symbol == "&&" else any(both)), "s64")
     if symbol in ("&", "|", "^"):
         change = {"&": operator.and_, "|": operator.or_, "^": operator.xor}[symbol]
-        return _integer(change(_whole(left, line) % _WORD, _whole(right, line) % _WORD), "u64")
+        return _integer(change(_as_integer(left, line) % _WORD, _as_integer(right, line) % _WORD), "u64")
     if symbol == "%":
-        divisor = _whole(right, line) % _WORD
+        divisor = _as_integer(right, line) % _WORD
         if not divisor:
             raise InvalidPtx("a constant expression divides by 0", line)
-        return _integer(_whole(left, line) % _WORD % divisor, "s64")
+        return _integer(_as_integer(left, line) % _WORD % divisor, "s64")
     is_float = left.is_float or right.is_float
     first, second = (left, right) if is_float else _convert_alike(left, right)
     x, y, kind = first.value, second.value, "f64" if is_float else first.kind

@@ -40,7 +40,7 @@ def set_aside(text: str) -> tuple[str, list[FunctionText]]:
     """Return a module's text with marks in place of its functions' bodies, and the bodies in order."""
     parts: list[str] = []
     bodies: list[FunctionText] = []
-    depth = start = done = at = 0
+    depth = start = copied = at = 0
     line, before = 1, ""
     for match in _EVENT.finditer(text):
         event = match[0]
@@ -53,18 +53,18 @@ def set_aside(text: str) -> tuple[str, list[FunctionText]]:
             depth -= 1
             if not depth and before != "=":
                 end = match.end()
-                line += text.count("\n", done, start)
+                line += text.count("\n", copied, start)
                 body = FunctionText(text[start:end], line)
                 newlines = text.count("\n", start, end)
-                parts += [text[done:start], f"\0{len(bodies)}\0", "\n" * newlines]
+                parts += [text[copied:start], f"\0{len(bodies)}\0", "\n" * newlines]
                 line += newlines
                 bodies.append(body)
-                done = end
+                copied = end
         elif not depth:
             before = text[at : match.start()].rstrip()[-1:] or before
         if not depth:
             at = match.end()
-    parts.append(text[done:])
+    parts.append(text[copied:])
     return "".join(parts), bodies
 
 

@@ -117,10 +117,10 @@ class TokenStream:
         if not self.accept(text):
             raise self.error(repr(text))
 
-    def word(self, what: str) -> str:
-        """Step over a word, and return it. Raises InvalidPtx, which names `what`, if the next token is not a word."""
+    def word(self, expected: str) -> str:
+        """Step over a word, and return it. Raises InvalidPtx, which names what was `expected`, at any other token."""
         if self.current.kind != "word":
-            raise self.error(what)
+            raise self.error(expected)
         return self.take().text
 
     def integer(self) -> int:
