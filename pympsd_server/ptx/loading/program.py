@@ -217,7 +217,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
     expand_calls(code)
     translation = translate(code)
     if translation.local_bytes > MAX_LOCAL_BYTES:
-        reason = f"{translation.local_bytes} bytes of local memory a thread; there are {MAX_LOCAL_BYTES}"
+        reason = f"{translation.local_bytes} bytes of local memory a thread, more than {MAX_LOCAL_BYTES}"
         raise InvalidPtx(f"{function.name} uses {reason}", function.line)
     layout = parameter_layout(function.parameters)
     parameters = tuple((p.name, offset, p.size) for p, offset in layout)

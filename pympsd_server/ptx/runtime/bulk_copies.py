@@ -176,5 +176,6 @@ def _bytes(state: BatchState, thread: Threads, space: str, address: int, size: i
     # Both ends may be mapped without the bytes between them: two allocations, or the memory of two blocks.
     is_whole = last - first == size - 1 and (space != "global" or state.space.contains_places(first, last + 1))
     if not is_whole:
-        raise IllegalAddress(f"{space} address {address:#x}, {size} bytes: outside of the memory there is")
+        reason = "not all of them are in one allocation or block"
+        raise IllegalAddress(f"{space} address {address:#x}, {size} bytes: {reason}")
     return state.view(space, _BYTE)[first : last + 1]

@@ -83,7 +83,7 @@ def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
     if outside.any():
         at = int(np.argmax(outside))
         where = f"{space} address {int(addresses[at]) % (1 << 32):#x}, {nbytes} bytes"
-        why = f"{where}: outside of the {size} bytes there are"
+        why = f"{where}: outside of the {size} bytes of {space} memory"
         raise IllegalAddress(why, position=at)
     misaligned = (addresses & (nbytes - 1)) != 0
     if misaligned.any():

@@ -49,7 +49,7 @@ def box_at(
         raise IllegalInstruction(f"a box that begins at no multiple of {_UNIT} bytes ({where})")
     size = int(np.prod(counts(tensor_map)[1:], dtype=object)) * row_pitch(tensor_map)
     if size > limit:
-        raise IllegalAddress(f"a box of {size} bytes: outside of the {limit} bytes of shared memory there are")
+        raise IllegalAddress(f"a box of {size} bytes: outside of the {limit} bytes of shared memory")
     if (
         not by_element
         and tensor_map.element_bytes < _WIDE

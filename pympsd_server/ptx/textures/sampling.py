@@ -227,7 +227,7 @@ QUERIES = ("width", "height", "depth", "array_size", "num_mipmap_levels", "norma
 def query_texture(
     state: BatchState, threads: Threads, attribute: str, handle: Value, level: Value | None, guard: Value | None
 ) -> Array:
-    """Return an attribute (one of QUERIES) of texture or surface objects; a size is that of `level`, or of level 0."""
+    """Return an attribute (one of QUERIES) of texture or surface objects; sizes are of `level`, or of level 0."""
 
     def work(texture: TextureObject, arguments: tuple[Array, ...]) -> Array:
         if attribute == "num_mipmap_levels":
