@@ -138,7 +138,7 @@ class AddressSpace(AccessibleMemory):
     """
 
     def __init__(self, base: int, size: int, reserved: int = 0) -> None:
-        """Reserve ``size`` bytes for allocations, and at least ``reserved`` including the memory mapped behind them."""
+        """Reserve ``size`` bytes for allocations, and at least ``reserved`` with the memory mapped behind them."""
         if base % 4096 or size <= 0:
             raise ValueError("an address space needs a page-aligned base and a positive size")
         self.base = base
@@ -365,7 +365,7 @@ class AddressSpace(AccessibleMemory):
         return arrays.starts, arrays.ends
 
     def peer_windows(self) -> Array:
-        """Return a row for each peer's window: its first offset, its end, and its place in the views minus the first."""
+        """Return a row for each peer's window: first offset, end, and what to add to get places in the views."""
         rows = [(p.distance, p.distance + p.size, p.place - p.distance) for p in self._peers]
         return np.array(rows, np.int64).reshape(-1, 3)
 

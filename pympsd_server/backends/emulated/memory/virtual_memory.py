@@ -1,6 +1,6 @@
 """Memory without an address of its own, and a client's mappings of it (CUDA driver API, Virtual Memory Management).
 
-The memory consists of shared pages. They are mapped again wherever a client maps them, and cost nothing until touched.
+The memory consists of shared pages, which are mapped again where a client maps them. They cost nothing until touched.
 """
 
 from __future__ import annotations
