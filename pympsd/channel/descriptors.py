@@ -35,7 +35,7 @@ def whole(fds: tuple[int, ...], flags: int) -> tuple[tuple[int, ...], bool]:
     Args:
         fds: The received descriptors.
         flags: The flags that it returned. With MSG_CTRUNC the kernel has dropped descriptors for lack of space; then
-        the received ones are closed, and none is returned.
+            the received ones are closed, and none is returned.
     """
     if not flags & socket.MSG_CTRUNC:
         return fds, False

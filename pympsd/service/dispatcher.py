@@ -242,7 +242,7 @@ class Dispatcher:
 
         Args:
             name: The name by which the next daemon recognises the descriptor; an earlier one of that name is
-            replaced.
+                replaced.
             fd: The descriptor, which the keeper copies.
             note: The data that the next daemon needs to continue, such as a hello; at most NOTE_BYTES.
         """

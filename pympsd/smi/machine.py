@@ -139,7 +139,7 @@ class MonitoredMachine:
         Args:
             text: The short form, such as ``2xH200``, or the path of a machine file.
             with_processes: Whether to look up the processes on each device too, which locks the machine's folder
-            briefly.
+                briefly.
 
         Raises:
             BadMachine: The description is invalid, or its folder cannot be read.

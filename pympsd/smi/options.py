@@ -193,7 +193,7 @@ def parse(arguments: Sequence[str]) -> SmiRequest:
     Raises:
         UnknownOption: An option does not exist.
         UnsupportedRequest: An option lacks its value, has an invalid value, is not supported by emulated devices, or
-        cannot be combined with the others.
+            cannot be combined with the others.
     """
     by_option = _read(list(arguments))
     requested = [option for option in by_option if option in _ACTIONS]

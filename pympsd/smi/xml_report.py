@@ -25,7 +25,7 @@ def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], parts:
         machine: The machine, for the versions of driver and CUDA.
         devices: The devices that the report describes.
         parts: Some of MEMORY, COMPUTE, UTILIZATION and PIDS; empty for the whole report (see
-        `pympsd.smi.report.parts`).
+            `pympsd.smi.report.parts`).
     """
     head = (
         ("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
