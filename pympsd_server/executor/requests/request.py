@@ -1,4 +1,8 @@
-"""A record that is being executed: the resources of its client, and its answer."""
+"""A record that is being executed: the resources of its client, and its answer.
+
+The client's worker makes a `Request` of each record and passes it to the operation's function. Any thread may answer
+it, immediately or when the work before it is done. If nobody waits for the answer, an error is kept in the context.
+"""
 
 from __future__ import annotations
 
