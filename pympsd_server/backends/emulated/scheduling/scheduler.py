@@ -263,7 +263,7 @@ class Scheduler:
             self._ready.add(item)
 
     def _is_unstoppable(self, item: WorkItem) -> bool:
-        """Return whether an item of a faulted context runs to its end, because it is a kernel that cannot be stopped."""
+        """Return whether an item runs to its end after a fault, because it has begun and cannot be stopped."""
         return item.has_begun and not item.owner.cancel.is_set() and not self._closing
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
