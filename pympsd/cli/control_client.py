@@ -370,7 +370,7 @@ class DaemonConnection:
         return b"" if is_verified else warning
 
     def distrust(self, seconds: float) -> None:
-        """Limit each answer of the daemon to some seconds and MAX_FOREIGN_ANSWER_BYTES."""
+        """Limit each answer of the daemon to a time in seconds and to MAX_FOREIGN_ANSWER_BYTES."""
         self.is_foreign, self._answer_seconds = True, seconds
         self.begin_answer()
 

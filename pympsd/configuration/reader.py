@@ -324,7 +324,7 @@ class _Reading(Tables):
         return self.limits(path, raw, VENDORS, ordinals).overlay(own)
 
     def _clients_only(self, path: Path, name: str, raw: Any) -> bool | None:
-        """Return what a namespace's table ``pympsd`` states about being for clients only; None if nothing."""
+        """Return the value of clients_only in a namespace's table ``pympsd``; None if it is not stated."""
         own = self.table(path, raw, "pympsd") if isinstance(raw, dict) else {}
         path = (*path, "pympsd")
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")

@@ -91,7 +91,7 @@ class Scope(Enum):
 class Completion(Enum):
     """The time when an operation is done, and answered if it has an answer.
 
-    So it determines how long the calling thread of the client waits.
+    This determines how long the calling thread of the client waits.
     """
 
     IMMEDIATE = "immediate"

@@ -199,7 +199,7 @@ class DriverServerSession:
         """Do nothing: the driver's server does not report when it works."""
 
     async def stop_trace(self) -> None:
-        """Do nothing."""
+        """Do nothing, because no trace was started."""
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientGonePushed when a client's process ends; take over the pidfd.
