@@ -209,7 +209,7 @@ def _check_inner(tensor: TensorMap) -> None:
     name, size = "boxDim[0]" if tensor.im2col is None else "channelsPerPixel", tensor.inner * tensor.element_bytes
     if size % 16:
         raise ValueError(
-            f"{name} is {tensor.inner} elements of {tensor.element_bytes} bytes: no multiple of 16 bytes"
+            f"{name} is {tensor.inner} elements of {tensor.element_bytes} bytes: not a multiple of 16 bytes"
         )
     if tensor.swizzle and size > Swizzle(tensor.swizzle).span:
         raise ValueError(f"{name} is {size} bytes; the swizzle allows {Swizzle(tensor.swizzle).span}")
@@ -254,7 +254,7 @@ def unpack(data: bytes) -> TensorMap:
     """
     magic, kind, data_type, last, interleave, swizzle, promotion, fill, _, address, *geometry = _LAYOUT.unpack(data)
     if magic != _MAGIC:
-        raise ValueError("no tensor map")
+        raise ValueError("not a tensor map")
     rank, spatial = last + 1, max(last - 1, 0)
     check_rank(rank, 1)
     column = Im2col(
@@ -295,7 +295,7 @@ def set_field(data: bytes, field: str, ordinal: int, value: int) -> bytes:
     if data == bytes(BYTES):
         data = pack(TensorMap(0, 0, (1,), (), (), ()))
     if not data.startswith(_MAGIC):
-        raise ValueError("no tensor map")
+        raise ValueError("not a tensor map")
     offset, code, _ = _FIELDS[field]
     size = struct.calcsize(code)
     if field == "elemtype":
