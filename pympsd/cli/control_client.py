@@ -568,7 +568,7 @@ def own_socket(folder: bytes = b"") -> bytes:
 
 def pipe_directory() -> bytes:
     """Return the pipe directory that the environment names, or the default."""
-    # posix has the environment in bytes; os would take 1 ms to decode it.
+    # posix has the environment as bytes; os would take 1 ms to decode it.
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
 
 

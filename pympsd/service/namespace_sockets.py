@@ -61,7 +61,7 @@ class NamespaceSockets:
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
     """The sockets by server and namespace; the namespace of a server's own socket is empty."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)
-    """The tasks that read the servers' log FIFOs."""
+    """The tasks that read the servers' log FIFOs, by server."""
     _next_look: float = field(default=-math.inf, init=False)
     """The time before which sockets are not checked again."""
     _looks_soon: bool = field(default=False, init=False)

@@ -33,7 +33,7 @@ from pympsd_server.native.states import NativeAccess
 from pympsd_server.native.worker import NativeWorker
 
 SHARED_BYTES: Final = 16 << 20
-"""The memory for bulk data that each client shares with the executor."""
+"""The size in bytes of the memory for bulk data that each client shares with the executor."""
 _RECEIVE_BYTES: Final = 1 << 18
 _SPIN_NS: Final = 50_000
 _CLIENT_SPIN_COUNT: Final = 600

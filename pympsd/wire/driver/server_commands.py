@@ -171,7 +171,7 @@ def processes() -> Question[tuple[ListedProcess, ...]]:
             records.append(ListedProcess(pid, context, device, uuid_text(uuid), identity))
         return tuple(records)
 
-    # The server waits for the second packet after its answer.
+    # The server waits for the second packet after it has answered.
     return Question((_INT.pack(_PROCESSES), _INT.pack(0)), read)
 
 

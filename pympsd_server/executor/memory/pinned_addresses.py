@@ -34,7 +34,7 @@ def machine_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _G
         paths = [line[3:] for line in own_group.read_text().splitlines() if line.startswith("0::")]
         for group in (groups / path.lstrip("/") for path in paths):
             for folder in (group, *group.parents):
-                with suppress(OSError, ValueError):  # no limit file, or "max"
+                with suppress(OSError, ValueError):  # the file does not exist, or contains "max"
                     limits.append(int((folder / "memory.max").read_text()))
     return min(limits)
 

@@ -121,7 +121,7 @@ _INTERPROCESS: Final = 4
 
 
 def check_ready(done: bool) -> None:
-    """Raise BackendError NOT_READY unless work is done."""
+    """Raise BackendError with NOT_READY unless ``done``."""
     if not done:
         raise BackendError(Result.ERROR_NOT_READY, "work is still pending")
 
@@ -134,7 +134,7 @@ def create_stream(request: Request, handle: int, flags: int, priority: int) -> O
 
 
 def query_stream(request: Request, stream: Stream) -> None:
-    """Raise BackendError NOT_READY unless all work of a stream is done."""
+    """Raise BackendError with NOT_READY unless all work of a stream is done."""
     check_ready(stream.idle)
 
 
@@ -146,7 +146,7 @@ def create_event(request: Request, handle: int, flags: int) -> OperationAnswer:
 
 
 def query_event(request: Request, event: Event) -> None:
-    """Raise BackendError NOT_READY unless the work before an event is done."""
+    """Raise BackendError with NOT_READY unless the work before an event is done."""
     check_ready(event.done)
 
 

@@ -195,7 +195,7 @@ def _words_of(file: File) -> tuple[int, ...]:
 
 
 def publish_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
-    """Answer with the file of memory that an executor of another device maps."""
+    """Answer with the file of memory, so that an executor of another device can map it."""
     file = memory.publish()
     return OperationAnswer((*_words_of(file), file.offset))
 
