@@ -265,7 +265,7 @@ FAULTS = [
     Fault(IllegalInstruction, "interleaved", {"interleave": 1, **THREE}),
     Fault(MisalignedAddress, "shared address 0x40", target="[%r2+64]"),
     Fault(IllegalAddress, "outside of the", target="[%r2+16256]"),
-    Fault(IllegalAddress, "bytes of shared memory there are", {"box": (256, 256)}),
+    Fault(IllegalAddress, "bytes of shared memory", {"box": (256, 256)}),
     Fault(IllegalAddress, "outside of the allocations", {"address": 0}),
     Fault(IllegalAddress, "outside of the allocations", {"address": (1 << 64) - 16}),
     Fault(IllegalAddress, "outside of the allocations", {"dimensions": (1 << 31,) * 2, "strides": ((1 << 40) - 16,)},

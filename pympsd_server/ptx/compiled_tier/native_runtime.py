@@ -184,4 +184,4 @@ def describe_fault(outcome: int, worker: Worker) -> DeviceFault:
     if space == "global":
         return IllegalAddress(f"{where}outside of the allocations")
     sizes = {"shared": worker.shared_bytes, "local": worker.local_bytes, "param": worker.parameter_bytes}
-    return IllegalAddress(f"{where}outside of the {sizes[space]} bytes there are")
+    return IllegalAddress(f"{where}outside of the {sizes[space]} bytes of {space} memory")

@@ -1,8 +1,8 @@
 """One client's address space on one emulated device: which addresses exist, and the bytes behind them.
 
-The problem: a kernel computes any addresses it likes, 32,768 at a time, and each of them has to be checked against
+The problem: a kernel can compute any address, and computes 32,768 at a time. Each of them has to be checked against
 the client's allocations without a Python loop. An access outside must fault with ILLEGAL_ADDRESS, as on a GPU, and
-must never touch another client's bytes or this process's own.
+must never touch the bytes of another client or of this process itself.
 
 The idea: an address space is one range of the device's window, reserved in this process as one mapping that costs
 nothing until it is touched (window.py). An address minus ``base`` is an offset in the mapping, so a checked access of
@@ -22,7 +22,7 @@ Invariants:
 - ``_ranges`` is replaced as a whole and never changed, so that a kernel in the compute thread sees an allocation
   either completely or not at all while another thread allocates. All changes are made under the client's lock.
 - Between two allocations lies a gap of GUARD_BYTES. With the bounds of hardware a kernel reaches at most 1,023 bytes
-  beyond an allocation, and those bytes are in the gap: they belong to nobody.
+  beyond an allocation. Those bytes are in the gap, so they belong to nobody.
 - A freed range is zeroed and its pages are released before its addresses are given out again, so that no data of an
   earlier allocation can be read.
 """
@@ -61,7 +61,7 @@ class Bounds:
     overrun: int
     """The bytes behind the last unit of an allocation that kernels reach, unless its page ends there."""
     variable_unit: int
-    """The unit of a module's variables together, which share their pages with its code; 1: each has its own end."""
+    """The unit for all variables of a module, which share their pages with its code; 1 if each has its own end."""
 
     def end(self, offset: int) -> int:
         """Return the end of the bytes that kernels reach in an allocation that ends at ``offset``."""
@@ -96,7 +96,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class NotAnAllocation(DeviceError, ValueError):
-    """The address given to free or size_of is not the start of an allocation."""
+    """The address passed to `free` or `size_of` is not the start of an allocation."""
 
 
 class AccessibleMemory(ABC):
@@ -122,7 +122,7 @@ class AccessibleMemory(ABC):
 
 @frozen(eq=False)
 class _Arrays:
-    """The ranges that kernels reach, as arrays, and the objects that they were made from."""
+    """The ranges that kernels reach, as arrays, and the objects that the arrays were made from."""
 
     ranges: Ranges
     peers: list[tuple[PeerWindow, int]]
@@ -133,18 +133,18 @@ class _Arrays:
 class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
-    Kernels and copies of the owner can access its allocations and nothing else. Addresses and sizes are in
-    bytes. Between allocations lies a gap of GUARD_BYTES, so that an overrun faults: of kernels beyond `bounds`.
+    Kernels and copies of the owner can access only its allocations; kernels reach beyond them as far as `bounds`
+    allows. A gap of GUARD_BYTES between allocations makes overruns fault. Addresses and sizes are in bytes.
     """
 
     def __init__(self, base: int, size: int, reserved: int = 0) -> None:
-        """Reserve ``size`` bytes for allocations, or ``reserved`` in all with the memory mapped behind them."""
+        """Reserve ``size`` bytes for allocations, and at least ``reserved`` with the memory mapped behind them."""
         if base % 4096 or size <= 0:
             raise ValueError("an address space needs a page-aligned base and a positive size")
         self.base = base
         self._window = Window(size, reserved)
         self.size = self._window.size
-        # Starts and ends of the allocations, in order. Replaced as a whole, never changed: a kernel in
+        # Starts and ends of the allocations, in order. Replaced as a whole, never changed, so that a kernel in
         # another thread that looks an address up sees all of an allocation or nothing.
         self._ranges: Ranges = ([], [])
         self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
@@ -155,7 +155,7 @@ class AddressSpace(AccessibleMemory):
 
     @property
     def views(self) -> dict[DType, Array]:
-        """A view of all of the range, and of peers' behind it, for each element type: kernels index these."""
+        """A view of the range, and of peers' memory behind it, for each element type; kernels index these."""
         return self._window.views
 
     def _set_ranges(self, ranges: Ranges) -> None:
@@ -163,7 +163,7 @@ class AddressSpace(AccessibleMemory):
         self._window.publish_again(ranges)
 
     def allocate(self, nbytes: int, alignment: int = 512) -> int:
-        """Return the address of `nbytes` new bytes, zero. Raises OutOfMemory, ValueError for a bad size."""
+        """Return the address of `nbytes` new bytes, which are zero. Raises OutOfMemory; ValueError for a bad size."""
         if nbytes <= 0 or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
         for index, (low, high) in enumerate(self._gaps):
@@ -182,7 +182,7 @@ class AddressSpace(AccessibleMemory):
         self._set_ranges(([*starts[:at], start, *starts[at:]], [*ends[:at], start + nbytes, *ends[at:]]))
 
     def free(self, address: int) -> None:
-        """Free an allocation. Its pages are released and read zero when reused."""
+        """Free an allocation and release its pages, which are zero when they are used again."""
         start, end = self._remove(address)
         self._window.zero(start, self.bounds.end(end))
         self._return(start, end + GUARD_BYTES)
@@ -197,7 +197,7 @@ class AddressSpace(AccessibleMemory):
     def place(self, address: int, memory: memoryview, file: File | None = None) -> None:
         """Map whole shared pages of this process at an address behind the allocations, not accessible yet.
 
-        ``file``: where peers find them.
+        ``file``: where peers find the pages; None if they cannot.
         """
         self._window.place(address - self.base, memory, file)
 
@@ -206,12 +206,12 @@ class AddressSpace(AccessibleMemory):
         self._window.place_file(address - self.base, file, nbytes)
 
     def clear(self, address: int, nbytes: int) -> None:
-        """Undo `place`. Later accesses reach other pages."""
+        """Undo `place`. Later accesses read zeros from other pages."""
         self._window.clear(address - self.base, nbytes)
         self._window.publish_again(self._ranges)
 
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
-        """Make a part of the placed memory accessible, joined to what is on either side of it, or inaccessible."""
+        """Make placed memory inaccessible, or accessible as one range with the accessible memory next to it."""
         low, high = address - self.base, address - self.base + nbytes
         starts: list[int] = []
         ends: list[int] = []
@@ -234,21 +234,21 @@ class AddressSpace(AccessibleMemory):
     def attach(self, address: int, memory: memoryview, file: File) -> None:
         """Make whole shared pages of this process accessible at an address behind the allocations.
 
-        ``file``: all of the client's host memory, for peers.
+        ``file``: the file with all of the client's host memory, for peers.
         """
         self.place(address, memory)
         self._window.host_file = file
         self._insert(address - self.base, memory.nbytes)
 
     def detach(self, address: int) -> None:
-        """Undo `attach`. Later accesses reach other pages."""
+        """Undo `attach`. Later accesses read zeros from other pages."""
         start, end = self._remove(address)
         self.clear(address, end - start)
 
     def share(self, address: int) -> tuple[memoryview, File, int]:
-        """Return the pages of an allocation, their file, and its offset in them. Raises NotAnAllocation.
+        """Return the pages of an allocation, their file, and its offset in them in bytes. Raises NotAnAllocation.
 
-        It must be freed by `withdraw` and `reclaim`.
+        After this, `withdraw` and `reclaim` free the allocation instead of `free`.
         """
         at = self._find_start(address)
         start, end = self._ranges[0][at], self._ranges[1][at]
@@ -256,7 +256,7 @@ class AddressSpace(AccessibleMemory):
         return self._window.bytes(first, last), self._window.file_at(first), start - first
 
     def withdraw(self, address: int) -> tuple[int, int]:
-        """Make a shared allocation inaccessible; its addresses stay taken. Return what `reclaim` is to be given."""
+        """Make a shared allocation inaccessible, and keep its addresses taken. Return the arguments for `reclaim`."""
         return self._remove(address)
 
     def reclaim(self, start: int, end: int) -> None:
@@ -304,7 +304,7 @@ class AddressSpace(AccessibleMemory):
         low = address - self.base
         if nbytes < 0 or not (holds(*self._ranges, low, low + nbytes) or self._is_peers(low, nbytes)):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
-        # Memory at an offset in a peer's allocation has another place in the mapping.
+        # A peer's memory is at a different place in the mapping.
         low += next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
         return self._window.bytes(low, low + nbytes)
 
@@ -314,7 +314,7 @@ class AddressSpace(AccessibleMemory):
         return holds(*self._ranges, low, low + nbytes) and self._window.is_untouched(low, low + nbytes)
 
     def _is_peers(self, low: int, nbytes: int) -> bool:
-        """Return whether all of a range lies in an allocation of a peer."""
+        """Return whether a range is inside one allocation of a peer."""
         return any(
             holds(*peer.ranges()[1:], low - peer.distance, low - peer.distance + nbytes) for peer in self._peers
         )
@@ -326,13 +326,14 @@ class AddressSpace(AccessibleMemory):
         return at >= 0 and high <= self.bounds.end(ends[at])
 
     def contains_places(self, low: int, high: int) -> bool:
-        """Return the same for places in the views, a peer's among them."""
+        """Return the same as `contains` for places in the views, which include peers' memory."""
         return holds(*self.reach(), low, high)
 
     def locate(self, offsets: Value, nbytes: int, align: int) -> Value:
-        """Return where offsets (int64, relative to base) are in the views, a peer's behind the own ones.
+        """Return where offsets (int64, relative to base) are in the views, in which peers' memory comes last.
 
-        Faults unless kernels reach ``nbytes`` at each of them, and each is a multiple of ``align``.
+        Raises:
+            DeviceFault: Kernels do not reach ``nbytes`` bytes at an offset, or it is not a multiple of ``align``.
         """
         requested = np.atleast_1d(offsets)
         places, is_located = requested, np.ones(1, np.bool_)
@@ -364,7 +365,7 @@ class AddressSpace(AccessibleMemory):
         return arrays.starts, arrays.ends
 
     def peer_windows(self) -> Array:
-        """Return a row for each peer's window: its first offset, its end, and how far its place in the views is."""
+        """Return a row for each peer's window: first offset, end, and what to add to get places in the views."""
         rows = [(p.distance, p.distance + p.size, p.place - p.distance) for p in self._peers]
         return np.array(rows, np.int64).reshape(-1, 3)
 
@@ -377,9 +378,9 @@ class AddressSpace(AccessibleMemory):
     # --- peers
 
     def publish(self, address: int) -> File:
-        """Show peers the bytes that kernels may access from ``address`` on, where a part of the window begins.
+        """Show peers which bytes kernels may access in the part of the window that begins at ``address``.
 
-        Return the file that they map, which stays the owner's. Raises ValueError if there is none.
+        Return the file that peers map; its owner closes it. Raises ValueError if the part has no file.
         """
         return self._window.publish(address - self.base, self._ranges)
 
@@ -399,7 +400,7 @@ class AddressSpace(AccessibleMemory):
                 peer.clear()
 
     def close(self) -> None:
-        """Release everything. Views handed out keep their pages until they are dropped."""
+        """Release everything. Views that callers hold keep their pages until they are dropped."""
         for start, end in zip(*select_below(self._ranges, self._window.allocatable), strict=True):
             self._window.zero(start, end)
         self._set_ranges(([], []))
