@@ -1,4 +1,7 @@
-"""The table of instructions that the compiled tier implements; all others escape to the NumPy tier.
+"""The table of instructions with a form of the compiled tier.
+
+Other instructions are written by their emitters if they only compute (shared_forms.py); the rest escapes to the NumPy
+tier.
 
 A form gets the text of a kernel and an operation. It writes scalars or vectors, depending on the shape of the result.
 It raises Refused for types, modifiers and operands that it does not support: then the operation escapes. The NumPy
@@ -13,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.ir_text import Shape
-from pympsd_server.ptx.compiled_tier.lanes import Lanes
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.ptx.compiled_tier.shared_forms import write_shared
 from pympsd_server.ptx.lowering.ir import Operation
 from pympsd_server.ptx.numpy_tier.instruction_table import name_of
 
@@ -51,12 +53,4 @@ def write_attempt(text: MemoryText, operation: Operation) -> None:
 def write(text: MemoryText, operation: Operation) -> None:
     """Write one operation; raise Refused for one that escapes. ``st.async`` is not ``st``."""
     text.operation = operation
-    form = _TABLE.get(name_of(operation))
-    if form is None:
-        raise text.refuse()
-    form(text, operation)
-
-
-def call_integer(text: Lanes, name: str, shape: Shape, bits: int, *values: str) -> str:
-    """Return the result of an integer intrinsic."""
-    return text.intrinsic(name, f"i{bits}", shape, *values)
+    _TABLE.get(name_of(operation), write_shared)(text, operation)
