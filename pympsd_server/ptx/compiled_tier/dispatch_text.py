@@ -94,7 +94,7 @@ class DispatchText(MemoryText):
             self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self.mask_place(k))
 
     def restore_masks(self, mask: str, segment: int, pending: Iterable[int]) -> dict[int, str]:
-        """Set the mask of a segment and load the masks of pending segments from the frame; return the masks by segment.
+        """Set a segment's mask, and load the masks of pending segments from the frame; return these masks by segment.
 
         A crowded kernel does not load masks; it computes the bits of all masks.
         """
@@ -176,7 +176,7 @@ class DispatchText(MemoryText):
         self.store("i64", self.op("or", "i64", self.load("i64", name), bits), name)
 
     def go_elsewhere(self, mask: str, segments: list[int], nowhere: str) -> str:
-        """Let lanes wait here, and go to the lowest of `segments` that has lanes, or if none has to the label `nowhere`.
+        """Let lanes wait here, and go to the lowest of `segments` that has lanes, or if none has, to `nowhere`.
 
         Return the label of the basic block from which control goes to `nowhere`.
         """

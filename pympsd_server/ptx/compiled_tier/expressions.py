@@ -1,8 +1,8 @@
 """LLVM values with Python's operators, for code that both tiers share or that has many steps.
 
-The functions of math/functions.py take such values, so that ex2, lg2, sin, cos and tanh have the same bits in both
-tiers. The roundings .rz, .rm and .rp of single precision follow the NumPy tier's method: the exact sum, as two
-doubles, decides whether the nearest result is on the wrong side.
+The functions of math/functions.py take these values, so ex2, lg2, sin, cos and tanh have the same bits in both tiers.
+The roundings .rz, .rm and .rp of single precision use the NumPy tier's method: the exact sum, as two doubles, shows
+whether the nearest result is on the wrong side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIGN: Final = -(1 << 31)
 
 @frozen(eq=False, order=False)
 class Expression:
-    """A value of a kernel: doubles, floats, integers or truths, in a shape."""
+    """A value of a kernel with a shape; its `element` is LLVM's name of a type, such as double, i64 or i1."""
 
     text: Text
     shape: Shape
@@ -32,10 +32,10 @@ class Expression:
     name: str
 
     def make(self, value: Any, element: str) -> Expression:
-        """Return an operand as a value with this element type; numbers become constants."""
+        """Return an expression unchanged, and a number as a constant of this element type."""
         if isinstance(value, Expression):
             return value
-        if element in ("double", "float"):  # LLVM writes constants of both as doubles
+        if element in ("double", "float"):  # LLVM writes constants of both types as doubles
             constant = f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
             constant = f"splat ({element} {constant})" if self.shape.lanes else constant
         else:
@@ -96,31 +96,31 @@ class Expression:
         return self._compare("eq", other)
 
     def cast(self, name: str, element: str) -> Expression:
-        """Return a conversion."""
+        """Return the value converted to an element type by an instruction such as fpext or trunc."""
         source, target = self.shape.of(self.element), self.shape.of(element)
         return Expression(self.text, self.shape, element, self.text.cast(name, self.name, source, target))
 
     def view(self, dtype: DType) -> Expression:
-        """Return the bits as a double or an integer of 64 bits."""
+        """Return the value's bits as a double or as a 64-bit integer."""
         return self.cast("bitcast", _WIDE[dtype])
 
     def astype(self, dtype: DType) -> Expression:
-        """Return an integer as a double."""
+        """Return the integer converted to a double."""
         return self.cast("sitofp", _WIDE[dtype])
 
     def choose(self, yes: Any, no: Any, element: str = "double") -> Expression:
-        """Return one of two values by this truth."""
+        """Return `yes` where this value is true, else `no`."""
         first, second = self.make(yes, element), self.make(no, element)
         name = self.text.choose(self.shape, self.name, self.shape.of(element), first.name, second.name)
         return Expression(self.text, self.shape, element, name)
 
 
 def round_directed(name: str, mode: str, values: list[Expression], *, flushes: bool) -> Expression:
-    """Return a sum, difference, product or fma of floats, rounded by `mode` (rz, rm or rp)."""
+    """Return a sum, difference, product or fma of floats, rounded rz, rm or rp; `flushes` is .ftz."""
     x = [value.cast("fpext", "double") for value in values]
     terms = [x[0], x[1] * -1.0 if name == "sub" else x[1]] if name in ("add", "sub") else [x[0] * x[1], *x[2:]]
     high, low = _two_sum(terms) if len(terms) == 2 else (terms[0], terms[0] * 0.0)
-    if flushes:  # tiny results are flushed before they are rounded
+    if flushes:  # flush tiny results before rounding them
         tiny = (high < _SMALLEST_NORMAL) & (high > -_SMALLEST_NORMAL)
         tiny = tiny | ((high == _SMALLEST_NORMAL) & (low < 0.0)) | ((high == -_SMALLEST_NORMAL) & (low > 0.0))
         sign = high.cast("bitcast", "i64") & -(1 << 63)
@@ -139,7 +139,7 @@ def round_directed(name: str, mode: str, values: list[Expression], *, flushes: b
         result = too_low.choose(above, bits, "i32")
     else:
         result = too_high.choose(below, bits, "i32")
-        if len(terms) == 2:  # an exact zero is -0, unless both terms are +0
+        if len(terms) == 2:  # a sum that is exactly zero is -0, unless both terms are +0
             either = terms[0].cast("bitcast", "i64") | terms[1].cast("bitcast", "i64")
             exact = (high == 0.0) & (low == 0.0) & ((either == 0) ^ -1)
             result = exact.choose(_SIGN, result, "i32")
@@ -149,28 +149,28 @@ def round_directed(name: str, mode: str, values: list[Expression], *, flushes: b
 def multiply_add_halves(values: list[Expression]) -> Expression:
     """Return a * b + c of halves, rounded once.
 
-    The product is exact in single precision. Their sum is cut off to an odd number if it is not exact, which is then
-    on the right side of every half-way point.
+    The product is exact in single precision. The sum is rounded to odd, so it is on the right side of the midpoint of
+    two halves when it is rounded again.
     """
     a, b, c = (value.cast("fpext", "float") for value in values)
     return _narrow_to_half(*_two_sum([a * b, c]))
 
 
 def round_to_half(value: Expression) -> Expression:
-    """Return a double as a half, rounded once."""
+    """Round a double to a half, in one rounding."""
     near = value.cast("fptrunc", "float")
     return _narrow_to_half(near, value - near.cast("fpext", "double"))
 
 
 def _narrow_to_half(near: Expression, error: Expression) -> Expression:
-    """Return the exact sum of a float and an error as a half."""
+    """Round the exact sum of a float and its error to a half."""
     return _round_to_odd(near, error).cast("fptrunc", "half")
 
 
 def _round_to_odd(near: Expression, error: Expression) -> Expression:
-    """Return the exact sum of the nearest float and an error, rounded to odd."""
+    """Round the exact sum of a float and its error to odd."""
     bits = near.cast("bitcast", "i32")
-    away = (error > 0.0) ^ (bits < 0)  # the exact sum is farther from zero
+    away = (error > 0.0) ^ (bits < 0)  # whether the exact sum is farther from zero
     odd = (((error > 0.0) | (error < 0.0)) & ((bits & 1) == 0)).choose(
         away.choose(bits + 1, bits - 1, "i32"), bits, "i32"
     )
@@ -178,14 +178,14 @@ def _round_to_odd(near: Expression, error: Expression) -> Expression:
 
 
 def bfloat_from_sum(terms: list[Expression]) -> Expression:
-    """Return one double, or the exact sum of two, as the bits of a bfloat16, rounded once."""
+    """Round a double, or the exact sum of two, to the bits of a bfloat16, in one rounding."""
     high, low = _two_sum(terms) if len(terms) == 2 else (terms[0], terms[0].make(0.0, "double"))
     near = high.cast("fptrunc", "float")
     return bfloat_from_float(_round_to_odd(near, (high - near.cast("fpext", "double")) + low))
 
 
 def bfloat_from_float(value: Expression) -> Expression:
-    """Return the bits of the nearest bfloat16, of even ones between two; 0x7fff for NaN."""
+    """Round a float to the bits of a bfloat16, to nearest even; NaN becomes 0x7fff."""
     bits = value.cast("bitcast", "i32")
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     rounded = ((bits & 0x7FFFFFFF) == 0x7F800000).choose(bits, rounded, "i32")
@@ -193,7 +193,7 @@ def bfloat_from_float(value: Expression) -> Expression:
 
 
 def tf32_from_float(value: Expression, mode: str) -> Expression:
-    """Return the bits of a float rounded to tf32 by a mode: rna, rn or rz; 0x7fffffff for NaN."""
+    """Round a float to the bits of a tf32. `mode` is rna, rn or rz; NaN becomes 0x7fffffff."""
     bits = value.cast("bitcast", "i32")
     rounded = {"rz": bits, "rna": bits + 0x1000, "rn": bits + 0x0FFF + ((bits >> 13) & 1)}[mode] & ~0x1FFF
     rounded = ((bits & 0x7FFFFFFF) == 0x7F800000).choose(bits, rounded, "i32")
@@ -201,7 +201,7 @@ def tf32_from_float(value: Expression, mode: str) -> Expression:
 
 
 def _two_sum(terms: list[Expression]) -> tuple[Expression, Expression]:
-    """Return (sum, error) of two doubles or floats, whose sum is exact."""
+    """Return (sum, error) of two doubles or floats; together these are the exact sum."""
     a, b = terms
     total = a + b
     shadow = total - a

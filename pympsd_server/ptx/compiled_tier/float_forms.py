@@ -1,7 +1,7 @@
-"""Floating-point arithmetic without fast-math: LLVM may not change any result.
+"""Floating-point arithmetic without fast-math, so that LLVM does not change any result.
 
-`fma` rounds once. Rounding to nearest is left to the processor, as in NumPy; bfloat16 is computed in doubles and
-rounded once. Other roundings of doubles escape, and so does .relu.
+`fma` rounds once. As in NumPy, the processor rounds to nearest. bfloat16 is computed in doubles and rounded once.
+Other roundings of doubles escape, and so does .relu.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLASSES: Final = {
 
 
 def write_float(text: MemoryText, operation: Operation) -> None:
-    """Write an arithmetic instruction whose type is a float, or a pair of floats, whose halves are computed apart."""
+    """Write an arithmetic instruction on floats, or on pairs of floats, whose halves are computed separately."""
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     single = type_name.removesuffix("x2")
     text.refuse_if(
@@ -55,14 +55,14 @@ def write_float(text: MemoryText, operation: Operation) -> None:
 
 
 def pack_halves(text: MemoryText, shape: Shape, high: str, low: str) -> str:
-    """Return two values of 16 bits as one of 32."""
+    """Return two 16-bit values as one 32-bit value."""
     word, half = shape.of("i32"), shape.of("i16")
     above = text.op("shl", word, text.cast("zext", high, half, word), shape.constant("i32", 16))
     return text.op("or", word, above, text.cast("zext", low, half, word))
 
 
 def _compute(text: MemoryText, operation: Operation, shape: Shape, bits: list[str]) -> str:
-    """Return the bits of the result for those of operands."""
+    """Return the bits of the result; `bits` are the operands' bits."""
     type_name, rounding = operation.type.removesuffix("x2"), operation.one_of(*_ROUNDINGS)
     name = "fma" if operation.name == "mad" else operation.name
     x = [text.as_float(v, type_name, shape) for v in bits]
@@ -91,7 +91,7 @@ def _compute(text: MemoryText, operation: Operation, shape: Shape, bits: list[st
 
 
 def _compute_bfloat(text: MemoryText, operation: Operation, shape: Shape, bits: list[str]) -> str:
-    """Return the bits of the result for those of operands, which are computed in doubles and rounded once."""
+    """Return the bits of a bfloat16 result, computed in doubles and rounded once; `bits` are the operands' bits."""
     name, half = operation.name, shape.of("i16")
     text.refuse_if(operation.one_of(*_ROUNDINGS, "ftz", "sat"))
     if name in ("abs", "neg"):
@@ -110,14 +110,14 @@ def _compute_bfloat(text: MemoryText, operation: Operation, shape: Shape, bits: 
 
 
 def widen_bfloat(text: MemoryText, shape: Shape, bits: str) -> str:
-    """Return the bits of a bfloat16 as a float."""
+    """Convert the bits of a bfloat16 to a float."""
     word = shape.of("i32")
     wide = text.op("shl", word, text.cast("zext", bits, shape.of("i16"), word), shape.constant("i32", 16))
     return text.cast("bitcast", wide, word, shape.of("float"))
 
 
 def add_small(text: MemoryText, type_name: str, first: str, second: str) -> str:
-    """Return the bits of a sum of scalars of 16 bits, or of pairs of them, as the NumPy tier's atomics add."""
+    """Return the bits of a sum of two small floats, or of two pairs, rounded as in the NumPy tier's atomics."""
     if type_name.endswith("x2"):
         halves = []
         for shift in ("16", "0"):
@@ -133,7 +133,7 @@ def add_small(text: MemoryText, type_name: str, first: str, second: str) -> str:
 
 
 def write_small_conversion(text: MemoryText, operation: Operation) -> None:
-    """Write a conversion of f32 to bf16, tf32 or a pair, or of bf16 to f32; refuse others."""
+    """Write a conversion of f32 to bf16, tf32 or a pair, or of bf16 to f32. Raises Refused for other types."""
     (to, source), modifiers = operation.types, operation.modifiers
     target, shape = operation.operands[0], text.shape_of(operation.operands[0])
     if (to, source, modifiers) == ("f32", "bf16", ()):
@@ -179,7 +179,7 @@ def _function(text: MemoryText, operation: Operation) -> None:
     value = Expression(text, shape, "float", text.use_float(operation.operands[1], "f32", shape))
     result = FUNCTIONS[operation.name](Expression.choose, value.cast("fpext", "double"))
     narrow = result.cast("fptrunc", "float")
-    # GPUs write this NaN for every NaN.
+    # A GPU returns this NaN for every NaN.
     bits = (result == result).choose(narrow.cast("bitcast", "i32"), 0x7FFFFFFF, "i32")
     name = bits.cast("bitcast", "float").name
     name = text.flush(name, shape) if operation.has("ftz") else name
