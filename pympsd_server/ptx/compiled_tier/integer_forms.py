@@ -1,7 +1,7 @@
 """Integer arithmetic, carries, operations on bits, and the results of calls.
 
-Shift amounts are clamped and zero divisors replaced before LLVM sees them, because they are undefined in LLVM. If PTX
-leaves a result open, it is the NumPy tier's, which was recorded on a GPU.
+Shift amounts are clamped and zero divisors replaced, because LLVM leaves these cases undefined. If PTX leaves a
+result undefined, it is the same as in the NumPy tier, which was recorded on a GPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _arithmetic(text: MemoryText, operation: Operation) -> None:
 
 
 def _product(text: MemoryText, operation: Operation, shape: Shape, x: list[str]) -> tuple[str, str]:
-    """Return the low or high half of a product, or the whole product for .wide, and its type."""
+    """Return the low or high half of a product, or for .wide the whole product, and its type."""
     type_name = operation.type
     bits = BITS[type_name]
     kind, wide = shape.of(f"i{bits}"), shape.of(f"i{2 * bits}")
@@ -70,7 +70,7 @@ def _product(text: MemoryText, operation: Operation, shape: Shape, x: list[str])
 
 
 def _quotient(text: MemoryText, name: str, type_name: str, shape: Shape, x: list[str]) -> str:
-    """Return a quotient or remainder; dividing by zero sets all bits. 32-bit vectors are divided as doubles."""
+    """Return a quotient or remainder; division by zero sets all bits. Vectors up to 32 bits are divided as doubles."""
     bits, (a, b) = BITS[type_name], x
     kind = shape.of(f"i{bits}")
     ones = shape.constant(f"i{bits}", -1)
@@ -82,7 +82,7 @@ def _quotient(text: MemoryText, name: str, type_name: str, shape: Shape, x: list
         halves = [text.cast("sitofp", text.cast(extend, v, kind, wide), wide, double) for v in (a, safe)]
         quotient = text.cast("fptosi", text.op("fdiv", double, *halves), double, wide)
         quotient = text.cast("trunc", quotient, wide, kind)
-    elif is_signed(type_name):  # the smallest number divided by -1 overflows
+    elif is_signed(type_name):  # because the least number divided by -1 overflows
         minus = text.op("icmp eq", kind, b, ones)
         safe = text.choose(shape, minus, kind, shape.constant(f"i{bits}", 1), safe)
         quotient = text.op("sdiv", kind, a, safe)
@@ -96,7 +96,7 @@ def _quotient(text: MemoryText, name: str, type_name: str, shape: Shape, x: list
 
 
 def _carry(text: MemoryText, operation: Operation, shape: Shape) -> None:
-    """add.cc, addc, sub.cc, subc, mad.cc, madc: the flag is 0 or 1 in the kernel's carry register."""
+    """Write add.cc, addc, sub.cc, subc, mad.cc or madc. The flag, 0 or 1, is in the kernel's carry register."""
     if operation.type not in ("u32", "s32", "u64", "s64"):
         raise text.refuse()
     type_name, bits = "u" + operation.type[1:], BITS[operation.type]
@@ -109,7 +109,7 @@ def _carry(text: MemoryText, operation: Operation, shape: Shape) -> None:
     subtracts, continues = name.startswith("sub"), name.endswith("c")
     if subtracts and not continues:
         total, flag = text.op("sub", kind, a, b), text.op("icmp uge", kind, a, b)
-    else:  # a difference is the sum of a, the complement of b, and the flag: 1 if nothing was borrowed
+    else:  # a difference is the sum of a, the complement of b, and the flag, which is 1 if nothing was borrowed
         b = text.op("xor", kind, b, shape.constant(f"i{bits}", -1)) if subtracts else b
         total = text.op("add", kind, a, b)
         flag = text.op("icmp ult", kind, total, a)
@@ -182,7 +182,7 @@ def _right_shift(type_name: str) -> str:
 
 
 def _shift_by_any(text: MemoryText, shape: Shape, name: str, bits: int, value: str, amount: str) -> str:
-    """Return a value shifted by any number of bits, an i32."""
+    """Return a value shifted by an i32 amount, which may exceed the value's width."""
     kind, word = shape.of(f"i{bits}"), shape.of("i32")
     by = call_integer(text, "umin", shape, 32, amount, shape.constant("i32", bits - 1))
     if bits != 32:
@@ -195,7 +195,7 @@ def _shift_by_any(text: MemoryText, shape: Shape, name: str, bits: int, value: s
 
 
 def _pair(text: MemoryText, shape: Shape, high: str, low: str) -> str:
-    """Return two words as one value of 64 bits."""
+    """Return two words as one 64-bit value."""
     word, wide = shape.of("i32"), shape.of("i64")
     above = text.op("shl", wide, text.cast("zext", high, word, wide), shape.constant("i64", 32))
     return text.op("or", wide, above, text.cast("zext", low, word, wide))
@@ -263,7 +263,7 @@ def _count_bits(text: MemoryText, operation: Operation) -> None:
 
 
 def _field(text: MemoryText, operation: Operation, shape: Shape) -> list[str]:
-    """Return the position and the length of a bit field, each at most 255; see `integers._field_operand`."""
+    """Return the position and length of a bit field, each at most 255 (see `integers._field_operand`)."""
     word, most = shape.of("i32"), shape.constant("i32", 255)
     numbers = [text.use(v, "u32", shape) for v in operation.inputs[-2:]]
     if BITS[operation.type] == 64:
@@ -299,7 +299,7 @@ def _extract_field(text: MemoryText, operation: Operation) -> None:
 
 @writes("prmt")
 def _permute(text: MemoryText, operation: Operation) -> None:
-    """Each nibble of the selector picks a byte; with its highest bit, copies of the byte's sign."""
+    """Write prmt: each nibble of the selector picks a byte, or if its highest bit is set, the byte's sign."""
     shape = text.shape_of(operation.operands[0])
     word, wide = shape.of("i32"), shape.of("i64")
     pair = _pair(text, shape, *(text.use(operation.operands[k], "u32", shape) for k in (2, 1)))
@@ -320,7 +320,7 @@ def _permute(text: MemoryText, operation: Operation) -> None:
 
 
 def _selector(text: MemoryText, operation: Operation, shape: Shape) -> str:
-    """Return the selector of prmt; for a mode such as .f4e the two lowest bits of the operand select it."""
+    """Return the selector of prmt. In a mode such as .f4e, the operand's two low bits choose one of four."""
     word, value = shape.of("i32"), text.use(operation.operands[3], "u32", shape)
     if not operation.modifiers:
         return value
@@ -335,7 +335,7 @@ def _selector(text: MemoryText, operation: Operation, shape: Shape) -> str:
 
 @writes("mul24 mad24")
 def _multiply_24(text: MemoryText, operation: Operation) -> None:
-    """The product of the low 24 bits: .lo its low 32 bits, .hi its bits 16 to 47."""
+    """Write mul24 or mad24: bits 0 to 31 (.lo) or 16 to 47 (.hi) of the product of the operands' low 24 bits."""
     if operation.has("sat"):
         raise text.refuse()
     shape, type_name = text.shape_of(operation.operands[0]), operation.type
@@ -353,7 +353,7 @@ def _multiply_24(text: MemoryText, operation: Operation) -> None:
 
 @writes("dp4a dp2a")
 def _dot(text: MemoryText, operation: Operation) -> None:
-    """The sum of products of bytes, or of halves of the first operand and bytes of the second, and a word."""
+    """Write dp4a or dp2a: the sum of a word and four products of bytes, or two products of a half-word and a byte."""
     shape, signs = text.shape_of(operation.operands[0]), [is_signed(name) for name in operation.types]
     a, b, result = (text.use(x, "u32", shape) for x in operation.inputs)
     width, first = (8, 0) if operation.name == "dp4a" else (16, 2 * operation.has("hi"))
@@ -365,7 +365,7 @@ def _dot(text: MemoryText, operation: Operation) -> None:
 
 
 def _part(text: MemoryText, shape: Shape, value: str, place: tuple[int, int], signed: bool) -> str:
-    """Return the bits at a place (the lowest, and how many) of a word, extended to one."""
+    """Return the bits at a place of a word (the lowest bit, the number of bits), extended to a word."""
     low, width = place
     top = text.op("shl", shape.of("i32"), value, shape.constant("i32", 32 - low - width))
     return text.op("ashr" if signed else "lshr", shape.of("i32"), top, shape.constant("i32", 32 - width))
@@ -376,7 +376,7 @@ def _part(text: MemoryText, shape: Shape, value: str, place: tuple[int, int], si
 
 @attempts("system:function_index")
 def _find_function(text: MemoryText, operation: Operation) -> None:
-    """Find the position of each lane's address among those of functions; the NumPy tier faults for others."""
+    """Find the index of the function at each lane's address. Escape for other addresses, which are faults."""
     kind, word = text.vector.of("i64"), text.vector.of("i32")
     addresses = text.use(operation.operands[1], "u64", text.vector)
     index, missing = text.vector.constant("i32", 0), text.current()
@@ -392,7 +392,7 @@ def _find_function(text: MemoryText, operation: Operation) -> None:
 
 @writes("system:alloca")
 def _allocate_on_stack(text: MemoryText, operation: Operation) -> None:
-    """Operands are (the address, the stack pointer) and (the stack pointer, the size, the alignment)."""
+    """Write alloca: results address and new stack pointer, inputs stack pointer, size and alignment."""
     target, pointer, size, alignment = operation.operands
     if not isinstance(target, Group) or not isinstance(alignment, Immediate):
         raise text.refuse()

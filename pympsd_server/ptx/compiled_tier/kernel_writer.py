@@ -56,7 +56,7 @@ def choose_width(code: Code, block: tuple[int, int, int]) -> int:
 
 
 def threads_bound(code: Code, block: tuple[int, int, int]) -> int:
-    """Return the maximum of threads in a row for which a kernel is compiled: a power of two, or 0 if any number will do."""
+    """Return the maximum of threads in a row for which a kernel is compiled: a power of two, or 0 for any number."""
     return 1 << (block[0] - 1).bit_length() if uses_turns(code.operations) else 0
 
 
@@ -135,7 +135,7 @@ class _Escapes:
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel. Raises Refused if it is too large. `places` and `threads` are as for `find_turns`."""
+    """Return the plan of a kernel, or raise Refused if it is too large. Arguments are as for `find_turns`."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
