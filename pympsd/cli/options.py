@@ -123,7 +123,7 @@ class Options:
         self.shown: list[str] = []
         self.overlooked: list[str] = []
         self.unknown = ""
-        """The first unknown option."""
+        """The first unknown option; empty if all are known."""
         remaining = list(arguments)
         if remaining and remaining[0].startswith("--argv0="):
             self.launcher = remaining.pop(0).partition("=")[2]

@@ -54,7 +54,7 @@ def help_of(words: Sequence[str]) -> str:
 
 
 def list_commands(protocol: int) -> str:
-    """Return the usages of all commands of a protocol, sorted, one on each line.
+    """Return the usages of all commands of a protocol, sorted, one per line.
 
     The placeholders of protocol 3 are in capitals: ``<name>`` becomes NAME.
     """
@@ -173,7 +173,7 @@ EXITS: Final = (
 
 
 def usage(name: str, protocol: int = 2) -> str:
-    """Return the text of -h."""
+    """Return the text of -h, for the program's ``name``."""
     return f"""
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input

@@ -102,7 +102,7 @@ def _partition(tables: Tables, path: Path, raw: dict[str, Any], device: int) -> 
 
 
 def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
-    """Check that the partitions of all servers together fit the devices."""
+    """Check that the devices have enough chunks for the partitions of all servers together."""
     planned = [(partition, name) for name, plan in plans.items() for partition in plan.partitions]
     for device in sorted({partition.device for partition, _ in planned}):
         device_properties, here = (
@@ -324,7 +324,7 @@ class _Reading(Tables):
         return self.limits(path, raw, VENDORS, ordinals).overlay(own)
 
     def _clients_only(self, path: Path, name: str, raw: Any) -> bool | None:
-        """Return what a namespace's table ``pympsd`` states about being for clients only; None if nothing."""
+        """Return the value of clients_only in a namespace's table ``pympsd``; None if it is not stated."""
         own = self.table(path, raw, "pympsd") if isinstance(raw, dict) else {}
         path = (*path, "pympsd")
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
@@ -394,7 +394,7 @@ class _Reading(Tables):
         return None if -1 in indices else tuple(indices)
 
     def _features(self, features: Mapping[str, Any]) -> Features:
-        """Check the table of features, and return it."""
+        """Return the features that a file's table states, after checking the table."""
         values: dict[str, Any] = {}
         self.check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
         for name, keys in FEATURE_KEYS.items():

@@ -153,5 +153,5 @@ def _render(value: Any) -> str:
         return "a list of lists or tables"
     try:
         return dumps(value, ensure_ascii=False, default=str)[:100]
-    except ValueError:  # Python's error for a number of thousands of digits
+    except ValueError:  # Python's error for a number with thousands of digits
         return "a number of thousands of digits"

@@ -1,6 +1,4 @@
-"""The trace of a daemon (``trace start``): servers, their clients, the queue; executors add the work of the
-devices.
-"""
+"""The trace of a daemon (``trace start``): its servers, clients and queue. Executors add the devices' work."""
 
 import os
 import time
@@ -26,7 +24,7 @@ class TracedServer(Protocol):
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The PID of the server's process."""
 
     def start_trace(self, trace: TraceFile) -> None:
         """Let the server's executors write to a trace."""
@@ -37,7 +35,7 @@ class TracedServer(Protocol):
 
 @frozen
 class _State:
-    """Something that lasts for a while: its track and its name."""
+    """A state that lasts for some time: the numbers of its track, and its name."""
 
     process: int
     thread: int
@@ -52,7 +50,7 @@ class Tracing:
     _path: str = field(default="", init=False)
     _is_ending: bool = field(default=False, init=False)
     _lasting: dict[tuple[str, int], tuple[_State, int]] = field(factory=dict, init=False)
-    """The lasting states, each with the time when it began."""
+    """The states that last, each with the time when it began."""
 
     @property
     def path(self) -> str:

@@ -276,7 +276,7 @@ _FIELDS: Final = {
     "box_dim": (76, "H", 5),
     "element_stride": (86, "B", 5),
 }
-"""The offsets of the fields of tensormap.replace, their struct codes, and their numbers."""
+"""The fields of tensormap.replace: the offset, the struct code and the number of values of each."""
 FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
 """The fields that tensormap.replace changes, with the number of values of each."""
 

@@ -62,7 +62,7 @@ class AddressMode(IntEnum):
 
 
 class TextureFlag(IntFlag):
-    """CU_TRSF_*; the other flags change nothing here."""
+    """CU_TRSF_*, without the flags that have no effect here."""
 
     READ_AS_INTEGER = 0x01
     NORMALIZED_COORDINATES = 0x02

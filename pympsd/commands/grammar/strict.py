@@ -1,6 +1,6 @@
 """Read the words of protocol 3: positional arguments, ``--key=value`` in any order, and flags.
 
-``key=value`` and ``--key value`` are accepted too, and ``_`` is the same as ``-`` in keys. A word that the syntax
+``key=value`` and ``--key value`` are also accepted, and ``_`` may stand for ``-`` in keys. A word that the syntax
 does not declare is refused, with a sentence that names the declared words.
 """
 

@@ -27,8 +27,7 @@ _BUS_ID: Final = re.compile(
 class CgroupFiles:
     """The contents of a cgroup's files ``dmem.max`` and ``dmem.min``.
 
-    ``path`` is the cgroup's, below /sys/fs/cgroup. The contents are empty if the file does not exist or cannot be
-    read.
+    ``path`` names the cgroup, below /sys/fs/cgroup. The contents of a file that cannot be read are empty.
     """
 
     path: str

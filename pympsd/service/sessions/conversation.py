@@ -21,7 +21,7 @@ from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame, FrameReader
 
 HELLO_SECONDS: Final = 10.0
-"""A connection that sends no hello within this time is closed."""
+"""The time within which a connection must send its hello."""
 
 HELLO_COPIES: Final = 6
 """The memory for the hello of a waiting client, in multiples of its length: kept as bytes here and at the keeper, and
@@ -98,7 +98,7 @@ class Conversation:
         try:
             frame = next(FrameReader().feed(_receive_now(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
         except RemoteError:
-            return b""  # the receive that follows takes it from the socket, and raises
+            return b""  # the following receive takes it from the socket, and raises
         if frame is None or frame.kind < frames.FIRST_MESSAGE_KIND:
             return b""
         hello = frames.encode(frame.kind, frame.body)
