@@ -70,7 +70,7 @@ def _product(text: MemoryText, operation: Operation, shape: Shape, x: list[str])
 
 
 def _quotient(text: MemoryText, name: str, type_name: str, shape: Shape, x: list[str]) -> str:
-    """Return a quotient or remainder; division by zero sets all bits. Vectors up to 32 bits are divided as doubles."""
+    """Return a quotient or remainder. Division by zero sets all bits. Vectors of up to 32 bits divide as doubles."""
     bits, (a, b) = BITS[type_name], x
     kind = shape.of(f"i{bits}")
     ones = shape.constant(f"i{bits}", -1)

@@ -232,7 +232,7 @@ class _ProductText:
         return (double * 256.0 if kind == "e4m3" else double).name
 
     def _widen_to_half(self, bits: Expression, kind: str) -> Expression:
-        """Convert small floats to the bits of halves; e4m3 becomes 1/256 of its value, because a half has 8 more bias."""
+        """Convert small floats to halves. e4m3 becomes 1/256 of its value, because a half has 8 more bias."""
         wide = bits.cast("zext", "i16")
         if kind == "e5m2":
             return wide << 8
@@ -271,7 +271,7 @@ class _ProductText:
 
     @contextmanager
     def _loop(self, name: str, count: int, step: int = 1) -> Iterator[tuple[str, str, str]]:
-        """Write a loop around the text written inside it. The index runs from 0 to below `count`, which is at least 1.
+        """Write a loop around the text written inside it. The index runs from 0 to `count` (at least 1), exclusive.
 
         Yields the index and the labels of the basic blocks before the loop and at its end, for phis at its beginning.
         """

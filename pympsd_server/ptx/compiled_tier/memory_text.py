@@ -542,7 +542,7 @@ class MemoryText(Lanes):
         return self.op("shl", words, byte, self.vector.constant(element, 3))
 
     def _local_addresses(self, pointers: Pointers, offset: int) -> tuple[str, str]:
-        """Return the first lane's address and all lanes' addresses at an offset, cut to the 32 bits that checks use."""
+        """Return the first lane's address and all lanes' addresses at an offset, cut to 32 bits as in checks."""
         kind, whole = self.vector.of("i64"), (1 << 32) - 1
         first = self.op("and", "i64", self.op("add", "i64", pointers.single, str(offset)), str(whole))
         if not pointers.lanes:
