@@ -1,18 +1,16 @@
 """Memory accesses: a check for all accesses relative to a base, then the fastest way that lanes' addresses allow.
 
-A check has a quick part in the kernel and a slow part in C (`kernels_resolve`). The quick part compares addresses
-with the allocation that this place in the code accessed last (two words of the `sites` table), or for shared memory
-with the block's size. The slow part looks the allocation up and stores it in the table, or finds the first access and
-lane that faults.
+A check has a quick part in the kernel and a slow part in C (`kernels_resolve`). The quick part compares addresses with
+the allocation that this code accessed last (two words of the `sites` table), or for shared memory with the block's
+size. The slow part looks the allocation up and stores it there, or finds the first access and lane that faults.
 
     uniform address           one scalar access
     lanes follow each other   tested at run time if the strides suggest it: one masked vector access
     otherwise                 gather and scatter, or a loop in C if the guess was wrong
 
 Local memory is *interleaved* if only loads and stores of compiled code access it (`word_of_locals`): word i of all
-lanes is contiguous, as on a GPU. An access at the same address in all lanes, the usual case, is one vector access. A
-word has the size of the kernel's largest element in local memory, at least 4 bytes; smaller elements are parts of
-words:
+lanes is contiguous, as on a GPU. An access at the same address in all lanes, the usual case, is one vector access.
+A word has the size of the largest element in local memory, at least 4 bytes; smaller elements are parts of words:
 
     byte a of lane l is byte (a - a % word) * width + l * word + a % word of the warp's local memory
 
