@@ -1,6 +1,6 @@
 """Memory accesses: a check for all accesses relative to a base, then the fastest way that lanes' addresses allow.
 
-A check has a quick part in the kernel and a slow part in C (`kernels_resolve`). The quick part compares addresses with
+A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares addresses with
 the allocation that this code accessed last (two words of the `sites` table), or for shared memory with the block's
 size. The slow part looks the allocation up and stores it there, or finds the first access and lane that faults.
 
