@@ -31,17 +31,15 @@ from pympsd_server.ptx.isa.machine import TIMERS
 from pympsd_server.ptx.lowering.control_flow import EXIT, Block, Meeting
 from pympsd_server.ptx.lowering.ir import (
     Argument,
-    Both,
     Code,
-    Group,
     Memory,
-    Not,
     Operation,
     Register,
     Special,
     Symbol,
     has_result,
     items_of,
+    registers_in,
     registers_read,
     registers_written,
     space_of,
@@ -173,20 +171,10 @@ class WarpPlan:
 
     def is_varying(self, argument: Argument) -> bool:
         """Return whether an operand may differ between the lanes of a warp."""
-        match argument:
-            case Register(number):
-                return number in self.varying
-            case Not(register):
-                return register.number in self.varying
-            case Memory(base=Register(number)):
-                return number in self.varying
-            case Special(name):
-                return is_varying_special(name, rows=self.rows)
-            case Group(items):
-                return any(self.is_varying(item) for item in items)
-            case Both(first, second):
-                return self.is_varying(first) or self.is_varying(second)
-        return False
+        if any(register.number in self.varying for register in registers_in(argument)):
+            return True
+        names = [item.name for item in items_of(argument) if isinstance(item, Special)]
+        return any(is_varying_special(name, rows=self.rows) for name in names)
 
 
 def is_varying_special(name: str, *, rows: bool) -> bool:

@@ -1,4 +1,7 @@
-"""The table of instructions that the compiled tier implements; all others escape to the NumPy tier.
+"""The table of instructions with a form of the compiled tier.
+
+Other instructions are written by their emitters if they only compute (shared_forms.py); the rest escapes to the NumPy
+tier.
 
 A *form* is a function that writes an operation to the text of a kernel, as scalars or vectors, depending on the shape
 of the result. If it does not support the types, modifiers or operands it raises Refused, and the operation escapes.
@@ -14,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.ir_text import Shape
-from pympsd_server.ptx.compiled_tier.lanes import Lanes
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.ptx.compiled_tier.shared_forms import write_shared
 from pympsd_server.ptx.lowering.ir import Operation
 from pympsd_server.ptx.numpy_tier.instruction_table import name_of
 
@@ -52,12 +54,4 @@ def write_attempt(text: MemoryText, operation: Operation) -> None:
 def write(text: MemoryText, operation: Operation) -> None:
     """Write one operation. Raises Refused if it escapes."""
     text.operation = operation
-    form = _TABLE.get(name_of(operation))
-    if form is None:
-        raise text.refuse()
-    form(text, operation)
-
-
-def call_integer(text: Lanes, name: str, shape: Shape, bits: int, *values: str) -> str:
-    """Write a call of an integer intrinsic; return the name of its result."""
-    return text.intrinsic(name, f"i{bits}", shape, *values)
+    _TABLE.get(name_of(operation), write_shared)(text, operation)

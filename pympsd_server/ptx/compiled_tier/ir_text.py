@@ -37,10 +37,6 @@ class Shape:
         """Return an integer constant."""
         return f"splat ({element} {value})" if self.lanes else str(value)
 
-    def zero(self) -> str:
-        """Return a zero of any float type."""
-        return "zeroinitializer" if self.lanes else "0.0"
-
     def mangled(self, element: str) -> str:
         """Return the type as it is written in names of intrinsics."""
         name = _MANGLED.get(element, element)

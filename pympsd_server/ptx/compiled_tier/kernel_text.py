@@ -44,7 +44,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.ptx.compiled_tier import data_forms, float_forms, integer_forms, matrix_forms, warp_forms
+from pympsd_server.ptx.compiled_tier import data_forms, matrix_forms, warp_forms
 from pympsd_server.ptx.compiled_tier.analysis import CodeSegment, group_accesses, is_left_whole
 from pympsd_server.ptx.compiled_tier.dispatch_text import size_of_masks
 from pympsd_server.ptx.compiled_tier.fragment_bank import size_of_bank
@@ -67,7 +67,7 @@ from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.lowering.ir import Argument, Operation
 
-FORMS: Final = (data_forms, float_forms, integer_forms, matrix_forms, warp_forms)
+FORMS: Final = (data_forms, matrix_forms, warp_forms)
 """The modules with forms; importing them fills the table."""
 FUNCTION: Final = "kernel"
 MAX_TEXT: Final = 6_000_000

@@ -19,16 +19,24 @@ from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
 from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
 from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, Worker, offset_of
-from pympsd_server.ptx.isa.datatypes import DTYPES
+from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, DType, unsigned_of
 from pympsd_server.ptx.isa.machine import AXES, TIMERS, WARP
-from pympsd_server.ptx.lowering.ir import Argument, Code, Not, Operation, Register, Sink, Special, Symbol, items_of
+from pympsd_server.ptx.lowering.ir import (
+    Argument,
+    Code,
+    Not,
+    Operation,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    registers_in,
+)
 from pympsd_server.ptx.numpy_tier.literals import immediate_value
 from pympsd_server.ptx.syntax.tree import Immediate
 
 BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
 FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
-_SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
-"""The bits of each type's smallest normal number."""
 
 BANK_ALIGNMENT: Final = 64
 """The alignment of a frame, and of the bank in it, in bytes."""
@@ -37,6 +45,11 @@ BANK_ALIGNMENT: Final = 64
 def is_signed(type_name: str) -> bool:
     """Return whether values of a type are sign-extended."""
     return type_name[0] == "s"
+
+
+def _type_name(dtype: DType) -> str:
+    """Return the PTX name of a dtype other than a predicate's."""
+    return {"i": "s"}.get(dtype.kind, dtype.kind) + str(8 * dtype.itemsize)
 
 
 @define(slots=False)
@@ -140,9 +153,12 @@ class Lanes(Text):
             raise self.refuse("a vector where a scalar is needed")
         return value if varying else self.splat(value, f"i{bits}", shape)
 
-    def expression(self, argument: Argument, type_name: str, shape: Shape) -> Expression:
-        """Return the result of `use` as an Expression."""
-        return Expression(self, shape, f"i{BITS[type_name]}", self.use(argument, type_name, shape))
+    def expression(self, argument: Argument, dtype: DType, shape: Shape) -> Expression:
+        """Return an operand, or a predicate, as an Expression of a dtype."""
+        if dtype == BOOL:
+            return Expression(self, shape, BOOL, self.predicate(argument, shape))
+        bits = Expression(self, shape, unsigned_of(dtype), self.use(argument, _type_name(dtype), shape))
+        return bits.view(dtype)
 
     def symbol(self, symbol: Symbol, bits: int) -> str:
         """Return the address of a variable as a scalar."""
@@ -164,28 +180,6 @@ class Lanes(Text):
             self.globals_used.append((name, offset))
         index = self.globals_used.index((name, offset))
         return self.load("i64", self.field("%addresses", 8 * index))
-
-    def use_float(self, argument: Argument, type_name: str, shape: Shape) -> str:
-        """Return an operand as float, double or half, flushed if the operation has .ftz."""
-        return self.as_float(self.use(argument, type_name, shape), type_name, shape)
-
-    def as_float(self, bits: str, type_name: str, shape: Shape) -> str:
-        """Convert bits to float, double or half, flushed if the operation has .ftz."""
-        value = self.cast("bitcast", bits, shape.of(f"i{BITS[type_name]}"), shape.of(FLOATS[type_name]))
-        assert self.operation is not None
-        return self.flush(value, shape, type_name) if self.operation.has("ftz") else value
-
-    def flush(self, value: str, shape: Shape, type_name: str = "f32") -> str:
-        """Replace subnormal floats or halves by zeros of the same sign; return doubles unchanged."""
-        if type_name not in _SMALLEST_NORMAL:
-            return value
-        element, bits = FLOATS[type_name], f"i{BITS[type_name]}"
-        kind = shape.of(element)
-        size = self.intrinsic("fabs", element, shape, value)
-        smallest = self.cast("bitcast", shape.constant(bits, _SMALLEST_NORMAL[type_name]), shape.of(bits), kind)
-        tiny = self.op("fcmp olt", kind, size, smallest)
-        zero = self.intrinsic("copysign", element, shape, shape.zero(), value)
-        return self.choose(shape, tiny, kind, zero, value)
 
     # --- predicates and masks
 
@@ -246,9 +240,7 @@ class Lanes(Text):
 
     def shape_of(self, *targets: Argument) -> Shape:
         """Return the shape in which an operation with these results is computed: a vector if one of them varies."""
-        registers = [r for target in targets for r in items_of(target)]
-        pairs = [getattr(r, name, r) for r in registers for name in ("first", "second")]
-        varying = any(isinstance(r, Register) and self.is_varying(r.number) for r in pairs)
+        varying = any(self.is_varying(r.number) for target in targets for r in registers_in(target))
         return self.vector if varying else SCALAR
 
     def assign(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
@@ -272,6 +264,13 @@ class Lanes(Text):
             value = self.choose(of, condition, kind, value, self.read(target.number))
         self.store(kind, value, self.home(target.number), self._alignment(target.number))
 
+    def assign_expression(self, target: Argument, value: Expression) -> None:
+        """Assign a value to a register or a predicate."""
+        if value.dtype == BOOL:
+            return self.assign_predicate(target, value.name, value.shape)
+        bits = value.view(unsigned_of(value.dtype)).name
+        return self.assign(target, bits, _type_name(value.dtype), value.shape)
+
     def _condition(self, number: int, shape: Shape) -> str:
         """Return the condition under which a register takes its new value in a lane, or "" if it always may."""
         operation = self.operation
@@ -281,20 +280,6 @@ class Lanes(Text):
         if number in self.plan.blend[self.at]:
             return self.as_lanes(self.active())
         return "" if guard is None or operation is None else self.as_lanes(self.guard_mask(operation))
-
-    def assign_float(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
-        """Assign a float to a register, saturated if the operation has .sat."""
-        self.assign(target, self.bits_of_float(value, type_name, shape), type_name, shape)
-
-    def bits_of_float(self, value: str, type_name: str, shape: Shape) -> str:
-        """Return the bits of a float, saturated if the operation has .sat."""
-        assert self.operation is not None
-        kind = FLOATS[type_name]
-        if self.operation.has("sat"):
-            one = self.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), shape.of(kind))
-            value = self.intrinsic("maximumnum", kind, shape, value, shape.zero())
-            value = self.intrinsic("minimumnum", kind, shape, value, one)
-        return self.cast("bitcast", value, shape.of(kind), shape.of(f"i{BITS[type_name]}"))
 
     def assign_predicate(self, target: Argument, value: str, shape: Shape) -> None:
         """Assign i1 or a vector of i1 to a predicate."""

@@ -39,7 +39,7 @@ from pympsd_server.ptx.compiled_tier.lanes import BITS
 from pympsd_server.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
 from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
 from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
-from pympsd_server.ptx.isa.datatypes import Array
+from pympsd_server.ptx.isa.datatypes import F16, F32, F64, U16, U32, Array, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
@@ -223,21 +223,22 @@ class _ProductText:
             return text.cast("bitcast", value, shape.of(raw), shape.of("double"))
         if kind in ("s8", "u8"):
             return text.cast(f"{kind[0]}itofp", value, shape.of(raw), shape.of("double"))
-        bits = Expression(text, shape, raw, value)
+        bits = Expression(text, shape, np.dtype(f"u{int(raw[1:]) // 8}"), value)
         if kind in ("bf16", "tf32"):
-            bits = bits.cast("zext", "i32") << 16 if kind == "bf16" else bits & 0xFFFFE000
-            return bits.cast("bitcast", "float").cast("fpext", "double").name
-        half = (bits if kind == "f16" else self._widen_to_half(bits, kind)).cast("bitcast", "half")
-        double = half.cast("fpext", "float").cast("fpext", "double")
-        return (double * 256.0 if kind == "e4m3" else double).name
+            wide: Expression = bits.astype(U32) << 16 if kind == "bf16" else bits & 0xFFFFE000
+            return wide.view(F32).astype(F64).name
+        half: Expression = (bits if kind == "f16" else self._widen_to_half(bits, kind)).view(F16)
+        double = half.astype(F32).astype(F64)
+        double = double * 256.0 if kind == "e4m3" else double
+        return double.name
 
-    def _widen_to_half(self, bits: Expression, kind: str) -> Expression:
+    def _widen_to_half(self, bits: Expression, kind: str) -> Value:
         """Convert small floats to halves. e4m3 becomes 1/256 of its value, because a half has 8 more bias."""
-        wide = bits.cast("zext", "i16")
+        wide = bits.astype(U16)
         if kind == "e5m2":
             return wide << 8
         size, sign = wide & 0x7F, (wide & 0x80) << 8
-        return (size == 0x7F).choose(0x7E00, size << 7, "i16") | sign
+        return (size == 0x7F).choose(0x7E00, size << 7) | sign
 
     def _write_blocks(self, down: int, across: int, steps: int) -> None:
         """Write the loop over the blocks of D, and in it the loop over k."""
@@ -350,10 +351,10 @@ class _ProductText:
         if kind == "f32":
             return text.cast("fptrunc", row, double, _ROW.of("float"))
         if kind == "f16":
-            return round_to_half(Expression(text, _ROW, "double", row)).name
+            return round_to_half(Expression(text, _ROW, F64, row)).name
         if self.saturates:
-            limits = Expression(text, _ROW, "double", row)
-            low, high = limits.make(-(2.0**31), "double").name, limits.make(2.0**31 - 1, "double").name
+            limits = Expression(text, _ROW, F64, row)
+            low, high = limits.make(-(2.0**31)).name, limits.make(2.0**31 - 1).name
             row = text.intrinsic("maxnum", "double", _ROW, row, low)
             row = text.intrinsic("minnum", "double", _ROW, row, high)
             return text.cast("fptosi", row, double, _ROW.of("i32"))
