@@ -1,7 +1,7 @@
-"""The table of instructions with a form of the compiled tier.
+"""The table of instructions for which the compiled tier has a form.
 
-Other instructions are written by their emitters if they only compute (shared_forms.py); the rest escapes to the NumPy
-tier.
+Of the other instructions, those that only compute are written by their emitters (shared_forms.py). The rest escape to
+the NumPy tier.
 
 A *form* is a function that writes an operation to the text of a kernel, as scalars or vectors, depending on the shape
 of the result. If it does not support the types, modifiers or operands it raises Refused, and the operation escapes.

@@ -1,7 +1,7 @@
 """The values that a warp's frame already has when the warp comes to a stop, so that they need not be saved again.
 
-The problem: an unrolled kernel (a sorting network, a blocked factorisation) has a hundred barriers, and addresses that
-it computes once live across all of them. At each barrier every live register is saved, and loaded when the warp
+The problem: an unrolled kernel (a sorting network, a blocked factorisation) has a hundred barriers, and addresses
+that it computes once live across all of them. At each barrier every live register is saved, and loaded when the warp
 continues. A block's only warp does not stop and comes directly. Where the two ways meet, LLVM must choose between two
 values for each register. It needed 4 s for 110 stops.
 
@@ -10,9 +10,9 @@ ways meet (`comes_by_frame`). And a register that was not set since it was saved
 
     a = ...      bar (saves a, b)      b = ...      bar (saves b)      bar (saves nothing)
 
-`find_saved` follows registers on all ways through the kernel: from a segment to its successors and to the segments that
-may be pending during it. Each warp has its own frame, a register has one place in it, and whole vectors are saved and
-loaded, so it does not matter which lanes run.
+`find_saved` follows registers on all ways through the kernel: from a segment to its successors and to the segments
+that may be pending during it. Each warp has its own frame, a register has one place in it, and whole vectors are
+saved and loaded, so it does not matter which lanes run.
 
 Entries are segments at which no warp stops, but at which a warp that the NumPy tier has begun may continue.
 """

@@ -1,14 +1,14 @@
 """The choice of a tier for each batch of blocks; the scheduler sees only the batches.
 
-A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes milliseconds.
-The first launches of other kernels run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a thread
-compiles the kernel, and the next batch of blocks runs as machine code. So no launch waits for LLVM, and short kernels
-that are launched rarely are not compiled. A batch that has begun continues as machine code from the next round of a
-loop on (continuation.py). With PYMPSD_TIER=compiled, the first batch of a kernel compiles it. Each kernel is compiled
-by a process of its own, several of them at the same time (compile_queue.py).
+A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
+milliseconds. The first launches of other kernels run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20
+ms, a thread compiles the kernel, and the next batch of blocks runs as machine code. So no launch waits for LLVM, and
+short kernels that are launched rarely are not compiled. A batch that has begun continues as machine code from the
+next round of a loop on (continuation.py). With PYMPSD_TIER=compiled, the first batch of a kernel compiles it. Each
+kernel is compiled by a process of its own, several of them at the same time (compile_queue.py).
 
-A kernel that is too large to be compiled stays in the NumPy tier. If llvmlite is missing, the executor reports that at
-the first kernel that would be compiled: on its own standard error, which the daemon logs, and on the program's.
+A kernel that is too large to be compiled stays in the NumPy tier. If llvmlite is missing, the executor reports that
+at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on the program's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _tier(setting: str) -> str:
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
-    """Return how many blocks a launch's next batch may have: `blocks_per_batch`, or more if its kernel is compiled."""
+    """Return how many blocks a launch's next batch may have: as in NumPy, or more if its kernel is compiled."""
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
     codes = list(kernel.translation.machine_codes.values())  # a copy, because the compiler's threads change it
     is_compiled = any(isinstance(code, MachineCode) for code in codes)
@@ -83,7 +83,7 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
 
 
 def is_undecided(module: LoadedModule, kernel: Kernel, setup: LaunchSetup) -> bool:
-    """Return whether blocks of a launch should wait until its kernel is compiled. Start the compilation if it is slow."""
+    """Return whether blocks of a launch should wait for the compilation of their kernel; start it if it is slow."""
     if _tier(os.environ.get(TIER, "")) != "auto" or not _has_loops(kernel.translation):
         return False
     state = _code_of(module, kernel, setup, waits=False)
@@ -207,7 +207,7 @@ def _explain_missing(error: Exception) -> str:
 
 
 def _tell_program(module: LoadedModule, state: MachineCode | str) -> None:
-    """Report once on the standard error of a context's program that its kernels run slowly, if `state` is the reason."""
+    """Report once on the standard error of a context's program that its kernels are slow, if they are."""
     if isinstance(state, str) and state.startswith(_SLOW) and module.facilities not in _notified:
         _notified.add(module.facilities)
         module.facilities.output.report(f"pympsd: {state}\n".encode())

@@ -3,8 +3,8 @@
 Most addresses are sequences, because threads access neighbouring elements. An access can take the quick way if the
 lanes' addresses are consecutive and the first address is known.
 
-`_find_strides` guesses by how much a register grows from lane to lane. A guess determines the code that is written, but
-not its result: an access that relies on a guess tests all lanes' addresses at run time.
+`_find_strides` guesses by how much a register grows from lane to lane. A guess determines the code that is written,
+but not its result: an access that relies on a guess tests all lanes' addresses at run time.
 
 A guess is *certain* if every definition of the register is one of a few instructions, is executed for all lanes that
 matter, and has inputs that are uniform or certain. The kernel then computes lane 0's value a second time, as a scalar
@@ -15,9 +15,10 @@ matter, and has inputs that are uniform or certain. The kernel then computes lan
     %rd3 = mul.wide.s32 %r2, 4     first 3328, stride 4        if 832 ... 863 do not wrap: a *flag*, one scalar test
 
 Values are modulo the register's width, so a sequence that wraps is still a sequence, except if it is extended
-afterwards. For this case there are flags: they are computed with the first lane's value, and an access takes the quick
-way only if the flag of its address is true. When a warp continues at a stop, the first lane's value and the flag are
-computed from the lanes in its frame. Lanes that the stop does not need may have any value there (continuation.py).
+afterwards. For this case there are flags: they are computed with the first lane's value, and an access takes the
+quick way only if the flag of its address is true. When a warp continues at a stop, the first lane's value and the
+flag are computed from the lanes in its frame. Lanes that the stop does not need may have any value there
+(continuation.py).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Sequences:
 
 
 def find_extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument, str] | None:
-    """Return the varying operand that an operation extends, and its type, or None if it extends no varying operand."""
+    """Return the varying operand that an operation extends, and its type, or None without one."""
     is_wide = operation.has("wide") and operation.name in ("mul", "mad")
     if is_wide or (operation.name == "cvt" and _nbytes(operation.types[0]) > _nbytes(operation.types[-1])):
         return next(((x, operation.type) for x in operation.inputs[:2] if plan.is_varying(x)), None)

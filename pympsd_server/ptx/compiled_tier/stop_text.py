@@ -176,7 +176,7 @@ class StopText(DispatchText):
         self.first = False
 
     def restore_sequence(self, number: int, slot: str, masks: list[str]) -> None:
-        """Compute lane 0's value and the flag of a sequence from its slot, which only the lanes in `masks` have set."""
+        """Compute lane 0's value and the flag of a sequence from its slot, which contains the lanes in `masks`."""
         element, mask, stride = f"i{self.register_bits(number)}", masks[0], self.sequences.strides[number] or 0
         for other in masks[1:]:
             mask = self.op("or", self.mask_type, mask, other)
@@ -263,7 +263,7 @@ class StopText(DispatchText):
         return self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
     def _write_agreed_value(self, operand: Argument, mask: str, *, is_firsts: bool) -> str:
-        """Return a barrier's operand as a scalar: the first lane's if `is_firsts`, else all lanes must have the same."""
+        """Return a barrier's operand as a scalar: the first lane's if `is_firsts`, else it must be equal in all lanes."""
         if not self.plan.is_varying(operand):
             return self.use(operand, "u32", SCALAR)
         kind, values = self.vector.of("i32"), self.use(operand, "u32", self.vector)
