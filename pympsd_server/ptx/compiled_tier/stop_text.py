@@ -263,7 +263,7 @@ class StopText(DispatchText):
         return self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
     def _write_agreed_value(self, operand: Argument, mask: str, *, is_firsts: bool) -> str:
-        """Return a barrier's operand as a scalar: the first lane's if `is_firsts`, else it must be equal in all lanes."""
+        """Return a barrier's operand as a scalar: the first lane's if `is_firsts`, else it must not vary."""
         if not self.plan.is_varying(operand):
             return self.use(operand, "u32", SCALAR)
         kind, values = self.vector.of("i32"), self.use(operand, "u32", self.vector)
