@@ -91,9 +91,9 @@ def _mebibytes(arguments: argparse.Namespace, option: str) -> int | str | None:
     text: str | None = getattr(arguments, option)
     if text is None or text in ("max", "default"):
         return text
-    least = 1 if option == "hard_limit" else 0
-    if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= _MAX_MIB):
-        allowed = "a MebiByte value above 0" if least else "a non-negative MebiByte value"
+    minimum = 1 if option == "hard_limit" else 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and minimum <= int(text) <= _MAX_MIB):
+        allowed = "a MebiByte value above 0" if minimum else "a non-negative MebiByte value"
         raise UnsupportedRequest(
             f"--{option.replace('_', '-')} must be {allowed}, max or default, not {text!r}\n", INVALID
         )
