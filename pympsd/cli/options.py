@@ -159,7 +159,7 @@ class Options:
         if self.quit and not self.start and (self.words or self.apply):
             raise BadOption(f"{self.quit} takes no command and no file")
         if self.install and (self.start or self.quit or self.words or self.apply):
-            raise BadOption(f"{self.install} takes no command and starts no daemon: use it alone")
+            raise BadOption(f"{self.install} does not go with commands or options that start a daemon: use it alone")
         if self.apply and self.words:
             raise BadOption("--apply takes no command")
 

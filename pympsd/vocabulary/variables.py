@@ -213,7 +213,8 @@ VARIABLES: Final = (
         "CUDA_VISIBLE_DEVICES",
         _BOTH,
         "devices that the daemon (or the client, in the daemon's numbering) sees, by index or UUID; if empty, none",
-        "the list ends before the first wrong entry; if no device is left, the daemon does not start, and cuInit fails",
+        "the list ends before the first wrong entry; if no device is left, the daemon does not start, and cuInit "
+        "fails",
     ),
     Setting(
         PERCENTAGE,
