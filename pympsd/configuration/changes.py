@@ -367,8 +367,8 @@ def _compare_partition(plan: PartitionPlan, present: NamedServer, state: State) 
     remainder = chunk_count(state.context.devices[plan.device])
     chunks = sum(chunk != remainder for chunk in existing.chunks)
     if (chunks, remainder in existing.chunks) != (plan.chunks, plan.include_remainder):
-        what = f"SM partition '{present.name}/{plan.name}' keeps its SMs on device {index}"
-        yield Impossible(f"{what}: delete it first to give it others")
+        reason = f"SM partition '{present.name}/{plan.name}' keeps its SMs on device {index}"
+        yield Impossible(f"{reason}: delete it first to give it others")
 
 
 def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:

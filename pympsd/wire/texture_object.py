@@ -158,7 +158,7 @@ def unpack(data: bytes) -> TextureObject:
     head = _HEAD.unpack_from(data)
     (magic, kind, format, channels, count), sampling_words = head[:5], head[5:]
     if magic != _MAGIC:
-        raise ValueError("no texture or surface object")
+        raise ValueError("not a texture or surface object")
     modes, (filter, flags, level_filter), (bias, least, greatest) = (
         sampling_words[:3],
         sampling_words[3:6],

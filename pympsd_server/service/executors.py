@@ -149,7 +149,7 @@ class Executors:
     async def wait_until_ended(self, slot: ExecutorSlot) -> None:
         """If a slot's executor is ending, wait until it is reaped and, after an unexpected end, its loss is handled.
 
-        Otherwise a context of the next executor would count among the contexts that are lost with this one.
+        Without this wait, a context of the next executor would count among the contexts that are lost with this one.
         """
         latest = self._latest.get(slot)
         if latest is not None and (latest.end_expected or latest.has_ended):

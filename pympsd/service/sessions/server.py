@@ -243,8 +243,8 @@ class ServerSession:
                 dispatcher.feed(events.ContextGonePushed(self.id, client, context_id))
             case link.MemoryReported() as report:
                 devices = dispatcher.state.devices
-                most = devices[report.device].memory_bytes if 0 <= report.device < len(devices) else -1
-                if not report.is_possible(most):
+                memory_bytes = devices[report.device].memory_bytes if 0 <= report.device < len(devices) else -1
+                if not report.is_possible(memory_bytes):
                     raise RemoteError(f"nobody holds such memory on device {report.device}")
                 dispatcher.feed(events.MemoryPushed(self.id, report.device, report))
             case link.ClientGone(client):

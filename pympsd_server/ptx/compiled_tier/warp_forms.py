@@ -1,4 +1,4 @@
-"""Instructions that exchange values between the lanes of a warp, and those between the blocks of a cluster.
+"""Instructions that exchange values between the lanes of a warp, and mbarriers.
 
 The lanes of a warp have all arrived before the segment begins. An mbarrier (runtime/mbarrier.py) changes lane by
 lane, the lowest first, in C.
@@ -13,8 +13,9 @@ from pympsd_server.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, sequence
 from pympsd_server.ptx.compiled_tier.lanes import BITS, is_signed
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.ptx.isa.machine import RANK_SHIFT, WARP
-from pympsd_server.ptx.lowering.ir import Argument, Both, Memory, Operation, Sink, Special
+from pympsd_server.ptx.isa.datatypes import S32, S64, U32
+from pympsd_server.ptx.isa.machine import WARP
+from pympsd_server.ptx.lowering.ir import Argument, Both, Memory, Operation, Sink
 from pympsd_server.ptx.syntax.tree import Immediate
 
 WARP_INSTRUCTIONS: Final = frozenset({"shfl", "vote", "activemask", "match", "redux", "elect"})
@@ -74,21 +75,21 @@ def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int
 
 def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, str]:
     """Return the same for amounts that are not constants."""
-    lane = Expression(text, text.vector, "i32", sequence(WARP, "i32"))
-    distance, clamp = (text.expression(x, "u32", text.vector) for x in operation.operands[2:4])
+    lane = Expression(text, text.vector, S32, sequence(WARP, "i32"))
+    distance, clamp = (text.expression(x, S32, text.vector) for x in operation.operands[2:4])
     distance, segment = distance & 31, (clamp >> 8) & 31
-    base, position_bits = lane & segment, segment ^ -1
+    base, position_bits = lane & segment, ~segment
     top = base | (clamp & 31 & position_bits)
     if mode == "idx":
         source = base | (distance & position_bits)
     else:
         source = lane - distance if mode == "up" else lane + distance if mode == "down" else lane ^ distance
-    truth = (source < top if mode == "up" else source > top) ^ -1
+    truth = ~(source < top if mode == "up" else source > top)
     exists = truth
     if not text.whole_warps:  # a lane past the end of the block reads as the lane itself
         here = text.splat("%lanes_here", "i32", text.vector)
-        exists = truth & (source < Expression(text, text.vector, "i32", here))
-    return (exists.choose(source, lane, "i32") & 31).name, truth.name
+        exists = truth & (source < Expression(text, text.vector, S32, here))
+    return (exists.choose(source, lane) & 31).name, truth.name
 
 
 @writes("vote activemask")
@@ -180,34 +181,6 @@ def _elect(text: MemoryText, operation: Operation) -> None:
     text.assign_predicate(target.second, is_leader, text.vector)
 
 
-# --- addresses of other blocks
-
-_HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
-"""Half of the shared addresses that belong to one block of a cluster, as in runtime/calls.py."""
-
-
-@writes("mapa")
-def _map_address(text: MemoryText, operation: Operation) -> None:
-    target, address, rank = operation.operands
-    shape, bits = text.shape_of(target), BITS[operation.type]
-    above = text.expression(address, operation.type, shape) + _HALF_RANGE
-    window, offset = above & (0xFFFFFFFF << 32 & ((1 << bits) - 1)), above & ((1 << RANK_SHIFT) - 1)
-    block = text.expression(rank, "u32", shape) + 1
-    block = block.cast("zext", "i64") if bits == 64 else block
-    result = window + offset - _HALF_RANGE + (block << RANK_SHIFT)
-    text.assign(target, result.name, operation.type, shape)
-
-
-@writes("getctarank")
-def _find_rank(text: MemoryText, operation: Operation) -> None:
-    target, address = operation.operands
-    shape = text.shape_of(target)
-    number = (text.expression(address, operation.type, shape) + _HALF_RANGE >> RANK_SHIFT) & 255
-    number = number.cast("trunc", "i32") if operation.type == "u64" else number
-    own = text.expression(Special("%cluster_ctarank"), "u32", shape)
-    text.assign(target, (number == 0).choose(own, number - 1, "i32").name, "u32", shape)
-
-
 # --- mbarriers
 
 _DROP: Final = 1 << 20
@@ -296,9 +269,9 @@ def _test_wait(text: MemoryText, operation: Operation) -> None:
     text.fence_compiler()
     (state,), shape = text.load_items(text.groups[text.index], place.offset, 64, 1)
     wide = text.shape_of(operation.operands[0]) if not shape.lanes else shape
-    value = Expression(text, wide, "i64", text.splat(state, "i64", wide) if not shape.lanes else state)
+    value = Expression(text, wide, S64, text.splat(state, "i64", wide) if not shape.lanes else state)
     if operation.has("parity"):
-        phase = text.expression(operation.operands[2], "u32", wide).cast("zext", "i64") << _PHASE_AT
+        phase = text.expression(operation.operands[2], U32, wide).astype(S64) << _PHASE_AT
     else:
-        phase = text.expression(operation.operands[2], "u64", wide)
+        phase = text.expression(operation.operands[2], S64, wide)
     text.assign_predicate(operation.operands[0], ((value ^ phase) < 0).name, wide)

@@ -69,6 +69,11 @@ def unsigned_of(dtype: DType) -> DType:
     return np.dtype(f"u{dtype.itemsize}") if dtype.kind != "b" else dtype
 
 
+def signed_of(dtype: DType) -> DType:
+    """Return the signed integer dtype of the same width."""
+    return np.dtype(f"i{dtype.itemsize}")
+
+
 def double_width(ptx_type: str) -> str:
     """Return the type of a .wide result: u16 -> u32, s32 -> s64."""
     return ptx_type[0] + str(int(ptx_type[1:]) * 2)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import DType, Value
-from pympsd_server.ptx.math.floats import narrow, rectify
+from pympsd_server.ptx.math.floats import narrow, rectify, round_to_odd
 from pympsd_server.ptx.math.integers import select
 
 _TO_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -35,7 +35,7 @@ def to_integral(value: Value, mode: str) -> Value:
 
 def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
     """Convert integers to a float type, rounding by `mode`."""
-    if mode in ("", "rn") and dtype.itemsize > 2:
+    if mode in ("", "rn"):
         return value.astype(dtype)
     if dtype.itemsize == 8:
         nearest = value.astype(np.float64)
@@ -82,16 +82,15 @@ def float_from_bfloat(bits: Value) -> Value:
 def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
     """Convert float32, or float64 that was rounded to odd, to bfloat16 bits (uint16). NaN becomes 0x7fff."""
     if value.dtype.itemsize == 8:
-        cut = narrow(value, np.dtype("f4"), "rz")
-        inexact = (cut.astype(np.float64) != value) & np.isfinite(value)
-        value = select(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), cut)
+        near = value.astype(np.float32)
+        value = round_to_odd(near, value - near.astype(np.float64))
     bits = value.view(np.uint32)
     if mode == "rn":
         rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     elif mode == "rz":
         rounded = bits
     else:
-        away = (bits >> np.uint32(31) == 0) == (mode == "rp")
+        away = np.signbit(value) == np.bool_(mode == "rm")
         rounded = bits + select(away, np.uint32(0xFFFF), np.uint32(0))
     rounded = select(np.isinf(value), bits, rounded)
     return select(np.isnan(value), np.uint16(0x7FFF), (rounded >> np.uint32(16)).astype(np.uint16))

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pympsd_server.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.ptx.isa.datatypes import Array, DType, Value, signed_of
 from pympsd_server.ptx.math.integers import select
 
 _TINY = {2: np.float16(6.104e-05), 4: np.float32(2.0**-126), 8: np.float64(2.0**-1022)}
@@ -50,16 +50,29 @@ def two_product(a: Value, b: Value) -> tuple[Value, Value]:
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def _add_to_odd(total: Value, error: Value) -> Value:
-    """Return `total + error` as a double that is rounded to odd."""
-    even = (total.view(np.uint64) & np.uint64(1)) == 0
-    fix = even & (error != 0) & np.isfinite(total)
-    return select(fix, np.nextafter(total, select(error > 0, np.inf, -np.inf)), total)
+def _step(value: Value, away: Value) -> Value:
+    """Return the next float away from zero, or the next one towards it."""
+    bits = value.view(signed_of(value.dtype))
+    return (bits + select(away, bits.dtype.type(1), bits.dtype.type(-1))).view(value.dtype)
+
+
+def round_to_odd(total: Value, error: Value) -> Value:
+    """Return `total + error`, whose nearest float is `total`, rounded to odd."""
+    bits = total.view(signed_of(total.dtype))
+    fix = ((bits & bits.dtype.type(1)) == 0) & ((error < 0) | (error > 0))
+    return select(fix, _step(total, (error > 0) ^ (bits < 0)), total)
 
 
 def add_to_odd(a: Value, b: Value) -> Value:
     """Return the sum of two doubles, rounded to odd."""
-    return _add_to_odd(*two_sum(a, b))
+    return round_to_odd(*two_sum(a, b))
+
+
+def add_to_odd_float(a: Value, b: Value) -> Value:
+    """Return the sum of two doubles as float32, rounded to odd."""
+    total, error = two_sum(a, b)
+    near = total.astype(np.float32)
+    return round_to_odd(near, (total - near.astype(np.float64)) + error)
 
 
 def fma32(a: Value, b: Value, c: Value) -> Value:
@@ -93,7 +106,7 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
     high, low = two_product(a, b)
     middle, error = two_sum(c, low)
     top, between = two_sum(high, middle)
-    fused = top + _add_to_odd(*two_sum(error, between))
+    fused = top + round_to_odd(*two_sum(error, between))
     # Take the plain sum for zeros, because it has the right sign, and for infinities and NaN, which have no error
     # terms. Error terms of the largest numbers overflow.
     simple = (fused == 0) | ~np.isfinite(fused) | ~np.isfinite(plain) | (a == 0) | (b == 0)
@@ -133,13 +146,13 @@ def narrow(value: Value, dtype: DType, mode: str) -> Value:
     if mode in ("", "rn"):
         return nearest
     back = nearest.astype(np.float64)
-    zero, up, down = dtype.type(0), dtype.type(np.inf), dtype.type(-np.inf)
     too_high, too_low = back > value, back < value
     if mode == "rz":
         wrong = select(value > 0, too_high, too_low)
-        return select(wrong, np.nextafter(nearest, zero), nearest)
-    wrong, towards = (too_high, down) if mode == "rm" else (too_low, up)
-    return select(wrong, np.nextafter(nearest, towards), nearest)
+        return select(wrong, _step(nearest, np.bool_(False)), nearest)
+    is_negative = np.signbit(nearest)
+    wrong, away = (too_high, is_negative) if mode == "rm" else (too_low, ~is_negative)
+    return select(wrong, _step(nearest, away), nearest)
 
 
 def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
@@ -158,8 +171,8 @@ def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: 
     result = narrow(total, np.dtype("f4"), mode)
     if mode == "rm" and operation in ("add", "sub", "fma"):
         # When rounding down, a sum that is exactly zero is -0, unless both terms are +0.
-        first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c)
-        plus = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
+        first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c.astype(np.float64))
+        plus = (first.view(np.int64) | second.view(np.int64)) == 0
         result = select((total == 0) & ~plus, np.float32(-0.0), result)
     return result
 

@@ -7,7 +7,7 @@ the results of the PTX ISA or, if it leaves them undefined, the results recorded
 
 import numpy as np
 
-from pympsd_server.ptx.isa.datatypes import DType, Value, unsigned_of
+from pympsd_server.ptx.isa.datatypes import U32, DType, Value, unsigned_of
 
 
 def select(condition: Value, yes: Value, no: Value) -> Value:
@@ -72,7 +72,7 @@ def multiply_24(a: Value, b: Value, high: bool) -> Value:
 def add_saturating(a: Value, b: Value, negate: bool = False) -> Value:
     """add.sat.s32, or with `negate` sub.sat.s32: return the sum or difference, clamped to 32 bits."""
     wide = a.astype(np.int64) - b if negate else a.astype(np.int64) + b
-    return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
+    return convert_integer(wide, np.dtype(np.int32), saturate=True)
 
 
 def absolute_difference(a: Value, b: Value) -> Value:
@@ -129,7 +129,8 @@ def convert_integer(value: Value, dtype: DType, saturate: bool) -> Value:
     """Convert an integer to another type, with `saturate` clamped to the range of `dtype`."""
     if saturate:
         low, high = np.iinfo(value.dtype), np.iinfo(dtype)
-        value = np.clip(value, max(low.min, high.min), min(low.max, high.max)).astype(value.dtype)
+        least, most = (value.dtype.type(x) for x in (max(low.min, high.min), min(low.max, high.max)))
+        value = np.minimum(np.maximum(value, least), most)
     return value.astype(dtype)
 
 
@@ -153,20 +154,6 @@ def leading_zeros(value: Value) -> Value:
     return np.uint32(width) - population(_smear(value.view(unsigned_of(value.dtype))))
 
 
-def find_highest(value: Value, shift_amount: bool) -> Value:
-    """bfind: return the position of the highest bit that differs from the sign, 0xffffffff if no bit differs.
-
-    With `shift_amount`, return the distance of that bit from the highest position.
-    """
-    plain = value.view(unsigned_of(value.dtype))
-    if value.dtype.kind == "i":
-        plain = select(value < 0, ~plain, plain)
-    position = population(_smear(plain)) - np.uint32(1)
-    if shift_amount:
-        position = select(plain != 0, np.uint32(value.dtype.itemsize * 8 - 1) - position, position)
-    return position
-
-
 def reverse(value: Value) -> Value:
     """brev: return the bits in reverse order."""
     width = value.dtype.itemsize * 8
@@ -179,41 +166,30 @@ def reverse(value: Value) -> Value:
     return value
 
 
-def _ones(length: Value) -> Value:
-    """Return 2**length - 1 as uint64, for lengths up to 64."""
-    return select(
-        length >= np.uint64(64), ~np.uint64(0), (np.uint64(1) << np.minimum(length, np.uint64(63))) - np.uint64(1)
-    )
+def _field(position: Value, length: Value, dtype: DType) -> Value:
+    """Return `length` ones from `position`, as an unsigned integer."""
+    return shift_left(~shift_left(~dtype.type(0), length), position)
 
 
-def _field_operand(value: Value, width: int) -> Value:
-    """Return a field's position or length as uint64. Beyond PTX's range of 0 to 255 do as an H200 does."""
-    return (value & np.uint32(255) if width < 64 else np.minimum(value, np.uint32(255))).astype(np.uint64)
+def _field_operand(value: Value, dtype: DType) -> Value:
+    """Return a field's position or length. Beyond PTX's range of 0 to 255 do as an H200 does."""
+    return value & np.uint32(255) if dtype.itemsize < 8 else np.minimum(value, np.uint32(255))
 
 
 def extract(value: Value, position: Value, length: Value) -> Value:
     """bfe: return `length` bits from `position` up, sign-extended for signed types."""
-    width = value.dtype.itemsize * 8
-    position, length = _field_operand(position, width), _field_operand(length, width)
-    wide = value.astype(np.int64 if value.dtype.kind == "i" else np.uint64)
-    shifted = (wide >> np.minimum(position, np.uint64(63)).astype(wide.dtype)).view(np.uint64)
-    # Bits past the operand are copies of its sign, or 0 for unsigned types; the wide value contains them.
-    if value.dtype.kind == "u":
-        shifted = select(position >= np.uint64(width), np.uint64(0), shifted)
-        return (shifted & _ones(length)).astype(value.dtype)
-    field = shifted & _ones(length)
-    top = select(length == 0, np.uint64(0), np.uint64(1) << np.minimum(length - np.uint64(1), np.uint64(63)))
-    return ((field ^ top) - top).astype(unsigned_of(value.dtype)).view(value.dtype)
+    width = np.uint32(8 * value.dtype.itemsize)
+    # Bits past the operand are copies of its sign, or 0 for unsigned types.
+    shifted = shift_right(value, _field_operand(position, value.dtype))
+    above = width - np.minimum(_field_operand(length, value.dtype), width)
+    return shift_right(shift_left(shifted, above), above)
 
 
 def insert(source: Value, target: Value, position: Value, length: Value) -> Value:
     """bfi: return the target with the low `length` bits of the source at `position`."""
-    width = source.dtype.itemsize * 8
-    position, length = _field_operand(position, width), _field_operand(length, width)
-    by = np.minimum(position, np.uint64(63))
-    mask = select(position >= np.uint64(64), np.uint64(0), _ones(length) << by)
-    wide = (target.astype(np.uint64) & ~mask) | ((source.astype(np.uint64) << by) & mask)
-    return wide.astype(source.dtype)
+    position, length = (_field_operand(v, source.dtype) for v in (position, length))
+    mask = _field(position, length, source.dtype)
+    return (target & ~mask) | (shift_left(source, position) & mask)
 
 
 def extend(value: Value, length: Value, wrap: bool) -> Value:
@@ -226,8 +202,7 @@ def field_mask(position: Value, length: Value, wrap: bool) -> Value:
     """bmsk: return `length` ones from `position` up; values above 32 are clamped, or both operands wrap."""
     if wrap:
         position, length = position & np.uint32(31), length & np.uint32(31)
-    by, count = (np.minimum(v, np.uint32(32)).astype(np.uint64) for v in (position, length))
-    return (_ones(count) << by).astype(np.uint32)
+    return _field(position, length, U32)
 
 
 def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
@@ -235,18 +210,17 @@ def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
 
     Count upwards if the offset is positive, downwards if it is negative. With offset 0 look only at bit `base`.
     """
-    result = np.full(np.broadcast_shapes(mask.shape, base.shape, offset.shape), 0xFFFFFFFF, np.uint32)
     start, count = base.astype(np.int64), np.abs(offset.astype(np.int64))
     step = select(offset < 0, np.int64(-1), np.int64(1))
-    set_bits = np.zeros(result.shape, np.int64)
+    result, set_bits = np.uint32(0xFFFFFFFF), np.int64(0)
     for distance in range(32):
         at = start + step * distance
         inside = (at >= 0) & (at < 32)
-        bit = inside & ((mask >> np.clip(at, 0, 31).astype(np.uint32)) & np.uint32(1) != 0)
-        set_bits = set_bits + bit
-        hit = bit & (set_bits == np.maximum(count, 1)) & ((count > 0) | (distance == 0))
-        result = np.where(hit, at, result).astype(np.uint32)
-    return result if result.ndim else result[()]
+        bit = inside & ((mask >> np.minimum(np.maximum(at, 0), 31).astype(np.uint32)) & np.uint32(1) != 0)
+        set_bits = set_bits + bit.astype(np.int64)
+        hit = bit & (set_bits == np.maximum(count, 1)) & ((count > 0) | np.bool_(distance == 0))
+        result = select(hit, at.astype(np.uint32), result)
+    return result
 
 
 def funnel_shift(low: Value, high: Value, amount: Value, left: bool, wrap: bool) -> Value:
@@ -262,11 +236,12 @@ def permute(a: Value, b: Value, selector: Value) -> Value:
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.uint32(0)
     for byte in range(4):
-        nibble = (selector >> np.uint32(4 * byte)).astype(np.uint64)
-        picked = (both >> ((nibble & np.uint64(7)) << np.uint64(3))) & np.uint64(255)
-        sign = select(picked >> np.uint64(7) != 0, np.uint64(255), np.uint64(0))
-        picked = select(nibble & np.uint64(8) != 0, sign, picked)
-        result = result | (picked.astype(np.uint32) << np.uint32(8 * byte))
+        nibble = selector >> np.uint32(4 * byte)
+        by = ((nibble & np.uint32(7)) << np.uint32(3)).astype(np.uint64)
+        picked = (both >> by).astype(np.uint32) << np.uint32(24)
+        sign = (picked.view(np.int32) >> np.int32(31)).view(np.uint32)
+        picked = select((nibble & np.uint32(8)) != 0, sign, picked) & np.uint32(255 << 24)
+        result = result | (picked >> np.uint32(24 - 8 * byte))
     return result
 
 
@@ -283,5 +258,7 @@ PERMUTE_MODES = {
 
 def permute_mode(a: Value, b: Value, selector: Value, mode: str) -> Value:
     """prmt in another mode, such as f4e: the selector's two low bits choose one of the mode's patterns."""
-    patterns = np.array(PERMUTE_MODES[mode], np.uint32)
-    return permute(a, b, patterns[(selector & np.uint32(3)).astype(np.int64)])
+    row, pattern = selector & np.uint32(3), np.uint32(PERMUTE_MODES[mode][3])
+    for number, selectors in enumerate(PERMUTE_MODES[mode][:3]):
+        pattern = select(row == number, np.uint32(selectors), pattern)
+    return permute(a, b, pattern)

@@ -40,11 +40,11 @@ def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
     """Return an expression for a bfloat16 operation: computed in float32 or double, rounded once."""
     if operation.name in ("fma", "mad"):
         a, b, c = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        result = f"add_to_odd({a} * {b}, {c})"
+        result = f"add_to_odd_float({a} * {b}, {c})"
         return f"bfloat_from_float({_finish(writer, operation, result)})"
     if operation.name in ("add", "sub"):
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        result = f"add_to_odd({a}, {'-' if operation.name == 'sub' else ''}{b})"
+        result = f"add_to_odd_float({a}, {'-' if operation.name == 'sub' else ''}{b})"
         return f"bfloat_from_float({_finish(writer, operation, result)})"
     if operation.name in ("abs", "neg"):
         function = "np.absolute" if operation.name == "abs" else "np.negative"

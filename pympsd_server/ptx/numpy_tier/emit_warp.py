@@ -5,7 +5,7 @@ Output) and of the stack.
 """
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, S32, U32, U64, dtype_name
-from pympsd_server.ptx.lowering.ir import Group, Operation
+from pympsd_server.ptx.lowering.ir import Group, Operation, Special
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 from pympsd_server.ptx.syntax.tree import Immediate
@@ -88,7 +88,7 @@ def _map_address(writer: Writer, operation: Operation) -> None:
 def _rank(writer: Writer, operation: Operation) -> None:
     """Write getctarank: find the rank of the block to which a shared address belongs."""
     address = writer.input(1, DTYPES[operation.type])
-    own = writer.keep("special(B, T, '%cluster_ctarank', d_u4_t)")
+    own = writer.value(Special("%cluster_ctarank"), U32)
     writer.set_result(f"rank_of_address({address}, {own})", U32)
 
 

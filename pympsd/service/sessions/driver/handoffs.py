@@ -263,7 +263,7 @@ class Handoffs:
         return is_unresponsive
 
     async def _answers_in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
-        """Return whether the server answers in time, which is shorter for a client that is asleep.
+        """Return whether the server answers in time. It has less time if the client is asleep.
 
         Time in which the server or this process is stopped does not count.
         """
