@@ -65,12 +65,12 @@ class BufferedCopy:
         """Put the copy in its stream; ``done`` is called when the copy is done or dropped."""
         completions = self._stream.queue.completions
 
-        def over(status: Status) -> None:
+        def on_end(status: Status) -> None:
             if status.code is not Result.SUCCESS:
                 self._drop()
             done(status)
 
-        complete = completions.add(over)
+        complete = completions.add(on_end)
         try:
             self._stream.put(lambda: self._issue(complete), what="copy")
         except BaseException:
@@ -221,12 +221,12 @@ def _put_on_device(stream: CopyStream, destination: int, source: int, count: int
     pool = stream.services.scratch
     scratch = pool.take(stream, stream.space, count)
 
-    def through() -> None:
+    def copy_through_scratch() -> None:
         for start, length in _pieces(count, scratch.size, destination > source):
             move(scratch.address, source + start, length)
             move(destination + start, scratch.address, length)
 
-    BufferedCopy(stream, through, lambda: pool.give(scratch)).put(done or _ignore)
+    BufferedCopy(stream, copy_through_scratch, lambda: pool.give(scratch)).put(done or _ignore)
 
 
 def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:
