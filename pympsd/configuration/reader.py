@@ -332,7 +332,7 @@ class _Reading(Tables):
         if value is not None and not isinstance(value, bool):
             self.wrong((*path, "clients_only"), f"{join_path((*path, 'clients_only'))} must be true or false,", value)
         elif value and name == DEFAULT:
-            self.wrong((*path, "clients_only"), f"{join_path(path)}: the sockets of {DEFAULT} are its server's, too")
+            self.wrong((*path, "clients_only"), f"{join_path(path)}: the sockets of {DEFAULT} are its server's too")
         return value
 
     def _merge(self, path: Path, own: Limits, default: Limits) -> Limits:

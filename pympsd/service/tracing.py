@@ -15,7 +15,8 @@ from pympsd.vocabulary.answers import Answer, refusal
 STOP_SECONDS: Final = 5.0
 """The time that a server has to report that its executors have stopped writing."""
 NO_DEVICES: Final = (
-    "The trace has servers, clients and waits, but no kernels and copies: the driver's own server reports none."
+    "The trace has servers, clients and waits, but no kernels and copies: "
+    "the driver's own server does not report them."
 )
 
 

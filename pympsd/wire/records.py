@@ -31,7 +31,7 @@ FLAG_QUIET: Final = 1
 FLAG_COOPERATIVE: Final = 2
 """In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused.
 
-Bits 4 to 15 are the blocks of a cluster in x, y and z, each minus 1 in 4 bits; 0 if the launch has no clusters.
+Bits 4 to 15 are the blocks of a cluster in x, y and z, 4 bits for each number minus 1; 0 without clusters.
 """
 NO_CLUSTER: Final = (1, 1, 1)
 MAX_CLUSTER: Final = 16

@@ -50,7 +50,7 @@ def not_there(name: str, supported: str = "COOPERATIVE, CLUSTER_DIMENSION, those
     """Return the error for an unsupported attribute; ``supported`` lists the supported ones apart from the hints."""
     hints = ", ".join(sorted(HINTS))
     return not_supported(
-        f"pympsd does not have the launch attribute {name}; it has {supported}, and takes the hints {hints}"
+        f"pympsd does not have the launch attribute {name}; it has {supported}, and accepts the hints {hints}"
     )
 
 

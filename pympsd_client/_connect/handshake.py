@@ -138,7 +138,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
             raise CudaError(message.code, message.reason)
         if isinstance(message, SessionWelcome) and len(message.ordinals) == len(message.devices):
             return message
-        reason = f"it sent {type(message).__name__} where its welcome was due"
+        reason = f"it sent {type(message).__name__} instead of its welcome"
     except ConversationEnded as error:
         reason = f"{error}; the reason may be in server.log"
     server.close()

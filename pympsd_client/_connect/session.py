@@ -63,7 +63,7 @@ class Conversation:
             # MSG_NOSIGNAL, because SIGPIPE would kill a native program, which does not ignore it.
             self.socket.sendall(messages.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
-            raise ConversationEnded(f"it does not take a message: {error.strerror}") from None
+            raise ConversationEnded(f"it does not accept messages: {error.strerror}") from None
 
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors, which the caller owns; wait ``timeout`` seconds at most.
@@ -208,10 +208,10 @@ class Session:
             request = messages.OpenContext(number, device.number, flags, percentage, affinity, partition, by_device)
             answer = self._ask(request, number)
             if not isinstance(answer, messages.ContextOpened):
-                raise self._end_session(f"it sent {type(answer).__name__} where ContextOpened was due")
+                raise self._end_session(f"it sent {type(answer).__name__} instead of ContextOpened")
             transport = self._transports.get(device.ordinal)
             if transport is None:
-                raise self._end_session("it opened a context and gave no command stream")
+                raise self._end_session("it opened a context without a command stream")
             if transport.error is not None:
                 # The executor has ended in the meantime, but the server has not.
                 raise transport.error.copy()
@@ -230,7 +230,7 @@ class Session:
             number = self._number()
             answer = self._ask(messages.CloseContext(request=number, context=context_id), number)
             if not isinstance(answer, messages.ContextClosed):
-                raise self._end_session(f"it sent {type(answer).__name__} where ContextClosed was due")
+                raise self._end_session(f"it sent {type(answer).__name__} instead of ContextClosed")
 
     def _ask(self, request: object, number: int) -> Any:
         if self._lost is not None:

@@ -133,7 +133,7 @@ class Conversation:
             return
         hello = messages.decode(first)
         if not isinstance(hello, messages.ClientHello) or not self.accepts_clients:
-            raise RemoteError(f"{type(hello).__name__} opens no conversation here")
+            raise RemoteError(f"{type(hello).__name__} cannot begin a conversation here")
         if not entry.note:  # the hello came in pieces
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known_peer = open_pidfd(sock, peer)

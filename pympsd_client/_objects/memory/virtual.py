@@ -385,8 +385,8 @@ def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
         raise not_supported(
-            "the addresses were reserved while a context of a device other than the memory's was current, and these "
-            f"have no peer access; reserve them in a context of device {owner.device.number}"
+            "the addresses were reserved in a context on a device other than the memory's, and the two have no "
+            f"peer access; reserve them in a context on device {owner.device.number}"
         )
     file = owner.query(operations.PUBLISH_MEMORY, physical.handle)
     handle = context.allocate_handle()

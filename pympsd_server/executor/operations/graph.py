@@ -36,7 +36,7 @@ def instantiation(prepare: Prepare) -> Callable[[Request, int], OperationAnswer]
         except graph_items.TooLarge as error:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, f"the graph is too large: {error}") from None
         except RemoteError as error:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"no executable graph: {error}") from None
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"not an executable graph: {error}") from None
         steps = _steps(request, items, prepare)
         return OperationAnswer(
             created=ExecutableGraph.make(request.context.backend, steps, request.resources.graph_streams)

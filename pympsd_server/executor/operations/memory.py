@@ -82,7 +82,7 @@ def copy_3d(request: Request, stream: Stream, *operands: int) -> None:
     """Queue a copy of a box of bytes that does not use staged memory, which would need an answer."""
     copy = _regions(request, *operands)
     if Space.STAGING in (copy.destination.space, copy.source.space):
-        raise BackendError(Result.ERROR_INVALID_VALUE, "COPY_3D reaches no shared memory; COPY_3D_STAGED does")
+        raise BackendError(Result.ERROR_INVALID_VALUE, "COPY_3D cannot use shared memory; COPY_3D_STAGED can")
     stream.copy(copy)
 
 

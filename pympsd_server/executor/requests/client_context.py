@@ -161,9 +161,9 @@ class Images:
     def append(self, module: int, part: memoryview) -> None:
         """Add a part. Raise BackendError with OUT_OF_MEMORY if partial images become too many or too large."""
         if self._bytes + part.nbytes > MAX_IMAGE_BYTES:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"images on their way exceed {MAX_IMAGE_BYTES} bytes")
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"incomplete images exceed {MAX_IMAGE_BYTES} bytes")
         if module not in self._parts and len(self._parts) >= MAX_IMAGES:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"more than {MAX_IMAGES} images are on their way")
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"more than {MAX_IMAGES} images are incomplete")
         self._parts.setdefault(module, bytearray()).extend(part)
         self._bytes += part.nbytes
 
@@ -171,6 +171,6 @@ class Images:
         """Remove and return a complete image. Raise BackendError with INVALID_IMAGE if no part was received."""
         parts = self._parts.pop(module, None)
         if parts is None:
-            raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image came for module {module:#x}")
+            raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image was sent for module {module:#x}")
         self._bytes -= len(parts)
         return bytes(parts)

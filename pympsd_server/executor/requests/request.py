@@ -58,7 +58,7 @@ class SharedEvents:
             event = self._events.get(secret)
         if event is None:
             raise BackendError(
-                Result.ERROR_INVALID_VALUE, "the handle is of no event of this device that still exists"
+                Result.ERROR_INVALID_VALUE, "the handle is not that of an existing event of this device"
             )
         return event
 

@@ -1,10 +1,10 @@
 """Instructions that access memory, and the results of calls.
 
-Loads and stores are written by memory_text.py. Atomics act lane by lane, the lowest first, in one loop; accesses that
-no compiler may move (volatile, relaxed, atomic) stand between fences for LLVM.
+memory_text.py writes loads and stores. Atomics act lane by lane, the lowest first, in one loop. Compiler fences
+enclose accesses that LLVM must not move (volatile, relaxed, atomic).
 
-Textures and surfaces are attempts, whose common cases are in C (native/src/kernel_textures.c). It finds handles and
-coordinates of all lanes in `%fragments`, and the values:
+Textures and surfaces are attempts, whose common cases are in C (native/src/kernel_textures.c). The handles,
+coordinates and values of all lanes are in `%fragments`:
 
     64-bit handles | 3 rows of 32-bit coordinates | 4 rows of values, each as wide as the access; a row has 32 lanes
 """
@@ -65,14 +65,14 @@ def _store(text: MemoryText, operation: Operation) -> None:
 
 _SAME_NAMES: Final = ("add", "and", "or", "xor", "min", "max")
 _ATOMIC: Final = {f: f for f in _SAME_NAMES} | {"exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
-"""LLVM's names of the functions."""
+"""LLVM's name of each atomic function."""
 _MIN_SLEEP: Final = 1000
-"""In nanoseconds."""
+"""The shortest sleep for which a warp stops, in nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
-"""Operations that are written as a load, an operation and a store for a block's own shared memory."""
+"""Functions that on a block's own shared memory are a plain load, operation and store."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 _SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
-"""The types without an atomic instruction of the processor; the only function that is written for them is a sum."""
+"""The types for which the processor has no atomic instruction. Only sums are supported for them."""
 
 
 @writes("atom red")
@@ -93,7 +93,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     pointers = text.check(group, mask)
     values = [text.use(value, type_name, vector) for value in inputs]
     kind = f"i{bits}" if function == "cas" or is_small else FLOATS.get(type_name, f"i{bits}")
-    # No other thread of the host runs this block.
+    # Only this CPU thread runs the block, so operations on its shared memory need not be atomic.
     is_plain = group.space == "shared" and function in _PLAIN and not is_small
     on = text.label("done")
     if is_plain and isinstance(target, Sink) and operation.guard is None:
@@ -134,7 +134,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
 
 
 def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
-    """Write an atomic sum of small floats, a loop of comparing and swapping; return the old bits."""
+    """Write an atomic sum of small floats as a compare-and-swap loop; return the old bits."""
     kind, bytes_ = f"i{BITS[type_name]}", BITS[type_name] // 8
     start, again, done = text.label("start"), text.label("again"), text.label("swapped")
     text.jump(start)
@@ -169,9 +169,9 @@ def _act_on_all_lanes(
 ) -> None:
     """Write an atomic operation of all lanes on shared memory, without a loop.
 
-    Offsets and operands of lanes go through memory, offsets two at a time, because processors take elements out of
-    vectors slowly. The loads are volatile, otherwise LLVM replaces them by just that. Offsets have a sign: the memory
-    of another block of the cluster may be before the block's own.
+    The lanes' offsets and operands are stored in memory and loaded again, offsets two at a time, because processors
+    extract elements from vectors slowly. The loads are volatile, because LLVM would replace them by extractions.
+    Offsets are signed, because another block of the cluster may have its memory before this block's.
     """
     vector, type_name, is_varying = text.vector, operation.type, text.plan.is_varying(operand)
     bits, kind = BITS[type_name], FLOATS.get(type_name, f"i{BITS[type_name]}")
@@ -219,7 +219,7 @@ def _fence(text: MemoryText, operation: Operation) -> None:
 @writes("prefetch prefetchu griddepcontrol discard applypriority pmevent setmaxnreg")
 @writes("cp.async.bulk.commit_group cp.async.bulk.wait_group cp.async.bulk.prefetch cp.async.bulk.prefetch.tensor")
 def _do_nothing(text: MemoryText, operation: Operation) -> None:
-    """Do nothing: there is no cache, and copies are made when they are issued."""
+    """Do nothing, because no cache is emulated, and copies are made when they are issued."""
 
 
 @writes("createpolicy")
@@ -229,7 +229,7 @@ def _create_policy(text: MemoryText, operation: Operation) -> None:
 
 @attempts("nanosleep")
 def _sleep(text: MemoryText, operation: Operation) -> None:
-    """Let the warp sleep for the longest time of its lanes; less than a stop takes is no time."""
+    """Let the warp sleep for the longest time of its lanes, unless that is below _MIN_SLEEP."""
     kind, lanes = text.vector.of("i32"), text.as_lanes(text.active())
     times = text.use(operation.operands[0], "u32", text.vector)
     times = text.choose(text.vector, lanes, kind, times, "zeroinitializer")
@@ -260,13 +260,13 @@ def _find_function(text: MemoryText, operation: Operation) -> None:
 # --- textures and surfaces
 
 _PLACES, _VALUES = 8 * WARP, 20 * WARP
-"""Where the coordinates and the values begin."""
+"""The offsets of the coordinates and of the values in `%fragments`, in bytes."""
 _LAYERED, _INTEGERS, _STORES = 4, 8, 8
 _BEYOND: Final = {"trap": 0, "clamp": 16, "zero": 32}
 
 
 def _set_access(text: MemoryText, operation: Operation, place: Argument) -> int:
-    """Store the handles and coordinates of `[object, {...}]`; return the dimensions, and whether there are layers."""
+    """Store the handle and coordinates of `[object, {...}]`; return the number of dimensions, with the layer flag."""
     geometry = operation.one_of(*SURFACE_GEOMETRIES)
     if not geometry or not isinstance(place, Group):
         raise text.refuse()
@@ -283,7 +283,7 @@ def _set_access(text: MemoryText, operation: Operation, place: Argument) -> int:
 
 
 def _new_sites(text: MemoryText) -> str:
-    """Return the first of two places of accesses: to the object, and to its elements."""
+    """Add two sites, for the accesses to the object and to its elements; return the number of the first."""
     text.site_count += 2
     return str(text.site_count - 2)
 
@@ -293,7 +293,7 @@ def _row(text: MemoryText, index: int) -> str:
 
 
 def _call(text: MemoryText, name: str, *arguments: int) -> None:
-    """Call a function of C for the lanes that execute the operation; escape if it has not done it."""
+    """Call a C function for the lanes that execute the operation; escape if the function has not done it."""
     numbers = [("i32", str(number)) for number in arguments]
     where = ("ptr", "%ctx"), ("i64", _new_sites(text)), ("i32", text.as_word(text.active()))
     failed = text.call(name, "i32", *where, *numbers, ("ptr", "%fragments"))

@@ -1,15 +1,16 @@
 """LLVM values with the operators and functions of NumPy's arrays, so that one text serves both tiers.
 
-The NumPy tier's emitters write Python expressions, such as `multiply_high(v1, v2) + v3`. They compute if v1 to v3 are
-arrays; with these values, they write instructions (shared_forms.py). NumPy passes its functions and operators to
-`__array_ufunc__` of an operand that has it, also those in the functions of `pympsd_server.ptx.math`:
+The NumPy tier's emitters write Python expressions, such as `multiply_high(v1, v2) + v3`. If v1 to v3 are arrays, the
+expressions compute; with the values of this module, they write instructions (shared_forms.py). NumPy calls an
+operand's `__array_ufunc__` for its functions and operators, also for those in the functions of
+`pympsd_server.ptx.math`:
 
     v1 + np.uint32(7)       %v3 = add <32 x i32> %v1, splat (i32 7)
     np.minimum(v1, v2)      %v4 = call <32 x i32> @llvm.umin.v32i32(<32 x i32> %v1, ...)
 
-Such functions must not depend on elements (`if a[0] == 0`). Only `any` has a result, True, because it chooses between
-a short way and one that is always right. A function of NumPy that is not in the tables here raises Refused, and the
-instruction escapes.
+These functions must not depend on elements (`if a[0] == 0`). Only `any` has a result: True, because it selects
+between a short way and a way that is always right. A function of NumPy that is not in the tables here raises Refused,
+so that the instruction escapes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _COMPOSED: Final[dict[np.ufunc, Callable[[Any], Any]]] = {
 
 @frozen(eq=False)
 class Expression(NDArrayOperatorsMixin):
-    """A value of a kernel in a shape: floats, integers, or truths (i1)."""
+    """A value of a kernel with a shape: floats, integers or truths (i1). `name` is its name in LLVM's text."""
 
     text: Text
     shape: Shape
@@ -64,7 +65,7 @@ class Expression(NDArrayOperatorsMixin):
 
     @property
     def bits(self) -> int:
-        """The width of an element."""
+        """The number of bits of an element."""
         return 1 if self.dtype.kind == "b" else 8 * self.dtype.itemsize
 
     @property
@@ -78,15 +79,15 @@ class Expression(NDArrayOperatorsMixin):
         return self.shape.of(_ELEMENTS[self.dtype])
 
     def replace(self, dtype: DType, name: str) -> Expression:
-        """Return another value in the same shape."""
+        """Return an expression for another value with the same shape."""
         return Expression(self.text, self.shape, dtype, name)
 
     def make(self, value: Any, dtype: DType | None = None) -> Expression:
-        """Return a number, or another value, with this dtype, which is its own unless one is given."""
+        """Convert a number or another expression to a dtype, by default this expression's."""
         dtype = dtype or self.dtype
         if isinstance(value, Expression):
             return value.astype(dtype)
-        if dtype.kind == "f":  # LLVM writes constants of float as doubles
+        if dtype.kind == "f":  # LLVM writes constants of the type float as doubles
             code, prefix = ("e", "0xH") if dtype == F16 else ("d", "0x")
             constant = prefix + struct.pack(f">{code}", dtype.type(value)).hex().upper()
             name = f"splat ({_ELEMENTS[dtype]} {constant})" if self.shape.lanes else constant
@@ -96,7 +97,10 @@ class Expression(NDArrayOperatorsMixin):
         return self.replace(dtype, name)
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any) -> Any:
-        """Write a function of NumPy or an operator, for operands of which at least one is such a value."""
+        """Write a function of NumPy, or an operator, with at least one expression among its operands.
+
+        Raises Refused for other functions than those in the tables.
+        """
         types: list[Any] = [x.dtype if hasattr(x, "dtype") else type(x) for x in inputs]
         *dtypes, result = _resolve(function, *types)
         x = [self.make(value, dtype) for value, dtype in zip(inputs, dtypes, strict=True)]
@@ -124,40 +128,40 @@ class Expression(NDArrayOperatorsMixin):
         return self.replace(dtypes[0], name).astype(result)
 
     def __array_function__(self, function: Callable[..., Any], types: Any, inputs: Any, options: Any) -> Any:
-        """Write a selection, which `np.where` is; refuse other functions."""
+        """Write `np.where` as a selection. Raises Refused for other functions."""
         if function is not np.where:
             raise Refused(f"{function.__name__} has no text of LLVM")
         condition, yes, no = inputs
         return condition.choose(yes, no)
 
     def __getitem__(self, index: tuple[()]) -> Expression:
-        """Return the value itself, as an array without dimensions does for ()."""
+        """Return the expression itself, as an array without dimensions does for the index ()."""
         return self
 
     def any(self) -> bool:
-        """Return True: some element may be true."""
+        """Return True, because some element may be true."""
         return True
 
     def choose(self, yes: Any, no: Any) -> Expression:
-        """Return one of two values by this truth."""
+        """Return `yes` where this expression is true, else `no`."""
         dtype = np.result_type(*(x.dtype if isinstance(x, Expression) else x for x in (yes, no)))
         first, second = self.make(yes, dtype), self.make(no, dtype)
         return self.replace(dtype, self.text.choose(self.shape, self.name, first.kind, first.name, second.name))
 
     def cast(self, name: str, dtype: Any) -> Expression:
-        """Return a conversion by an instruction."""
+        """Return the value converted to a dtype by an instruction such as fptrunc."""
         dtype = np.dtype(dtype)
         return self.replace(dtype, self.text.cast(name, self.name, self.kind, self.shape.of(_ELEMENTS[dtype])))
 
     def view(self, dtype: Any) -> Expression:
-        """Return the bits as another type of the same width."""
+        """Return the value's bits as another type of the same width."""
         dtype = np.dtype(dtype)
         if dtype == self.dtype:
             return self
         return self.cast("bitcast", dtype) if "f" in (self.dtype.kind, dtype.kind) else self.replace(dtype, self.name)
 
     def astype(self, dtype: Any) -> Expression:
-        """Return the value converted as NumPy does, floats rounded to nearest."""
+        """Return the value converted to a dtype as by NumPy; floats are rounded to nearest."""
         dtype = np.dtype(dtype)
         source, target, size = self.dtype.kind, dtype.kind, dtype.itemsize - self.dtype.itemsize
         if dtype == self.dtype:
@@ -169,7 +173,7 @@ class Expression(NDArrayOperatorsMixin):
             if (self.dtype, dtype) == (F64, F16):
                 return round_to_half(self)
             return self.cast("fptrunc" if size < 0 else "fpext", dtype)
-        if dtype == F16:  # a float has all integers up to 2 ** 24, and greater halves are infinite: this rounds once
+        if dtype == F16:  # rounds once: all integers up to 2 ** 24 are floats, and larger ones become infinite halves
             return self.astype(F32).cast("fptrunc", dtype)
         if target == "f":
             return self.cast("sitofp" if source == "i" else "uitofp", dtype)
@@ -182,26 +186,26 @@ class Expression(NDArrayOperatorsMixin):
 
 @lru_cache(maxsize=1024)
 def _resolve(function: np.ufunc, *types: Any) -> tuple[DType, ...]:
-    """Return the dtypes of the operands, to which they are converted, and that of the result."""
+    """Return the dtypes to which a function converts its operands, and then the result's."""
     return function.resolve_dtypes((*types, *[None] * function.nout))
 
 
 def multiply_add_halves(a: Expression, b: Expression, c: Expression) -> Expression:
     """Return a * b + c of halves, rounded once.
 
-    The product is exact in single precision. Their sum is cut off to an odd number if it is not exact, which is then
-    on the right side of every half-way point.
+    The product is exact in single precision. The sum is rounded to odd, so it is on the right side of the midpoint of
+    two halves when it is rounded again.
     """
     return _narrow_to_half(*two_sum(a.astype(F32) * b.astype(F32), c.astype(F32)))
 
 
 def round_to_half(value: Expression) -> Expression:
-    """Return a double as a half, rounded once."""
+    """Round a double to a half, in one rounding."""
     near = value.astype(F32)
     return _narrow_to_half(near, value - near.astype(F64))
 
 
 def _narrow_to_half(near: Expression, error: Expression) -> Expression:
-    """Return the exact sum of a float and an error as a half."""
+    """Round the exact sum of a float and its error to a half."""
     odd: Expression = round_to_odd(near, error)
     return odd.cast("fptrunc", F16)

@@ -1,14 +1,15 @@
-"""The table of instructions with a form of the compiled tier.
+"""The table of instructions for which the compiled tier has a form.
 
-Other instructions are written by their emitters if they only compute (shared_forms.py); the rest escapes to the NumPy
-tier.
+Of the other instructions, those that only compute are written by their emitters (shared_forms.py). The rest escape to
+the NumPy tier.
 
-A form gets the text of a kernel and an operation. It writes scalars or vectors, depending on the shape of the result.
-It raises Refused for types, modifiers and operands that it does not support: then the operation escapes. The NumPy
-tier has already checked which modifiers the instruction may have, when it translated the kernel.
+A *form* is a function that writes an operation to the text of a kernel, as scalars or vectors, depending on the shape
+of the result. If it does not support the types, modifiers or operands it raises Refused, and the operation escapes.
+The NumPy tier has already checked the modifiers when it translated the kernel.
 
-An *attempt* is the form of an instruction whose common cases the runtime in C does: whether it can is known
-when it runs. It calls `escape_unless` before it sets any register; then the operation escapes if the truth is false.
+An *attempt* is the form of an instruction of which the runtime in C does only the common cases. Whether a case is
+common is known at run time. The form calls `escape_unless` before it sets any register, so that the operation escapes
+otherwise.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def attempts(names: str) -> Callable[[Form], Form]:
 
 
 def write_attempt(text: MemoryText, operation: Operation) -> None:
-    """Write an operation that escapes in rare cases; raise Refused for one that always escapes."""
+    """Write an operation that escapes only in rare cases. Raises Refused if it always escapes."""
     text.operation, text.escape = operation, text.label("escape")
     if operation.name not in _ATTEMPTS:
         raise text.refuse()
@@ -51,6 +52,6 @@ def write_attempt(text: MemoryText, operation: Operation) -> None:
 
 
 def write(text: MemoryText, operation: Operation) -> None:
-    """Write one operation; raise Refused for one that escapes. ``st.async`` is not ``st``."""
+    """Write one operation. Raises Refused if it escapes."""
     text.operation = operation
     _TABLE.get(name_of(operation), write_shared)(text, operation)

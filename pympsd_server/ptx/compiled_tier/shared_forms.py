@@ -1,14 +1,14 @@
-"""Instructions that only compute, as the NumPy tier describes them.
+"""Instructions that only compute: the NumPy tier's emitters write them for the compiled tier, too.
 
-Their emitters (`pympsd_server.ptx.numpy_tier`) write Python expressions over the operands. `_Evaluator` is the writer
-that they get here: it evaluates each expression immediately, with values of LLVM for the operands (expressions.py),
-whose operators and functions write instructions. So an instruction has one description for both tiers:
+The emitters (`pympsd_server.ptx.numpy_tier`) write Python expressions with the operands. Here their writer is an
+`_Evaluator`, which evaluates each expression immediately. The operands are LLVM values (expressions.py), whose
+operators and functions write instructions. So both tiers share the description of an instruction:
 
     add.ftz.f32    the emitter writes flush(flush(a) + flush(b)); here that is two selections, an fadd, a selection
 
-Functions that look at elements, or whose NumPy text would be slow as machine code, have a text of their own here
-(`_OWN`). An instruction escapes if its expressions have a name that is not defined here, or a function of NumPy that
-LLVM lacks. That is so for all that read memory, other threads or the state of the batch.
+Functions that depend on elements, or whose NumPy text would be slow as machine code, have a text of their own here
+(`_OWN`). An instruction escapes if its expressions contain a name that is not defined here, or a function of NumPy
+that LLVM lacks. Instructions that read memory, other threads or the state of the batch therefore escape.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEAREST: Final = {"rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 
 
 def write_shared(text: MemoryText, operation: Operation) -> None:
-    """Write an operation by the NumPy tier's emitter; raise Refused for one that does more than compute."""
+    """Write an operation by the NumPy tier's emitter. Raises Refused if it does more than compute."""
     emitter = TABLE.get(name_of(operation))
     carry = [text.code.carry] if operation.has("cc") else []
     if emitter is None or not operation.operands:
@@ -44,13 +44,13 @@ def write_shared(text: MemoryText, operation: Operation) -> None:
     emitter.emit(evaluator, operation)
     text.refuse_if(not evaluator.results)
     guard = operation.guard and operation.guard.register
-    # The guard's own register last: until then it is read for each result.
+    # Assign the guard's register last, because every other assignment reads it.
     for target, value in sorted(evaluator.results, key=lambda result: result[0] == guard):
         text.assign_expression(target, value)
 
 
 class _Evaluator(Writer):
-    """A writer of the NumPy tier whose names are values of LLVM, and that evaluates what it would write."""
+    """A writer for emitters that evaluates expressions instead of writing them; names refer to LLVM values."""
 
     def __init__(self, text: MemoryText, shape: Shape, operation: Operation) -> None:
         super().__init__(text.code, Constants(), {}, (), operation=operation)
@@ -59,7 +59,7 @@ class _Evaluator(Writer):
         self.results: list[tuple[Argument, Expression]] = []
 
     def keep(self, expression: str) -> str:
-        """Evaluate an expression; return a name for its value."""
+        """Evaluate an expression; return a name for its value. Raises Refused for an unknown name."""
         if expression.isidentifier():
             return expression
         try:
@@ -74,7 +74,7 @@ class _Evaluator(Writer):
         return name
 
     def run(self, statement: str) -> None:
-        """Refuse an instruction with an effect other than its results."""
+        """Raise Refused, because the instruction has an effect other than its results."""
         raise self._text.refuse(statement)
 
     def scalar(self, value: float | bool, dtype: DType) -> str:
@@ -86,7 +86,7 @@ class _Evaluator(Writer):
         return self._define(self._text.expression(operand, dtype, self._shape))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
-        """Note the value of a result."""
+        """Add the value of an expression to the results."""
         value = self._values[self.keep(expression)]
         if not isinstance(value, Expression):
             value = Expression(self._text, self._shape, dtype, "").make(value)
@@ -99,7 +99,7 @@ def _compile(expression: str) -> CodeType:
 
 
 def _divide(a: Expression, b: Expression) -> Value:
-    """Return a quotient; dividing by zero sets all bits. 32-bit vectors are divided as doubles."""
+    """Return a quotient; division by zero sets all bits. Vectors of up to 32 bits are divided as doubles."""
     none = b == 0
     return none.choose(a.make(-1), _quotient(a, none.choose(b.make(1), b)))
 
@@ -115,13 +115,13 @@ def _quotient(a: Expression, b: Expression) -> Value:
         return (first / second).cast("fptosi", S64).astype(a.dtype)
     if a.dtype.kind == "u":
         return a.replace(a.dtype, a.text.op("udiv", a.kind, a.name, b.name))
-    minus = b == -1  # the smallest number divided by -1 overflows
+    minus = b == -1  # because the least number divided by -1 overflows
     quotient = a.text.op("sdiv", a.kind, a.name, minus.choose(b.make(1), b).name)
     return minus.choose(-a, a.replace(a.dtype, quotient))
 
 
 def _multiply_high(a: Expression, b: Expression) -> Expression:
-    """Return the upper half of a product, which LLVM may have in 128 bits."""
+    """Return the upper half of a product of twice the width, up to 128 bits."""
     wide, extend = a.shape.of(f"i{2 * a.bits}"), "sext" if a.dtype.kind == "i" else "zext"
     product = a.text.op("mul", wide, *(a.text.cast(extend, x.name, a.kind, wide) for x in (a, b)))
     high = a.text.op("lshr", wide, product, a.shape.constant(f"i{2 * a.bits}", a.bits))
@@ -142,12 +142,12 @@ def _float_to_integer(value: Expression, dtype: DType, mode: str) -> Value:
     name = f"llvm.fpto{'s' if dtype.kind == 'i' else 'u'}i.sat."
     name += f"{value.shape.mangled(result.element)}.{value.shape.mangled(value.element)}"
     result = value.replace(dtype, value.text.call(name, result.kind, (value.kind, whole.name)))
-    # NaN gives the highest bit, otherwise 0.
+    # A special NaN becomes the highest bit, and any other NaN 0.
     return np.isnan(value).choose(result.make(1 << (result.bits - 1)), result) if special else result
 
 
 def _intrinsic(name: str) -> Callable[..., Expression]:
-    """Return a function that writes an intrinsic of values of one type."""
+    """Return a function that writes an intrinsic whose values have the same type."""
 
     def call(first: Expression, *others: Any) -> Expression:
         names = [first.make(x).name for x in (first, *others)]
@@ -169,11 +169,11 @@ _OWN: Final[dict[str, Any]] = {
     **{f"float_{f}_nan": _intrinsic(f"{f}imum") for f in ("min", "max")},
 }
 _UNWRITTEN: Final = ("round_directed_double", "small_pair", "small_pair_from_halves", "halves_from_small")
-"""The functions that look at single elements, or in tables."""
+"""The functions without a text for LLVM, because they depend on elements or use tables."""
 
 
 def _list_names() -> dict[str, Any]:
-    """Return what expressions may name. Functions of video instructions, which are rare and long, are not in it."""
+    """Return the names that expressions may contain; functions of video instructions, rare and long, are missing."""
     names: dict[str, Any] = (
         {"np": np} | DTYPE_NAMES | {f"{n}_t": np.dtype(scalar) for n, scalar in DTYPE_NAMES.items()}
     )

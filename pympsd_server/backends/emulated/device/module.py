@@ -54,7 +54,7 @@ def load(image: bytes, compute_capability: tuple[int, int], user: int = 0) -> Pr
 
 @contextmanager
 def refusals_as_backend_errors() -> Iterator[None]:
-    """Raise the translator's refusals and failures as BackendError: INVALID_PTX, or NOT_SUPPORTED by MPS."""
+    """Convert the translator's refusals and failures to BackendError INVALID_PTX, or NOT_SUPPORTED for MPS."""
     try:
         yield
     except BackendError:
@@ -192,7 +192,7 @@ class EmulatedModule:
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:
     major, minor = capability
     # A kernel gets the shared memory that every device has, less its own declarations, unless it opts in to more.
-    most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
+    max_shared = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
     return FunctionLayout(
         name=kernel.name,
         parameters=tuple((offset, size) for _, offset, size in kernel.parameters),
@@ -206,7 +206,7 @@ def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[i
             "PTX_VERSION": kernel.target,
             "BINARY_VERSION": major * 10 + minor,
             "CACHE_MODE_CA": 0,
-            "MAX_DYNAMIC_SHARED_SIZE_BYTES": max(0, most - kernel.shared_bytes),
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": max(0, max_shared - kernel.shared_bytes),
             "PREFERRED_SHARED_MEMORY_CARVEOUT": _CARVEOUT_DEFAULT,
             **_NO_CLUSTER,
             **_cluster(kernel),

@@ -78,7 +78,7 @@ class ClientSpace:
 
     @property
     def lock(self) -> Lock:
-        """Held while the space or the budget is changed."""
+        """The lock for changes of the space or the budget."""
         return self.reserved.lock
 
     def own(self, address: int) -> None:
@@ -130,8 +130,8 @@ class HostMemory:
             try:
                 _attach(client, address, memory, file)
             except OSError as error:
-                for attached_space in attached:
-                    _detach(client, attached_space)
+                for attached_address in attached:
+                    _detach(client, attached_address)
                 raise _not_mapped(memory.nbytes, error) from None
             attached.append(address)
 

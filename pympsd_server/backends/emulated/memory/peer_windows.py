@@ -63,7 +63,7 @@ class Table:
         self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
         at = _HEAD + 2 * RANGES
         self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
-        self._patience_seconds = _READ_TIMEOUT_SECONDS
+        self._timeout_seconds = _READ_TIMEOUT_SECONDS
         """How long a read waits for an unfinished table; after a peer was late once, reads wait only briefly."""
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
@@ -93,7 +93,7 @@ class Table:
         Return generation -1 and nothing else if the table stays unfinished, because its writer ended while it wrote,
         or another process with the file writes to it.
         """
-        deadline = time.monotonic() + self._patience_seconds
+        deadline = time.monotonic() + self._timeout_seconds
         while True:
             generation, count, segments = (int(word) for word in self._head[:3])
             if not generation & 1:
@@ -109,7 +109,7 @@ class Table:
             if generation & 1:
                 # The writer may be waiting for a processor; a copy made before it continues would be useless.
                 time.sleep(_PAUSE_SECONDS)
-        self._patience_seconds = _SHORT_TIMEOUT_SECONDS
+        self._timeout_seconds = _SHORT_TIMEOUT_SECONDS
         return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
 
 
@@ -162,8 +162,8 @@ class PeerWindow:
             with self._lock:
                 generation, starts, ends, segments = self._table.read(self.size)
                 self._follow(segments)
-                for lacking in segments - self._mapped:
-                    reached = (ends <= lacking.offset) | (lacking.offset + lacking.size <= starts)
+                for missing in segments - self._mapped:
+                    reached = (ends <= missing.offset) | (missing.offset + missing.size <= starts)
                     starts, ends = starts[reached], ends[reached]
                 self._read = generation, starts, ends
         return self._read
@@ -173,12 +173,13 @@ class PeerWindow:
         for segment in self._mapped - segments:
             self._mapping.clear(self.place + segment.offset, segment.size)
         self._mapped &= segments
-        for new in segments - self._mapped:
+        for segment in segments - self._mapped:
+            placed = Segment(self.place + segment.offset, segment.size, segment.file)
             try:
-                self._mapping.map_file(self._process, Segment(self.place + new.offset, new.size, new.file))
+                self._mapping.map_file(self._process, placed)
             except (OSError, ValueError):
                 continue  # the peer has unmapped it, as the next generation shows, or the system maps no more
-            self._mapped.add(new)
+            self._mapped.add(segment)
 
     def clear(self) -> None:
         """Unmap everything."""

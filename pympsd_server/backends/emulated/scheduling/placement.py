@@ -157,8 +157,8 @@ class Placement:
             kernel: The kernel.
             size: The size of its blocks.
         """
-        impatient = self.unfinished_slices >= _MAX_SLICES_WAITED
-        if self._reserving is not None and self._reserving is not kernel and not impatient:
+        is_overdue = self.unfinished_slices >= _MAX_SLICES_WAITED
+        if self._reserving is not None and self._reserving is not kernel and not is_overdue:
             return False
         if self.resident and self.free_blocks(size) < kernel.blocks_together:
             self._waiting.add(kernel)

@@ -254,8 +254,8 @@ class Scheduler:
         ``by_own_work``: whether the context's own work faulted, so that all of it is stopped. ``quietly``: do not
         call ``on_fault``, because it is not a fault of a GPU.
         """
-        new = owner.mark_faulted(status, by_own_work)
-        if new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
+        is_new = owner.mark_faulted(status, by_own_work)
+        if is_new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
             calls.append(lambda: owner.on_fault(status))
         unstoppable = [item for item in owner.pending if self._is_unstoppable(item)]
         self._ready.drop(owner.queue)
