@@ -118,7 +118,7 @@ def execution_affinity(kind: int) -> int:
     context = current()
     _check_affinity_type(kind)
     if not (process.require().provisions and context.device.properties.is_volta_or_newer):
-        reason = "there is no execution affinity here: it needs an MPS daemon and a Volta or newer device"
+        reason = "execution affinity needs an MPS daemon and a Volta or newer device"
         raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
     return context.usable().multiprocessors
 
@@ -202,7 +202,7 @@ def detach(handle: int) -> None:
     """
     context = context_of(handle)
     if context is not current():
-        raise invalid_context("cuCtxDetach is of the context that is current to its thread")
+        raise invalid_context("cuCtxDetach takes only the calling thread's current context")
     if context.attached:
         context.attached -= 1
     else:

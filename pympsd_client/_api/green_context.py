@@ -30,9 +30,7 @@ _STEP: Final = 2
 
 def _resource(device: VisibleDevice, count: int) -> SmResource:
     if not device.properties.is_volta_or_newer:
-        raise not_supported(
-            "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on"
-        )
+        raise not_supported("the SMs of this device cannot be divided: that needs compute capability 7.0 or higher")
     row = rounding(device.properties)
     return SmResource(device.number, count, min(row.green_minimum, count), min(row.green_alignment, count))
 
@@ -100,7 +98,7 @@ def _part(resource: SmResource, count: int) -> SmResource:
 
 
 def _not_possible(what: str) -> CudaError:
-    return CudaError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, f"there are not {what}")
+    return CudaError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, f"not possible: {what}")
 
 
 def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[bytes], bytes]:
@@ -121,7 +119,7 @@ def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[
             )
         unit = group.coscheduled or resource.alignment
         if unit % _STEP or group.preferred % unit:
-            raise invalid_value(f"coscheduled SMs must be a multiple of {_STEP}, preferred ones of those, not {unit}")
+            raise invalid_value(f"coscheduled SMs must be a multiple of {_STEP} and divide the preferred, not {unit}")
         size = group.count or remaining // unit * unit
         is_whole = size % (_STEP if group.flags & _BACKFILL else unit) == 0
         if not is_whole or not 0 < size <= remaining:

@@ -99,7 +99,7 @@ def _event(value: Any) -> int:
         raise invalid_value(f"the flags of an event in a launch attribute must be 0, not {number(value.flags):#x}")
     if flags & events.INTERPROCESS or not flags & events.DISABLE_TIMING:
         raise not_supported(
-            "a launch records events with CU_EVENT_DISABLE_TIMING and without CU_EVENT_INTERPROCESS only"
+            "a launch can record only events with CU_EVENT_DISABLE_TIMING and without CU_EVENT_INTERPROCESS"
         )
     return handle
 

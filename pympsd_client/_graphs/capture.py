@@ -24,7 +24,7 @@ waits for the event adds them to its own nodes, and joins the capture if it did 
 
 - The streams of a capture are exactly the keys of its ``next``; ``_captures`` finds the capture of a stream.
 - At the end a path must lead from each captured node to the origin's latest work, or the error is UNJOINED.
-- An invalid capture (``reason`` is set) takes no more work, but has to be ended in the stream in which it began.
+- An invalid capture (``reason`` is set) does not take work, but has to be ended in the stream in which it began.
 - A capture begins with `launch_cache.invalidate`, because launches in C would bypass it.
 - In the modes GLOBAL and THREAD_LOCAL, calls that may depend on captured work (_UNSAFE) are refused in the threads
   that the mode names.
@@ -211,8 +211,8 @@ class Captures:
         if is_unjoined:
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_UNJOINED,
-                "work of another stream was captured and not joined to the stream of the capture again: record an "
-                "event after it, and wait for that",
+                "captured work of another stream was not joined to the stream in which the capture began: record an "
+                "event after the work, and wait for the event there",
             )
         raise invalidation_error(capture)
 
@@ -280,7 +280,7 @@ class Captures:
             if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
             if any(node.graph is not capture.graph for node in dependencies):
-                raise invalid_value("a node belongs to another graph than the one that the stream captures into")
+                raise invalid_value("a node belongs to a graph other than the one into which the stream captures")
             if replaces:
                 for node in capture.next[place].keys() - dependencies.keys():
                     capture.added.pop(node, None)
@@ -323,7 +323,7 @@ class Captures:
                 return 0
             if not kind.is_shared and kind.location.id != context.device.number:
                 raise not_supported(
-                    f"the pool is of device {kind.location.id}, the stream that captures of {context.device.number}"
+                    f"the pool is of device {kind.location.id}, the capturing stream of {context.device.number}"
                 )
             with self.lift():
                 work = parameters.allocation_work(size, context, kind)
@@ -447,10 +447,10 @@ class Captures:
             raise invalidation_error(capture)
         if waiting_capture is not None and waiting_capture is not capture:
             for broken in (waiting_capture, capture):
-                broken.reason = "it was to be merged with another capture"
+                broken.reason = "a call would have merged it with another capture"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_MERGE, "the stream and the event are of different captures")
         if place[1] == STREAM_LEGACY:
-            capture.reason = "the legacy default stream was to join it"
+            capture.reason = "a call would have added the legacy default stream to it"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy default stream cannot join a capture")
         self._captures[place] = capture
         capture.next[place] = {**capture.next.get(place, {}), **after}

@@ -105,7 +105,7 @@ class Executable:
         """Return the copy of a node of the graph that was instantiated; raise INVALID_VALUE."""
         copy = self._copies.get(node.handle)
         if copy is None:
-            raise invalid_value(f"node {node.handle:#x} is not of the graph that was instantiated")
+            raise invalid_value(f"node {node.handle:#x} does not belong to the graph that was instantiated")
         return copy
 
     def change(self, node: Node, work: Any) -> None:

@@ -203,7 +203,7 @@ def batch_at(address: int) -> works.BatchWork:
     if raw.flags:
         raise invalid_value(f"a batch of memory operations takes no flags: they must be 0, not {raw.flags:#x}")
     if raw.count and not raw.paramArray:
-        raise invalid_value(f"paramArray is NULL, and {raw.count} operations are announced")
+        raise invalid_value(f"paramArray is NULL, but count is {raw.count}")
     context = require_context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
     parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
@@ -273,7 +273,7 @@ def conditional_at(graph: Graph, address: int) -> works.ConditionalWork:
     while condition is not None and condition.graph is not graph and graph.of is not None:
         graph = graph.of.graph
     if condition is None or condition.graph is not graph:
-        raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph, nor of one that it is in")
+        raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph or of one that contains it")
     max_bodies = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= max_bodies:
         raise invalid_value(

@@ -94,7 +94,7 @@ def _get_setting(core: Core) -> Resolved:
         check_not_null("the size", size)
         length = c_size_t.from_address(size)
         if value and length.value < len(data):
-            raise invalid_value(f"the value has {len(data)} bytes; its place has {length.value}")
+            raise invalid_value(f"the value has {len(data)} bytes, but the buffer has {length.value}")
         if value:
             _copy(data, value)
         length.value = len(data)

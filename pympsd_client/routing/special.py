@@ -42,7 +42,7 @@ def launch_by_config(default_stream: int = 0) -> Resolved:
             raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not NULL")
         *shape, stream, attributes, count = _CONFIG.unpack(string_at(config, _CONFIG.size))
         if not attributes and count:
-            raise invalid_value(f"attrs of the CUlaunchConfig is NULL, and numAttrs {count}")
+            raise invalid_value(f"attrs of the CUlaunchConfig is NULL, but numAttrs is {count}")
         if count:
             check_count(count, "attrs")
         names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")

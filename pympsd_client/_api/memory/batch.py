@@ -62,7 +62,7 @@ def _describe(operation: BatchCopy) -> Copy3D:
     if not (operation.width and operation.height and operation.depth):
         raise invalid_value("width, height and depth of each copy in a batch must be at least 1")
     if len(sizes) > 1:
-        raise invalid_value(f"the elements of both arrays must have as many bytes, not {min(sizes)} and {max(sizes)}")
+        raise invalid_value(f"both arrays must have elements of one size, not {min(sizes)} and {max(sizes)} bytes")
     (element,) = sizes
     destination, source = (side.describe(element) for side in operation.sides)
     return Copy3D(destination, source, operation.width * element, operation.height, operation.depth)

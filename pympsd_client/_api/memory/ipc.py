@@ -112,7 +112,7 @@ def _convert_to_map_error(error: CudaError) -> CudaError:
         return error
     return CudaError(
         Result.ERROR_MAP_FAILED,
-        "what the handle names is freed, or of another server's client: processes share through one server",
+        "the handle's object is freed, or belongs to a client of another server; use one server for both processes",
     )
 
 
@@ -124,7 +124,7 @@ def close_memory(address: int) -> None:
     _require_support("cuIpcCloseMemHandle")
     memory = allocations.get(address)
     if not isinstance(memory, OpenedMemory):
-        raise invalid_value(f"{address:#x} is not what cuIpcOpenMemHandle returned")
+        raise invalid_value(f"{address:#x} was not returned by cuIpcOpenMemHandle")
     memory.references -= 1
     if not memory.references:
         memory.context.synchronize()

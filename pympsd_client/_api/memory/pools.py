@@ -136,7 +136,7 @@ def create(properties: PoolProperties | None) -> int:
     if properties.usage:
         raise not_supported(f"cuMemPoolCreate: usage must be 0, not {properties.usage:#x}")
     if properties.max_size >= 1 << 63 or (kind.is_managed and properties.max_size):
-        raise invalid_value(f"a pool of {properties.max_size} bytes at most (of managed memory: 0)")
+        raise invalid_value(f"maxSize must be below 2^63 bytes, and 0 for managed memory, not {properties.max_size}")
     return pools.add(Pool(kind, device, properties.max_size, bool(properties.handle_types))).handle
 
 
@@ -170,7 +170,7 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
     attribute = "MANAGED_MEMORY" if is_managed else of_host
     if not all(device.properties.attributes.get(attribute) for device in process.require().devices):
         raise not_supported(
-            "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
+            "only pools of device memory are supported: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
             f"(device attribute {attribute} is 0)"
         )
     if not is_managed:
@@ -194,7 +194,7 @@ def node_of(device: VisibleDevice) -> int:
     """
     node = device.properties.attributes.get("HOST_NUMA_ID", -1)
     if node < 0:
-        raise invalid_value("the device names no NUMA node of the host (its attribute HOST_NUMA_ID is -1)")
+        raise invalid_value("the device does not name a NUMA node of the host (its attribute HOST_NUMA_ID is -1)")
     return node
 
 
@@ -316,7 +316,7 @@ def set_access(pool: int, argument: Any, count: int) -> None:
             raise invalid_value(f"access {description.flags:#x} from a location of type {description.location.type}")
         is_own = _is_accessible(entry, description.location)
         if is_own and description.flags != _READ_AND_WRITE:
-            raise invalid_value("a pool's own location has access to read and write, which cannot be taken from it")
+            raise invalid_value("a pool's own location can always read and write; its access cannot be revoked")
         if not is_own and (pair := _peers(entry, description)) is not None:
             peers[pair] = bool(description.flags)
     for pair, is_given in peers.items():
@@ -338,7 +338,7 @@ def _peers(pool: Pool, requested: Access) -> Pair | None:
             )
         return None
     if requested.flags not in (0, _READ_AND_WRITE):
-        reason = "access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
+        reason = "access must be CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE; read-only is not supported"
         raise not_supported(f"cuMemPoolSetAccess: {reason}")
     return device.ordinal, pool.device.ordinal
 

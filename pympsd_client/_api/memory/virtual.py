@@ -69,7 +69,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
     if alignment & (alignment - 1):
         raise invalid_value(f"the alignment must be a power of 2, not {alignment}")
     if size > _ROOM or alignment > _ROOM:
-        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process reserves {_ROOM} addresses of a device at most")
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process can reserve at most {_ROOM} addresses of a device")
     return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), requested)
 
 

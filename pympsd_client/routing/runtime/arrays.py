@@ -42,8 +42,8 @@ def format_of(channels: bytes) -> tuple[int, int]:
     if format is None or any(bits[count:]) or len(set(bits[:count])) != 1 or count == 3:
         raise CudaError(
             _INVALID_CHANNELS,
-            f"channels of {bits} bits of kind {kind} are not supported: 1, 2 or 4 alike, of integers of 8, 16 or 32 "
-            "bits, or floats of 16 or 32",
+            f"channels of {bits} bits of kind {kind} are not supported; 1, 2 or 4 equal channels are, of integers "
+            "with 8, 16 or 32 bits or floats with 16 or 32",
         )
     return format, count
 

@@ -56,7 +56,7 @@ def _shuffle(text: MemoryText, operation: Operation) -> None:
 
 
 def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int]:
-    """Return the lane that each lane reads, and the mask of lanes whose source is in range."""
+    """Return the lane that each lane reads, and the mask of the lanes whose source is in range."""
     distance, segment, limit = where & 31, clamp >> 8 & 31, clamp & 31
     sources, valid = [], 0
     for lane in range(WARP):
@@ -74,7 +74,7 @@ def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int
 
 
 def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, str]:
-    """Return the same for amounts that are not constants."""
+    """Return the result of `_constant_sources` for operands that are not constants."""
     lane = Expression(text, text.vector, S32, sequence(WARP, "i32"))
     distance, clamp = (text.expression(x, S32, text.vector) for x in operation.operands[2:4])
     distance, segment = distance & 31, (clamp >> 8) & 31
@@ -86,7 +86,7 @@ def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, st
         source = lane - distance if mode == "up" else lane + distance if mode == "down" else lane ^ distance
     truth = ~(source < top if mode == "up" else source > top)
     exists = truth
-    if not text.whole_warps:  # a lane past the end of the block reads as the lane itself
+    if not text.whole_warps:  # instead of a lane past the end of the block, a lane reads itself
         here = text.splat("%lanes_here", "i32", text.vector)
         exists = truth & (source < Expression(text, text.vector, S32, here))
     return (exists.choose(source, lane) & 31).name, truth.name
@@ -157,7 +157,7 @@ def _match(text: MemoryText, operation: Operation) -> None:
 
 
 def _equal_lanes(text: MemoryText, operation: Operation, voters: str) -> str:
-    """Return for each lane which of some lanes have the same value as it."""
+    """Return, for each lane, the mask of the voters that have the same value."""
     element = f"i{BITS[operation.type]}"
     kind, values = text.vector.of(element), text.use(operation.operands[1], operation.type, text.vector)
     for lane in range(WARP):
@@ -189,15 +189,13 @@ _BYTES_AT, _EXPECTED_AT, _PHASE_AT = 32, 20, 63
 
 
 def _wide(text: MemoryText, argument: Argument) -> str:
-    """Return an operand of 32 bits as a vector of 64."""
+    """Return a 32-bit operand as a vector of i64."""
     value = text.use(argument, "u32", text.vector)
     return text.cast("zext", value, text.vector.of("i32"), text.vector.of("i64"))
 
 
 def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *, drops: bool = False) -> str:
-    """Return the change of an mbarrier by an arrival, as `arrival` of the NumPy tier does; both are vectors of
-    i64.
-    """
+    """Return the change of an mbarrier by an arrival, as a vector of i64 (see `arrival` in runtime/mbarrier.py)."""
     kind, vector = text.vector.of("i64"), text.vector
     if isinstance(count, int):
         change = vector.constant("i64", count)
@@ -209,7 +207,7 @@ def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *,
 
 
 def arrive(text: MemoryText, operation: Operation, place: Argument, target: Argument, change: str) -> None:
-    """Change an mbarrier by each lane; `target` gets its state before."""
+    """Change each lane's mbarrier; `target` receives its state before the change."""
     _put_barriers(text, place)
     text.store(text.vector.of("i64"), change, "%scratch1")
     mask = ("i32", text.as_word(text.active()))
@@ -219,7 +217,7 @@ def arrive(text: MemoryText, operation: Operation, place: Argument, target: Argu
 
 
 def _put_barriers(text: MemoryText, place: Argument) -> None:
-    """Store the host addresses of the lanes' mbarriers after checking them."""
+    """Check the addresses of the lanes' mbarriers, and store the host addresses in %scratch0."""
     if not isinstance(place, Memory):
         raise text.refuse()
     group = text.groups[text.index]
