@@ -1,3 +1,1 @@
-"""The control daemon of pympsd, and the modules that all three programs share (vocabulary, wire, devices,
-journal).
-"""
+"""pympsd's control daemon, and the modules that the three programs share (vocabulary, wire, devices, journal)."""

@@ -1,9 +1,10 @@
 """The errors of pympsd: one base, and a family for each way in which a caller can react.
 
-Catch PympsdError for everything that pympsd itself raises, a family for what belongs together, a class for one case.
-The message of each error states what was wrong, what is allowed, and what to do. Classes that callers also catch by a
-built-in type (ValueError, OSError, KeyError) have that type as a second base. Exceptions that only steer the control
-flow of one module are private to it and are not errors. Imports nothing, because the command line uses it.
+Catch PympsdError for everything that pympsd itself raises, a family for errors that need the same reaction, or a
+class for one case. The message of each error states what was wrong, what is allowed, and what to do. Classes that
+callers also catch by a built-in type (ValueError, OSError, KeyError) have that type as a second base. Exceptions that
+only steer the control flow of one module are private to it and are not errors. Imports nothing, because the command
+line uses it.
 """
 
 BAD_USAGE = 2
@@ -13,8 +14,8 @@ BAD_USAGE = 2
 class PympsdError(Exception):
     """Base of all errors of the daemon, the server and the client library.
 
-    Never raised itself. Catch it to report any failure of pympsd, for instance at the top of a tool; catch a family
-    to react to one kind of failure.
+    It is not raised itself. Catch it to report any failure of pympsd, for example at the top of a tool; catch a
+    family to react to one kind of failure.
     """
 
 
@@ -33,7 +34,7 @@ class FileError(PympsdError):
 
 
 class StartError(PympsdError):
-    """A daemon, a server or an executor cannot start, or cannot take the place of the one before.
+    """A daemon, a server or an executor cannot start, or cannot replace an earlier one.
 
     Raised before the process serves anybody. A caller prints the message and exits, or refuses the client.
     """
@@ -42,7 +43,7 @@ class StartError(PympsdError):
 class DaemonError(PympsdError):
     """The daemon cannot be reached, does not respond, or refuses a request.
 
-    Raised by tools and by the client library. A caller reports it; trying again later may succeed.
+    Raised by tools and by the client library. A caller reports it; another attempt may succeed later.
     """
 
 
@@ -84,19 +85,19 @@ class ProtocolError(PympsdError):
 class LocalError(ProtocolError):
     """This side violated the protocol: an internal error.
 
-    Raised before anything is sent, for instance for a frame above the maximum. A caller logs it; it is a bug.
+    Raised before anything is sent, for example for a frame above the maximum. A caller logs it; it is a bug.
     """
 
 
 class RemoteError(ProtocolError):
-    """The other side violated the protocol: with malformed, too long or untimely messages.
+    """The other side violated the protocol with a malformed, too long or untimely message.
 
     Raised while a message is read. A caller closes this connection and serves all others.
     """
 
 
 class LimitExceeded(RemoteError):
-    """The other side took more memory or time than a connection may.
+    """The other side took more memory or time than a connection is allowed.
 
-    The message states which, and the maximum in bytes or seconds. A caller closes the connection.
+    The message states which of the two, and the maximum in bytes or seconds. A caller closes the connection.
     """

@@ -1,4 +1,4 @@
-import sys  # a stub: a file run by path is compiled at every start
+import sys  # keep this file short: a file run by path is compiled at every start
 
 try:
     import pympsd_server  # noqa: F401

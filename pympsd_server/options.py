@@ -1,4 +1,4 @@
-"""The server's command line: the daemon passes its link; run by hand, the server prints an explanation."""
+"""The server's command line. The daemon passes its link; a server started by hand prints an explanation."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve on the daemon's link, or print the description of this program."""
+    """Serve on the daemon's link, or print the description of this program; return the exit status."""
     if "-v" in arguments or "--version" in arguments:
         print(f"{TITLE} Binary version: {CUDA_VERSIONS[DRIVER]}")
         print(f"pympsd {VERSION}, an open reimplementation (Apache-2.0)")

@@ -1,9 +1,10 @@
-"""The cost of a connection for this process: bytes from its user's budget, and time to finish what it has begun.
+"""The cost of a connection for this process: bytes from its user's budget, and time to finish a frame or to read
+answers.
 
 Theory of operation. A process that serves untrusted users keeps two kinds of bytes for a connection: those that it
-has received and not handled yet (the beginning of a frame, a command that is being answered), and those that it
-has queued because the peer does not read. A user who opens a thousand connections can have both kinds on each, so a
-limit for each connection bounds nothing. Therefore
+has received and not handled yet (the beginning of a frame, a command that is being answered), and those that it has
+queued because the peer does not read. A user who opens a thousand connections can have both kinds on each, so a limit
+for each connection does not help. Therefore
 
 - all bytes of all connections of a user come out of one *budget* (BufferBudget), whichever socket they arrived at;
 - the connection for which bytes would be kept beyond the budget is closed. No other connection is touched, because
@@ -11,9 +12,9 @@ limit for each connection bounds nothing. Therefore
 - neither kind lasts: a frame that has begun must be complete, and what is queued must be read, within a
   *deadline*.
 
-How much a user may have is not decided here: a budget calls its ``problem``, which in the daemon is the check of all
-shares (pympsd.state_machine.shares). Everything else that a session keeps, such as the hello of a client that waits,
-is counted by ``keep``. An example, with a share of 4 MiB::
+A budget calls its ``problem`` to decide how much a user may have; in the daemon that is the check of all shares
+(pympsd.state_machine.shares). ``keep`` counts everything else that a session stores, such as the hello of a waiting
+client. An example, with a share of 4 MiB::
 
     connection   received   queued   kept     in the user's budget
     1            1 MiB      -        -        1 MiB
@@ -40,16 +41,19 @@ from attrs import define, field
 from pympsd.errors import LimitExceeded
 
 FRAME_SECONDS: Final = 10.0
-"""From the first byte of a frame, or a request of several, to its last; a hello has the same time."""
+"""The time from the first byte of a frame, or of a request of several frames, to its last.
+
+A hello has the same time.
+"""
 UNREAD_SECONDS: Final = 30.0
-"""From the moment that a peer's socket is full to the moment that the peer has read everything."""
+"""The time from when a peer's socket is full until the peer has read everything."""
 
 
 @define
 class BufferBudget:
     """Counts, by user, the bytes that this process keeps for its peers: received from them, or not yet read by them.
 
-    An `Allowance` counts one connection in it; a connection that would exceed its user's share is cut off.
+    An `Allowance` counts one connection in the budget. A connection that would exceed its user's share is closed.
     """
 
     problem: Callable[[int, int], str]
@@ -68,7 +72,7 @@ class BufferBudget:
         return Allowance(self, uid, FRAME_SECONDS, UNREAD_SECONDS)
 
     def link(self, uid: int) -> Allowance:
-        """Return the allowance of the link to a user's server: its bytes are counted, and nothing is limited."""
+        """Return the allowance of the link to a user's server, whose bytes are counted but not limited."""
         allowance = Allowance(self, uid)
         allowance.lift()
         return allowance
@@ -84,23 +88,25 @@ class Allowance:
     budget: BufferBudget | None = None
     uid: int = 0
     frame_seconds: float = math.inf
-    """The deadline of a frame that has begun, or of the rest of a request of several."""
+    """The time in seconds for a frame that has begun, or for the rest of a request of several frames."""
     unread_seconds: float = math.inf
-    """The deadline for the peer to read the queued bytes."""
+    """The time in seconds in which the peer must read the queued bytes."""
     _is_limited: bool = field(default=True, init=False)
     _received: int = field(default=0, init=False)
     _queued: int = field(default=0, init=False)
     _kept: int = field(default=0, init=False)
     _counted: int = field(default=0, init=False)
-    """The bytes that the budget holds for this connection."""
+    """The number of bytes that the budget counts for this connection."""
 
     def lift(self) -> None:
-        """Limit neither bytes nor time from now on, but keep counting: the peer has turned out to be a server."""
+        """From now on, count bytes but limit neither bytes nor time, because the peer has turned out to
+        be a server.
+        """
         self._is_limited = False
         self.frame_seconds = self.unread_seconds = math.inf
 
     def has_room(self, count: int) -> bool:
-        """Return whether the user may have ``count`` more bytes now. Nothing is counted."""
+        """Return whether the user may have ``count`` more bytes now, without counting them."""
         return self.budget is None or not self.budget.problem(self.uid, count)
 
     def count_received(self, count: int) -> None:
@@ -137,13 +143,13 @@ class Allowance:
             self._report_change(is_limited=False)
 
     def close(self) -> None:
-        """Release everything that was counted. Later counts have no effect."""
+        """Release all counted bytes. Later counts have no effect."""
         self._received = self._queued = self._kept = 0
         self._report_change()
         self.budget = None
 
     def _report_change(self, is_limited: bool = True) -> None:
-        """Report the change to the budget; raise LimitExceeded for too much, which is not counted then."""
+        """Report the change to the budget. Raise LimitExceeded, and do not count the bytes, if they are too many."""
         change = self._received + self._queued + self._kept - self._counted
         if self.budget is None or not change:
             return

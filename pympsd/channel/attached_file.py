@@ -1,7 +1,7 @@
 """Read the file that a command names on behalf of the daemon, which would open it with its own rights.
 
-``config apply FILE`` sends the text; ``config status --expect=FILE`` sends the hash of the text, so that a readiness
-probe compares the file that is mounted now with the one that was applied.
+``config apply FILE`` sends the text. ``config status --expect=FILE`` sends the hash of the text, so that a readiness
+probe can compare the file that is mounted now with the file that was applied.
 """
 
 import os
@@ -21,7 +21,10 @@ _KINDS: Final = {
 
 
 def text_of(words: Sequence[str]) -> bytes:
-    """Return the text of the first file that words name; raise LookupError with the reason why it cannot be read."""
+    """Return the text of the first file that words name.
+
+    Raise LookupError with the reason if the file cannot be read.
+    """
     path = _find_path(words)
     return _read(path) if path else b""  # the daemon reports what is missing
 
@@ -45,12 +48,12 @@ def _read(path: str) -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a file; do not wait for the writer of a FIFO."""
+    """Open a file without waiting for the writer of a FIFO."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _problem(status: os.stat_result, path: str) -> str:
-    """Return why a file is not read; nothing if it can be."""
+    """Return why a file must not be read; empty if it may be read."""
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         return f"a configuration file must be a regular file, not {kind}; write it to one first"
@@ -68,14 +71,16 @@ def _problem(status: os.stat_result, path: str) -> str:
 
 
 def expand_path(words: Sequence[str]) -> list[str]:
-    """Return words that name a file by its full path, which the daemon shows later, if that has no blanks."""
+    """Return the words with a file's full path, which the daemon shows later. A path with blanks is left as it is."""
     path = _find_path(words)
     full = os.path.abspath(path)
     return [full if word == path and len(full.split()) == 1 else word for word in words]
 
 
 def hash_expected_file(words: Sequence[str]) -> list[str]:
-    """Return words whose option --expect has the SHA-256 of a file in place of its path, which has a slash.
+    """Return the words with the SHA-256 of a file in place of its path in the option --expect.
+
+    A path contains a slash.
 
     ``["--expect", "./mps.toml", "--json"]`` becomes ``["--expect=94ffb5...", "--json"]``.
 

@@ -1,8 +1,8 @@
-"""Whose daemon is at the other end of a connection: root's or this user's own, which a program trusts, or another's.
+"""Find out whose daemon is at the other end of a connection: a program trusts only root's and its own user's.
 
 The problem: in a user namespace the kernel shows one number, the overflow uid (65534), for every user that has no
-number there: for root outside a container, and for every untrusted user as well. SO_PEERCRED is then no answer, and
-neither is the owner of a file or of a directory in /proc: all are shown by the same number.
+number there: for root outside a container, and for every untrusted user as well. Then neither SO_PEERCRED nor the
+owner of a file or of a directory in /proc distinguishes them.
 
 The idea: the daemon shows what it may do, not who it is. A sender can put credentials into a message
 (SCM_CREDENTIALS, unix(7)), and the kernel passes them on only
@@ -12,9 +12,10 @@ The idea: the daemon shows what it may do, not who it is. A sender can put crede
 - with a PID other than its own if it has CAP_SYS_ADMIN over its PID namespace, in which that process exists.
 
 So a daemon that is asked (``frames.CREDENTIALS_REQUEST``) answers with the client's own uid and PID, as far as the
-kernel lets it. A message with this process's uid therefore comes from its user, or from a process that is root to it.
-A message with this process's PID comes from the administrator of its PID namespace. Another user's process can send
-neither, and cannot pass on a message that root's daemon sent to it: the kernel checks each message's credentials.
+kernel allows it. A message with this process's uid therefore comes from its user, or from a process that may become
+that user. A message with this process's PID comes from the administrator of its PID namespace. Another user's process
+can send neither, and cannot pass on a message that root's daemon sent to it: the kernel checks each message's
+credentials.
 
 The uid proves nothing if this process's own user has no number either (``unshare -U``, or user 65534 in a namespace).
 Then a daemon of the same user is recognised by its process, to which this process may send signals (kill(2)): without
@@ -23,8 +24,8 @@ identifies the process. A process of another user may have executed a set-user-I
 to listen, and such a program must not count. Therefore the process must permit the signal before it is asked, and
 must then answer itself.
 
-Nothing else is believed. ``TRUST_VARIABLE`` is for cases that the kernel cannot decide: an old daemon, or one of root
-that lacks these capabilities. This module imports almost nothing, because the command line uses it too.
+Nothing else counts as a proof. ``TRUST_VARIABLE`` is for cases that the kernel cannot decide: an old daemon, or
+root's daemon without these capabilities. This module imports almost nothing, because the command line uses it too.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -48,7 +49,7 @@ def uid_of(connection: "_socket.socket") -> int:
 
 
 def is_one_user(uid: int) -> bool:
-    """Return whether a uid that the kernel shows is one user's, and not that of all users without a number here."""
+    """Return whether a uid stands for one user, and not for all users without a uid in this user namespace."""
     try:
         if uid != int(_read("/proc/sys/kernel/overflowuid")):
             return True
@@ -59,10 +60,10 @@ def is_one_user(uid: int) -> bool:
 
 
 def is_trusted(connection: "_socket.socket") -> "bool | None":
-    """Return whether a daemon is root's or this user's; None if its user has no number here: it needs a Proof.
+    """Return whether a daemon is root's or this user's; None if its user has no uid here, so that a Proof is needed.
 
-    ``connection`` is a connected socket. Another user's daemon could read a client's data, so a program that finds
-    one that is not trusted does not become its client.
+    ``connection`` is a connected socket. Another user's daemon could read a client's data, so a program does not
+    become the client of a daemon that is not trusted.
     """
     uid = uid_of(connection)
     if not is_one_user(uid):
@@ -71,10 +72,10 @@ def is_trusted(connection: "_socket.socket") -> "bool | None":
 
 
 class Proof:
-    """The proof that a daemon gives on request: ``with Proof(connection) as proof: ... proof.receive()``."""
+    """The proof that a daemon sends on request: ``with Proof(connection) as proof: ... proof.receive()``."""
 
     def __init__(self, connection: "_socket.socket") -> None:
-        """Ask the daemon; raise OSError if it does not take the request."""
+        """Send the request to the daemon. Raise OSError if it cannot be sent."""
         self._connection = connection
         self._pidfd = -1 if is_one_user(posix.getuid()) else _pidfd_of(connection)
         self._may_be_own = _permits_signals(self._pidfd)
@@ -93,13 +94,12 @@ class Proof:
 
         Return None if the connection has ended: older daemons close it. Raise OSError.
         """
-        # One read is enough: a daemon sends nothing else before the hello, and sends each frame without a body
-        # separately.
+        # One read is enough, because the daemon sends nothing else before the hello, and sends this frame separately.
         try:
             data, controls, _, _ = self._connection.recvmsg(frames.HEADER_BYTES, _socket.CMSG_SPACE(UCRED_BYTES))
         except ConnectionResetError:
             return None
-        # Later messages bring descriptors, which need the space that credentials would take.
+        # Turn credentials off again: later messages bring descriptors, which need the space.
         self._connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
         if not data:
             return None
@@ -113,12 +113,12 @@ class Proof:
         pid, uid = int.from_bytes(credentials[:4], "little"), _uid(credentials)
         if pid == posix.getpid() or (uid == posix.getuid() and is_one_user(uid)):
             return True
-        # The process has not ended since, so the PID is its own.
+        # The process has not ended meanwhile, so the PID is its own.
         return self._may_be_own and _permits_signals(self._pidfd) and pid == _pid_of(self._pidfd)
 
 
 def _pidfd_of(connection: "_socket.socket") -> int:
-    """Return a pidfd of the process that listens; -1 if there is none."""
+    """Return a pidfd of the process that listens; -1 if none is available."""
     try:
         return connection.getsockopt(_socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
@@ -134,7 +134,7 @@ def _permits_signals(pidfd: int) -> bool:
 
 
 def _pid_of(pidfd: int) -> int:
-    """Return a process's PID; 0 if it has none here. Raise OSError."""
+    """Return a process's PID; 0 if it has no PID in this PID namespace. Raise OSError."""
     return max(0, int(_read(f"/proc/self/fdinfo/{pidfd}").partition(b"\nPid:")[2].split()[0]))
 
 

@@ -1,4 +1,4 @@
-"""File descriptors: receive them with bytes (SCM_RIGHTS), close them, explain running out of them; credentials."""
+"""File descriptors: receive them with bytes (SCM_RIGHTS), close them, and explain why none is left. Credentials."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ PROCESS_ADVICE: Final = "raise the limit of processes and threads of the user (u
 def descriptors_in(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
     """Return the descriptors in the control messages of a recvmsg; the caller owns them.
 
-    ``controls`` is the second item of `socket.recvmsg`. Messages of other kinds are left out.
+    ``controls`` is the second item that `socket.recvmsg` returns. Control messages of other kinds are ignored.
     """
     fds = array("i")
     for level, kind, payload in controls:
@@ -33,9 +33,9 @@ def whole(fds: tuple[int, ...], flags: int) -> tuple[tuple[int, ...], bool]:
     """Return the descriptors of one recvmsg, and whether some were lost.
 
     Args:
-        fds: The descriptors that it received.
-        flags: Its flags. With MSG_CTRUNC the kernel has dropped descriptors for lack of space; then those that came
-            are closed, and none is returned.
+        fds: The received descriptors.
+        flags: The flags that it returned. With MSG_CTRUNC the kernel has dropped descriptors for lack of space; then
+            the received ones are closed, and none is returned.
     """
     if not flags & socket.MSG_CTRUNC:
         return fds, False

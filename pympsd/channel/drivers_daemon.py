@@ -1,14 +1,15 @@
-"""Who listens at the daemon's socket: pympsd with its own servers, a daemon with the driver's server, or nobody.
+"""Find out who listens at the daemon's socket: pympsd with its own servers, a daemon with the driver's, or nobody.
 
-The kinds of daemon differ by the type of the socket ``control``. A daemon with pympsd's servers has a stream
-socket. A daemon with the driver's own server, be it pympsd or NVIDIA's, has a socket for packets, because libcuda
-connects to no other. connect(2) reports another type with EPROTOTYPE before the daemon notices anything, so a probe
-for packets distinguishes the two, and a daemon of pympsd with its own servers has no connection to log.
+The kinds of daemon differ by the type of the socket ``control``. A daemon with pympsd's servers has a stream socket.
+A daemon with the driver's own server, pympsd or NVIDIA's, has a packet socket, because libcuda connects only to
+those. connect(2) fails for another type with EPROTOTYPE before the daemon notices anything. So a probe with a packet
+socket distinguishes the two, and pympsd with its own servers does not log it.
 
-A program is routed to pympsd in the first case only: in the second the driver connects the program itself. The
-import hook of Python programs asks at the first import of CUDA, and pympsd-run before it starts a native program.
+A program is routed to pympsd only if pympsd's own servers are there; otherwise the driver connects the program
+itself. The import hook of Python programs probes at the first import of CUDA, and pympsd-run before it starts a
+native program.
 
-Imports almost nothing, because both are on the way to every program.
+Imports almost nothing, because both run before every program.
 """
 
 import _socket
@@ -27,7 +28,7 @@ PYMPSD, DRIVER, NOBODY = "pympsd", "driver", "nobody"
 def find_listener(environment: "Mapping[str, str]") -> str:
     """Return who listens at the socket of the daemon that an environment names: PYMPSD, DRIVER or NOBODY.
 
-    Without waiting: a daemon whose queue of connections is full counts as one.
+    It does not wait: a full queue of connections also shows that a daemon listens.
 
     >>> find_listener({"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"})
     'nobody'

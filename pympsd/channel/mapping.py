@@ -12,10 +12,10 @@ import os
 from functools import cache
 from typing import Final
 
-# The mmap module of Python 3.11 does not name it; the values are those of x86-64 and aarch64 Linux.
+# The mmap module of Python 3.11 lacks these; the values are those of Linux on x86-64 and aarch64.
 NORESERVE: Final[int] = getattr(mmap, "MAP_NORESERVE", 0x4000)
 FIXED_NOREPLACE: Final = 0x100000
-"""MAP_FIXED_NOREPLACE: at this address or not at all; kernels before 4.17 take it as a hint."""
+"""MAP_FIXED_NOREPLACE: map at this address or not at all; kernels before 4.17 take the address as a hint."""
 _FIXED: Final = 0x10
 _MAY_MOVE_TO: Final = 1 | 2
 """MREMAP_MAYMOVE and MREMAP_FIXED."""
@@ -35,9 +35,9 @@ _remap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_i
 
 
 def map_file(fd: int, size: int, address: int = 0, offset: int = 0) -> int:
-    """Map ``size`` bytes of a file, from an offset on, at an address if one is given; return where.
+    """Map ``size`` bytes of a file from an offset; return the address, which is ``address`` unless that is 0.
 
-    Raises OSError: EEXIST if something else is mapped at the address.
+    Raise OSError, with EEXIST if something else is mapped at the address.
     """
     flags = mmap.MAP_SHARED | FIXED_NOREPLACE if address else mmap.MAP_SHARED
     mapped = _check(_map(address or None, size, _READ_AND_WRITE, flags, fd, offset))
@@ -48,22 +48,22 @@ def map_file(fd: int, size: int, address: int = 0, offset: int = 0) -> int:
 
 
 def map_file_over(fd: int, size: int, address: int, offset: int = 0) -> None:
-    """Map ``size`` bytes of a file, from an offset on, over the mappings at an address. Raises OSError."""
+    """Map ``size`` bytes of a file from an offset; replace the mappings at the address. Raise OSError."""
     _check(_map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | NORESERVE | _FIXED, fd, offset))
 
 
 def map_nothing(size: int, address: int = 0) -> int:
-    """Map zero pages that cost nothing until they are touched, over the mappings at an address if one is given.
+    """Map zero pages, which take no memory until they are used, and return the address.
 
-    Return where. Raises OSError.
+    If ``address`` is not 0, replace the mappings there. Raise OSError.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE | (_FIXED if address else 0)
     return _check(_map(address or None, size, _READ_AND_WRITE, flags, -1, 0))
 
 
 def map_again(source: int, size: int, address: int) -> None:
-    """Map whole pages of a shared mapping a second time, over the mappings at an address. Raises OSError."""
-    # An old size of 0 leaves the first mapping as it is.
+    """Map whole pages of a shared mapping a second time; replace the mappings at the address. Raise OSError."""
+    # With an old size of 0, mremap leaves the first mapping unchanged.
     _check(_remap(source, 0, size, _MAY_MOVE_TO, address))
 
 
@@ -87,10 +87,12 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def make_sealed(name: str, size: int) -> int:
-    """Return the descriptor of ``size`` zero bytes whose size cannot be changed; OSError if there is no memory.
+    """Return the descriptor of a file in memory with ``size`` zero bytes, whose size cannot be changed.
 
-    The caller owns the descriptor. Because of the seals a peer that gets it cannot shrink the file, so reading a
-    mapping of it never faults (memfd_create(2)).
+    Raise OSError.
+
+    The caller owns the descriptor. Because of the seals a peer that gets the descriptor cannot shrink the file, so
+    reading its mapping never faults (memfd_create(2)).
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -104,7 +106,7 @@ def make_sealed(name: str, size: int) -> int:
 
 @cache
 def _file_system() -> int:
-    """Return the device number of memfd files with pages of the usual size; files with huge pages have another
+    """Return the device number of memfd files with pages of the usual size; files with huge pages have a different
     one.
     """
     fd = make_sealed("", 0)
@@ -115,11 +117,11 @@ def _file_system() -> int:
 
 
 def open_sealed(pid: int, fd: int, name: str, size: int = 0) -> int:
-    """Return a descriptor of another process's file that `make_sealed` made with this name; OSError, ValueError.
+    """Return a descriptor of another process's file that `make_sealed` made with this name.
 
-    It has at least ``size`` bytes.
+    Raise OSError if it cannot be opened, ValueError if it is another file or has fewer than ``size`` bytes.
     """
-    # It may be any file: do not wait for the writer of a FIFO, and do not take a terminal.
+    # It may be any file, so do not wait for the writer of a FIFO, and do not acquire a terminal.
     opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if os.readlink(f"/proc/self/fd/{opened}") != f"/memfd:{name} (deleted)":

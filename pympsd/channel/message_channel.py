@@ -16,20 +16,22 @@ from pympsd.wire.framing import Frame, FrameReader
 RECEIVE_BYTES: Final = 65536
 MAX_FDS: Final = 16
 PACKET_BYTES: Final = 1 << 15
-"""Over a packet socket longer frames are sent in pieces: the kernel takes no packet longer than its buffer."""
+"""The size of the pieces in which a long frame is sent over a packet socket: the kernel refuses packets above its
+buffer.
+"""
 CONTINUED: Final = b"\xff" * 8
-"""Begins every piece but the first; no frame begins so, because none has that length."""
+"""The beginning of every piece except the first; a frame cannot begin so, because no frame has that length."""
 
 
 class MessageChannel(SendQueue):
     """Receives and sends frames and messages over a stream or packet socket.
 
-    It owns the socket, the descriptors given to ``send``, and those that were received and not yet claimed.
+    It owns the socket, the descriptors given to ``send``, and received descriptors that were not claimed yet.
 
     Args:
         sock: The connected socket.
         fds_allowed: How many descriptors a frame may bring; with 0 the kernel closes those that a peer sends.
-        allowance: The limits on the peer's cost for this process; None: it is trusted.
+        allowance: The limits on the peer's cost for this process; None if the peer is trusted.
     """
 
     def __init__(
@@ -39,16 +41,16 @@ class MessageChannel(SendQueue):
         self._is_packets = self._plain.type is socket.SOCK_SEQPACKET
         self._reader = FrameReader(fds_allowed=fds_allowed)
         self._handled_bytes = 0
-        """The bytes of the frames that the caller has received and is still working on."""
+        """The number of bytes of the frames that the caller has received and is still handling."""
 
     async def receive(self, continues: bool = False) -> Frame | None:
         """Return the next frame, or None at the end.
 
-        A frame counts in the allowance until the next call. ``continues``: the caller still works on the last frame,
-        which this one belongs to; the peer has the time of a frame for it.
+        A frame counts in the allowance until the next call. ``continues``: this frame belongs to the last one, which
+        the caller is still handling; the peer has the time of one frame to send it.
 
-        Raise RemoteError for a malformed frame, LimitExceeded if the allowance has no space for it, or if it has
-        begun and is not complete in time.
+        Raise RemoteError for a malformed frame, and LimitExceeded if the frame exceeds the allowance in bytes or
+        time.
         """
         if self.failure is not None:
             return None  # data that the kernel still has is not handled
@@ -68,7 +70,7 @@ class MessageChannel(SendQueue):
         return frame
 
     async def _receive_rest(self) -> Frame | None:
-        """Return the frame that has begun, or None at the end; raise LimitExceeded if it is not complete in time."""
+        """Return the frame that has begun; None at the end. Raise LimitExceeded if it is not complete in time."""
         seconds = self.allowance.frame_seconds
         try:
             with trio.fail_after(seconds):
@@ -86,7 +88,7 @@ class MessageChannel(SendQueue):
                 data, fds, lost = await self._receive_once()
             except OSError as error:
                 if self._is_packets and error.errno == errno.ECONNRESET:
-                    continue  # reported once, before the last packets of the peer
+                    continue  # reported once, before the peer's last packets
                 return False
             if self._is_packets and not self._is_whole(data):
                 close_all(fds)
@@ -117,7 +119,7 @@ class MessageChannel(SendQueue):
         return None if frame is None else (messages.decode(frame), frame.fds)
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Queue a whole frame. It never waits, and nothing is raised if the peer has gone.
+        """Queue a complete frame. This never waits, and does not raise an error if the peer has gone.
 
         Args:
             data: The frame.
@@ -131,7 +133,9 @@ class MessageChannel(SendQueue):
             super().send_raw(CONTINUED + data[start : start + PACKET_BYTES])
 
     async def _receive_once(self) -> tuple[bytes, tuple[int, ...], bool]:
-        """Return bytes, their descriptors, and whether descriptors were lost because the buffer was full."""
+        """Receive bytes; return them, their descriptors, and whether descriptors were lost because the buffer was
+        full.
+        """
         if not self._reader.fds_allowed:
             # Without a buffer for descriptors the kernel closes those that a peer sends.
             return await self._socket.recv(RECEIVE_BYTES), (), False
@@ -142,9 +146,9 @@ class MessageChannel(SendQueue):
         return data, *whole(descriptors_in(ancillary), flags)
 
     def _is_whole(self, packet: bytes) -> bool:
-        """Return False for a packet that continues a frame whose beginning went to a process that was killed.
+        """Return False for a packet that continues a frame whose beginning a killed process had received.
 
-        Drop a frame that such a process did not send to its end.
+        Drop an incomplete frame of a peer that was killed.
         """
         if packet.startswith(CONTINUED):
             return self._reader.mid_frame
@@ -154,7 +158,7 @@ class MessageChannel(SendQueue):
         return True
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        """Queue a message. It never waits, and nothing is raised if the peer has gone.
+        """Queue a message. This never waits, and does not raise an error if the peer has gone.
 
         Args:
             message: One of `pympsd.wire`'s messages.
@@ -163,7 +167,7 @@ class MessageChannel(SendQueue):
         self.send_raw(messages.encode(message, len(fds)), fds)
 
     def close(self) -> None:
-        """Close the socket and every descriptor that was not sent or not claimed."""
+        """Close the socket and all descriptors that were not sent or not claimed."""
         super().close()
         close_all(self._reader.take_unclaimed_fds())
         self._reader = FrameReader()

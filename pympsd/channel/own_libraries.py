@@ -1,18 +1,19 @@
-"""The routing of pympsd-run in an environment, and environments without it.
+"""Recognise pympsd-run's routing in an environment, and remove it.
 
 A program under pympsd-run, and everything that it starts, finds pympsd's libcuda.so.1 and libnvidia-ml.so.1 in place
 of the driver's: LD_LIBRARY_PATH names their folder, and PYMPSD_ROUTING=1 routes cuda.bindings in every Python
-(`pympsd.cli.routed_run`). A process that works for pympsd itself must not be routed: one that asks the driver for its
-devices would ask pympsd, and would mistake the answer for a GPU. So whoever starts such a process removes both::
+(`pympsd.cli.routed_run`). A process that works for pympsd itself must not be routed: if it asked the driver for its
+devices, pympsd would answer, and the answer would look like a GPU. So both variables are removed when such a process
+is started::
 
     subprocess.run([sys.executable, "-I", probe], env=remove_routing(os.environ))
 
 A daemon that such a program starts removes them from its own environment, which its keeper and its servers inherit.
-The dynamic loader reads the variable when a program starts, so no process can remove it for itself.
+The dynamic loader reads LD_LIBRARY_PATH when a program starts, so a process cannot remove it for itself.
 
-The folder is recognised by the end of its real path: a virtual environment may be reached by several names, and
-whoever wrote the variable (pympsd-run, a module file, a user) may have used another one, or another installation.
-Whether the libraries were built does not matter.
+The folder is recognised by the end of its real path: a virtual environment may have several names, and the variable
+(set by pympsd-run, a module file or a user) may have another one, or name another installation. It does not matter
+whether the libraries were built.
 """
 
 from collections.abc import Mapping
@@ -22,14 +23,14 @@ from typing import Final
 SEARCH_PATH: Final = "LD_LIBRARY_PATH"
 """The variable in which the dynamic loader finds folders (ld.so(8)), separated by colons."""
 ROUTING: Final = "PYMPSD_ROUTING"
-"""The variable that routes cuda.bindings in a Python that starts with it (``pympsd-routing.pth``)."""
+"""The variable that routes cuda.bindings in every Python that starts with it (``pympsd-routing.pth``)."""
 _FOLDER: Final = "pympsd_client/native/libraries"
 OWN_LIBRARIES: Final = Path(__file__).resolve().parents[2] / _FOLDER
 """The folder of this installation's libraries."""
 
 
 def is_own(folder: str) -> bool:
-    """Return whether a folder is that of pympsd's libraries, in this installation or another.
+    """Return whether a folder contains pympsd's libraries, of this installation or another.
 
     >>> is_own("/opt/env/lib/python3.12/site-packages/pympsd_client/native/libraries/")
     True
@@ -38,10 +39,10 @@ def is_own(folder: str) -> bool:
 
 
 def remove_routing(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which CUDA's libraries are the machine's own, also for Python programs.
+    """Return an environment in which programs, Python programs included, find the machine's own CUDA libraries.
 
-    Other folders of LD_LIBRARY_PATH stay, in their order. An empty one, which stands for the working directory, is
-    removed, and the variable with it if nothing is left. An example::
+    Other folders of LD_LIBRARY_PATH stay, in their order. An empty entry, which stands for the working directory, is
+    removed, and also the variable if no folder is left. An example::
 
         remove_routing({"LD_LIBRARY_PATH": f"{OWN_LIBRARIES}:/opt/cuda/lib64", "PYMPSD_ROUTING": "1"})
         {"LD_LIBRARY_PATH": "/opt/cuda/lib64"}

@@ -1,4 +1,4 @@
-"""Packets over a SOCK_SEQPACKET socket of trio: receiving awaits, sending never does (send_queue)."""
+"""Packets over a trio socket of type SOCK_SEQPACKET: receiving awaits, sending never does (send_queue)."""
 
 import fcntl
 import math
@@ -22,9 +22,9 @@ class PacketChannel(SendQueue):
     async def receive(self, limit: int, continues: bool = False) -> bytes:
         """Return the next packet, cut to ``limit`` bytes; empty at the end.
 
-        A packet counts in the allowance until the next call. ``continues``: the packet belongs to the last one; the
-        peer has the time of a frame for it. Raise LimitExceeded if it does not come in time, or if the allowance has
-        no space for it.
+        A packet counts in the allowance until the next call. ``continues``: this packet belongs to the last one; the
+        peer has the time of one frame to send it. Raise LimitExceeded if the packet exceeds the allowance in bytes or
+        time.
         """
         if self.failure is not None:
             return b""  # data that the kernel still has is not handled
@@ -43,7 +43,9 @@ class PacketChannel(SendQueue):
         return packet
 
     async def peek(self, limit: int) -> bytes:
-        """Return the next packet without taking it, cut to ``limit`` bytes; empty at the end of the connection."""
+        """Return the next packet, cut to ``limit`` bytes, and leave it in the socket; empty at the end of the
+        connection.
+        """
         return (await self._next(limit, 0, socket.MSG_PEEK))[0]
 
     async def receive_with_credentials(self, limit: int) -> tuple[bytes, tuple[int, int, int] | None]:
@@ -61,8 +63,8 @@ class PacketChannel(SendQueue):
     async def _next(self, limit: int, space: int, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
         """Return the next packet and its control messages.
 
-        Without a checkpoint of trio between taking a packet and returning it: a task that notes it at the keeper must
-        not be killed in between.
+        A packet is returned without a trio checkpoint after it is received, so that the caller can note it at the
+        keeper immediately.
         """
         await trio.lowlevel.checkpoint()
         while True:
@@ -78,13 +80,13 @@ class PacketChannel(SendQueue):
                 return b"", []
 
     async def wait_until_taken(self) -> None:
-        """Wait until the peer has taken every packet that was sent to it.
+        """Wait until the peer has received every packet that was sent to it.
 
         Raises:
             OSError: The socket's state cannot be read.
         """
         with select.epoll() as watched:
-            # Unless a socket is full, the kernel reports each packet taken from it to edge-triggered waits only.
+            # Unless a socket is full, the kernel reports only to edge-triggered waits that a packet was received.
             watched.register(self._plain, select.EPOLLOUT | select.EPOLLET)
             watched.poll(0)
             while self.has_unaccepted():

@@ -1,7 +1,7 @@
 """A queue of data to send over a trio socket: adding to it never waits.
 
-A sender task empties the queue; a peer that does not read is cut off when the queue is over its limit, or not empty
-within the allowance's time, so that it never blocks others.
+A sender task empties the queue. A peer that does not read is cut off when the queue exceeds its limit, or is not
+empty within the allowance's time. So a peer never blocks others.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from pympsd.channel.descriptors import close_all
 from pympsd.errors import LimitExceeded
 
 QUEUE_BYTES: Final = 8 << 20
-"""A peer with more than this unsent is cut off."""
+"""The maximum number of queued bytes; above it, the peer is cut off."""
 
 
 class SendQueue:
-    """Sends data with descriptors; owns the socket and every descriptor given to ``send_raw`` until it is sent.
+    """Sends data with descriptors. It owns the socket, and each descriptor given to ``send_raw`` until it is sent.
 
-    ``allowance``: the limits on the peer's cost for this process; without one the peer is trusted.
+    ``allowance``: the limits on the peer's cost for this process; None if the peer is trusted.
     """
 
     def __init__(self, sock: trio.socket.SocketType, allowance: Allowance | None = None) -> None:
         self._socket = sock
         self.allowance = allowance or Allowance()
-        # The same descriptor, to send without waiting; it is detached, not closed.
+        # A second object for the same descriptor, which sends without waiting; it is detached, not closed.
         self._plain = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self.queued_bytes = 0
@@ -40,10 +40,12 @@ class SendQueue:
         self._finishing = False
         self.overflowed = False
         self.failure: LimitExceeded | None = None
-        """The limit that the peer has exceeded; nothing more is received from it."""
+        """The limit that the peer has exceeded, after which nothing is received from it; None if it has not exceeded
+        any.
+        """
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Queue a whole frame, or a packet. It never waits; after the peer has been cut off it has no effect.
+        """Queue a complete frame, or a packet. This never waits, and has no effect after the peer has been cut off.
 
         Args:
             data: The bytes.
@@ -53,7 +55,7 @@ class SendQueue:
             close_all(fds)
             return
         if not self._queue:
-            # Usually the socket takes all of the data, and waking the sender would cost more than sending.
+            # Usually the socket takes all of the data, and waking the sender task would cost more than sending.
             data, fds = self._send_directly(data, fds)
         if not data and not fds:
             return
@@ -71,18 +73,21 @@ class SendQueue:
         self._work.set()
 
     def _send_directly(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-        """Return the data that the socket did not take; descriptors are sent with the first byte."""
+        """Send without waiting; return the data that the socket did not take.
+
+        Descriptors are sent with the first byte.
+        """
         try:
             sent_bytes = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
         except OSError:
-            return data, fds  # the socket is full, or the peer is gone: the sender handles both
+            return data, fds  # the socket is full, or the peer has gone: the sender task handles both
         close_all(fds)
         return data[sent_bytes:], ()
 
     async def drain(self) -> None:
-        """Wait until the queue is sent, or the peer is cut off (the sender must be running).
+        """Wait until the queue is sent, or the peer is cut off, which does not raise an error.
 
-        Nothing is raised if the peer is cut off.
+        The sender task must be running.
         """
         while self._queue and not self.overflowed:
             if self._sent.is_set():
@@ -101,22 +106,22 @@ class SendQueue:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """End the connection now: the peer reads the data that the socket has already taken, and then the end.
+        """End the connection now: the peer reads the data that the socket has taken, and then the end.
 
-        A send that waits for the peer fails, and the receiving task's wait ends.
+        A send that waits for the peer fails, and a task that waits to receive continues.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
-        """Let `run_sender` return when everything that is queued has been sent."""
+        """Let `run_sender` return when the queue has been sent."""
         self._finishing = True
         self._work.set()
 
     async def run_sender(self) -> None:
-        """Send the queue until ``finish``, a limit, or the peer's end.
+        """Send the queue until ``finish`` is called, a limit is exceeded or the peer has gone.
 
-        Run it once for each queue, as a task: `pympsd.service.sessions.waiting.run_with_sender` does so.
+        Run this once for each queue, as a task, as `pympsd.service.sessions.waiting.run_with_sender` does.
         """
         try:
             while not self.overflowed:
@@ -162,5 +167,6 @@ class SendQueue:
             close_all(fds)
         self._queue.clear()
         self.allowance.close()
-        # Its traceback refers to this object: the garbage collector would free both, and the buffers, much later.
+        # The failure's traceback refers to this object: without this, only the garbage collector would free both, and
+        # the buffers, much later.
         self.failure = None

@@ -1,8 +1,8 @@
-"""A trace: events in the JSON format of Chrome's tracing, which Perfetto reads, in a file of several processes.
+"""A trace: a file in the JSON format of Chrome's tracing, which Perfetto reads, written by several processes.
 
-Every event is one line, appended by one write, so that a killed process leaves whole lines. Times are those of
-CLOCK_MONOTONIC, which all processes of a machine share. A track is a process and a thread, whose names are events
-too; a thread need not be one of the system's.
+Every event is one line, appended by one write, so that a killed process leaves complete lines. Times are those of
+CLOCK_MONOTONIC, which all processes of a machine share. A track is identified by the numbers of a process and a
+thread, which need not exist; its names are events too.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ def _quote(text: str) -> str:
 
 
 class TraceFile:
-    """Appends to a trace, from any thread; the descriptor becomes its own. After an error it writes no more.
+    """Appends to a trace, from any thread; owns the descriptor. After an error it stops writing.
 
-    Several processes may write the same trace, each with a descriptor of `duplicate`.
+    Several processes may write the same trace, each with a descriptor from `duplicate`.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lock = Lock()
-        """Held while the descriptor is used: its number may be another file's once it is closed."""
+        """Locked while the descriptor is used: after it is closed, its number may be another file's."""
         self._named: set[tuple[int, int | None]] = set()
         self.error = ""
-        """The reason why it stopped writing."""
+        """The reason why writing stopped; empty if it did not."""
 
     @classmethod
     def make(cls, path: str) -> TraceFile:
         """Create a trace file and open it.
 
         Raises:
-            OSError: It exists already, or cannot be created.
+            OSError: The file exists, or cannot be created.
         """
         trace = cls(os.open(path, _FLAGS | os.O_EXCL, 0o644))
         trace._write(BEGIN)
@@ -57,7 +57,7 @@ class TraceFile:
         """Open a trace file for appending; create it if it does not exist.
 
         Raises:
-            OSError: The path is that of another file, of a link or of a directory, or it cannot be opened.
+            OSError: The file is not a trace, a link or a directory is at the path, or the file cannot be opened.
         """
         try:
             # O_NONBLOCK: opening a FIFO or a device must not wait.
@@ -73,7 +73,7 @@ class TraceFile:
             if (begin := os.pread(fd, len(BEGIN), 0)) not in (b"", BEGIN):
                 raise OSError(errno.EEXIST, f"it is not a trace file; {ALLOWED}")
             if not begin:
-                # Written at the beginning, not appended, because another process may do the same at this moment.
+                # Written at offset 0, not appended, because another process may do the same at this moment.
                 os.pwrite(fd, BEGIN, 0)
             fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
         except BaseException:
@@ -82,7 +82,7 @@ class TraceFile:
         return cls(fd)
 
     def duplicate(self) -> int:
-        """Return another descriptor of the file, for another process, which closes it.
+        """Return a second descriptor of the file, for another process, which closes it.
 
         Raises:
             OSError: No descriptor is left (EMFILE, ENFILE).
@@ -93,9 +93,9 @@ class TraceFile:
         """Name a process, or one of its threads, as the timeline shows it. A second name for it has no effect.
 
         Args:
-            process: Its PID.
+            process: The PID.
             name: The name.
-            thread: The thread's number; None: the process itself.
+            thread: The thread's number; None to name the process itself.
         """
         if (process, thread) in self._named:
             return
@@ -107,10 +107,10 @@ class TraceFile:
     def slice(self, process: int, thread: int, name: str, began: int, ended: int, **details: Any) -> None:
         """Write an event that lasted from one time to another, in nanoseconds.
 
-        ``began`` and ``ended`` are of CLOCK_MONOTONIC, which all processes of a machine share; ``details`` appear as
-        its arguments.
+        ``began`` and ``ended`` are times of CLOCK_MONOTONIC, which all processes of a machine share; ``details``
+        appear as the event's arguments.
         """
-        # Put together by hand: a program writes one for each of its calls.
+        # Formatted by hand for speed: a program writes one for each of its calls.
         self._write(
             f'{{"ph":"X","name":{_quote(name)},"pid":{process},"tid":{thread},"ts":{began / 1000},'
             f'"dur":{(ended - began) / 1000},"args":{json.dumps(details) if details else "{}"}}},\n'.encode()
@@ -119,7 +119,7 @@ class TraceFile:
     def instant(self, process: int, thread: int, name: str, at: int, **details: Any) -> None:
         """Write an event that happened at a time, in nanoseconds.
 
-        ``at`` is of CLOCK_MONOTONIC; ``details`` appear as its arguments.
+        ``at`` is a time of CLOCK_MONOTONIC; ``details`` appear as the event's arguments.
         """
         self._event(
             {"ph": "i", "s": "t", "name": name, "pid": process, "tid": thread, "ts": at / 1000, "args": details}
@@ -140,13 +140,16 @@ class TraceFile:
         self.close()
 
     def is_at(self, path: str) -> bool:
-        """Return whether a path still leads to this file, which may have been removed or moved."""
+        """Return whether a path still names this file, which may have been removed or moved."""
         with self._lock, suppress(OSError):
             return self._fd < 0 or os.path.samestat(os.stat(path), os.fstat(self._fd))
         return False
 
     def end(self) -> None:
-        """Complete the JSON and close the file. Call it when no other process writes to the file any more."""
+        """Complete the JSON and close the file.
+
+        Call this when all other processes have stopped writing to the file.
+        """
         self._write(b'{"ph":"M","name":"trace_end","pid":0}\n]\n')
         self.close()
 

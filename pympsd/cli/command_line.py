@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 _DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
-"""Third-party packages that the daemon imports."""
+"""The third-party packages that the daemon imports."""
 
 
 def main(arguments: "Sequence[str]") -> int:
@@ -50,7 +50,7 @@ def main(arguments: "Sequence[str]") -> int:
         from pympsd.top.program import main as top
 
         return top(options.words[1:], options.timeout, options.trust_daemon)
-    if options.words[:1] == ["routed-run"] and len(options.words) > 1:  # from the launcher pympsd-run
+    if options.words[:1] == ["routed-run"] and len(options.words) > 1:  # the launcher pympsd-run adds this word
         from pympsd.cli.routed_run import main as run
 
         return run(options.words[1:])
@@ -63,7 +63,8 @@ def main(arguments: "Sequence[str]") -> int:
 
         return machine(options.words[1:])
     if options.quit and not options.words and not options.apply:
-        # With -q on a daemon of protocol 2, standard input holds the commands: -q itself sends none.
+        # With -q and a daemon of protocol 2, the commands come from standard input, because -q itself does not send
+        # one.
         if_protocol = b"" if options.quit == "--quit" else b"3"
         return control_client.give_commands(
             _quit(options), options.strict, options.timeout, if_protocol, _sendable(options)
@@ -77,19 +78,22 @@ def main(arguments: "Sequence[str]") -> int:
     if words[:1] == ["trace"] and (option := next((word for word in words[1:] if word.startswith("-")), "")):
         return _bad_option_of_trace(option)
     if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith("/"):
-        # The daemon has another working directory.
+        # The daemon will have another working directory.
         words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
     return control_client.give_commands(words, options.strict, options.timeout, sendable=_sendable(options))
 
 
 def end(status: int) -> "NoReturn":
-    """End the program; skip the interpreter's end, a tenth of a short command, if it has nothing to do."""
+    """End the program.
+
+    If possible, skip the interpreter's shutdown, which takes a tenth of a short command's time.
+    """
     if "atexit" not in sys.modules:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (AttributeError, OSError, ValueError):  # AttributeError: there is no such stream
-            sys.exit(status)  # reports it
+        except (AttributeError, OSError, ValueError):  # AttributeError: the stream does not exist
+            sys.exit(status)  # which reports the error
         posix._exit(status)
     sys.exit(status)
 
@@ -99,21 +103,19 @@ def _refuse(error: BadOption) -> int:
     sys.stderr.write(_bad_option(error))
     if error.unknown is None or error.unknown.name == OWN_NAME or _is_of_protocol_3(error.unknown):
         return BAD_USAGE
-    # Recorded: the vendor's program prints its help, and exits with status 0.
+    # Recorded: the vendor's program prints its help and exits with status 0.
     return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
 
 
 def _sendable(options: Options) -> int:
-    """Return the kind of lines to send to another user's daemon: under the vendor's names all, as the vendor's tool
-    does.
-    """
+    """Return which lines to send to another user's daemon: under the vendor's names all, as its tool does."""
     if options.trust_daemon:
         return control_client.FILES
     return control_client.LINES if options.name == DROP_IN_NAME else control_client.QUERIES
 
 
 def _bad_option(error: BadOption) -> str:
-    """Return the sentence on a bad option. For an unknown one it suggests the option that was probably meant."""
+    """Return the sentence about a bad option. For an unknown option it suggests the one that was probably meant."""
     option = "" if error.unknown is None else error.unknown.unknown
     if not option:
         return f"{error}\n"
@@ -126,7 +128,7 @@ def _bad_option(error: BadOption) -> str:
 
 
 def _bad_option_of_trace(option: str) -> int:
-    """Report an option of trace other than --help, because it would be taken as part of the file's name."""
+    """Refuse an option of trace other than --help, which would become part of the file's name."""
     from pympsd.vocabulary.mistyped import suggest
 
     sys.stderr.write(f"pympsd trace: there is no option {option}{suggest(option, ('--help',))}\n")
@@ -210,7 +212,7 @@ def _install(options: Options) -> int:
 
 
 def _driver(options: Options) -> int:
-    """Return the branch of the driver that a daemon would have here; report wrong settings."""
+    """Return the driver branch that a daemon started here would have; report wrong settings."""
     from pympsd.process.version import DRIVER
 
     if options.driver:
@@ -224,7 +226,7 @@ def _driver(options: Options) -> int:
 
     names = ("PYMPSD_DRIVER", "PYMPSD_EMULATED_DEVICES", "PYMPSD_BACKEND")
     if not any(map(environment.get, names)) and not any(map(lexists, machine_places(environment))):
-        return DRIVER  # without modules that take longer to import than everything else here
+        return DRIVER  # avoids imports that take longer than everything else here
     _find_dependencies()
     try:
         from pympsd.devices.discovery import find_expected_driver
@@ -240,7 +242,9 @@ def _driver(options: Options) -> int:
 
 
 def _find_dependencies() -> None:
-    """Add the interpreter's site if a dependency is not in the folder of the packages, as with --target or --user."""
+    """Add the interpreter's site directories if a dependency is not next to pympsd, as after pip's --target or
+    --user.
+    """
     from importlib.machinery import PathFinder
 
     if sys.flags.no_site and not all(map(PathFinder.find_spec, _DEPENDENCIES)):
@@ -250,13 +254,13 @@ def _find_dependencies() -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null in place of a closed 0, 1 or 2: otherwise the next opened file would get that number."""
+    """Open /dev/null for a closed descriptor 0, 1 or 2; otherwise the next opened file would get that number."""
     try:
         while (fd := posix.open("/dev/null", posix.O_RDWR)) <= 2:
             pass
         posix.close(fd)
     except OSError:
-        return  # no /dev/null here: continue with the open descriptors
+        return  # without /dev/null, continue with the open descriptors
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays to the end of the process
     if sys.stderr is None:

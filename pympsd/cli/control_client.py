@@ -1,4 +1,4 @@
-"""Send commands to the daemon and print its answers: the lines of standard input, or one command from the arguments.
+"""Send commands (the lines of standard input, or one command from the arguments) to the daemon and print its answers.
 
 Imports almost nothing: scripts and health probes run this in loops (docs/performance.md).
 """
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 
 NOT_FOUND = b"Cannot find MPS control daemon process\n"
 TIMEOUT = 10.0
-"""Seconds to wait for a silent daemon; there is no limit while it is working on a command."""
+"""Seconds to wait for a silent daemon. While it works on a command, the wait is not limited."""
 REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
 REFUSED = UNREACHABLE = 1
 SILENT = 2
 NO_OUTPUT = 74
-"""Not all of the output could be written (EX_IOERR of sysexits.h): 1 would mean that there is no daemon."""
+"""The exit status if the output is incomplete (EX_IOERR of sysexits.h); 1 would mean that no daemon runs."""
 REAP_SECONDS = 0.1
-"""Seconds to wait for PID 1 to reap a daemon that has ended: some reap only every few seconds, or never. Until then
-ps shows the daemon's process under another name (daemonize.py)."""
+"""Seconds to wait until PID 1 reaps an ended daemon: in some containers it reaps only every few seconds, or never.
+
+Until then ps shows the daemon's process under another name (daemonize.py).
+"""
 MAX_LINE = 1 << 17
-"""Longer lines are cut here; the daemon's own limit is lower."""
+"""The length in bytes at which longer lines are cut; the daemon's own limit is lower."""
 LINE_SHOWN = 200
-"""The most bytes of a line that a message repeats."""
+"""The maximum number of bytes of a line that a message quotes."""
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
-"""The most lines, and bytes of lines, that are sent before the first of them is answered."""
+"""The maximum number of lines, and of their bytes, that are sent before the first of them is answered."""
 OTHER_KIND = "Protocol wrong type for socket"
-"""Message for a socket of packets: its daemon manages the driver's server, or is the vendor's own."""
+"""The message for a packet socket, whose daemon manages the driver's server or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it accepted the connection, then sent nothing for %g s\n"
 OWNER_WARNING = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
 UNPROVEN_WARNING = (
@@ -40,23 +42,23 @@ UNPROVEN_WARNING = (
     b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you are sure that it is\n"
 )
 QUERIES, LINES, FILES = range(3)
-"""The lines sent to a daemon of another user (neither root nor the caller): queries, all, or files as well."""
+"""What may be sent to a daemon that is neither root's nor the caller's: queries, all lines, or also files."""
 NOT_SENT = (
     b"'%s' was not sent: it may change something or contain a file, and that daemon is another user's; "
     b"--trust-daemon sends it\n"
 )
 MAX_FOREIGN_ANSWER_BYTES = 16 << 20
-"""The maximum number of bytes read of an untrusted daemon's answer."""
+"""The maximum number of bytes to read of an untrusted daemon's answer."""
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
 
 class DaemonGone(DaemonError):
-    """The daemon closed the connection; the optional argument is the line that it was working on."""
+    """The daemon closed the connection; the optional argument is the line on which it was working."""
 
 
 class _NoOutput(Exception):
-    """Standard output or error cannot be written to; the message names which and why."""
+    """Standard output or standard error cannot be written; the message states which one, and why."""
 
 
 def give_commands(
@@ -68,9 +70,10 @@ def give_commands(
 ) -> int:
     """Send the command of ``words``, or without words the lines of standard input; return the exit status.
 
-    ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the words
-    are for a daemon of this protocol; any other daemon gets standard input. ``sendable``: QUERIES, LINES or FILES,
-    for a daemon that is neither root's nor the caller's; other lines are reported, and the status is 1.
+    ``strict``: the status is 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon.
+    ``if_protocol``: send the words only to a daemon of this protocol, and standard input to any other. ``sendable``:
+    what may be sent to a daemon that is neither root's nor the caller's (QUERIES, LINES or FILES); other lines are
+    reported, and the status is 1.
     """
     daemon = DaemonConnection()
     try:
@@ -95,7 +98,7 @@ def give_commands(
         raise
     except _NoOutput as error:
         return _report_no_output(error)
-    except LookupError as error:  # a file cannot be read
+    except LookupError as error:  # the command's file cannot be read
         _complain(f"{error.args[0]}\n".encode("utf-8", "surrogateescape"))
         return REFUSED
     except (TimeoutError, DaemonGone, ConnectionError) as error:
@@ -145,7 +148,9 @@ def _converse(
 
 
 def _attach_file(daemon: "DaemonConnection", words: "Sequence[str]", may_send: bool) -> "Sequence[str]":
-    """Return the words of `config apply`, whose file is sent ahead, or of `config status` with the file's hash."""
+    """Return the words to send: after sending the file of `config apply`, or with a file's hash for
+    `config status`.
+    """
     from pympsd.channel import attached_file
 
     if words[1:2] == ["apply"] and may_send:
@@ -180,9 +185,7 @@ def print_text(text: str) -> int:
 
 
 def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]") -> "list[bytes]":
-    """Return those of some lines that may be sent to a daemon of another user; report the remaining ones, and add
-    them to ``withheld``.
-    """
+    """Return the lines that may be sent to another user's daemon; report the others and add them to ``withheld``."""
     from pympsd.vocabulary.untrusted import escape_controls, is_query
 
     allowed = []
@@ -198,7 +201,7 @@ def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]
 
 
 def _give(daemon: "DaemonConnection", source: "Iterator[list[bytes]]", timeout: float) -> bool:
-    """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
+    """Send all lines; return whether one was refused. Stop early if a line ended the daemon."""
     refused = False
     for lines in source:
         daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:MAX_LINE]) for line in lines))
@@ -211,7 +214,7 @@ def _give(daemon: "DaemonConnection", source: "Iterator[list[bytes]]", timeout: 
 
 
 def _source(words: "Sequence[str]", protocol: bytes = b"") -> "Iterator[list[bytes]]":
-    """Yield lines, in groups that may be sent before the first of each is answered."""
+    """Yield lines in groups; a group's lines may be sent before its first line is answered."""
     if words:
         return iter([[" ".join(words).encode("utf-8", "surrogateescape")]])
     if posix.isatty(0) and posix.isatty(1):
@@ -222,7 +225,7 @@ def _source(words: "Sequence[str]", protocol: bytes = b"") -> "Iterator[list[byt
 
 
 def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
-    """Split the lines of each read into groups that fit the socket's buffer, so that no send waits."""
+    """Split the lines of each read into groups that fit into the socket's buffer, so that sending does not wait."""
     for lines in chunks:
         batch: list[bytes] = []
         size = 0
@@ -243,14 +246,14 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
         *whole, partial_line = (partial_line + data).split(b"\n")
         yield whole
         if len(partial_line) > MAX_LINE:
-            # Enough to be refused; the rest of the line is read and dropped.
+            # The beginning is long enough to be refused; the rest of the line is read and dropped.
             partial_line = partial_line[:MAX_LINE]
     if partial_line:
         yield [partial_line]
 
 
 def _answer(daemon: "DaemonConnection", line: bytes, timeout: float) -> "bool | None":
-    """Print the answer to a line; return whether it was refused, None if it was a quit that ended the daemon."""
+    """Print the answer to a line; return whether the line was refused, or None if it was a quit that succeeded."""
     watched = None
     daemon.begin_answer()
     while True:
@@ -279,9 +282,7 @@ def _answer(daemon: "DaemonConnection", line: bytes, timeout: float) -> "bool | 
 
 
 def _sanitise_for_display(daemon: "DaemonConnection", fd: int, body: bytes) -> bytes:
-    """Return an answer for printing: without control characters if it is for a terminal or from another user's
-    daemon.
-    """
+    """Return an answer to print, without control characters if it is for a terminal or from another user's daemon."""
     if not daemon.is_foreign and not posix.isatty(fd):
         return body
     from pympsd.vocabulary.untrusted import escape_controls
@@ -290,7 +291,7 @@ def _sanitise_for_display(daemon: "DaemonConnection", fd: int, body: bytes) -> b
 
 
 class DaemonConnection:
-    """The connection: sends and receives frames. The kernel limits each wait, which saves a call of poll."""
+    """The connection, which sends and receives frames. The kernel limits each wait, which saves a call of poll."""
 
     def __init__(self) -> None:
         self._open()
@@ -300,15 +301,16 @@ class DaemonConnection:
         self._answer_seconds = 0.0
         self._deadline = 0.0
         self._room = 0
-        """The bytes that a foreign daemon may still send in answer to a line."""
+        """The number of bytes that a foreign daemon may still send in its answer to a line."""
 
     def _open(self) -> None:
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.close = self.socket.close
 
     def connect(self, path: bytes, timeout: float) -> str:
-        """Connect to the daemon. Return an error message, or "" on success. Raise TimeoutError if the daemon has
-        stopped accepting.
+        """Connect to the daemon. Return an error message, or "" on success.
+
+        Raise TimeoutError if the daemon does not accept connections.
         """
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _time_value(timeout))
         self.wait_at_most(timeout)
@@ -323,7 +325,7 @@ class DaemonConnection:
     def reach(self, timeout: float, folder: bytes = b"") -> "tuple[bytes, str]":
         """Connect to pympsd's socket in a pipe directory, by default the environment's.
 
-        Return the socket's path, and an error message or "". With the driver's server that socket lies next to
+        Return the socket's path, and an error message or "". With the driver's server the socket is next to
         ``control``; NVIDIA's own daemon does not have it. Raise TimeoutError as ``connect`` does.
         """
         path = control_socket(folder)
@@ -334,21 +336,22 @@ class DaemonConnection:
         return path, reason or ("its daemon has ended" if self.has_ended() else "")
 
     def has_ended(self) -> bool:
-        """Return whether the process that listens has ended. If so its keeper holds the connection for the next
-        daemon.
+        """Return whether the listening process has ended.
+
+        If so, its keeper holds the connection for the next daemon.
         """
         pid = self.pid()
         return pid > 0 and _is_dead(pid)
 
     def pid(self) -> int:
-        """Return the PID of the process that listens; 0 if it is in a PID namespace that cannot be seen from here."""
+        """Return the PID of the listening process; 0 if its PID namespace is not visible from here."""
         return int.from_bytes(_credentials(self.socket)[:4], "little")
 
     def owner_warning(self, path: bytes, timeout: float) -> bytes:
-        """Return a line that names the owner of the daemon at the path; nothing if it is root's or this user's.
+        """Return a line that names the owner of the daemon at the path; empty if it is root's or this user's.
 
-        A daemon whose user has no number here is asked for a proof; if it is too old to give one, connect again.
-        Raise TimeoutError if it is silent.
+        Request a proof from a daemon whose user has no uid in this user namespace; if the daemon is too old for that,
+        connect again. Raise TimeoutError if the daemon is silent.
         """
         warning = owner_warning(self.socket, path)
         if warning != UNPROVEN_WARNING % path:
@@ -372,7 +375,7 @@ class DaemonConnection:
         self.begin_answer()
 
     def begin_answer(self) -> None:
-        """Begin the time and the bytes that a foreign daemon has for an answer; do nothing for other daemons."""
+        """Restart the limits of a foreign daemon's answer, its time and its bytes; do nothing for other daemons."""
         if self.is_foreign:
             import time
 
@@ -380,7 +383,7 @@ class DaemonConnection:
             self._room = MAX_FOREIGN_ANSWER_BYTES
 
     def protocol(self) -> bytes:
-        """Receive and return the daemon's protocol; raise ConnectionError if it does not take commands."""
+        """Receive and return the daemon's protocol; raise ConnectionError if the daemon does not accept commands."""
         kind, body = self.receive()
         if kind == frames.OPERATOR_STDERR:
             from pympsd.vocabulary.untrusted import escape_controls
@@ -389,13 +392,13 @@ class DaemonConnection:
         return body if kind == frames.OPERATOR_PROTOCOL else b""
 
     def wait_at_most(self, seconds: float) -> None:
-        """Limit the waits for an answer; 0: no limit. The limit of a foreign daemon stays."""
+        """Limit the waits for an answer; 0 lifts the limit. A foreign daemon's limit stays."""
         if self.is_foreign:
             return
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
 
     def send(self, data: bytes) -> None:
-        """Send frames; raise TimeoutError if the daemon reads nothing."""
+        """Send frames; raise TimeoutError if the daemon does not read."""
         try:
             while data:
                 data = data[self.socket.send(data) :]
@@ -403,13 +406,14 @@ class DaemonConnection:
             raise TimeoutError from None
 
     def end_sending(self) -> None:
-        """End the sending direction: no command follows."""
+        """End the sending direction, because no command follows."""
         self.socket.shutdown(_socket.SHUT_WR)
 
     def receive(self) -> "tuple[int, bytes]":
         """Return the kind and body of the next frame.
 
-        Raise TimeoutError if the daemon is silent, or a foreign one slow; ConnectionError if it sends too much.
+        Raise TimeoutError if the daemon is silent, or if a foreign daemon is too slow. Raise ConnectionError if it
+        sends too much.
         """
         self._gather(frames.HEADER_BYTES)
         length, kind, _ = frames.decode_header(self._unread)
@@ -451,7 +455,7 @@ def _time_value(seconds: float) -> bytes:
 
 
 def _watch(daemon: "DaemonConnection") -> "tuple[int, int]":
-    """Return the daemon's PID and a pidfd of it, -1 if that is impossible (another PID namespace)."""
+    """Return the daemon's PID and a pidfd, which is -1 if it cannot be opened (in another PID namespace)."""
     pid = daemon.pid()
     try:
         return pid, posix.pidfd_open(pid)
@@ -460,9 +464,10 @@ def _watch(daemon: "DaemonConnection") -> "tuple[int, int]":
 
 
 def owner_warning(daemon: "_socket.socket", path: bytes) -> bytes:
-    """Return a line that names the owner of the daemon at the path, nothing if it is root's or this user's.
+    """Return a line that names the owner of the daemon at the path; empty if it is root's or this user's.
 
-    The line is UNPROVEN_WARNING for a user without a number here, unless PYMPSD_UNMAPPED_DAEMON is ``trust``.
+    For a user without a uid in this user namespace the line is UNPROVEN_WARNING, unless PYMPSD_UNMAPPED_DAEMON is
+    ``trust``.
     """
     owner = int.from_bytes(_credentials(daemon)[4:8], "little")
     if owner == 0:
@@ -477,12 +482,12 @@ def owner_warning(daemon: "_socket.socket", path: bytes) -> bytes:
 
 
 def _credentials(daemon: "_socket.socket") -> bytes:
-    """Return a struct ucred: PID, uid and gid of the daemon."""
+    """Return the daemon's struct ucred: PID, uid and gid."""
     return daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
 
 
 def _await_end(watched: "tuple[int, int]") -> None:
-    """Wait until the daemon's process has ended and is reaped: scripts look for it in ps right after a quit."""
+    """Wait until the daemon has ended and is reaped, because scripts look for it in ps right after a quit."""
     import select
     import time
 
@@ -532,7 +537,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _complain(line: bytes) -> None:
-    """Write a line to standard error, if that is possible; the exit status reports it too."""
+    """Write a line to standard error, if possible; the exit status also reports the failure."""
     try:
         posix.write(2, line)
     except OSError:
@@ -545,9 +550,7 @@ def _report_no_output(error: _NoOutput) -> int:
 
 
 def control_socket(folder: bytes = b"") -> bytes:
-    """Return the path of the socket that takes commands; ``folder``: the pipe directory, if not that of the
-    environment.
-    """
+    """Return the path of the socket for commands; ``folder``: the pipe directory, by default the environment's."""
     folder = folder or pipe_directory()
     path = folder + b"/" + files.CONTROL.encode()
     privileged = folder + b"/" + files.CONTROL_PRIVILEGED.encode()
@@ -570,7 +573,7 @@ def pipe_directory() -> bytes:
 
 
 def _default_directory() -> str:
-    """Return the directory of root's daemon of protocol 3 if it runs, else the default of protocol 2."""
+    """Return the directory of root's daemon of protocol 3 if one runs, otherwise the default of protocol 2."""
     try:
         is_roots = posix.stat(f"{files.SYSTEM_PIPE_DIRECTORY}/{files.CONTROL}").st_uid == 0
     except OSError:

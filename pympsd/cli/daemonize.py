@@ -63,9 +63,9 @@ from pympsd.vocabulary.variables import BadSetting
 READY = b"."
 CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY="
 REPORTED = b"!"
-"""The child has ended, and has reported why."""
+"""Sent when the child has reported why it could not start, and ends."""
 SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
-"""The names of server processes, by the name under which the daemon was started."""
+"""The names of server processes, by the name under which the daemon is started."""
 
 
 def start_daemon(options: Options, protocol: int = 2) -> int:
@@ -75,9 +75,10 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
     """
     foreground = options.start == "foreground"
     if not foreground:
-        # A caller that waits for the end of a pipe of its own must not wait for the daemon.
+        # Do not inherit the caller's pipes: a caller that waits until its pipe is closed must not wait for the
+        # daemon.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    # Servers and the keeper have parts of this environment, and pympsd-run's programs may start daemons.
+    # Servers and the keeper inherit parts of this environment, and programs under pympsd-run may start daemons.
     unrouted = remove_routing(os.environ)
     os.environ.clear()
     os.environ.update(unrouted)
@@ -184,9 +185,9 @@ def _check_machine(options: Options, machine: Machine, protocol: int) -> None:
 def _claim_directory(
     options: Options, settings: Settings, machine: Machine, protocol: int
 ) -> tuple[PipeDirectory, socket.socket | None, str]:
-    """Claim the pipe directory; return it, the socket of --metrics, and a complaint about that.
+    """Claim the pipe directory; return it, the socket of --metrics, and a complaint about the socket.
 
-    Everything that may fail is checked first: an error in this start must not end the daemon that runs.
+    Check everything that may fail first, because an error in this start must not end the running daemon.
     """
     refusal = _refuse_loss(options, settings, machine, protocol)
     if refusal and options.replace:
@@ -214,13 +215,13 @@ def _complain_of_settings(settings: Settings, machine: Machine, complaint: str) 
 
 
 def _policies(machine: Machine) -> TurnPolicy:
-    """Return the turn policy; raise BadSetting, also for a scheduling policy that executors could not load."""
+    """Return the turn policy; raise BadSetting for it, or for a scheduling policy that executors could not load."""
     policy, turns = os.environ.get(SCHEDULING_POLICY), os.environ.get(TURN_POLICY)
     if policy and machine.backend != "emulated":
         raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices: a GPU has a scheduler of its own")
     if policy:
         load_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
-    # The default policy is not looked up, because that takes longer than everything else here.
+    # Do not look the default policy up, because that takes longer than everything else here.
     turn_policy: TurnPolicy = load_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
     return turn_policy
 
@@ -228,7 +229,7 @@ def _policies(machine: Machine) -> TurnPolicy:
 def _check_metrics(address: str, pipe_directory: str) -> None:
     """Raise BadSetting for an impossible address of --metrics, before the running daemon is replaced.
 
-    An address that is in use passes, because that daemon itself may use it.
+    An address in use is accepted, because the running daemon itself may use it.
     """
     try:
         end(listen(address, pipe_directory), handed_over=False)
@@ -238,7 +239,7 @@ def _check_metrics(address: str, pipe_directory: str) -> None:
 
 
 def _metrics(options: Options, pipe_directory: str) -> tuple[socket.socket | None, str]:
-    """Return the socket of --metrics; None and the reason, if a daemon that cannot come back was replaced."""
+    """Return the socket of --metrics; if that fails after a replacement, None and the reason. Raise BadSetting."""
     try:
         return listen(options.metrics, pipe_directory), ""
     except OSError as error:
@@ -280,7 +281,7 @@ def _defaults(settings: Settings, machine: Machine) -> Limits:
 
 
 def _refuse_loss(options: Options, settings: Settings, machine: Machine, protocol: int) -> str:
-    """Return why this daemon would lose some state of the one before; empty if it would not."""
+    """Return why this daemon would lose state of the earlier one; empty if it would not."""
     is_static = protocol == 2 and options.static
     lost = list_lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
     partitions = [] if is_static else partitions_left(settings.pipe_directory)
@@ -304,7 +305,7 @@ def _complain(reason: str, status: int) -> int:
 
 
 def _warn_of_owner(variable: str, folder: str) -> None:
-    """Warn that a directory is another user's, who can replace the daemon's files."""
+    """Warn that a directory belongs to another user, who can replace the daemon's files."""
     with contextlib.suppress(OSError):
         owner = os.stat(folder).st_uid
         if owner not in (0, os.geteuid()):
@@ -321,7 +322,7 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
         server = _server_log(os.path.join(os.path.abspath(directory), files.SERVER_LOG), protocol)
     except OSError as error:
-        # As recorded; why is ours.
+        # The line is as recorded; the reason is pympsd's addition.
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
         _complain(f"{error.filename}: {error.strerror}; choose one in CUDA_MPS_LOG_DIRECTORY", 0)
         return Journal(LogFile(None) if foreground else None, None, dialect)
@@ -329,8 +330,9 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
 
 
 def _server_log(path: str, protocol: int) -> LogFile:
-    """Return the log of all servers: in protocol 3 each server has its own, and this one gets only lines that belong
-    to no server.
+    """Return the log of all servers.
+
+    In protocol 3 each server has its own log, and this one gets only the other lines.
     """
     folder = os.path.dirname(path)
     if protocol == 3 and not os.access(folder, os.W_OK | os.X_OK):
@@ -339,7 +341,7 @@ def _server_log(path: str, protocol: int) -> LogFile:
 
 
 def _say_how_to_connect(daemon: DaemonSetup) -> None:
-    """Print protocol 3's line for the user who starts a daemon."""
+    """Print protocol 3's line that tells the user who starts a daemon how to connect."""
     if daemon.protocol == 3:
         print(f"{CONNECT_HINT}{daemon.directory.path}", flush=True)
 
@@ -352,7 +354,7 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
         answer = os.read(reader, 1)
         if not answer:
             sys.stderr.write("the control daemon ended before it was ready; control.log may have the reason\n")
-        # The child owns everything now: exit without running cleanup handlers of this copy.
+        # The child owns everything now, so exit without running this copy's cleanup handlers.
         elif answer == READY:
             _say_how_to_connect(daemon)
         sys.stderr.flush()
@@ -375,7 +377,8 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
 
     status = _run(daemon, ready, reported=lambda: notify(REPORTED))
     sys.stderr.flush()
-    # Scripts look for the daemon's name in ps right after a quit; PID 1 may take seconds to reap it.
+    # Change the name: scripts look for the daemon's name in ps right after a quit, and PID 1 may take seconds to reap
+    # it.
     show_as(["exited"])
     os._exit(status)
 

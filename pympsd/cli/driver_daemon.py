@@ -1,6 +1,7 @@
 """Give commands to the vendor's own control daemon, as its nvidia-cuda-mps-control does.
 
-It reports neither which commands it refuses nor, before the last one, the end of the answer to each line.
+That daemon does not report which commands it refuses, and does not mark where the answer to a line ends, except the
+last.
 """
 
 import contextlib
@@ -20,11 +21,11 @@ from pympsd.wire.driver import handshake
 
 Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
 _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
-"""Printed by our daemon at a socket for clients only: the protocol cannot carry a reason."""
+"""The texts that pympsd's daemon prints at a socket for clients only, because the protocol cannot carry a refusal."""
 
 
 class _TakesNoCommands(DaemonError, ConnectionError):
-    """The daemon takes no commands here; the message is the daemon's."""
+    """The daemon does not accept commands at this socket; the message is the daemon's."""
 
 
 def give_commands(
@@ -34,13 +35,12 @@ def give_commands(
     timeout: float,
     select: Selection,
 ) -> int:
-    """Give groups of command lines, few enough that the socket holds them; return the exit status.
+    """Send groups of command lines, each small enough for the socket's buffer; return the exit status.
 
-    The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
-    that sends nothing at first; there is no limit for a command. Raise TimeoutError for a silent daemon, and
-    ConnectionError for a daemon that does not use this protocol or takes no commands. ``select`` returns the lines
-    that the daemon at a socket may be sent, and whether the daemon is another user's; then its time and texts are
-    limited.
+    The daemon does not read lines until its answers have been read. ``timeout``: seconds to wait for a daemon's first
+    packet; the time of a command is not limited. ``select`` returns the lines that may be sent to the daemon at a
+    socket, and whether the daemon is another user's; if so, its time and texts are limited. Raise TimeoutError for a
+    silent daemon, and ConnectionError for a daemon that does not use this protocol or does not accept commands.
     """
     if strict:
         sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not report which commands it refuses\n")
@@ -59,7 +59,8 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
         daemon.settimeout(timeout)
         try:
-            # Settings may be changed only there; only root and the daemon's user can connect to it.
+            # Only the privileged socket accepts changes of settings; only root and the daemon's user can connect to
+            # it.
             daemon.connect(os.path.join(os.path.dirname(path), files.CONTROL_PRIVILEGED.encode()))
         except OSError:
             daemon.connect(path)
@@ -69,10 +70,10 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
         own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
         daemon.sendmsg([handshake.CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
         daemon.send(handshake.encode_role(handshake.Role.TOOL))
-        # There is no time limit for the command of a daemon of root or of this user.
+        # The time of a command is not limited if the daemon is root's or this user's.
         daemon.settimeout(timeout if is_foreign else None)
         give_up = time.monotonic() + (timeout if is_foreign else math.inf)
-        # A daemon that was asked to quit may have gone before the last line; its answers can still be read.
+        # A daemon that was asked to quit may end before the last line is sent; its answers can still be read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for line in lines:
                 for packet in handshake.encode_line(line):
@@ -80,7 +81,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
             daemon.send(handshake.encode_line(None)[0])
         while (packet := _receive(daemon, give_up)) not in (b"", handshake.END_OF_ANSWERS):
             if (text := handshake.decode_printed(packet)) in _REFUSALS:
-                raise _TakesNoCommands(text.decode())  # one of ours
+                raise _TakesNoCommands(text.decode())  # pympsd's daemon printed this
             is_escaped = is_foreign or sys.stdout.isatty()
             sys.stdout.buffer.write((escape_controls(text) if is_escaped else text) + b"\n")
         sys.stdout.flush()

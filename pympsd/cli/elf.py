@@ -1,15 +1,15 @@
 """Read a program's ELF file: machine, libraries, search paths, and whether it contains CUDA.
 
-Everything is read at offsets that the file names (elf(5)), at most `MAX_READ` bytes each, because a program may be
-several gigabytes large, and may be from an untrusted source::
+Parts are read at the offsets that the file states (elf(5)), at most `MAX_READ` bytes each, because a program may have
+several gigabytes, and may come from an untrusted source::
 
-    header            class, byte order and machine; nothing more is read of another machine's file
+    header            class, byte order and machine; a file for another machine is not read further
     program headers   PT_INTERP: a dynamic loader loads libraries for it; PT_LOAD: where an address is in the file
     PT_DYNAMIC        DT_NEEDED, DT_RPATH and DT_RUNPATH, offsets in the string table
     section headers   .nvFatBinSegment: device code; .rodata: the texts of a static CUDA runtime
 
-The sections may have been stripped, and then a static runtime is not found here. This module imports almost nothing,
-because pympsd-run uses it before every program that it starts.
+If the sections have been stripped, a static runtime is not found. This module imports almost nothing, because
+pympsd-run uses it before every program that it starts.
 """
 
 import posix
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x7fELF"
 MAX_READ = 64 << 20
-"""The maximum number of bytes read of one part of a file."""
+"""The maximum number of bytes to read of one part of a file."""
 _MAX_TEXT = 4096
 _HEADER_BYTES = 64
 _EXECUTABLE_CLASS, _BYTE_ORDER = 4, 5
@@ -40,12 +40,12 @@ class BadElf(InputError, ValueError):
 class ElfFile:
     """An ELF file that is open for reading; a context manager.
 
-    Attributes are filled by the constructor: `machine` (a name for messages) and `is_foreign`, and for a program of
-    this machine `is_static`, `needed`, `rpath` and `runpath` as they stand in the file.
+    The constructor sets the attributes: `machine` (a name for messages) and `is_foreign`, and for a program of this
+    machine `is_static`, `needed`, `rpath` and `runpath` as they are in the file.
     """
 
     def __init__(self, path: str) -> None:
-        """Open and read; raise OSError, or BadElf."""
+        """Open the file and read its headers; raise OSError or BadElf."""
         self.needed: list[str] = []
         self.rpath: list[str] = []
         self.runpath: list[str] = []
@@ -81,8 +81,8 @@ class ElfFile:
     def find_static_runtime(self) -> bool:
         """Return whether the program contains a CUDA runtime, which nvcc links statically by default.
 
-        Then the program does not need libcudart. It contains two texts of the runtime: the name of an error that only
-        a runtime returns, and the name of the library that the runtime opens. Other programs do not contain both.
+        Such a program does not need libcudart. It contains two texts of the runtime: the name of an error that only
+        the runtime returns, and the name of the library that the runtime opens. Other programs do not contain both.
         """
         if any(name.startswith("libcudart.so") for name in self.needed):
             return False
@@ -144,7 +144,7 @@ class ElfFile:
         return posix.pread(self._fd, _MAX_TEXT, offset).partition(b"\0")[0].decode(errors="surrogateescape")
 
     def _sections(self) -> "Iterator[tuple[bytes, int, int]]":
-        """Yield name, offset and size of each section that is in the file."""
+        """Yield name, offset and size of each section that has contents in the file."""
         if self.is_foreign:
             return
         (offset,) = struct.unpack_from("=Q", self._header, 40)

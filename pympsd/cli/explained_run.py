@@ -1,7 +1,7 @@
 """``pympsd-run`` with PYMPSD_EXPLAIN=1 under the driver's server: run a program, then print why clients were refused.
 
 An unmodified program gets CUDA_ERROR_MPS_CONNECTION_FAILED from the driver, whose protocol cannot carry a reason. The
-daemon keeps the reason; this process requests it when the program has ended, however soon:
+daemon keeps the reason; this process requests it when the program has ended:
 
     pympsd-run PROGRAM              a shell script; with PYMPSD_EXPLAIN=1 routed_run calls this module
         PROGRAM                     a child, with an id of the run (RUN) in its environment, as all of its children
@@ -9,8 +9,9 @@ daemon keeps the reason; this process requests it when the program has ended, ho
 
 If the daemon has pympsd's own servers, or no daemon runs, the client library explains its calls itself.
 
-The program gets the terminal's signals, because it is in the same process group. Those that a process sends to this
-one are passed on; if this process is killed, so is the program. The exit status is the program's, or its signal.
+The program gets the terminal's signals, because it is in the same process group. Signals that another process sends
+to this one are passed on to the program. If this process is killed, the program is killed too. This process ends with
+the program's exit status, or by the program's signal.
 """
 
 import ctypes
@@ -34,14 +35,14 @@ _SIGNALS: Final = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
     *(signal.SIGALRM, signal.SIGCONT, signal.SIGWINCH),
 )
-"""The signals that are passed on."""
+"""The signals that are passed on to the program."""
 
 
 def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | None:
     """Run a command and print why its clients were refused; return its exit status, or end by its signal.
 
-    Return None if the command was not run: within such a run, or if no daemon of pympsd manages the driver's server
-    here. Raise OSError if it cannot be executed.
+    Return None, without running the command, inside of another explained run, or if no daemon of pympsd manages the
+    driver's server here. Raise OSError if the command cannot be executed.
     """
     if RUN in environment or not _leads_drivers_server():
         return None
@@ -54,7 +55,7 @@ def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | 
 
 
 def _leads_drivers_server() -> bool:
-    """Return whether pympsd manages the driver's own server here: it has its own socket next to the driver's."""
+    """Return whether pympsd manages the driver's own server here, which its own socket next to the driver's shows."""
     daemon = control_client.DaemonConnection()
     try:
         path, problem = daemon.reach(control_client.TIMEOUT)
@@ -66,7 +67,7 @@ def _leads_drivers_server() -> bool:
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a command to its end; return its status (negative: the signal that ended it); raise OSError."""
+    """Run a command until it ends; return its exit status, or the negative number of its signal. Raise OSError."""
     expected = {*_SIGNALS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, expected)
     prctl: Any = ctypes.CDLL(None).prctl
@@ -87,8 +88,8 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def _explain(run: str) -> None:
-    """Print the daemon's reason for each refusal of a run; each sentence once."""
-    # Through standard input, because arguments are visible to other users.
+    """Print the daemon's reasons for the refusals of a run, each reason once."""
+    # Send the id through standard input, because arguments are visible to other users.
     query = subprocess.run(
         [sys.executable, "-I", "-S", _PYMPSD],
         input=f"get_refusal_list {run} --json\n",

@@ -1,6 +1,6 @@
-"""Files that come with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
+"""Files that are installed with the packages: manual pages, completions, units, scripts for batch systems, samples.
 
-A wheel has them below ``pympsd/_extras``, laid out as below a prefix; in a checkout PLACES lists their folders.
+A wheel has them in ``pympsd/_extras``, in the layout of a prefix; for a checkout, PLACES lists their folders.
 """
 
 import os
@@ -36,17 +36,17 @@ LINKS: Final = {
     "nvidia-smi": "pympsd-smi",
 }
 _WRITTEN_BIN: Final = "/usr/local/bin/"
-"""The folder of pympsd's programs as written in units and scripts."""
+"""The folder of pympsd's programs that units and scripts name before they are installed."""
 
 
 class CannotInstall(StartError):
-    """Something could not be installed; the message states which file and why."""
+    """A file could not be installed; the message states which one, and why."""
 
 
 def link_nvidia_names(folder: Path, launchers: Path) -> None:
-    """Link the vendor's names to the launchers in a folder, which is made when it is missing. Raise CannotInstall.
+    """Link the vendor's names in a folder to the launchers; create the folder if it is missing. Raise CannotInstall.
 
-    Links to launchers are replaced, and nothing else.
+    Only links to launchers are replaced.
     """
     if folder.exists() and not folder.is_dir():
         raise CannotInstall(f"{folder} is not a directory")
@@ -66,7 +66,7 @@ def link_nvidia_names(folder: Path, launchers: Path) -> None:
 
 
 def _check_free(link: Path, launcher: str) -> None:
-    """Raise CannotInstall unless ``link`` is free or is a link to a launcher of some installation."""
+    """Raise CannotInstall unless ``link`` does not exist or is a link to a launcher of any installation."""
     if link.is_symlink():
         if (target := link.readlink()).name == launcher:
             return
@@ -79,10 +79,12 @@ def _check_free(link: Path, launcher: str) -> None:
 
 
 def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Path | None]]:
-    """Copy everything below a prefix; return the new files, and the places of the old ones. Raise CannotInstall.
+    """Copy all files to a prefix; return each new file, and the path to which the old one was moved.
 
-    Units and scripts name the folder of the launchers, if given. Links are not followed: they are put aside, and so
-    are files that differ.
+    Raise CannotInstall.
+
+    If ``launchers`` is given, units and scripts name that folder. Existing links, which are not followed, and
+    different files are moved aside.
     """
     installed = []
     for source, place in _files():
@@ -94,11 +96,11 @@ def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Pat
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = None
             if target.is_symlink() or (target.exists() and target.read_bytes() != content):
-                # Named as cp --backup=numbered names it, so that shells, man and systemd ignore the file.
+                # The name is that of cp --backup=numbered, so that shells, man and systemd ignore the file.
                 names = (target.with_name(f"{target.name}.~{number}~") for number in count(1))
                 aside = next(name for name in names if not os.path.lexists(name))
                 target.rename(aside)
-            write_whole(str(target), content, source.stat().st_mode & 0o777)  # some are programs
+            write_whole(str(target), content, source.stat().st_mode & 0o777)  # some files are programs
         except OSError as error:
             raise CannotInstall(f"{target}: {error.strerror}") from None
         installed.append((target, aside))
@@ -106,10 +108,10 @@ def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Pat
 
 
 def _files() -> Iterator[tuple[Path, Path]]:
-    """Yield each file, and its place below a prefix."""
+    """Yield each file, and its path below a prefix."""
     if FOLDER.is_dir():
         files = (file for file in sorted(FOLDER.rglob("*")) if file.is_file())
-        # pip compiles the examples in their folder.
+        # pip adds compiled examples to their folder.
         yield from ((file, file.relative_to(FOLDER)) for file in files if file.parent.name != "__pycache__")
         return
     for pattern, folder in PLACES:

@@ -1,6 +1,6 @@
-"""Identify the daemon of the pipe directory, in a line, and its protocol.
+"""Identify the daemon of the pipe directory, in one line, and its protocol.
 
-``python -m pympsd.cli.found_daemon`` prints it; status 1: no daemon, 2: a daemon that does not answer.
+``python -m pympsd.cli.found_daemon`` prints the line. The exit status is 1 without a daemon, 2 if it does not answer.
 """
 
 import errno
@@ -15,15 +15,13 @@ from pympsd.wire import frames
 
 LISTENING: Final = "00010000"
 STREAM: Final = "0001"
-"""Values of /proc/net/unix: the flag of a listening socket, and the type of a stream socket."""
+"""Values in /proc/net/unix: the flags of a listening socket, and the type of a stream socket."""
 OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL)
 """The names of a daemon's sockets."""
 
 
 def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
-    """Return a line that names the daemon, the exit status, and the protocol, empty if the daemon does not report
-    it.
-    """
+    """Return a line that names the daemon, the exit status, and the protocol, which is empty if it is unknown."""
     daemon = DaemonConnection()
     path, status, protocol = control_client.control_socket(), 0, b""
     contacted_path = path
@@ -49,7 +47,7 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
 
 
 def _ask_protocol(daemon: DaemonConnection, path: bytes) -> bytes:
-    """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
+    """Return the protocol of a daemon; empty if it does not report one. Raise TimeoutError."""
     if daemon.owner_warning(path, TIMEOUT):
         daemon.distrust(TIMEOUT)
     try:
@@ -62,8 +60,8 @@ def _ask_protocol(daemon: DaemonConnection, path: bytes) -> bytes:
 def look_for_daemon() -> tuple[str, str]:
     """Return a line that names the daemon, and its protocol; both empty without a daemon.
 
-    The daemon is not contacted, because it logs each connection. The kernel lists the sockets at which a process
-    listens, with their types, and a daemon of protocol 3 marks its directory.
+    The daemon is not contacted, because it would log the connection. The kernel lists the sockets at which processes
+    listen, with their types; a daemon of protocol 3 marks its directory.
     """
     path = os.fsdecode(control_client.control_socket())
     types = _read_socket_types()
@@ -95,7 +93,7 @@ def _read_socket_types() -> dict[str, str]:
                 words = line.rstrip("\n").split(None, 7)
                 if len(words) == 8 and words[3] == LISTENING and os.path.basename(words[7]) in OF_A_DAEMON:
                     types[os.path.realpath(words[7])] = words[4]
-    except OSError:  # hidden, as in some containers
+    except OSError:  # /proc hides the file, as in some containers
         pass
     return types
 

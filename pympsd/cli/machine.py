@@ -1,4 +1,4 @@
-"""The program behind ``pympsd machine``: machine files from and to the format of nvml-mock's profiles."""
+"""The program behind ``pympsd machine``: convert machine files from and to the format of nvml-mock's profiles."""
 
 import argparse
 import json
@@ -16,8 +16,9 @@ NEEDS = "reading YAML needs PyYAML: pip install pyyaml, or convert the profile t
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Convert a machine. Return the exit status: 1, with one sentence on standard error, if it cannot be
-    converted.
+    """Convert a machine.
+
+    Return the exit status, which is 1, with a sentence on standard error, if that is impossible.
     """
     options = _options(arguments)
     try:

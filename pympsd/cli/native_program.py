@@ -1,16 +1,16 @@
 """Examine a native program before it runs: whether it uses CUDA, and whether it can be routed.
 
-A program reaches pympsd if the dynamic loader finds pympsd's libraries where the program asks for libcuda, libcudart
-and the others by name. It does not in the following cases, which `examine` recognises in the ELF file (`elf`):
+A program reaches pympsd if the dynamic loader finds pympsd's libraries when the program asks for libcuda, libcudart
+and the others by name. The following cases prevent that; `examine` recognises them in the ELF file (`elf`):
 
-- a CUDA runtime is inside the program. It requests tables of undocumented functions from the driver, which pympsd
+- the program contains a CUDA runtime, which requests tables of undocumented functions from the driver that pympsd
   does not have (docs/native.md);
 - the program is for another machine;
-- the loader ignores LD_LIBRARY_PATH: for a static program, and where the program's execution is privileged (ld.so(8),
+- the loader ignores LD_LIBRARY_PATH, because the program is static or its execution is privileged (ld.so(8),
   secure-execution mode);
-- the loader looks elsewhere first: at a path in DT_NEEDED, or in DT_RPATH without DT_RUNPATH.
+- the loader searches elsewhere first: at a path in DT_NEEDED, or in DT_RPATH without DT_RUNPATH.
 
-If a program opens one of these libraries itself, by dlopen(3), its use of CUDA is not known in advance.
+If a program opens one of these libraries by dlopen(3), it is unknown in advance whether it uses CUDA.
 """
 
 import os
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CUDA = ("libcuda.so", "libcudart.so", "libnvidia-ml.so", "libnvrtc.so", "libnvJitLink.so")
-"""The beginnings of the names of the libraries that pympsd provides for native programs."""
+"""The beginnings of the names of pympsd's libraries for native programs."""
 
 
 class Examined:
     """The result of examining a program.
 
-    ``obstacle``: why the program cannot be routed, as the rest of a sentence after its name; empty if it can, or is a
-    script.
+    ``obstacle``: why the program cannot be routed, as the rest of a sentence after its name; empty if it can be
+    routed, or is a script.
     """
 
     def __init__(self, obstacle: str = "", uses_cuda: bool = False, libraries: "Sequence[str]" = ()) -> None:
         self.obstacle = obstacle
         self.uses_cuda = uses_cuda
-        """Whether it is linked with a CUDA library, or contains one, or contains device code."""
+        """Whether the program is linked with a CUDA library, contains one, or contains device code."""
         self.libraries = libraries
-        """The names of the libraries of CUDA that it is linked with."""
+        """The names of the CUDA libraries with which the program is linked."""
 
 
 def examine(path: str, libraries: str) -> Examined:
@@ -88,7 +88,7 @@ def _loader_ignores_path(program: ElfFile, path: str) -> str:
 
 
 def _privilege(path: str) -> str:
-    """Return the reason why executing a program is privileged for this user."""
+    """Return why executing a program is privileged for this user; empty if it is not."""
     status = os.stat(path)
     if status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid():
         return "has its owner's rights (set-user-ID)"

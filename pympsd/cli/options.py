@@ -1,7 +1,7 @@
 """The options of the command line. Imports nothing, so that commands start fast.
 
-The launcher passes the name it was started under as ``--argv0=NAME`` first, so that texts and process names show
-nvidia-cuda-mps-control if it was started under that name.
+The launcher passes the name under which it was started as the first argument, ``--argv0=NAME``, so that texts and
+process names can show nvidia-cuda-mps-control.
 """
 
 from pympsd.errors import InputError
@@ -15,7 +15,7 @@ DROP_IN_NAME = "nvidia-cuda-mps-control"
 STARTS = {"-d": "background", "--daemon": "background", "-f": "foreground", "--foreground": "foreground"}
 READY = "--ready-devices"
 QUIT = ("-q", "--quit")
-"""-q prepares device queries with -d or -f of protocol 2, as --ready-devices does, and is --quit otherwise."""
+"""The options that end the daemon. With -d or -f of protocol 2, -q means --ready-devices instead."""
 MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M", "-m", "--multiuser")
 STATIC = ("-S", "-s", "--static-partitioning")
 PROTOCOLS = ("2", "3")
@@ -26,7 +26,7 @@ START_FLAGS = {
     "--open-queries": "operators see everything at every namespace's socket",
     "--trust-containers": "operators in other namespaces are taken for their user",
 }
-"""Flags of a daemon that is started, with the effect of each."""
+"""The flags with which a daemon is started, with the effect of each."""
 USER_SHARE = "--user-share"
 VALUED = (
     *INSTALLS,
@@ -49,7 +49,7 @@ FLAGS = {
     "--force": "force",
     **dict.fromkeys(MULTIUSER, "multiuser"),
 }
-"""Options without a value, and the attributes that they set."""
+"""Options without a value, with the attributes that they set."""
 _TEXTS = {
     "--log-dialect": "dialect",
     "--users": "users",
@@ -70,7 +70,7 @@ def list_options() -> "tuple[str, ...]":
 
 
 class BadOption(InputError):
-    """An option is invalid; ``unknown``: the name is unknown, and these are the known options."""
+    """An option is invalid. ``unknown``: the known options, if the name is unknown."""
 
     def __init__(self, reason: str, unknown: "Options | None" = None) -> None:
         super().__init__(reason)
@@ -80,7 +80,7 @@ class BadOption(InputError):
 class Options:
     """The parsed arguments. ``words``: the command given as arguments; ``shown``: the command line that ps shows.
 
-    ``overlooked``: words next to -d or -f, which start a daemon and take no command (recorded: no-daemon).
+    ``overlooked``: words next to -d or -f, which start a daemon and ignore commands (recorded: no-daemon).
     """
 
     def __init__(self, arguments: "Sequence[str]") -> None:
@@ -97,23 +97,23 @@ class Options:
         self.timeout = 10.0
         self.is_timeout_given = False
         self.protocol = ""
-        """Empty: not given."""
+        """The requested protocol; empty if not given."""
         self.apply = ""
-        """The configuration file."""
+        """The path of the configuration file."""
         self.metrics = ""
         """The address of the metrics: a port of the loopback, or the path of a socket."""
         self.launcher = ""
-        """The path that the launcher was started by."""
+        """The path by which the launcher was started."""
         self.install = ""
-        """One of INSTALLS; ``folder`` is its argument."""
+        """The given option of INSTALLS; ``folder`` is its argument."""
         self.folder = ""
         self.quit = ""
-        """The option that ends the daemon, as written; with -d or -f, -q means something else."""
+        """The option that ends the daemon, as typed. With -d or -f, -q means something else."""
         self.force = False
         self.driver = 0
-        """The driver branch whose behaviour is requested; 0: not given."""
+        """The driver branch to reproduce; 0 if not given."""
         self.static = ""
-        """The option for static partitioning, as written."""
+        """The option for static partitioning, as typed."""
         self.dialect = ""
         self.users = ""
         self.overtaking_seconds: float | None = None
@@ -165,7 +165,10 @@ class Options:
             raise BadOption("--apply takes no command with it")
 
     def choose_protocol(self, variable: str) -> str:
-        """Return the protocol to use, by the variable if it is set, or the option; raise BadOption."""
+        """Return the protocol to use: the environment's ``variable`` if set, otherwise the option.
+
+        Raise BadOption.
+        """
         if variable:
             if variable not in PROTOCOLS:
                 raise BadOption(f"{PROTOCOL_VARIABLE} must be 2 or 3, not {variable!r}")
@@ -173,7 +176,7 @@ class Options:
         return self.protocol or PROTOCOLS[0]
 
     def check_start(self, protocol: str) -> None:
-        """Raise BadOption for options that a daemon of a protocol cannot be started with."""
+        """Raise BadOption for options with which a daemon of a protocol cannot be started."""
         needing = sorted(self.start_flags - {"--clients-only"})
         if protocol == "2" and needing:
             raise BadOption(f"{needing[0]} needs protocol 3")
@@ -211,7 +214,7 @@ class Options:
         if option == "--apply" and self.apply:
             raise BadOption(f"--apply takes one file, not two: {self.apply} and {value}")
         if option in ("--log-dialect", "--users"):
-            from pympsd.vocabulary.variables import DIALECTS, USERS  # slow, and for the start of a daemon only
+            from pympsd.vocabulary.variables import DIALECTS, USERS  # slow, and only needed to start a daemon
 
             allowed = DIALECTS if option == "--log-dialect" else USERS
             if value not in allowed:
@@ -256,7 +259,7 @@ def _share(text: str) -> str:
 
 
 def _number(text: str) -> float:
-    """Return the number that a text holds, -1 if it holds none."""
+    """Return the number in a text; -1 if the text is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -1,25 +1,25 @@
-"""``pympsd-run``: prepare a program's environment so that its CUDA calls go to pympsd, and execute the program.
+"""``pympsd-run``: prepare a program's environment so that its CUDA calls reach pympsd, and execute the program.
 
-Theory of operation. Two mechanisms route a program, and both are variables of its environment, so its children
-inherit them:
+Theory of operation. Two mechanisms route a program. Both are environment variables, so the program's children inherit
+them:
 
-- PYMPSD_ROUTING and PYTHONPATH, which the launcher has set already, route cuda.bindings in every Python
-  (`pympsd_client.routing`). The import hook decides there, when CUDA is imported.
+- PYMPSD_ROUTING and PYTHONPATH, which the launcher has set, route cuda.bindings in every Python
+  (`pympsd_client.routing`). There the import hook decides when CUDA is imported.
 - LD_LIBRARY_PATH, which is set here, puts the folder of pympsd's libcuda, libcudart, libnvidia-ml, libnvrtc and
-  libnvJitLink before all others (docs/native.md). The decision is made here, before the program starts, because the
-  dynamic loader makes no such decision.
+  libnvJitLink before all others (docs/native.md). This module decides before the program starts, because the dynamic
+  loader cannot.
 
 That folder is left out if programs should reach the driver: if the daemon manages the driver's own server (backend
-vendor), or if there is a driver and no daemon, so that the program runs natively. A program that names a pipe
-directory, requires MPS or selects the emulated GPU gets the folder in the second case too: pympsd's library then
+vendor), or if there is a driver and no daemon, so that the program runs natively. In the second case a program that
+names a pipe directory, requires MPS or selects the emulated GPU gets the folder nevertheless: pympsd's library then
 refuses it with the reason, or gives it an emulated GPU of its own.
 
-The loader ignores LD_LIBRARY_PATH for some programs, and a program with NVIDIA's runtime inside cannot be
-served (docs/native.md explains why). Both would end in an error far from its cause, or on the wrong device, so the
+The loader ignores LD_LIBRARY_PATH for some programs, and a program with NVIDIA's runtime inside cannot be served
+(docs/native.md explains why). Both would fail with an error far from its cause, or run on the wrong device, so the
 ELF file is read before it is executed. An obstacle is an error for a program that is known to use CUDA. For any other
 program, which may start one that does, PYMPSD_EXPLAIN=1 reports the obstacle.
 
-The program takes the place of this process: its PID, signals and exit status are the program's. This module
+The program replaces this process, and so has its PID, gets its signals and determines its exit status. This module
 imports almost nothing, because a program waits for it (docs/performance.md).
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-"""Exit statuses of a shell for a program that cannot be started."""
+"""A shell's exit statuses for a program that cannot be started."""
 _LIBRARY_PATH, _INTERPRETER, _LIBPYTHON = "LD_LIBRARY_PATH", "PYMPSD_PYTHON", "PYMPSD_LIBPYTHON"
 _LIBRARIES = os.path.join(
     os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "pympsd_client/native/libraries"
@@ -48,7 +48,7 @@ _DRIVER_DEVICE = "/dev/nvidiactl"
 
 
 def main(command: "Sequence[str]") -> int:
-    """Execute a command, routed; return an exit status only if that fails, or if it has been run as a child."""
+    """Execute a command, routed. Return an exit status only if that fails, or if the command was run as a child."""
     environment = _original_environment()
     explains = environment.get("PYMPSD_EXPLAIN", "") not in ("", "0")
     path = find_program(command[0], environment.get("PATH", os.defpath))
@@ -78,7 +78,7 @@ def main(command: "Sequence[str]") -> int:
 
 
 def find_program(name: str, search_path: str) -> str:
-    """Return the file that a shell would execute for a name; empty if there is none."""
+    """Return the path of the file that a shell would execute for a name; empty if none is found."""
     if "/" in name:
         return name if os.path.exists(name) else ""
     paths = [os.path.join(folder or ".", name) for folder in search_path.split(":")]
@@ -87,7 +87,7 @@ def find_program(name: str, search_path: str) -> str:
 
 
 def execute(command: "Sequence[str]", path: str, environment: "Mapping[str, str]") -> int:
-    """Execute a command in place of this process; report an error and return an exit status if that fails."""
+    """Execute a command in place of this process; if that fails, report the error and return an exit status."""
     for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them
         _signal.signal(ignored, _signal.SIG_DFL)
     try:
@@ -128,7 +128,7 @@ def _original_environment() -> "dict[str, str]":
 
 
 def _reason_not_to_route(environment: "Mapping[str, str]") -> str:
-    """Return why the program reaches the driver; empty: its libraries are pympsd's."""
+    """Return why the program uses the driver's libraries; empty if it uses pympsd's."""
     listener = find_listener(environment)
     if listener == DRIVER:
         return "the daemon manages the driver's own server, to which the driver connects"

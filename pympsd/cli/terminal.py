@@ -1,4 +1,4 @@
-"""Commands typed at a terminal: line editing, history, completion of names, and help (at a terminal only)."""
+"""Read commands at a terminal, with line editing, history, completion of names, and help."""
 
 import os
 import readline
@@ -15,14 +15,14 @@ PROMPT = "> "
 HISTORY_LINES = 1000
 HELP = ("help", "?")
 LEAVE = ("exit", "bye", "logout")
-"""Words that people type to leave; none is a command."""
+"""Words that people type to leave, which are not commands."""
 KNOWN = (*{command.module: None for command in COMMANDS.values()}, *HELP)
 LIST_SECONDS = 2.0
 """The longest wait for the list of servers when TAB is pressed, in seconds."""
 
 
 def read_lines(in_v3: bool = False) -> Iterator[bytes]:
-    """Yield each line for the daemon; stop at the end of input (Ctrl-D).
+    """Yield the lines for the daemon until the end of input (Ctrl-D).
 
     Help is answered here, or in protocol 3 by the daemon.
     """
@@ -68,7 +68,7 @@ def _complete(protocol: int, text: str, state: int) -> str | None:
 
 
 def _words_after(before: list[str], protocol: int) -> Iterator[str]:
-    """Yield the words that may follow others, with the blank after them: commands, verbs, servers, options."""
+    """Yield the words that may follow ``before``, each with a blank: commands, verbs, servers, options."""
     if before and before[0] in HELP:
         before = before[1:]
     command = find_command(before)
@@ -85,7 +85,7 @@ def _words_after(before: list[str], protocol: int) -> Iterator[str]:
 
 
 def _servers() -> list[str]:
-    """Return the PIDs of the servers; none if the daemon does not respond."""
+    """Return the PIDs of the servers; empty if the daemon does not respond."""
     program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "__main__.py")
     command = [sys.executable, "-I", "-S", program, "get_server_list"]
     try:

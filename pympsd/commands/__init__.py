@@ -1,4 +1,7 @@
-"""The operator commands: `grammar` is the machine, `v2` and `v3` the commands, which this registers."""
+"""The operator commands: `grammar` reads and runs them, `v2` and `v3` define them.
+
+Importing this package registers all.
+"""
 
 from pympsd.commands.grammar.registry import load
 

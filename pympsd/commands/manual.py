@@ -1,11 +1,11 @@
 """The program's usage (-h), and the help of commands.
 
-They come from the tables here, the declarations of the commands and the docstrings of their handlers.
+The texts come from the tables here, from the declarations of the commands and from the docstrings of their handlers.
 
-Options of the command line, settings and tools are rows: the left column as it is typed, the right one its effect.
-The shells' completions (scripts/completions.py) and the manual page (scripts/manual_page.py) are made from the same
-rows, and from `grammar.registry.COMMANDS`; tests/commands/test_manual.py checks that usage and manual page have every
-setting, option and exit status.
+Options of the command line, settings and tools are rows of two texts: what the user types, and its effect. The
+shells' completions (scripts/completions.py) and the manual page (scripts/manual_page.py) are generated from the same
+rows, and from `grammar.registry.COMMANDS`. tests/commands/test_manual.py checks that usage and manual page contain
+every setting, option and exit status.
 """
 
 import re
@@ -22,13 +22,13 @@ from pympsd.vocabulary.variables import VARIABLES, Reader, plain
 
 
 def overview() -> str:
-    """Return the answer to ``help`` in protocol 3: a line for each module, with its verbs."""
+    """Return the answer to ``help`` in protocol 3: one line for each module, with its verbs."""
     rows = (f"{name:<16}{', '.join(sorted(verbs))}" for name in first_words(3) if (verbs := verbs_of(name, 3)))
     return "\n".join(("usage: MODULE VERB [ARGUMENT ...]; MODULE help and MODULE VERB help explain more", "", *rows))
 
 
 def module_help(module: str) -> str:
-    """Return the help of a module of protocol 3: the help of each of its verbs."""
+    """Return the help of a module of protocol 3, which is the help of all its verbs."""
     return "\n".join(command_help(command) for _, command in sorted(verbs_of(module, 3).items()))
 
 
@@ -43,9 +43,9 @@ def summary(command: Command) -> str:
 
 
 def help_of(words: Sequence[str]) -> str:
-    """Return the help of the command or module that a line begins with, with a line end.
+    """Return the help of the command or module with which a line begins, and a line end.
 
-    An empty text if the words name neither.
+    Return an empty text if the words name neither.
     """
     command = find_command(words)
     if command is not None:
@@ -162,7 +162,7 @@ OPTIONS: Final = (
 """The options of the command line."""
 
 FILES: Final = tuple((entry.name, plain(entry.meaning)) for entry in VARIABLES if Reader.DAEMON in entry.readers)
-"""The variables that the daemon reads; clients also read some of them."""
+"""The variables that the daemon reads; clients read some of them too."""
 
 EXITS: Final = (
     "0 when the daemon was reached, whatever it answered; 1 when there is no daemon, or a command in the arguments "

@@ -1,11 +1,11 @@
-"""An operator's command line: looked up, carried out, logged and answered.
+"""Look up an operator's command line, carry it out, log it and answer it.
 
     bytes --grammar.line.parse--> ParsedLine --decide_line--> Decision --answer_line--> instructions
 
-The dispatcher parses a line when it arrives, asks the servers that the answer depends on, and gives the state machine
-the event `OperatorLine`. `answer_line` turns that into instructions: the log of the command, its reply, and its
-effects. A daemon of protocol 3 also takes the commands of protocol 2 that have one meaning in both; the other daemon
-takes the modules that both have.
+The dispatcher parses a line when it arrives, asks the servers on which the answer depends, and passes the event
+`OperatorLine` to the state machine. `answer_line` returns the instructions: the log of the command, its reply, and
+its effects. A daemon of protocol 3 also accepts the commands of protocol 2 that mean the same in both; a daemon of
+protocol 2 also accepts the modules that both protocols have.
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,12 @@ HELP: Final = ("help", "--help")
 
 
 def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
-    """Log an operator's line, carry it out and answer it; the state machine's ``handle`` takes this function."""
+    """Log an operator's line, carry it out and answer it.
+
+    This function is an argument of the state machine's ``handle``.
+    """
     if not event.line.is_json_query:
-        # A line end inside would begin another line of the log.
+        # A line end in the command would begin a new line of the log.
         yield Log("command", {"line": event.line.text.replace("\r", " ").replace("\n", " ")})
     caller = Caller(event.session, event.uid, event.at, event.server, event.namespace, event.process)
     decision = decide_line(daemon, caller, event.line, event.file)
@@ -43,7 +46,7 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
 
 
 def servers_to_ask(daemon: Daemon, line: ParsedLine) -> list[Server]:
-    """Return the servers that the answer to a line depends on: the one that the line names, or all."""
+    """Return the servers on which the answer to a line depends: the one that the line names, or all."""
     if not line.asks_servers:
         return []
     return [server for server in daemon.list_running_servers() if line.server_pid in (None, server.pid)]
@@ -83,7 +86,7 @@ def _run_module_command(daemon: Daemon, caller: Caller, line: ParsedLine, file: 
 
 
 def _refuse_unknown(line: ParsedLine, protocol: int, driver: int) -> Answer:
-    """Return the refusal of a line that is not a command in a protocol."""
+    """Return the refusal of a line that is not a command of the daemon's protocol."""
     name = line.words[0] if line.words else ""
     names = first_words(protocol, driver)
     command = COMMANDS.get(line.command)

@@ -1,4 +1,4 @@
-"""The limits of ``[[cgroups]]``, read and shown."""
+"""Read and write the limits in ``[[cgroups]]``."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -17,7 +17,7 @@ _KEYS: Final = ("path", *_LIMITS)
 
 
 def read_cgroups(tables: Tables, raw: Any) -> CgroupLimits:
-    """Return the limits that a file gives cgroups."""
+    """Return the limits of cgroups that a file states."""
     limits_by_path: CgroupLimits = {}
     for which, table in enumerate(tables.tables(("cgroups",), raw)):
         place = ("cgroups", which)
@@ -56,13 +56,13 @@ def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, 
         tables.wrong(
             where, f"{join_path(where)} must be at most the hard limit, {hard[ordinal]},", str(soft[ordinal])
         )
-    if not hard and not soft and len(tables.problems) == problem_count:  # not if they are wrong
+    if not hard and not soft and len(tables.problems) == problem_count:  # wrong limits have their own errors
         tables.wrong(place, f"{join_path(place)} has a hard_limit or a soft_limit")
     return {ordinal: CgroupLimit(hard.get(ordinal), soft.get(ordinal)) for ordinal in sorted({*hard, *soft})}
 
 
 def render_cgroups(cgroups: CgroupLimits, devices: int) -> Iterator[str]:
-    """Yield a file's lines for these limits, on a machine with this number of devices."""
+    """Yield a file's lines for limits of cgroups; ``devices``: the machine's number of devices."""
     for path, limits in sorted(cgroups.items()):
         yield from ("", "[[cgroups]]", f"path = {quote(path)}")
         for key, kind in zip(

@@ -3,26 +3,26 @@
 Theory of operation
 ===================
 
-A configuration file is applied in three steps. `reader.read_plan` makes a `Plan` of the text, or reports every error
-in it. `changes` compares the plan with the daemon's `State` and returns a list of changes, as values. The command
-``config apply`` (pympsd/commands/v3/config.py) then carries the list out, one part of a compound command for each
-change; with ``--check`` it does so on a copy of the state and only prints the texts.
+A configuration file is applied in three steps. `reader.read_plan` makes a `Plan` of the text, or reports all errors
+in it. `changes` compares the plan with the daemon's `State` and returns a list of changes, as values. Then the
+command ``config apply`` (pympsd/commands/v3/config.py) carries out the list, with one part of a compound command for
+each change. With ``--check`` it does so on a copy of the state and only prints the texts.
 
     text --read_plan--> Plan --+
                                +--changes--> [CreateServer, SetNamespace, ...] --> instructions
     Daemon --state_of--> State +
 
-The idea is that of a declarative tool: applying a file twice changes nothing the second time, and ``config status``
-makes the same comparison at any time. The text of a change, its ``str``, is the line that the operator sees, so that
-``--check`` and the real run print the same lines.
+As in a declarative tool, applying a file a second time changes nothing, and ``config status`` can make the same
+comparison at any time. The ``str`` of a change is the line that the operator sees, so ``--check`` and the real run
+print the same lines.
 
 A plan changes only what it states: a key that is absent is None in the plan and is never compared. With ``prune`` the
 servers, namespaces and SM partitions that a file does not name are deleted first, because others may need their SMs.
-Whatever would disturb running clients (other devices, other chunks, another owner, a deletion while there are
-clients) is `Impossible`, with the command that an operator can choose instead.
+A change that would disturb running clients (of devices, chunks or the owner, or a deletion) is `Impossible`, with the
+command that an operator can use instead.
 
-Invariants: the changes are in an order in which each can be carried out after the ones before it. A server of a user
-whom the file does not name is never changed, because its owner could lift every limit again.
+Invariants: each change can be carried out after the ones before it. A server of a user whom the file does not name is
+never changed, because its owner could lift all limits again.
 """
 
 from abc import ABC, abstractmethod
@@ -44,7 +44,7 @@ from pympsd.vocabulary.shares import RESOURCES, Shares
 from pympsd.vocabulary.texts import CONTAINMENTS
 
 MAX_NAMED: Final = 3
-"""The maximum of differing entries that a line names."""
+"""The maximum number of differing entries that a line names."""
 
 
 @frozen
@@ -57,7 +57,7 @@ class Change(ABC):
 
 @frozen
 class CreateServer(Change):
-    """Make a server, with its namespaces."""
+    """Create a server, with its namespaces."""
 
     server: ServerPlan
     uid: int
@@ -68,7 +68,7 @@ class CreateServer(Change):
 
 @frozen
 class CreateNamespace(Change):
-    """Make a namespace."""
+    """Create a namespace."""
 
     server: str
     name: str
@@ -81,7 +81,7 @@ class CreateNamespace(Change):
 
 @frozen
 class SetNamespace(Change):
-    """Set limits of a namespace."""
+    """Set the limits of a namespace."""
 
     server: str
     name: str
@@ -130,7 +130,7 @@ class DeleteNamespace(Change):
 
 @frozen
 class CreatePartition(Change):
-    """Make a static SM partition."""
+    """Create a static SM partition."""
 
     server: str
     partition: PartitionPlan
@@ -162,7 +162,7 @@ class SetRules(Change):
     before: tuple[Rule, ...] | None
 
     def __str__(self) -> str:
-        """Return the numbers of rules, and at most MAX_NAMED that differ."""
+        """Return the number of rules before and after, and at most MAX_NAMED rules that differ."""
         before, after = self.before or (), self.rules
         differing = (
             [*(rule for rule in after if rule not in before), *before[len(after) :]] if before and after else []
@@ -172,13 +172,13 @@ class SetRules(Change):
 
 @frozen
 class SetCgroupLimits(Change):
-    """Set the limits of cgroups, all of them."""
+    """Replace the limits of all cgroups."""
 
     limits: CgroupLimits
     before: CgroupLimits
 
     def __str__(self) -> str:
-        """Return the numbers of limits, and at most MAX_NAMED cgroups that differ."""
+        """Return the number of limits before and after, and at most MAX_NAMED cgroups that differ."""
         before, after = self.before, self.limits
         paths = sorted({*before, *after}) if before and after else []
         suffix = _list_changed([path for path in paths if before.get(path) != after.get(path)])
@@ -187,13 +187,13 @@ class SetCgroupLimits(Change):
 
 @frozen
 class SetShares(Change):
-    """Set the shares of each user that the file has, all of them."""
+    """Replace all shares of users."""
 
     shares: dict[str, int]
     before: Shares
 
     def __str__(self) -> str:
-        """Return each share that changes, before and after."""
+        """Return the shares that change, with the values before and after."""
         after = evolve(self.before, configured=self.shares)
         differing = [
             f"{resource.name} {self.before.share(resource)} -> {after.share(resource)}"
@@ -205,7 +205,7 @@ class SetShares(Change):
 
 @frozen
 class SetFeature(Change):
-    """Set one of the features of a daemon, by its name in `Features`."""
+    """Set a feature of the daemon, by its name in `Features`."""
 
     name: str
     on: bool
@@ -224,7 +224,7 @@ _FEATURES: Final = {
 
 @frozen
 class Impossible(Change):
-    """Something that cannot be changed now, and why."""
+    """A change that cannot be made now, and the reason."""
 
     reason: str
 
@@ -238,7 +238,7 @@ CountClients = Callable[[str, str | None], int]
 
 @frozen
 class State:
-    """The daemon's servers, and the numbers of their clients."""
+    """The daemon's servers, and the numbers of their clients, with which a plan is compared."""
 
     servers: Mapping[str, NamedServer]
     context: FileContext
@@ -252,8 +252,9 @@ class State:
 
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
-    """Return the changes, in order; ``prune``: delete everything that the plan does not name; ``force``: even if it
-    has clients.
+    """Return the changes in the order in which to make them.
+
+    ``prune``: delete everything that the plan does not name; ``force``: even if it has clients.
     """
     result: list[Change] = []
     rules = plan.rules if plan.rules is not None or not prune else ()
@@ -270,7 +271,7 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         if requested not in (None, present):
             result.append(SetFeature(name, requested))
     if prune:  # partitions are deleted first, because others may need their chunks
-        # Servers created for users who named none do not belong to the file.
+        # Servers that were created for users who named none are independent of the file.
         listed_names = sorted(name for name, server in state.servers.items() if server.source is not Source.AUTO)
         for name in (name for name in listed_names if name not in plan.servers):
             clients = 0 if force else state.count_clients(name, None)
@@ -305,9 +306,9 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
 
 
 def _may_be_changed(server: ServerPlan, state: State) -> bool:
-    """Return whether a server is missing, or belongs to the user that the file means: of its uid, or the daemon's.
+    """Return whether a server is missing, or belongs to the user that the file states, by default the daemon's.
 
-    The owner of any other server could lift every limit that the file sets.
+    The owner of any other server could lift all limits that the file sets.
     """
     present = state.servers.get(server.name)
     return present is None or present.uid == (state.context.uid if server.uid is None else server.uid)
@@ -319,7 +320,7 @@ def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> I
         yield Impossible(
             f"server '{name}' stays that of user {present.uid}: 'server set {name} --uid={server.uid}' changes it"
         )
-        return  # its owner is not the user of the file, and could lift every limit again
+        return  # its owner is not the file's user, and could lift all limits again
     ordinals = present.ordinals(len(state.context.devices))
     if server.devices not in (None, ordinals):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
@@ -344,7 +345,10 @@ def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> I
 
 
 def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
-    """Return in words how limits differ from those of a file; limits by device are compared on a server's devices."""
+    """Return the differences between limits and those of a file, as texts.
+
+    Limits by device are compared on ``ordinals``.
+    """
     return tuple(
         f"{row.name} {row.text(present, ordinals)} -> {row.text(target, ordinals)}"
         for row in LIMITS
@@ -379,7 +383,7 @@ def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, fo
 
 
 def _keep_if_used(change: Change, stays: str, clients: int) -> Change:
-    """Return a deletion, or `Impossible` with the sentence ``stays`` if clients prevent it."""
+    """Return a deletion; if clients prevent it, return `Impossible` with the sentence ``stays``."""
     if not clients:
         return change
     it_has = "it has 1 active client; --force terminates it"
@@ -389,7 +393,7 @@ def _keep_if_used(change: Change, stays: str, clients: int) -> Change:
 
 
 def _list_changed(differing: Sequence[str]) -> str:
-    """Return the end of a sentence that lists new, missing and different entries; empty if there are none."""
+    """Return the end of a sentence that lists new, missing and different entries; empty without any."""
     more = len(differing) - MAX_NAMED
     suffix = f" and {more} more" if more > 0 else ""
     return f" (changed: {', '.join(differing[:MAX_NAMED])}{suffix})" if differing else ""

@@ -1,12 +1,12 @@
-"""The configuration in force in a daemon: its hash, and the settings of its file that have been changed since.
+"""A daemon's configuration in force: its hash, and which settings of its file have been changed since.
 
-The daemon keeps the text of the file that was applied last, and not only its plan: after a restart the devices may
-have other indices, and the text is read again for those. A plan is computed once for each set of devices and
-settings, because a readiness probe asks again and again.
+The daemon keeps the text of the last applied file, not only its plan: after a restart, devices may have other
+indices, for which the text is read again. A plan is computed once for each set of devices and settings, because
+readiness probes query repeatedly.
 
-The hash is one that an administrator can compute without pympsd. In protocol 3 it is that of the file
-(``sha256sum FILE``). A daemon of protocol 2 is configured by commands; there it is that of the output of ``config
-show``, with its defaults (``pympsd config show | sha256sum``).
+An administrator can compute the hash without the daemon. In protocol 3 it is the hash of the file (``sha256sum
+FILE``). A daemon of protocol 2 is configured by commands, so there it is the hash of the output of ``config show``,
+which has the defaults (``pympsd config show | sha256sum``).
 """
 
 from hashlib import sha256
@@ -46,7 +46,7 @@ def context_of(daemon: Daemon) -> FileContext:
 
 
 def state_of(daemon: Daemon, context: FileContext) -> State:
-    """Return the state with which a plan is compared."""
+    """Return the daemon's state as a plan is compared with it."""
 
     def count_clients(server: str, name: str | None) -> int:
         return len(clients(daemon, server, name))
@@ -67,10 +67,9 @@ def state_of(daemon: Daemon, context: FileContext) -> State:
 
 
 def find_differences(daemon: Daemon) -> list[str]:
-    """Return the lines that ``config apply --check`` would print for the file that was applied last, without "no
-    change".
+    """Return the lines that ``config apply --check`` would print for the last applied file, without "no change".
 
-    Without a file, or if its text is not known, nothing differs.
+    The list is empty without a file, or if its text is unknown.
     """
     if not daemon.configuration.text:
         return []
@@ -105,7 +104,9 @@ def render(daemon: Daemon) -> str:
 
 
 def compute_hash(daemon: Daemon) -> str:
-    """Return the SHA-256 of the configuration in force, in hexadecimal; empty if there is none or it is unknown."""
+    """Return the SHA-256 of the configuration in force, in hexadecimal; empty without a configuration or if it is
+    unknown.
+    """
     if daemon.options.protocol == 2:
         return sha256(f"{render(daemon)}\n".encode("utf-8", "surrogateescape")).hexdigest()
     text = daemon.configuration.text
@@ -132,7 +133,7 @@ def _features(daemon: Daemon) -> Features:
 
 
 def _read_once(daemon: Daemon, context: FileContext) -> Plan:
-    """Return the plan of the file that was applied last; raise BadFile."""
+    """Return the plan of the last applied file; raise BadFile."""
     configuration = daemon.configuration
     if configuration.plan is None or configuration.plan[0] != context:
         plan, _ = read_plan(configuration.text or b"", context)

@@ -16,7 +16,7 @@ class PartitionPlan:
 
     name: str
     device: int
-    """The daemon's ordinal."""
+    """The device, as the daemon's ordinal."""
     chunks: int
     include_remainder: bool = False
 
@@ -27,44 +27,44 @@ class ServerPlan:
 
     name: str
     uid: int | None = None
-    """None: the daemon's user."""
+    """The server's user; None for the daemon's user."""
     devices: tuple[int, ...] | None = None
-    """The ordinals of its devices; None: not stated, which means all of them for a new server."""
+    """The ordinals of the server's devices; None if not stated, which means all devices for a new server."""
     namespaces: dict[str, Limits] = field(factory=dict)
-    """The namespaces by name; ``default`` only if the file states anything about it."""
+    """The limits of each namespace by name; ``default`` only if the file states something about it."""
     clients_only: dict[str, bool] = field(factory=dict)
-    """By namespace, if stated: whether it refuses operators."""
+    """Whether a namespace refuses operators, by namespace, if stated."""
     partitions: tuple[PartitionPlan, ...] = ()
     maximum: Limits = field(factory=Limits)
-    """The maximum limits of the server's clients, as far as they are stated."""
+    """The maximum limits of the server's clients, as far as stated."""
     contains_partitions: bool | None = None
-    """None: not stated."""
+    """None if not stated."""
 
 
 @frozen
 class Features:
-    """The features of a daemon; None: not stated."""
+    """The features of a daemon; None for a feature that is not stated."""
 
     default_socket: bool | None = True
-    """Whether clients that name no server are served."""
+    """Whether clients that do not name a server are served."""
     accounts_cgroups: bool | None = True
     """Whether limits of cgroups are enforced (memacct)."""
     audits_memory: bool | None = False
-    """Whether allocations are logged (memacct)."""
+    """Whether servers log clients' allocations (memacct)."""
 
 
 @frozen
 class Plan:
-    """A whole file."""
+    """The configuration that a file states."""
 
     servers: dict[str, ServerPlan] = field(factory=dict)
     rules: tuple[Rule, ...] | None = None
-    """None: not stated."""
+    """None if not stated."""
     features: Features = field(factory=lambda: Features(None, None, None))
     cgroups: CgroupLimits | None = None
-    """None: not stated."""
+    """None if not stated."""
     shares: dict[str, int] | None = None
-    """Each user's shares, by resource. None: not stated."""
+    """The shares of each user by resource; None if not stated."""
 
 
 @frozen
@@ -73,25 +73,25 @@ class FileContext:
 
     devices: tuple[DeviceProperties, ...]
     uid: int
-    """The user the daemon runs as."""
+    """The user as whom the daemon runs."""
     multiuser: bool = False
     pipe_directory: str = ""
     protocol: int = 3
     has_own_servers: bool = True
     """True if the daemon's servers are pympsd's own, not the driver's."""
     partitions: Mapping[str, Set[str]] = field(factory=dict)
-    """The names of the SM partitions that its servers have, by server."""
+    """The names of the SM partitions of the daemon's servers, by server."""
     allowed_devices: Mapping[str, tuple[int, ...]] = field(factory=dict)
-    """The ordinals of the devices of its servers that do not have all, by server."""
+    """The ordinals of the devices of those servers that do not have all devices, by server."""
 
 
 @frozen
 class Problem:
-    """An error in a file; ``line`` from 1 on."""
+    """An error in a file; ``line`` counts from 1."""
 
     line: int
     text: str
 
     def render(self, file: str) -> str:
-        """Return the line for the user."""
+        """Return the message for the user, which names the file and the line."""
         return f"{file}:{self.line}: {self.text}"

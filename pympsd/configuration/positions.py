@@ -1,9 +1,9 @@
-"""The line of each key and table in a TOML text, for the errors in its values: tomllib reports none of them.
+"""Find the line of each key and table in a TOML text, for errors in values: tomllib does not report lines.
 
-Only a file with an error is read in this way. The lines are grouped into statements (a header, or a key with its
-whole value), each of which is valid TOML on its own; tomllib reads each statement again, and so decides what its key
-is. Parsers that keep positions were considered and rejected: tomlkit keeps the layout of a text but reports no lines
-of valid keys, and its errors are worded differently.
+Only a file with an error is read in this way. The lines are grouped into statements: a header, or a key with its
+whole value. Each statement is valid TOML by itself, and tomllib reads it to find its key. Parsers that keep positions
+were considered and rejected: tomlkit keeps the layout of a text but does not report the lines of valid keys, and its
+errors are worded differently.
 """
 
 import tomllib
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 Path = tuple[str | int, ...]
-"""Keys from the top; a number counts the tables of an array."""
+"""The keys from the top of the file to a place; a number is the index of a table in an array."""
 MAX_LINES: Final = 200
-"""A value that spans more lines than this is not followed to its end."""
+"""The maximum number of lines of a statement; the end of a longer value is not searched for."""
 
 
 def positions(text: str) -> dict[Path, int]:
-    """Return the line, from 1 on, of every key and table of a valid TOML text."""
+    """Return the line, counted from 1, of each key and table of a valid TOML text."""
     lines_by_path: dict[Path, int] = {}
     table: Path = ()
     tables: dict[Path, int] = {}
@@ -34,12 +34,12 @@ def positions(text: str) -> dict[Path, int]:
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int:
-    """Return the line of a key, or of the nearest table above it; 1 if there is none."""
+    """Return the line of a key, or else of the nearest table above it, or else 1."""
     return next((lines[path[:count]] for count in range(len(path), 0, -1) if path[:count] in lines), 1)
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each header, and each key with its whole value, with its first line."""
+    """Yield each statement, which is a header or a key with its whole value, and the number of its first line."""
     lines = text.split("\n")
     start = 0
     while start < len(lines):
@@ -48,7 +48,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
             end += 1
         statement = "\n".join(lines[start:end])
         if not _is_whole(statement):
-            end = start + 1  # a value that is too long: the lines that follow are skipped one by one
+            end = start + 1  # a value that is too long: skip its lines one by one
         elif tomllib.loads(statement):
             yield start + 1, statement
         start = end
@@ -63,7 +63,7 @@ def _is_whole(statement: str) -> bool:
 
 
 def _find_nested_path(parsed: Any) -> tuple[str, ...]:
-    """Return the path of a header, which is parsed into one key a level."""
+    """Return the path of a parsed header, which has one key at each level."""
     path: tuple[str, ...] = ()
     while parsed and isinstance(parsed, dict):
         ((key, parsed),) = parsed.items()
@@ -72,7 +72,7 @@ def _find_nested_path(parsed: Any) -> tuple[str, ...]:
 
 
 def _table_path(names: tuple[str, ...], is_array: bool, tables: dict[Path, int]) -> Path:
-    """Return the path of a table with the numbers of the arrays' tables; ``tables`` counts these."""
+    """Return the path of a table, with indices of tables in arrays; ``tables`` has the last index of each array."""
     path: Path = ()
     for name in names[:-1]:
         path = (*path, name)
@@ -93,6 +93,6 @@ def _paths(parsed: dict[str, Any]) -> Iterator[Path]:
 
 
 def _note(lines: dict[Path, int], path: Path, line: int) -> None:
-    """Note the line of a key, and of the tables above it that have none of their own."""
+    """Note the line of a key, and use it for the tables above it that do not have a line yet."""
     for count in range(1, len(path) + 1):
         lines.setdefault(path[:count], line)

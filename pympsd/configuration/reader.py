@@ -1,13 +1,13 @@
-"""Read a configuration file: TOML to a `Plan`, with every error in it, each with its line and key.
+"""Read a configuration file in TOML into a `Plan`, or report all errors in it, each with its line and key.
 
-A file is read completely even if it has errors, because an administrator needs to see all of them together: each
-table and each key is checked on its own, errors are noted with their paths and left out of the plan, and at the end
-the paths become lines (`positions`). Warnings concern files that are valid but probably not meant so, such as a rule
-after one that every client fits.
+A file is read completely even if it has errors, because an administrator needs to see all of them together. Each
+table and each key is checked separately; wrong values are noted with their paths and left out of the plan; at the end
+the paths become lines (`positions`). A warning means that a file is valid but probably not what was meant, such as a
+rule after one that matches every client.
 
-The keys of limits follow from the table of limits (`pympsd.vocabulary.limit_table`): the vendor's keys stand in the
-table of a namespace or of a rule, pympsd's own in the table ``pympsd`` in it, and a server's maxima in the table
-``pympsd`` of the server, with ``max_`` before the name. A device is named as the clients of the server name it.
+The keys of limits follow from the table of limits (`pympsd.vocabulary.limit_table`). The vendor's keys are in the
+table of a namespace or of a rule, pympsd's own keys in its subtable ``pympsd``, and a server's maxima in the server's
+table ``pympsd``, with the prefix ``max_``. A device is named as the server's clients name it.
 """
 
 import re
@@ -51,7 +51,7 @@ PARTITION_KEYS: Final = ("name", "chunks", "include_remainder")
 def read_partitions(
     tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | None
 ) -> tuple[PartitionPlan, ...]:
-    """Return the SM partitions in a server's tables of devices."""
+    """Return the SM partitions that a server's tables of devices state."""
     partitions: list[PartitionPlan] = []
     for number, table in enumerate(tables.tables(path, raw)):
         place = (*path, number)
@@ -64,12 +64,12 @@ def read_partitions(
     counts = Counter((plan.name, plan.device) for plan in partitions if plan.name and plan.device >= 0)
     for name, device in (key for key, count in counts.items() if count > 1):
         tables.wrong(path, f"{join_path(path)}: two SM partitions of device {device} have the name {name}")
-    # Nothing of a file with errors is used, so the missing values of a partition do not matter.
+    # A file with errors is not used, so missing values of a partition do not matter.
     return tuple(partition for partition in partitions if partition.device >= 0)
 
 
 def _device(tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | None) -> int:
-    """Return the ordinal of the device that a table describes; -1 if it names none."""
+    """Return the ordinal of the device that a table describes; -1 if it does not name an existing one."""
     if raw is None:
         tables.wrong(path, f"{join_path(path)} is missing: the UUID of the device")
         return -1
@@ -83,7 +83,7 @@ def _device(tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | Non
 
 
 def _partition(tables: Tables, path: Path, raw: dict[str, Any], device: int) -> PartitionPlan:
-    """Return an SM partition, without its wrong values."""
+    """Return the SM partition that a table states, with None or a default for wrong values."""
     tables.check_keys(path, raw, PARTITION_KEYS, "an SM partition")
     name, chunks, remainder = raw.get("name"), raw.get("chunks"), raw.get("include_remainder", False)
     problem = partition_name_problem(name) if isinstance(name, str) else "a name is needed"
@@ -128,7 +128,7 @@ def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
 
 SCHEMA: Final = "1.0"
 MAX_NAME: Final = 64
-"""Characters of a rule's name."""
+"""The maximum number of characters of a rule's name."""
 LIMIT_KEYS: Final = tuple(row.key for row in VENDORS)
 OWN_KEYS: Final = ("clients_only", *(row.key for row in OWN))
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
@@ -159,7 +159,7 @@ def read_plan(content: bytes, context: FileContext) -> tuple[Plan, tuple[Problem
 
 
 def _decode(content: bytes) -> str:
-    """Return the text of a file; some editors begin it with a byte order mark."""
+    """Return the text of a file, without the byte order mark with which some editors begin it."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -170,7 +170,7 @@ def _decode(content: bytes) -> str:
 def _plan(text: str, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
     try:
         parsed = tomllib.loads(text)
-    except ValueError as error:  # tomllib also raises other errors than its own: for a date, or a long number
+    except ValueError as error:  # not only tomllib's own error, but also those for dates and long numbers
         raise BadFile((_syntax_problem(text, error),)) from None
     reading = _Reading(context, [], [])
     plan = reading.file(parsed)
@@ -180,7 +180,7 @@ def _plan(text: str, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
-    if "set_int_max_str_digits" in str(error):  # Python's error, which has no line
+    if "set_int_max_str_digits" in str(error):  # Python's error, which does not state a line
         return Problem(1, "not TOML: a number of thousands of digits")
     match = _AT_LINE.search(str(error))
     line = int(match[1]) if match else text.count("\n") + 1 if "end of document" in str(error) else 1
@@ -324,7 +324,7 @@ class _Reading(Tables):
         return self.limits(path, raw, VENDORS, ordinals).overlay(own)
 
     def _clients_only(self, path: Path, name: str, raw: Any) -> bool | None:
-        """Return whether a namespace is for clients only, by its table of pympsd's own keys."""
+        """Return what a namespace's table ``pympsd`` states about being for clients only; None if nothing."""
         own = self.table(path, raw, "pympsd") if isinstance(raw, dict) else {}
         path = (*path, "pympsd")
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
@@ -336,7 +336,7 @@ class _Reading(Tables):
         return value
 
     def _merge(self, path: Path, own: Limits, default: Limits) -> Limits:
-        """Return the limits of namespace ``default``: its own table takes precedence over the server's keys."""
+        """Return the limits of namespace ``default``, whose own table takes precedence over the server's keys."""
         for row in VENDORS:
             if None not in (row.of(own), row.of(default)) and row.of(own) != row.of(default):
                 beaten = (*path, row.key)

@@ -1,4 +1,4 @@
-"""The conditions of ``[[rules]]``, read and shown."""
+"""Read and write the conditions of ``[[rules]]``."""
 
 import grp
 import pwd
@@ -13,7 +13,7 @@ from pympsd.vocabulary.texts import BadText
 
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _PATTERNS: Final = {
-    # A cgroup's path has no part that is empty, . or ...
+    # The parts of a cgroup's path must not be empty, "." or "..".
     "cgroup": (
         re.compile(r"/|(/(?!\.{1,2}(/|\Z))[^/]+)+/?"),
         "a path from the root of the cgroups, such as /user.slice,",
@@ -34,11 +34,11 @@ _PATTERNS: Final = {
     "executable": (re.compile(r"[/*].*", re.DOTALL), "the full path of a program, such as /usr/bin/python3*,"),
     "namespace": (re.compile(r"[a-z0-9_*]+(/[a-z0-9_*]+)?", re.ASCII), "server/namespace, or a server,"),
 }
-"""By kind: the form of a value, and the complaint about any other form."""
+"""The form of a value and the complaint about any other form, by kind of condition."""
 
 
 def read_condition(kind: str, raw: Any) -> Condition:
-    """Read a condition: a value or a list of them; raise BadText."""
+    """Return the condition that a value or a list of values states; raise BadText."""
     values = raw if isinstance(raw, list) else [raw]
     if not values or any(isinstance(value, bool) or not isinstance(value, str | int) for value in values):
         raise BadText("a text or a number, or a list of one or more of them,", "")
@@ -84,6 +84,6 @@ def quote(text: str) -> str:
 
 
 def count(rules: Sequence[Rule] | None) -> str:
-    """Return how many rules there are, in words."""
+    """Return the number of rules in words."""
     number = len(rules or ())
     return "1 rule" if number == 1 else f"{number or 'no'} rules"

@@ -25,9 +25,9 @@ def render_file(
     shares: Mapping[str, int] | None = None,
     commands: Sequence[str] = (),
 ) -> str:
-    """Return the text of a file; ``commands`` are in it as comments.
+    """Return the text of a file that recreates the configuration, with ``commands`` as comments.
 
-    Servers made for clients that named none are left out, because the first clients create them again.
+    Servers that were created for clients that named none are left out, because the first clients create them again.
     """
     lines = [f'schema_version = "{SCHEMA}"']
     if not features.default_socket:
@@ -52,7 +52,8 @@ def render_file(
             continue
         tables = [f"[servers.{name}]", *_render_server(server, context), *warnings]
         if server.allowed_devices == ():
-            # A file in which a server has no device is refused, and without allowed_devices it would have all.
+            # As a comment: a file with a server without devices is refused, and without allowed_devices the server
+            # would have all.
             tables = [f"# None of the devices of server '{name}' is there:", *(f"# {line}" for line in tables)]
         lines += ["", *tables]
     if commands:
@@ -74,7 +75,7 @@ def _namespaces(server: NamedServer, context: FileContext) -> Iterator[str]:
 
 
 def _ordinals(server: NamedServer, context: FileContext) -> Sequence[int]:
-    """Return the ordinals of a server's devices; if it has none, of the devices to which its limits for all apply."""
+    """Return the ordinals of a server's devices; if it has none, of all devices."""
     every = range(len(context.devices))
     return server.ordinals(len(every)) or every
 
@@ -106,7 +107,7 @@ def _partitions(server: NamedServer, context: FileContext) -> Iterator[str]:
 
 
 def _limits(limits: Limits, rows: Iterable[LimitRow], ordinals: Sequence[int], prefix: str = "") -> Iterator[str]:
-    """Yield the lines of limits; ``ordinals``: the ordinals of the devices, in the table's order."""
+    """Yield the lines of limits; ``ordinals``: the daemon's ordinals of the devices, in the server's order."""
     for row in rows:
         if row.of(limits) is not None:
             yield f'{prefix}{row.key} = "{row.text(limits, ordinals)}"'

@@ -1,4 +1,4 @@
-"""A TOML file while it is read: its tables, its values and its errors."""
+"""A TOML file that is being read: its tables, values and errors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from json import dumps
@@ -15,12 +15,12 @@ from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
 _MAX_BITS: Final = 64
-"""The bounds of a whole number in TOML."""
+"""The number of bits of a whole number in TOML."""
 
 
 @frozen
 class Tables:
-    """A file that is being read; ``problems`` and ``warnings`` grow."""
+    """A file that is being read. Methods add errors to ``problems`` and continue."""
 
     context: FileContext
     problems: list[tuple[Path, str]]
@@ -34,7 +34,15 @@ class Tables:
         read: Callable[[str], Any],
         types: tuple[type, ...],
     ) -> Any:
-        """Read the text or number at a key with ``read``; return None if it is absent or wrong."""
+        """Return the value at a key, as ``read`` converts it; None if the key is absent or the value is wrong.
+
+        Args:
+            path: The table's place in the file, for errors.
+            raw: The table.
+            key: The key in the table.
+            read: Converts a text, or a number as text; raises BadText for one that is not allowed.
+            types: The allowed types: str, int, float. A boolean is always wrong.
+        """
         if key not in raw:
             return None
         value = raw[key]
@@ -49,7 +57,7 @@ class Tables:
             return None
 
     def table(self, path: Path, raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """Return the table at a key; an empty one if it is absent or wrong."""
+        """Return the table at a key; an empty table if the key is absent or its value is not a table."""
         table = raw.get(key, {})
         if isinstance(table, dict):
             return table
@@ -57,7 +65,7 @@ class Tables:
         return {}
 
     def tables(self, path: Path, raw: Any) -> list[dict[str, Any]]:
-        """Return the tables of an array."""
+        """Return the tables of an array; an empty list if the value is not an array of tables."""
         if isinstance(raw, list) and all(isinstance(entry, dict) for entry in raw):
             return raw
         self.wrong(path, f"{join_path(path)} must be tables, each under [[{join_path(path)}]],", raw)
@@ -72,18 +80,18 @@ class Tables:
                 self.wrong((*path, key), f"{join_path((*path, key))} is not a key of {owner}; {hint}")
 
     def needs_own_servers(self, path: Path, raw: Mapping[str, Any]) -> None:
-        """Note an error if a key needs pympsd's own servers and the daemon has the driver's."""
+        """Note an error if a key is set that needs pympsd's own servers, and the daemon has the driver's."""
         if raw.get(str(path[-1])) and not self.context.has_own_servers:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
     def wrong(self, path: Path, message: str, value: Any = None) -> None:
-        """Note an error; ``value``: the wrong value, which is appended to the sentence as "not VALUE"."""
+        """Note an error. A wrong ``value`` is appended to the sentence as "not VALUE"."""
         self.problems.append((path, message if value is None else f"{message} not {_render(value)}"))
 
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
-        """Return the daemon's ordinal of a device; -1 if no device has this name.
+        """Return the daemon's ordinal of a device; -1, with an error, if no device has this name.
 
-        ``word`` names it as clients do whose server has the devices ``allowed`` (None: all).
+        ``word`` names the device as clients of a server with the devices ``allowed`` (None: all) do.
         """
         every = self.context.devices
         ordinals = range(len(every)) if allowed is None else allowed
@@ -102,7 +110,9 @@ class Tables:
         allowed: tuple[int, ...] | None = None,
         prefix: str = "",
     ) -> Limits:
-        """Return the limits that a table states; ``prefix``: of the keys, ``allowed``: as in `device`."""
+        """Return the limits that a table states; ``prefix``: the beginning of their keys; ``allowed``: as in
+        `device`.
+        """
         values: dict[str, Any] = {}
         for row in rows:
             key = f"{prefix}{row.key}"
@@ -117,21 +127,21 @@ class Tables:
     def key_by_index(
         self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
     ) -> dict[int, Any]:
-        """Return the entries of a limit by device index, of devices named as in `device`."""
+        """Return the entries of a limit by device index; ``value`` has them by names as in `device`."""
         entries = {self.device(path, word, allowed) if word else ALL_DEVICES: entry for word, entry in value.items()}
         return row.apply_change(None, entries, range(len(self.context.devices)))
 
 
 def number_text(value: Any) -> str:
-    """Return a number as text; an empty text for nan and for numbers of thousands of digits, which no key allows."""
+    """Return a number as text; an empty text, which no key allows, for nan and for numbers above 64 bits."""
     if isinstance(value, int):
-        # Python refuses to write numbers of thousands of digits; no valid number is that long.
+        # Python refuses to write numbers with thousands of digits; valid numbers are shorter.
         return str(value) if value.bit_length() <= _MAX_BITS else ""
     return f"{value:g}" if value == value else ""
 
 
 def join_path(path: Path) -> str:
-    """Return the name of a place in a file."""
+    """Return the name of a place in a file, such as ``servers.a.uid``."""
     return ".".join(map(str, path))
 
 

@@ -1,1 +1,1 @@
-"""``pympsd plot``: draws traces, as SVG, PNG or PDF."""
+"""``pympsd plot``: draw traces as SVG, PNG or PDF."""

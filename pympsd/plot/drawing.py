@@ -1,4 +1,4 @@
-"""A picture of tracks, by matplotlib: a row for each track, a colour for each client."""
+"""Draw tracks with matplotlib: a row for each track, a colour for each client."""
 
 import os
 import re
@@ -18,24 +18,24 @@ from pympsd.process.files import write_whole
 ROW_INCHES = 0.32
 WIDTH_INCHES = 11.0
 MIN_PANEL = 0.15
-"""The least width of a panel, as a part of all."""
+"""The minimum width of a panel, as a fraction of the picture's width."""
 LABEL_PART = 0.06
-"""A slice has its name in it if it is at least this part of the picture."""
+"""The minimum width of a slice that shows its name, as a fraction of the picture's width."""
 MAX_WITH_EDGES = 200
-"""Edges of more slices than this would hide them."""
+"""The maximum number of slices that are drawn with edges; edges of more slices would hide them."""
 _CLIENT = re.compile(r"(client \d+): (?:\S*/)?(\S*).*", re.DOTALL)
 
 
 def draw(tracks: Sequence[Track], path: str) -> None:
-    """Write a picture; the file's suffix decides the format. OSError, ValueError for an unknown suffix.
+    """Write a picture in the format of the file's suffix. Raise OSError, or ValueError for an unknown suffix.
 
-    Each period in which something happened has a panel of its own, and the time between them is left out
-    (`busy_periods`). A picture that was there is replaced when the new one is complete.
+    Each period in which something happened has its own panel, and the time between periods is left out
+    (`busy_periods`). An existing picture is replaced when the new one is complete.
     """
     kind = os.path.splitext(path)[1].removeprefix(".").lower()
     if not kind:
         raise ValueError("the suffix of a picture names its format: .svg, .png or .pdf")
-    mpl.rcParams["svg.hashsalt"] = "pympsd"  # the same trace is the same file
+    mpl.rcParams["svg.hashsalt"] = "pympsd"  # so that the same trace gives the same file
     mpl.rcParams["svg.fonttype"] = "none"
     figure = Figure(figsize=(WIDTH_INCHES, 1.2 + ROW_INCHES * len(tracks)), layout="constrained")
     clients = {track.process for track in tracks if track.process_name.startswith("client ")}
@@ -61,7 +61,7 @@ def draw(tracks: Sequence[Track], path: str) -> None:
 def _draw_panel(
     axes: Axes, tracks: Sequence[Track], colours: Mapping[int, Any], period: tuple[float, float], part: float
 ) -> None:
-    """Draw the events of a period; ``part``: the panel's part of the picture's width."""
+    """Draw the events of a period; ``part``: the panel's fraction of the picture's width."""
     began, ended = period
     for row, track in enumerate(tracks):
         slices = [slice_ for slice_ in track.slices if slice_.ended >= began and slice_.began <= ended]
@@ -86,7 +86,7 @@ def _draw_panel(
 
 
 def _title(track: Track) -> str:
-    """Return a track's name, with no more of a client's command than its program."""
+    """Return a track's name, in which a client's command is shortened to its program."""
     client = _CLIENT.fullmatch(track.process_name)
     process = f"{client[1]} ({client[2]})" if client else track.process_name or str(track.process)
     return f"{process}: {track.name or track.thread}"

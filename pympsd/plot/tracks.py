@@ -22,7 +22,7 @@ class Slice:
     began: float
     ended: float
     client: int
-    """The PID of the client that it was for; 0: none's."""
+    """The PID of the client for which it was done; 0 if for none."""
 
 
 @frozen
@@ -35,7 +35,7 @@ class Moment:
 
 @define
 class Track:
-    """The activities and events of one track, in order."""
+    """The activities and events of one track, in the order of time."""
 
     process: int
     thread: int
@@ -46,12 +46,12 @@ class Track:
 
     @property
     def title(self) -> str:
-        """The name of the track for people."""
+        """The track's name to show."""
         return f"{self.process_name or self.process}: {self.name or self.thread}"
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The place of the track in the picture: the daemon and its servers, devices, then client by client."""
+        """The sort key of the track: the daemon and its servers first, then devices, then clients."""
         kinds = ("MPS control daemon", "server ", "device ")
         kind = next((place for place, text in enumerate(kinds) if self.process_name.startswith(text)), len(kinds))
         return kind, self.process, self.thread
@@ -60,7 +60,7 @@ class Track:
 def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("inf")) -> list[Track]:
     """Return the tracks of traces that were written on one machine; raise BadTrace.
 
-    Keep only the events that reach into a period, given in milliseconds from the first event.
+    Keep only the events that overlap the period from ``since`` to ``until``, in milliseconds from the first event.
     """
     tracks: dict[tuple[int, int], Track] = {}
     processes: dict[int, str] = {}
@@ -80,7 +80,7 @@ def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("
         if ended < since or began > until:
             continue
         if event["ph"] == "X":
-            # An event on a device's track contains its client.
+            # An event on a device's track states its client.
             client = int(event["args"].get("client", event["pid"]))
             track.slices.append(Slice(event["name"], max(began, since), min(ended, until), client))
         else:
@@ -95,10 +95,10 @@ MAX_PERIODS = 4
 
 
 def busy_periods(tracks: Iterable[Track]) -> list[tuple[float, float]]:
-    """Return the periods in which something happened, from when to when in milliseconds: at most MAX_PERIODS.
+    """Return start and end, in milliseconds, of the periods in which something happened, at most MAX_PERIODS.
 
-    Periods are apart if the time between them is longer than all of them together: of two traces that were written an
-    hour apart each has its own. The longest such gaps are left out.
+    Two periods are separate if the gap between them is longer than all the remaining time. So two traces that were
+    written an hour apart have a period each. If there are too many gaps, only the longest separate periods.
     """
     times = [(slice_.began, slice_.ended) for track in tracks for slice_ in track.slices]
     times += [(moment.at, moment.at) for track in tracks for moment in track.moments]
@@ -127,7 +127,7 @@ def busy_periods(tracks: Iterable[Track]) -> list[tuple[float, float]]:
 
 
 def _events(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace; its last line may be cut, if a process was killed or the disk is full."""
+    """Yield the events of a trace. The last line may be incomplete, if a process was killed or the disk is full."""
     lines = text.splitlines()
     if lines[:1] != ["["]:
         raise BadTrace("it is not a trace of pympsd, whose first line is '['")
@@ -145,7 +145,7 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _check(event: dict[str, Any]) -> None:
-    """Raise KeyError, TypeError or ValueError for lines that no process of pympsd writes."""
+    """Raise KeyError, TypeError or ValueError for an event that pympsd does not write."""
     kind, numbers = event["ph"], [event["pid"]]
     if kind == "M":
         if event["name"] in ("process_name", "thread_name") and not isinstance(event["args"]["name"], str):

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all; and whether another user can reach one."""
+"""Write a file completely or not at all; find out whether another user can reach a file."""
 
 import os
 import secrets
@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 def unreachable_folder(path: str, uid: int, gids: frozenset[int]) -> str | None:
-    """Return the first folder on the path to a file that the user may not search, or None. Follow symbolic links."""
+    """Return the first folder on the path to a file that a user may not search; None if there is none.
+
+    Symbolic links are followed."""
     if uid == 0:
         return None
     for folder in _folders(Path(os.path.abspath(path))):
@@ -42,10 +44,10 @@ def _may_search(status: os.stat_result, uid: int, gids: frozenset[int]) -> bool:
 
 
 def write_whole(path: str, content: bytes, mode: int | None = None) -> None:
-    """Write a file, replacing any that is there; if that fails, the old one stays as it is. Raise OSError.
+    """Write a file and replace an existing one; if that fails, the old file is unchanged. Raise OSError.
 
-    ``mode``: its permissions; by default those of the file in its place, or as the umask has it. A link in its place
-    is replaced and not followed.
+    ``mode``: the file's permissions; by default those of the existing file, or those that the umask allows. An
+    existing link is replaced, not followed.
     """
     new = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{secrets.token_hex(4)}.new")
     try:

@@ -1,8 +1,9 @@
-"""Start a process, so that any shortage of resources is an OSError; and fix malloc's threshold in this one.
+"""Start a process, with an OSError for any shortage of resources; fix this process's malloc threshold.
 
-By default the C library raises the size from which it maps blocks one by one whenever such a block is freed, so that
-after the first large answers all buffers lie in the heap, between small objects that stay. Measured with 1,000
-connections of a user who reads no answers: 16 MiB of buffers took 76 MiB of memory; with `map_buffers` they take 26.
+The C library maps each block above a threshold separately. By default it raises the threshold whenever it frees such
+a block, so after the first large answers all buffers are in the heap, between small objects that stay. Measured with
+1,000 connections of a user who reads no answers: 16 MiB of buffers took 76 MiB of memory; with `map_buffers` they
+take 26.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ async def open_process(arguments: list[str], **options: Any) -> trio.Process:
     try:
         return await trio.lowlevel.open_process(arguments, **options)
     except RuntimeError as error:
-        # Processes are started in a thread; if it cannot be created Python gives only a message.
+        # Processes are started in a thread. If the thread cannot be created, Python raises RuntimeError without an
+        # error number.
         if "new thread" not in str(error):
             raise
         raise BlockingIOError(errno.EAGAIN, str(error)) from None
@@ -34,7 +36,7 @@ _MAPPED_FROM_BYTES: Final = 32 << 10
 
 
 def map_buffers() -> None:
-    """Fix the C library's threshold; no effect in a library without mallopt(3)."""
+    """Fix the C library's threshold. Do nothing in a library without mallopt(3)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)

@@ -1,10 +1,10 @@
-"""Set how ps shows a process: rewrite its argument area, set its comm (procps, pgrep and pidof read these).
+"""Set how ps shows a process: rewrite its argument area and its comm, which procps, pgrep and pidof read.
 
 The words are written NUL-separated over the process's own argument area, which is in /proc/self/stat (proc(5)). Then
 the kernel is informed that the area ends with the last word (prctl(2), PR_SET_MM): otherwise programs that split
 /proc/PID/cmdline at its NULs see an empty argument for each byte that is left. The environment, which follows, stays
 readable. Kernels differ in what they permit: PR_SET_MM_MAP needs no privilege but CONFIG_CHECKPOINT_RESTORE, which
-distributions set, and PR_SET_MM_ARG_END needs CAP_SYS_RESOURCE. Where both are denied the rest of the area is zero.
+distributions set, and PR_SET_MM_ARG_END needs CAP_SYS_RESOURCE. If both are denied, the rest of the area is zeros.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class _MemoryMap(ctypes.Structure):
 
 
 def show_as(words: Sequence[str]) -> None:
-    """Show this process as a command line of ``words``, cut to the argument area (never into the environment)."""
+    """Show this process as a command line of ``words``, cut to the argument area so that the environment stays."""
     area = _memory_map()
     start, end = area.arg_start, area.arg_end
     text = b"\0".join(word.encode() for word in words)[: end - start - 1]
@@ -42,13 +42,13 @@ def show_as(words: Sequence[str]) -> None:
 
 
 def _set_end(area: _MemoryMap) -> None:
-    """Make the argument area end where ``area`` does; change nothing else."""
+    """Set the end of the argument area to that of ``area``; change nothing else."""
     libc = ctypes.CDLL(None)
     sbrk, prctl = libc.sbrk, libc.prctl
     sbrk.restype = ctypes.c_void_p
     prctl.argtypes = (ctypes.c_int, *(ctypes.c_ulong,) * 4)
     size, address = ctypes.sizeof(area), ctypes.addressof(area)
-    # The last value that is read: an allocation in between may move it. No other thread allocates while this runs.
+    # Read last, because an allocation in between may move it. No other thread allocates while this runs.
     area.brk = sbrk(0)
     if prctl(_PR_SET_MM, _PR_SET_MM_MAP, address, size, 0):
         prctl(_PR_SET_MM, _PR_SET_MM_ARG_END, area.arg_end, 0, 0)

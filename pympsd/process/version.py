@@ -7,23 +7,26 @@ VERSION = "0.2.0"
 """The release, as in pyproject.toml (which reads it here)."""
 
 CUDA_VERSIONS = {580: 13000, 590: 13010}
-"""The driver branches whose behaviour pympsd reproduces, with the version that the version texts report: 1000 x major
-+ 10 x minor (CUDA 13.1). ``--driver`` chooses one, see `pympsd.devices.discovery`."""
+"""The driver branches that pympsd reproduces, with the CUDA version that their texts report: 1000 x major + 10 x
+minor. ``--driver`` chooses one, see `pympsd.devices.discovery`.
+"""
 DRIVER = 590
 """The default branch."""
 CLIENT_CONTEXTS = {580: 48, 590: 60}
-"""By branch: the contexts of clients that a device takes on Volta and newer (CUDA's documents, "When to Use MPS")."""
+"""The maximum number of client contexts on a device, by branch, on Volta and newer (CUDA's documents, "When to Use
+MPS").
+"""
 
 VENDOR_DRIVER = 580
-"""The branch of the driver whose own server pympsd can manage."""
+"""The driver branch whose own server pympsd can manage."""
 STATIC_SINCE = 590
-"""The branch of the driver since which protocol 2 has static SM partitions."""
+"""The first driver branch whose protocol 2 has static SM partitions."""
 
 API_VERSION = max(CUDA_VERSIONS.values())
-"""The version of the driver API that programs have, as cuDriverGetVersion reports it, with every branch."""
+"""The version of the driver API that cuDriverGetVersion reports, with every branch."""
 
 EXTRAS = "_extras"
-"""The folder of files that come with the packages and are not part of them (pympsd/cli/extras.py)."""
+"""The folder of files that are installed with the packages but are not part of them (pympsd/cli/extras.py)."""
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 _build: "list[str]" = []
 
@@ -64,7 +67,7 @@ def _digest() -> str:
             if entry.endswith(".py"):
                 digest.update(f"{name}/{entry}".encode())
                 digest.update(path.read_bytes())
-            # The extras are examples, which only an installed package holds.
+            # Leave out the extras: they are examples that only an installed package contains.
             elif "." not in entry and entry not in ("__pycache__", EXTRAS) and path.is_dir():
                 folders.append((f"{name}/{entry}", path))
     return digest.hexdigest()

@@ -42,18 +42,19 @@ PASSED_ENVIRONMENT: Final = (
     *("PYMPSD_SCHEDULING_POLICY", "PYMPSD_KERNEL_CACHE", "PYMPSD_KERNEL_THREADS"),
     *("LD_LIBRARY_PATH", "PATH", "TZ", "LANG"),
 )
-"""The part of the daemon's environment that a server gets; its user can read it. LD_LIBRARY_PATH: in some containers
-the driver's library is found only by it, and the executors need it too."""
+"""The variables of the daemon's environment that a server gets; the server's user can read them. LD_LIBRARY_PATH is
+among them because in some containers executors find the driver's library only with it.
+"""
 OWN_ENVIRONMENT: Final = ("XDG_CACHE_HOME",)
-"""Passed to servers of the daemon's own user only: it names a folder of that user."""
+"""Variables for servers of the daemon's own user only, because they name folders of that user."""
 LEAVE_SECONDS: Final = 5.0
-"""Time for a server to end after it has closed its link."""
+"""The time that a server has to end after its link is closed."""
 DRAIN_SECONDS: Final = 0.5
-"""Time to read its last output (one of its executors may hold the pipe a little longer)."""
+"""The time to read a server's last output, because an executor may keep the pipe open a little longer."""
 POLL_SECONDS: Final = 0.05
-"""Interval of the checks for a server's end if no descriptor is available for it."""
+"""The interval of the checks for a server's end if no descriptor is left to wait for it."""
 MAX_STDERR_BYTES: Final = 64 * 1024
-"""Bytes of a server's standard error that are logged."""
+"""The number of bytes of a server's standard error that are logged."""
 
 
 INSTALL_FOR_ALL: Final = (
@@ -73,7 +74,7 @@ START_ERRORS: Final = (OSError, CannotSpawn, ValueError, OverflowError)
 
 
 async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
-    """Start a server, run its session, and reap it; feed the events of its start and end."""
+    """Start a server, run its session, and reap the process; feed the events of the server's start and end."""
     try:
         own_end, process = await _spawn(dispatcher, instruction)
     except START_ERRORS as error:
@@ -93,7 +94,7 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
 
 
 def spawn_failed(instruction: SpawnServer, error: Exception) -> SpawnFailed:
-    """Return the event of a server that could not be started."""
+    """Return the event that reports that a server could not be started."""
     return SpawnFailed(instruction.server, explain(error) if isinstance(error, OSError) else str(error))
 
 
@@ -123,8 +124,8 @@ async def attend(
 
 
 async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[socket.socket, trio.Process]:
-    """Return our end of the link and the process; raise OSError or CannotSpawn."""
-    # Packets: no half message is lost with a daemon that is killed.
+    """Start a server's process; return the daemon's end of the link and the process. Raise OSError or CannotSpawn."""
+    # Packets, so that a daemon that is killed does not leave half a message in the link.
     own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with server_end:
         try:
@@ -159,9 +160,9 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) ->
 def make_identity_options(instruction: SpawnServer, readable_paths: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that start a process as a server's user.
 
-    Raise CannotSpawn if the kernel denies that, or the user cannot reach a file.
+    Raise CannotSpawn if the kernel denies the change of user, or if the user cannot read one of the files.
 
-    ``readable_paths``: the files that it needs, each with the remedy if it cannot be read.
+    ``readable_paths``: the files that the process needs, each with the remedy to state if the user cannot read it.
     """
     if os.geteuid() != 0:
         return {}
@@ -190,20 +191,21 @@ def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
 
 
 async def reap(process: trio.Process) -> int:
-    """Reap a process whose link has ended; kill it, and its process group, if it does not end in time.
+    """Reap a process whose link has ended; kill it, and its process group, if it does not end within LEAVE_SECONDS.
 
-    Returns the exit status, negative for a signal.
+    Return the exit status; a negative one is a signal's number.
     """
     with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
         await wait_for_end(process.pid)
-    # Not reaped yet, so the group ID is still its own. A stopped executor would not notice the end.
+    # The process is not reaped yet, so no other process has its group ID. An executor that is stopped must be killed:
+    # it does not notice that the server has ended.
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     return await process.wait()
 
 
 async def wait_for_end(pid: int) -> None:
-    """Wait for a child's end without reaping it."""
+    """Wait until a child has ended, without reaping it."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:  # out of descriptors

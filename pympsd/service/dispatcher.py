@@ -1,10 +1,10 @@
 """The dispatcher: feeds events to the state machine and carries out its instructions in order, without waiting.
 
 This is the only place where the state changes. Sessions, timers and children call `Dispatcher.feed` with an event;
-the state machine decides; the state is saved for the next daemon; then each instruction is carried out: a line is
-logged, an operator answered, a process spawned. None of them waits, so an event is handled completely before the
-next one. An internal error is logged and answered, and the daemon continues; only an impossible status of a server
-is raised, because the session that reported it has to end.
+the state machine decides; the state is saved for the next daemon; then the dispatcher carries out each instruction:
+it logs a line, answers an operator or spawns a process. Instructions never wait, so an event is handled completely
+before the next one. An internal error is logged and reported to the operator, and the daemon continues. Only an
+impossible status of a server raises an error, because the session that reported it has to end.
 
 The protocols below describe the sessions, which import this module.
 """
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 class RunningServer(Protocol):
     """A server's session (sessions.server, sessions.driver.server).
 
-    ``refresh`` asks for its tables and returns whether it answered in time.
+    ``refresh`` requests the server's tables and returns whether the server answered in time.
     """
 
     uid: int
@@ -67,7 +67,7 @@ class RunningServer(Protocol):
 
     @property
     def queued_descriptors(self) -> int:
-        """The number of descriptors that were sent to the server and that it has not taken yet."""
+        """The number of descriptors that were sent to the server and that it has not received yet."""
 
     @property
     def watched_clients(self) -> int:
@@ -80,15 +80,16 @@ class RunningServer(Protocol):
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Ask the server to end: with its last client, or immediately if ``forced``.
 
-        ``is_deletion``: the reason that clients get is that the server was deleted.
+        ``is_deletion``: clients are told that the server was deleted.
         """
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Set the limits of the server's new clients: percent of SMs, and bytes by device index."""
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
-        """End the contexts of a client process; clients in ``evicted`` get no new ones. ``token`` is for the
-        answer.
+        """End the contexts of a client process; the clients in ``evicted`` cannot create new ones.
+
+        The answer contains ``token``.
         """
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
@@ -98,13 +99,15 @@ class RunningServer(Protocol):
         """Watch the process of a client that an earlier daemon admitted."""
 
     def note_waiting(self) -> None:
-        """Begin to check whether clients of the server have gone, because a client or command waits for that."""
+        """Begin to check whether the server's clients have gone, because a client or a command waits
+        until they have.
+        """
 
     def start_trace(self, trace: TraceFile) -> None:
         """Let the server write the work of its devices to a trace."""
 
     async def stop_trace(self) -> None:
-        """Return when the server no longer writes to the trace."""
+        """Let the server end its part of the trace, and return when it has."""
 
     async def refresh(self) -> bool:
         """Ask the server for its tables; return whether it answered in time."""
@@ -113,8 +116,8 @@ class RunningServer(Protocol):
 class WaitingClient(Protocol):
     """The session of a client that is not admitted yet (sessions.client, sessions.driver.client).
 
-    Exactly one of ``grant``, ``refuse`` and ``go_without_mps`` is called, once; ``grant`` raises OSError if no
-    connection can be made.
+    Exactly one of ``grant``, ``refuse`` and ``go_without_mps`` is called, and only once. If ``grant`` raises OSError,
+    ``refuse`` follows.
     """
 
     @property
@@ -132,7 +135,7 @@ class WaitingClient(Protocol):
         """Refuse the client with a CUresult and a reason, which the program sees."""
 
     def go_without_mps(self, reason: str) -> None:
-        """Let the client use the device without MPS, for a reason that it may print."""
+        """Let the client use the device without MPS; it may print the reason."""
 
 
 class ConnectedOperator(Protocol):
@@ -142,7 +145,7 @@ class ConnectedOperator(Protocol):
     """
 
     def report_working(self) -> None:
-        """Report to the operator that the command takes longer."""
+        """Report to the operator that the command takes some time."""
 
     def note(self, text: str, is_output: bool) -> None:
         """Send a line before the answer; ``is_output``: for standard output, not standard error."""
@@ -151,17 +154,17 @@ class ConnectedOperator(Protocol):
         """Send the answer to the current line."""
 
     async def drain(self) -> None:
-        """Return when everything has been sent, or the operator has gone."""
+        """Wait until everything has been sent, or the operator has gone."""
 
 
 class Sockets(Protocol):
     """The sockets of servers and namespaces (namespace_sockets).
 
-    ``open`` returns why a socket cannot be made, or an empty text.
+    ``open`` returns why a socket cannot be opened, or an empty text.
     """
 
     def open(self, server: str, namespace: str, uid: int) -> str:
-        """Open the socket of a namespace for a user; return why it cannot be made, or an empty text."""
+        """Open the socket of a namespace for a user; return why it cannot be opened, or an empty text."""
 
     def close(self, server: str, namespace: str) -> None:
         """Close a namespace's socket and remove it."""
@@ -186,7 +189,7 @@ class Dispatcher:
     clients: dict[int, WaitingClient] = field(factory=dict)
     servers: dict[int, RunningServer] = field(factory=dict)
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
-    """The latest of several equal timers."""
+    """The running timers; a new timer replaces an equal one."""
     ids: Ids = field(factory=Ids)
     """Ids of clients and operators."""
     connections: Ids = field(factory=Ids)
@@ -194,9 +197,9 @@ class Dispatcher:
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
-    """Whether another daemon takes over, which needs the state file."""
+    """Whether another daemon takes over; if so, the state file stays for it."""
     changes_backend: bool = False
-    """Whether it ends in order to start again with the other backend."""
+    """Whether the daemon ends in order to start again with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
     keeper: KeeperLink | None = None
@@ -205,9 +208,9 @@ class Dispatcher:
     save: Callable[[], None] = lambda: None
     """Saves the state for the next daemon."""
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
-    """Returns the properties of a process that rules depend on."""
+    """Returns the properties of a process on which rules depend; None if the process does not exist."""
     client_memory: ClientMemory | None = None
-    """The source of the memory that the driver's clients use; None: servers report it."""
+    """Reports the memory of the driver's clients; None if servers report it themselves."""
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""
@@ -234,10 +237,12 @@ class Dispatcher:
     """The pacing of users whose connections and commands take too much of this process's time."""
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Let the keeper hold a descriptor, which stays the caller's; release it if its note is too long.
+        """Let the keeper hold a copy of a descriptor, which stays the caller's; drop the copy if the note is too
+        long.
 
         Args:
-            name: The name by which the next daemon recognises it; a descriptor of that name is replaced.
+            name: The name by which the next daemon recognises the descriptor; an earlier one of that name is
+                replaced.
             fd: The descriptor, which the keeper copies.
             note: The data that the next daemon needs to continue, such as a hello; at most NOTE_BYTES.
         """
@@ -249,20 +254,24 @@ class Dispatcher:
             self.keeper.drop(name)
 
     def drop(self, name: str) -> None:
-        """Let the keeper close a descriptor; to be called before it is closed here."""
+        """Let the keeper close its copy of a descriptor. Call this before the descriptor is closed here."""
         if self.keeper is not None:
             self.keeper.drop(name)
 
     @contextlib.contextmanager
     def hold_during(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
-        """Let the keeper hold a descriptor during a block, and after it for the next daemon if this one ends."""
+        """Let the keeper hold a descriptor during a block, and also after it, for the next daemon, if this one is
+        ending.
+        """
         self.hold(name, fd, note)
         with self.drop_after(name):
             yield
 
     @contextlib.contextmanager
     def drop_after(self, name: str) -> Iterator[None]:
-        """On leaving the block, release a descriptor that the keeper held before it, unless the daemon ends."""
+        """On leaving the block, let the keeper close a descriptor that it held before, unless this
+        daemon is ending.
+        """
         is_cancelled = True
         try:
             yield
@@ -275,8 +284,9 @@ class Dispatcher:
                 self.drop(name)
 
     def may_log(self, uid: int, *texts: str) -> bool:
-        """Return whether a user may cause a line (or one of each text); first log the number of lines dropped
-        before.
+        """Return whether a user may cause a log line, or one for each text.
+
+        First log how many of the user's lines were dropped.
         """
         if not self._rate_limits.take(uid, texts or ("",), trio.current_time()):
             return False
@@ -286,7 +296,7 @@ class Dispatcher:
         return True
 
     def feed(self, event: events.Event, *, quiet: bool = False) -> None:
-        """Handle an event and carry out the instructions; ``quiet``: without the log lines of a client.
+        """Handle an event and carry out the instructions; ``quiet``: omit the log lines about a client.
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
@@ -298,7 +308,7 @@ class Dispatcher:
             ):
                 self.sockets.look()
             self._handle(event, quiet)
-            # One after the other: a configuration may open more sockets than calls can be nested.
+            # In a loop, because a configuration may open more sockets than calls can be nested.
             while self._opened:
                 self._handle(self._opened.pop(0), quiet=False)
 
@@ -306,7 +316,7 @@ class Dispatcher:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
-            # First, because the next daemon needs a record of everything that is answered or begun below.
+            # Save first, because the next daemon needs a record of everything that is answered or begun below.
             self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
@@ -329,9 +339,10 @@ class Dispatcher:
     async def feed_line(
         self, session: int, uid: int, line: bytes, file: bytes | None = None, place: tuple[str, str] = ("", "")
     ) -> None:
-        """Handle an operator's line, with up-to-date tables if its answer depends on them.
+        """Handle an operator's line; first refresh the servers' tables if the answer depends on them.
 
-        ``file``: the text of the file that it names; ``place``: the server and namespace whose socket it came by.
+        ``file``: the text of the file that the line names; ``place``: the server and namespace of the operator's
+        socket.
         """
         await self.pacing.wait(uid, COMMAND_SECONDS)
         silent: list[int] = []
@@ -459,9 +470,9 @@ class Dispatcher:
         return may_watch(server, self.servers.values(), exempt_users(self.state))
 
     def refuse_after_admission(self, client: int, server: int, error: OSError) -> None:
-        """Refuse a client that can have no session with the server it was admitted to.
+        """Refuse an admitted client, because its session with the server could not be made.
 
-        ``error`` is the OSError of the socket pair or of its transfer; the client leaves the server's table again.
+        ``error``: why the socket pair could not be made or sent. The client is removed from the server's table.
         """
         reason = f"no session can be made: {explain(error)}"
         self._refuse(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
@@ -477,7 +488,9 @@ class Dispatcher:
             session.refuse(code, reason)
 
     def note_refusal(self, peer: Peer, code: int, reason: str, run_id: str = "", call: str = "cuInit") -> None:
-        """Keep a refusal for its user's query: ``code`` is the result of the program's call, see `RefusedClient`."""
+        """Keep a refusal, so that its user can query it. ``code``: the result of the program's ``call``, see
+        `RefusedClient`.
+        """
         refusal = RefusedClient(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
         self.state.refusals.add(refusal)
 

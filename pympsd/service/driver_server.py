@@ -19,11 +19,14 @@ from pympsd.state_machine.state.server import Phase
 NAME: Final = "nvidia-cuda-mps-server"
 PASSED: Final = ("LD_LIBRARY_PATH", "PATH", "TZ", "LANG")
 PASSED_PREFIXES: Final = ("CUDA_", "NVIDIA_")
-"""Variables of the daemon's environment that the server gets; its user can read them."""
+"""Prefixes of the daemon's variables that the server gets; the server's user can read them."""
 
 
 async def spawn_driver_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
-    """Start a server, and reap it; feed the events of its start and end. Its session begins when it registers."""
+    """Start a server, and reap it; feed the events of its start and end.
+
+    The session begins when the server registers.
+    """
     try:
         process = await _start(dispatcher, instruction)
     except START_ERRORS as error:
@@ -32,7 +35,7 @@ async def spawn_driver_server(dispatcher: Dispatcher, instruction: SpawnServer) 
     session = DriverServerSession(dispatcher, instruction.server, instruction.uid, process.pid, process.kill)
 
     async def wait_for_session() -> None:
-        """Wait until the server closes its connection, or its process ends before it has one."""
+        """Wait until the server closes its connection, or its process ends before it has connected."""
         await wait_first(session.ended.wait, partial(wait_for_end, process.pid))
 
     await attend(dispatcher, instruction, session, process, wait_for_session)
@@ -61,24 +64,24 @@ def _environment(dispatcher: Dispatcher) -> dict[str, str]:
     environment = {
         name: text for name, text in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)
     }
-    # Whole paths: the daemon may have been given relative ones.
+    # Full paths, because the daemon's own environment may have relative ones.
     if "CUDA_MPS_LOG_DIRECTORY" in environment:
         environment["CUDA_MPS_LOG_DIRECTORY"] = dispatcher.settings.log_directory
     return {**environment, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.pipe_directory}
 
 
 def note_line(dispatcher: Dispatcher, pid: int, text: str) -> None:
-    """Pass a line that a server of the driver's has logged to its session."""
+    """Pass a line that a driver's server has logged to that server's session."""
     for server in dispatcher.servers.values():
         if server.pid == pid and isinstance(server, DriverServerSession):
             server.note_line(text)
 
 
 def is_driver_server(dispatcher: Dispatcher, pid: int) -> bool:
-    """Return whether a process is a server of the driver's that this daemon manages."""
+    """Return whether a process is a driver's server that this daemon manages."""
     servers = dispatcher.servers.values()
     if any(server.pid == pid and isinstance(server, DriverServerSession) for server in servers):
         return True
-    # A server may write its first lines before this daemon hears that it was started.
+    # A server may write its first lines before this daemon has noted its PID.
     is_spawning = any(server.phase is Phase.SPAWNING for server in dispatcher.state.servers.values())
     return is_spawning and dispatcher.settings.backend == "vendor" and is_child(pid)

@@ -1,8 +1,8 @@
 """The listening sockets: accept connections, check and limit them, and run their conversations.
 
-A connection costs descriptors and memory before its purpose is known. So each is counted for its user before
-its first byte is read, a refusal is an immediate close, and a connection that an earlier daemon accepted, which the
-keeper held, continues here without a difference for its peer.
+A connection costs descriptors and memory before its purpose is known. So each one is counted for its user before its
+first byte is read, and a refused one is closed immediately. The keeper holds the connections that an earlier daemon
+accepted; they continue here, and their peers do not notice.
 """
 
 import contextlib
@@ -26,11 +26,13 @@ from pympsd.vocabulary.shares import CONNECTIONS
 from pympsd.wire.frames import MAX_BODY
 
 DRIVERS_WEIGHT: Final = 3
-"""One of libcuda's counts as three connections: it takes up to five descriptors, among them both ends of a connection
-to a server; another one takes up to two.
+"""A connection of libcuda counts as three: it takes up to five descriptors, which include both ends of a connection
+to a server. Any other connection takes up to two.
 """
 MAX_AT_A_TIME: Final = 64
-"""Connections that are requested from the keeper together: on a busy machine each exchange with it takes 1 ms."""
+"""The maximum of connections to request from the keeper together: on a busy machine each exchange with
+it takes 1 ms.
+"""
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -47,7 +49,9 @@ class Listener:
     inherited: Sequence[KeptFd[bytes]] = ()
     """Connections that an earlier daemon accepted."""
     greeting: bytes = b""
-    """The packet that every connection begins with, if this daemon speaks first; peers then pass credentials."""
+    """The packet that the daemon sends first on every connection; empty if the peer speaks first. With a greeting,
+    peers also pass credentials.
+    """
     _reserve: int = field(factory=lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), init=False)
     _nursery: trio.Nursery | None = field(default=None, init=False)
     """The nursery in which connections are served; None: no more are accepted."""
@@ -55,16 +59,20 @@ class Listener:
     _at_a_time: int = field(default=1, init=False)
     """The number of connections that are requested from the keeper together."""
     _plain: socket.socket = field(init=False)
-    """A second object for the listening socket, to accept without a trio checkpoint; it is detached, not closed."""
+    """A second object for the listening socket, which accepts without a trio checkpoint.
+
+    It is detached, not closed.
+    """
 
     def __attrs_post_init__(self) -> None:
         self._plain = socket.socket(fileno=self.listening.fileno())
         if self.greeting:
-            # Accepted sockets inherit the option: an answer may come before it could be set.
+            # Set here, because accepted sockets inherit the option: on each of them it would be set after the first
+            # answer may have come.
             self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     async def run(self) -> None:
-        """Accept connections until it is stopped, and serve them to their ends."""
+        """Accept connections until the listener is stopped, and serve each until it ends."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -107,7 +115,7 @@ class Listener:
         self._at_a_time = min(2 * self._at_a_time, MAX_AT_A_TIME) if is_more else 1
 
     async def _accept_one(self) -> bool:
-        """Accept a connection; return whether there was one."""
+        """Accept a connection; return whether one was waiting."""
         name = self._next_name()
         try:
             fd = await self._accept_at_the_keeper(name)
@@ -138,7 +146,8 @@ class Listener:
 
     def _accept_directly(self, name: str) -> int:
         """Accept a connection, and let the keeper hold it."""
-        # trio's accept() lets other tasks run after it, and in that time this daemon may be killed.
+        # Not trio's accept(): other tasks run after it, and this daemon may be killed before the keeper has the
+        # connection.
         sock, _ = self._plain.accept()
         if self.greeting:
             # Before the keeper holds it: the next daemon assumes that held peers have received the greeting.
@@ -148,7 +157,7 @@ class Listener:
         return sock.detach()
 
     def _start(self, fd: int, name: str) -> None:
-        """Serve a connection that this daemon holds, at the keeper too."""
+        """Serve a connection that this daemon and the keeper hold."""
         if self._nursery is None:
             self.dispatcher.drop(name)
             os.close(fd)
@@ -157,7 +166,8 @@ class Listener:
         self._nursery.start_soon(self._serve, sock, KeptFd(name, fd, b"", is_new=True))
 
     async def _reject_one(self, error: OSError) -> None:
-        # A connection that cannot be accepted for lack of descriptors would be reported forever.
+        # A connection that is not accepted for lack of descriptors keeps the socket readable, so it is accepted and
+        # closed.
         self._close_reserve()
         uid: int | None = None
         try:
@@ -180,7 +190,7 @@ class Listener:
     async def _serve(self, sock: trio.socket.SocketType, entry: KeptFd[bytes]) -> None:
         uid: int | None = None
         try:
-            # Its peer sees no end while the keeper has a copy.
+            # The peer does not see the connection close while the keeper has a copy.
             with self.dispatcher.drop_after(entry.name):
                 peer = self._peer(sock)
                 if peer is not None:
@@ -212,7 +222,8 @@ class Listener:
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         weight = DRIVERS_WEIGHT if self.greeting else 1
-        # If there is no memory for a frame it would be closed later, and the work until then would delay others.
+        # Refuse now if no memory is left for a frame: the connection would be closed later, after work that delays
+        # others.
         reason = self.dispatcher.buffers.problem(peer.uid, MAX_BODY) or shares.take(
             self.dispatcher.state, CONNECTIONS, peer.uid, weight
         )

@@ -1,7 +1,8 @@
 """The log FIFO. Any user may write to it, so its lines are sanitised, rate-limited and marked Other.
 
-Only records of the driver's own servers, if the daemon runs those, become lines of theirs. The writer of
-a FIFO is unknown: as with the vendor's daemon, any user can write a record with a server's PID.
+If the daemon runs the driver's own servers, their records are logged as lines of these servers. The writer of a FIFO
+is
+unknown: as with the vendor's daemon, any user can write a record with a server's PID.
 """
 
 import math
@@ -20,13 +21,16 @@ from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.wire.driver.log_records import PIPE_BUF, DriverLogRecord, ForeignLines, LogReader
 
 LINES_PER_SECOND: Final = 100
-"""The limit of all writers but servers together."""
+"""The limit for all writers together that are not servers."""
 RECORDS_PER_SECOND: Final = 5000
-"""The limit of each server and its clients, the same as for pympsd's own servers (sessions.server)."""
+"""The limit for each server and its clients, the same as for pympsd's own servers (sessions.server)."""
 UNKNOWN_PID: Final = 0
-"""The PID of all writers that are not servers: the writer of a FIFO is unknown."""
+"""The PID for all writers that are not servers, because the writer of a FIFO is unknown."""
 PAUSE: Final = 0.1
-"""Seconds for which only writers to the FIFO wait when they write too much. A server may be among them."""
+"""Seconds for which the FIFO is not read after too much was written.
+
+Only its writers wait; a server may be among them.
+"""
 READ_BYTES: Final = 4 * PIPE_BUF
 """The bytes read at a time: few enough that even malformed input is parsed in milliseconds."""
 RECENT_SERVERS: Final = 16
@@ -53,7 +57,7 @@ class _FifoLog:
     _writers: dict[int, _Writer] = field(factory=dict, init=False)
     """Limits by the PIDs of servers that wrote within the last second; UNKNOWN_PID for all other writers."""
     _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
-    """The servers that wrote: the last lines of a server may be read after its end."""
+    """The PIDs of servers that wrote, because a server's last lines may be read after its end."""
 
     def log(self, record: DriverLogRecord | ForeignLines) -> int:
         """Log a record or lines; return how many of them were over the limit."""
@@ -92,13 +96,13 @@ class _FifoLog:
         return count
 
     def report_time(self) -> float:
-        """Return when dropped lines are to be reported; infinity if none were dropped."""
+        """Return the time at which to report dropped lines; infinity if none were dropped."""
         return min(
             (writer.limit.resets_at() for writer in self._writers.values() if writer.dropped), default=math.inf
         )
 
     def report_dropped(self) -> None:
-        """Log how many lines of each writer were dropped in its second, once that is over."""
+        """For each writer whose second is over, log how many of its lines were dropped."""
         now = trio.current_time()
         for pid, writer in list(self._writers.items()):
             if now >= writer.limit.resets_at():
@@ -109,9 +113,10 @@ class _FifoLog:
 
 
 def _time_of(record: DriverLogRecord) -> float:
-    """Return a record's time; now, if the two are far apart.
+    """Return a record's time, or the current time if the two are far apart.
 
-    Its local time is ambiguous in the hour that is repeated when summer time ends, and arbitrary in a forged record.
+    A record has local time, which is ambiguous in the hour that is repeated when summer time ends. A forged record
+    may have any time.
     """
     now = time.time()
     stamp = record.moment.timestamp()
@@ -126,8 +131,8 @@ async def read_fifo(
 ) -> None:
     """Log the lines that are written to the FIFO until cancelled.
 
-    ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs; ``note_line``: called
-    with the PID and the text of each of their lines.
+    ``is_server``: returns whether a PID is a driver's server that this daemon runs; ``note_line``: called with the
+    PID and the text of each line of such a server.
     """
     reader = LogReader()
     log = _FifoLog(journal, is_server, note_line)
@@ -141,6 +146,6 @@ async def read_fifo(
             continue  # nothing came, or another process read it: any user may open the FIFO
         records = list(reader.feed(data))
         dropped = sum(log.log(record) for record in records)
-        # This many bytes without a line or a record are written only to keep the daemon busy.
+        # Only somebody who wants to keep the daemon busy writes this many bytes without a line or a record.
         if dropped or (not records and len(data) == READ_BYTES):
             await trio.sleep(PAUSE)

@@ -3,8 +3,8 @@
 Any user of the machine may connect, so nothing that a scraper does may cost the daemon much: at most CONNECTIONS are
 open, each for at most SECONDS; a request has to be complete within REQUEST_SECONDS; the text is cached for
 FRESH_SECONDS; and the text that is being sent counts against the user's share of buffers. If another scraper connects
-while all connections are taken, the user that has most of them loses its oldest one without a request, or else its
-oldest. `metrics_text` writes the text.
+while all connections are taken, one connection of the user that has most of them is closed: the oldest without a
+request, or else the oldest. `metrics_text` writes the text.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from pympsd.vocabulary.identities import NO_USER
 
 LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1,5})")
 CONNECTIONS: Final = 16
-"""The maximum of open connections; for a further one, another is closed."""
+"""The maximum of open connections; a further one replaces another."""
 REQUEST_SECONDS: Final = 1.0
-"""A connection whose request is not complete by then is closed."""
+"""The time in which a request must be complete; after it the connection is closed."""
 SECONDS: Final = 5.0
-"""The longest time of a connection."""
+"""The maximum duration of a connection."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
 """Seconds for which a text is cached: any user of the machine may request it any number of times."""
@@ -43,9 +43,9 @@ PAUSE_SECONDS: Final = 1.0
 
 
 def listen(address: str, pipe_directory: str) -> socket.socket:
-    """Return a listening socket: of a path that begins with /, or of a port of the loopback; raise OSError.
+    """Return a socket that listens at a path, which begins with /, or at a port of the loopback. Raise OSError.
 
-    A path is for the daemon's user and root; every user of the machine may read the text served at a port.
+    Only the daemon's user and root can connect to a path; every user of the machine can connect to a port.
     """
     if address.startswith("/"):
         folder, name = os.path.split(address)
@@ -87,7 +87,9 @@ def _listen_at(path: str) -> socket.socket:
 
 
 def end(listening: socket.socket, handed_over: bool) -> None:
-    """Close a listening socket, and remove its path, unless another daemon or another file may have it by now."""
+    """Close a listening socket, and remove its path unless another daemon or another file may have the
+    path by now.
+    """
     path = listening.getsockname()
     listening.close()
     if isinstance(path, str) and not handed_over:
@@ -97,7 +99,7 @@ def end(listening: socket.socket, handed_over: bool) -> None:
 
 
 def _is_abandoned(path: str) -> bool:
-    """Return whether no process listens at a socket's path: its daemon was killed."""
+    """Return whether no process listens at a socket's path, because its daemon was killed."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         try:
@@ -111,13 +113,13 @@ def _is_abandoned(path: str) -> bool:
 
 @define(eq=False)
 class _Scraper:
-    """A connection."""
+    """A scraper's connection."""
 
     user: int | None
-    """The peer's uid; at a port None, or a number that is not a user's."""
+    """The peer's uid; at a port None, or a number that is not a uid."""
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     is_requested: bool = field(default=False, init=False)
-    """Whether its request has been received."""
+    """Whether the request has been received."""
 
 
 @define
@@ -148,7 +150,9 @@ class MetricsServer:
                 nursery.start_soon(self._serve, trio.SocketStream(peer), scraper)
 
     def _make_room(self) -> None:
-        """Close a connection if there are enough: the oldest without a request of the user who has most of them."""
+        """If CONNECTIONS are open, close one of the user who has most: the oldest without a request, or else the
+        oldest.
+        """
         if len(self._open) < CONNECTIONS:
             return
         ((user, _),) = Counter(scraper.user for scraper in self._open).most_common(1)
@@ -189,7 +193,7 @@ class MetricsServer:
         return response if method == b"GET" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
     async def _current(self) -> bytes:
-        """Return the text, which is written again if it is old."""
+        """Return the text; write it again if it is older than FRESH_SECONDS."""
         if trio.current_time() - self._made_at > FRESH_SECONDS:
             self._made_at = trio.current_time()  # until it is written, other scrapers get the previous text
             with trio.move_on_after(SECONDS / 2):
@@ -200,7 +204,7 @@ class MetricsServer:
 
 
 async def _request(peer: trio.SocketStream) -> bytes:
-    """Return the head of a request; an incomplete one if the connection ends or the head is too long."""
+    """Return the head of a request; it is incomplete if the connection ends or the head is too long."""
     request = b""
     while not request.endswith(b"\r\n\r\n") and len(request) < REQUEST_BYTES:
         more = await peer.receive_some(REQUEST_BYTES - len(request))

@@ -1,7 +1,7 @@
 """The daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in # EOF).
 
-A limit that may differ between devices has one sample without the label ``device`` while it does not, otherwise one
-for each device; what is counted by device has the label always.
+A limit that is the same on all devices has one sample without the label ``device``; a limit that differs has one for
+each device. Counts by device always have the label.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
 
 
 def _drains(daemon: Daemon) -> Iterator[str]:
-    """Yield the drains in force; without one there is no sample."""
+    """Yield the drains in force, or nothing if none is."""
     held_counts = drains.count_held(daemon)
     running: list[Sample] = [({"target": drain.target}, len(drain.clients)) for drain in daemon.drains]
     holding: list[Sample] = [({"target": target}, count) for target, count in held_counts.items()]
@@ -76,7 +76,7 @@ def _drains(daemon: Daemon) -> Iterator[str]:
 
 
 def _shares(daemon: Daemon) -> Iterator[str]:
-    """Yield the shares of users and their use; a user who has nothing has no sample."""
+    """Yield the shares of users and how much of them is used; users who use nothing are left out."""
     resources, users = shares.resources_of(daemon), shares.list_users(daemon)
     yield from _family(
         "pympsd_user_share",
@@ -120,7 +120,7 @@ def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
     """Return the share of multiprocessors for a server's next client: one number, or one for each device if they
     differ.
 
-    In protocol 3, the share of a client of namespace ``default``.
+    In protocol 3, return the share for a client of namespace ``default``.
     """
     named_server, ordinals = daemon.named_servers.get(server.name), daemon.ordinals_of(server)
     limits = (
@@ -135,7 +135,7 @@ def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
 
 
 def _read_from_clients(read: Callable[[LimitsInForce], list[Sample]]) -> Callable[[Daemon, Server], list[Sample]]:
-    """Return a reader of samples of each client whose limits are known."""
+    """Return a function that yields the samples of each client whose limits are known."""
 
     def read_server(_: Daemon, server: Server) -> list[Sample]:
         return [

@@ -1,7 +1,7 @@
 """The sockets of servers and namespaces in protocol 3: opened and closed while the daemon runs.
 
     PIPE-DIRECTORY/SERVER/control              the server's own, with a log FIFO next to it
-    PIPE-DIRECTORY/SERVER/NAMESPACE/control    a namespace's: whoever connects here gets its limits
+    PIPE-DIRECTORY/SERVER/NAMESPACE/control    a namespace's: clients that connect here get its limits
 
 The state machine states which sockets there should be, and `NamespaceSockets` opens them, or reports why it cannot. A
 file may be removed from outside (a cleaner of /tmp, an administrator), so `look` compares the sockets that should
@@ -35,7 +35,7 @@ from pympsd.vocabulary import files
 from pympsd.wire.driver.handshake import HELLO
 
 PAUSE_SECONDS: Final = 0.0002
-"""Seconds per socket between two checks of all sockets: checking one takes 5 µs, so checks take 1/40 of the time."""
+"""Seconds between two checks of all sockets, for each socket. A check takes 5 µs, so checks take 1/40 of the time."""
 
 
 @define
@@ -55,7 +55,7 @@ class NamespaceSockets:
 
     dispatcher: Dispatcher
     kept_entries: KeptEntries
-    """The descriptors that an earlier daemon left; empty once this one has started."""
+    """The descriptors that an earlier daemon left; empty after this daemon has started."""
     is_taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the pipe directory."""
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
@@ -67,8 +67,10 @@ class NamespaceSockets:
     _looks_soon: bool = field(default=False, init=False)
 
     def open(self, server: str, namespace: str, uid: int) -> str:
-        """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
-        cannot be. A namespace has no socket while its server has none.
+        """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open.
+
+        Return why it cannot be opened, or an empty text. While a server's own socket cannot be opened, its namespaces
+        have none.
         """
         entry = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
         if not self._is_there(entry):
@@ -80,7 +82,7 @@ class NamespaceSockets:
     def look(self) -> None:
         """Recreate missing sockets, which were removed or could not be created.
 
-        Now, or when the pause after the last look is over.
+        Do so immediately, or after the pause that follows the last check.
         """
         pause = self._next_look - trio.current_time()
         if pause <= 0:
@@ -100,7 +102,7 @@ class NamespaceSockets:
         self._remove(server, namespace)
 
     def remove_all(self) -> None:
-        """Remove all files and directories: the daemon quits."""
+        """Remove all files and directories, because the daemon quits."""
         for server, namespace in sorted(self._sockets, reverse=True):
             self._remove(server, namespace)
         self._sockets.clear()
@@ -170,7 +172,7 @@ class NamespaceSockets:
 
     def _remove(self, server: str, namespace: str) -> None:
         parent, name = (server, namespace) if namespace else ("", server)
-        # Other files, a user's for instance, stay, and so does their directory.
+        # Other files, such as a user's own, stay, and so does their directory.
         with (
             contextlib.suppress(OSError),
             namespace_directory.open_existing(self.dispatcher.pipe_directory, parent) as folder,

@@ -9,12 +9,12 @@ The invariants:
 
 - The processes are those of this daemon that pympsd-smi shows: each server on its devices, and the clients with a
   context there. Before Volta all memory is the server's (MPS documents, 2.3.1.1).
-- The utilization is the sum of the servers' last reports; a server that has ended has none. Servers measure it
-  (`pympsd_server.executor.memory.device_memory`) and report a change, so nothing is timed here.
-- Compute modes are not in it, beyond those of the description: pympsd-smi changes them in a file of its own, which is
-  named here.
-- The file of an ended daemon is removed; that of a killed one is replaced by the next. With the driver's own server
-  there is none, and NVML is the driver's.
+- The utilization is the sum of the running servers' last reports. Servers measure it
+  (`pympsd_server.executor.memory.device_memory`) and report changes, so nothing is timed here.
+- The file has only the compute modes of the machine's description. pympsd-smi keeps changed modes in a file of its
+  own, whose path is in this file.
+- A daemon removes its file when it ends; the next daemon replaces the file of a killed one. With the driver's own
+  server this file does not exist, and NVML is the driver's.
 """
 
 import os
@@ -98,7 +98,7 @@ class NvmlFile:
 def get_utilization(daemon: Daemon, ordinal: int) -> int | None:
     """Return the percentage of time in which kernels of any server ran on a device.
 
-    None: a server of an earlier version does not count it.
+    Return None if a server on the device is of an earlier version, which does not report it.
     """
     uses = [server.use[ordinal] for server in daemon.list_running_servers() if ordinal in server.use]
     percentages = [use.utilization for use in uses if use.utilization is not None]

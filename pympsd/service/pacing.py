@@ -5,11 +5,12 @@ The daemon handles one thing at a time. Two rules keep other users' share of tha
 - *Turns.* Between two things that the event loop does for others, at most one connection or command of each user
   begins. Without turns a user with fifty connections would get fifty times as many commands as a user with one.
 - *Credit.* A user is charged a fixed time for each connection and command, and the processor time that the state
-  machine took for it. A user has BURST_SECONDS, and regains USER_RATE seconds in each second. A user without credit
-  waits until it is positive again. The burst is enough for 1,000 processes of an MPI job that connect together.
+  machine took for it. A user starts with BURST_SECONDS, and regains USER_RATE seconds in each second. A user without
+  credit waits until it is positive again. The burst is enough for 1,000 processes of an MPI job that connect
+  together.
 
-Nobody is refused: a paced connection stays open, and counts in the user's share of connections; a paced command stays
-in its connection, and later ones in the sender's socket. Root and the daemon's user are never paced.
+Pacing refuses nobody: a paced connection stays open and counts in the user's share of connections. A paced command
+waits in its connection, and later ones wait in the sender's socket. Root and the daemon's user are never paced.
 """
 
 import contextlib
@@ -23,15 +24,17 @@ from attrs import Factory, define, field
 USER_RATE: Final = 0.1
 """Seconds of processor time that a user regains in a second."""
 BURST_SECONDS: Final = 2.0
-"""Seconds of processor time that a user who sent nothing for a while may take without waiting."""
+"""The maximum credit: seconds of processor time that a user may take without waiting after sending nothing for a
+while.
+"""
 COMMAND_SECONDS: Final = 0.0003
-"""Processor time that a command costs in addition to the state machine's: to receive it, and to send its answer."""
+"""Processor time to receive a command and to send its answer; the state machine's time comes in addition."""
 CONNECTION_SECONDS: Final = 0.0007
-"""Processor time that a connection costs in addition to the state machine's: its tasks, its hello, its end."""
+"""Processor time for a connection's tasks, hello and end; the state machine's time comes in addition."""
 MIN_WAIT_SECONDS: Final = 0.005
-"""The minimum time in seconds that a user without credit waits."""
+"""The shortest wait of a user without credit."""
 MAX_IDLE_USERS: Final = 1024
-"""The maximum of users with full credit that are remembered."""
+"""The maximum number of users with full credit that are remembered."""
 
 
 @define(eq=False)
@@ -57,7 +60,9 @@ class Pacing:
     _credits: dict[int, _Credit] = field(default=Factory(dict), init=False)
 
     async def wait(self, uid: int, seconds: float) -> None:
-        """Return when something of a user may begin; ``seconds``: its cost in addition to the measured time."""
+        """Wait until a user's connection or command may begin, and charge ``seconds`` for it in addition to its
+        measured time.
+        """
         if uid in self.trusted:
             return
         credit = self._credit(uid)

@@ -31,7 +31,7 @@ _SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
 
 
 def lines_to_limit(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
-    """Return the user who causes an event, and the log lines of it that are limited."""
+    """Return the user who causes an event, and which of the event's log lines are limited."""
     match event:
         case OperatorLine():
             return event.uid, _COMMAND_LINES
@@ -44,7 +44,7 @@ def lines_to_limit(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
 
 
 def cost_of(texts: Sequence[str]) -> int:
-    """Return the number of lines that the texts count as."""
+    """Return how many lines the texts count as."""
     return sum(1 + len(text) // LINE_BYTES for text in texts)
 
 

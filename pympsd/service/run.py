@@ -69,7 +69,7 @@ STOPPING = "STOPPING=1"
 
 
 def notify(state: str) -> None:
-    """Send a state to the socket that NOTIFY_SOCKET names. A manager that does not listen is not an error."""
+    """Send a state to the socket that NOTIFY_SOCKET names. Do nothing if no manager listens there."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
@@ -87,7 +87,7 @@ def notify_reloading() -> None:
 
 
 async def run_watchdog() -> None:
-    """Report that the daemon's tasks run, at half of the interval that the manager set, if there is one."""
+    """If the manager set an interval, report that the daemon's tasks run twice in each interval."""
     interval = os.environ.get("WATCHDOG_USEC", "")
     if not interval.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
@@ -98,12 +98,12 @@ async def run_watchdog() -> None:
 
 HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 FINAL_ANSWER_SECONDS = 1.0
-"""Time at the end to send the answers that operators wait for."""
+"""The time that the daemon has at its end to send the answers for which operators wait."""
 
 
 @frozen
 class DaemonSetup:
-    """Everything that is prepared before the fork. ``metrics``: the socket where scrapers connect."""
+    """Everything that is prepared before the fork. ``metrics``: the socket to which scrapers connect."""
 
     settings: Settings
     machine: Machine
@@ -117,23 +117,23 @@ class DaemonSetup:
     """Whether -S or one of its other names was passed."""
     flags: frozenset[str] = frozenset()
     configuration: tuple[str, bytes] | None = None
-    """The path and the text of the file to apply, which is a valid one."""
+    """The path and the text of a valid configuration file to apply."""
     rules: tuple[Rule, ...] | None = None
     metrics: socket.socket | None = None
     turn_policy: TurnPolicy = field(factory=order)
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
-    """Run until quit; call ``ready`` when both sockets accept; return the exit status.
+    """Run until the daemon is told to quit; call ``ready`` when both sockets accept. Return the exit status.
 
-    From here on none of HANDLED_SIGNALS ends the process on its own.
+    From here on, a signal of HANDLED_SIGNALS does not end the process by itself.
     """
     early = _record_early_signals()
     os.umask(0o022)
     raise_fd_limit()
     map_buffers()
     setup = _resolve_paths(setup)
-    # After an internal error another daemon may adopt the servers.
+    # After an internal error, files and servers stay for another daemon.
     handed_over = True
     try:
         dispatcher = trio.run(_main, setup, ready, early)
@@ -149,7 +149,7 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
 
 
 def _record_early_signals() -> list[int]:
-    """Return a list that collects the signals that come while trio does not run, before and after it."""
+    """Return a list to which signals are added that come while trio does not run."""
     received: list[int] = []
     for number in HANDLED_SIGNALS:
         signal.signal(number, lambda number, _: received.append(number))
@@ -157,7 +157,7 @@ def _record_early_signals() -> list[int]:
 
 
 def _ignore_signals() -> None:
-    """no process is started after this that would inherit the descriptor"""
+    """Ignore HANDLED_SIGNALS until the process ends. Processes would inherit this, but none is started after it."""
     for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -170,7 +170,7 @@ def _replace_backend(setup: DaemonSetup) -> DaemonSetup:
 
 
 async def _main(setup: DaemonSetup, ready: Callable[[], None], early: list[int]) -> Dispatcher:
-    # Before the daemon is visible: an earlier signal would be lost.
+    # Receive signals before the daemon is visible, so that none is lost.
     with trio.open_signal_receiver(*HANDLED_SIGNALS) as signals:
         while early:
             signal.raise_signal(early.pop(0))
@@ -245,7 +245,8 @@ async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.Task
 
 def _open_listeners(setup: DaemonSetup, kept_entries: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
-    # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
+    # With pympsd's own servers the socket is a stream socket: libcuda then continues without MPS, so unmodified
+    # programs work too.
     kinds = {
         file: socket.SOCK_SEQPACKET if protocol is DriverConversation else socket.SOCK_STREAM
         for file, (protocol, _) in _protocols(setup.settings).items()
@@ -326,7 +327,7 @@ def _dispatcher(
             protocol=setup.protocol,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
             multiuser=setup.multiuser,
-            # In protocol 3 no server ends in favour of another one.
+            # In protocol 3 a server does not end so that another one can start.
             max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
             static=setup.static and setup.protocol == 2,
             driver=setup.machine.driver,
@@ -389,7 +390,9 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
 
 
 def _resolve_paths(setup: DaemonSetup) -> DaemonSetup:
-    """Resolve relative paths, and make the state folder of an emulated machine, which every user's server uses."""
+    """Resolve relative paths, and create the state folder of an emulated machine, which the servers of all users
+    share.
+    """
     machine, logs = resolve(setup.settings.emulated_devices), os.path.abspath(setup.settings.log_directory)
     if setup.machine.backend == "emulated":
         with contextlib.suppress(OSError):  # a server that needs it reports the error

@@ -15,7 +15,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, refusal
 
 STOP_SECONDS: Final = 5.0
-"""Seconds that a server has to report that its executors write no more."""
+"""The time that a server has to report that its executors have stopped writing."""
 NO_DEVICES: Final = (
     "The trace has servers, clients and waits, but no kernels and copies: the driver's own server reports none."
 )
@@ -32,7 +32,7 @@ class TracedServer(Protocol):
         """Let the server's executors write to a trace."""
 
     async def stop_trace(self) -> None:
-        """Return when the executors have stopped writing."""
+        """Let the executors stop writing, and return when they have."""
 
 
 @frozen
@@ -56,7 +56,7 @@ class Tracing:
 
     @property
     def path(self) -> str:
-        """The path of the trace; empty without one."""
+        """The path of the trace; empty if the daemon has no trace."""
         return self._path
 
     def start(self, path: str, daemon: Daemon, servers: Collection[TracedServer], times_devices: bool) -> Answer:
@@ -79,7 +79,7 @@ class Tracing:
         return Answer(diagnostic="" if times_devices else NO_DEVICES)
 
     def include(self, server: TracedServer) -> None:
-        """Let a server's executors write to the trace, if there is one that is not being completed."""
+        """Let a server's executors write to the trace. Do nothing without a trace, or while it is being completed."""
         if self._trace is not None and not self._is_ending:
             server.start_trace(self._trace)
 
@@ -144,7 +144,7 @@ def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int],
         trace.name(server.pid, f"server {server.name}")
         trace.name(server.pid, "status", 0)
         yield ("status", server.id), _State(server.pid, 0, server.phase.name)
-        # Users that take turns share a track: one comes after the other.
+        # Servers that take turns share a track, because they run one after the other.
         track = server.id if daemon.options.serves_users_together else 0
         trace.name(own, f"server {server.name}" if daemon.options.serves_users_together else "turns", track)
         yield ("server", server.id), _State(own, track, f"{server.name}, PID {server.pid}")

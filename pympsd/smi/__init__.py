@@ -1,1 +1,1 @@
-"""pympsd-smi: the uses of nvidia-smi that MPS scripts make, on an emulated machine."""
+"""pympsd-smi: the functions of nvidia-smi that MPS scripts use, on an emulated machine."""

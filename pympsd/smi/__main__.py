@@ -1,4 +1,4 @@
-"""``python3 -m pympsd.smi``, or this file run by path; a stub, for that is compiled at every start."""
+"""``python3 -m pympsd.smi``, or this file run by path: short, because it is then compiled at every start."""
 
 import sys
 

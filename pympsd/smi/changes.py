@@ -1,4 +1,4 @@
-"""The changes reserved to root: compute modes, and a reset. Texts and exit statuses are nvidia-smi's."""
+"""The changes that only root may make: compute modes, and a reset. Texts and exit statuses are nvidia-smi's."""
 
 import os
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ def set_mode(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], word
 
     Args:
         machine: The machine, in whose folder the mode is written.
-        devices: Its devices that get the mode.
+        devices: The devices that get the mode.
         word: The value of ``-c``: a name in any case, such as ``exclusive_process``, or its number.
 
     Returns:
         The text to print and the exit status: 0, 4 without root's rights, 255 if the folder cannot be written.
 
     Raises:
-        Refused: The word names no compute mode.
+        UnsupportedRequest: The word is not a compute mode.
         BadMachine: The file of compute modes cannot be read.
     """
     warnings = [_RETIRED_WARNING] if word.upper() in _RETIRED else []
@@ -71,7 +71,7 @@ def _mode(word: str) -> str:
 
 
 def set_persistence(devices: Sequence[MonitoredDevice], word: str) -> tuple[str, int]:
-    """Accept a persistence mode, which changes nothing: no client has to wait for an emulated device to be ready.
+    """Accept a persistence mode, which has no effect, because an emulated device is always ready.
 
     Scripts set it before they start MPS, and take a failure for a broken GPU.
     """
@@ -87,11 +87,11 @@ def set_persistence(devices: Sequence[MonitoredDevice], word: str) -> tuple[str,
 
 
 def reset(devices: Sequence[MonitoredDevice]) -> tuple[str, int]:
-    """Reset devices that no process uses. Nothing has to be done to an emulated device.
+    """Reset devices that no process uses; an emulated device needs no further action.
 
     Returns:
         The text to print and the exit status: 0, 4 without root's rights, 255 if a process uses one of the devices.
-        Then none of them is reset, as with nvidia-smi.
+        As with nvidia-smi, all devices are then left unchanged.
     """
     if os.geteuid() != 0:
         text = "".join(

@@ -34,13 +34,13 @@ NOT_FOUND = 6
 NO_OUTPUT = 74
 """The same option as pympsd's."""
 VENDORS_NAME = "nvidia-smi"
-"""The name of a link under which refusals are nvidia-smi's."""
+"""The name of a link; if the program is started under it, refusals are nvidia-smi's."""
 INTERRUPTED = 130
 """The exit status after SIGINT, as a shell reports it."""
 WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE, Action.SET_PERSISTENCE)
-"""Actions that do not show processes, and so need not wait for the lock of the machine's folder."""
+"""Actions that do not show processes, and therefore need not wait for the lock of the machine's folder."""
 Answer = tuple[str, int]
-"""A text and the exit status; with a status other than 0 the text is a message, for standard error."""
+"""A text and the exit status; with a status other than 0, the text is a message for standard error."""
 
 
 def main(arguments: list[str]) -> int:
@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> int:
     With ``-l``, ``dmon`` or ``pmon`` it runs until the count of ``-c`` is reached, or until SIGINT.
 
     Returns:
-        0, or a status of nvidia-smi's manual page: 2 to 4 and 255 for requests that are refused, 6 if a device does
-        not exist, 9 if the machine cannot be read. Under pympsd's own name 2 for an unknown option. 74 if the output
+        0, or a status of nvidia-smi's manual page: 2 to 4 and 255 for a refused request, 6 if a device does not
+        exist, 9 if the machine cannot be read. Under pympsd's own name, 2 for an unknown option. 74 if the output
         could not be written, 130 after SIGINT.
     """
     name = "pympsd-smi"
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
             failure, status = _write("No devices were found\n", sys.stderr), NOT_FOUND
         except BadMachine as error:
             failure, status = _write(f"{name}: {error}\n", sys.stderr), NO_MACHINE
-        except OSError as error:  # of -f
+        except OSError as error:  # the file of -f cannot be opened
             failure = f"{error.filename}: {error.strerror}"
         except KeyboardInterrupt:
             return INTERRUPTED
@@ -89,11 +89,11 @@ def main(arguments: list[str]) -> int:
 
 
 _CLOSED = "closed"
-"""The failure of an output whose reader has ended, as `nvidia-smi | head -1` does."""
+"""Stands for an output whose reader has ended, as in `nvidia-smi | head -1`."""
 
 
 def _write(text: str, output: TextIO, path: str = "") -> str:
-    """Write a text; return the reason if it could not be written, or nothing."""
+    """Write a text; return the reason if it could not be written, otherwise an empty text."""
     try:
         output.write(text)
         output.flush()
@@ -105,10 +105,10 @@ def _write(text: str, output: TextIO, path: str = "") -> str:
 
 
 def _answers(arguments: list[str], name: str) -> tuple[str, Iterator[Answer]]:
-    """Return the file that answers go to, empty for standard output, and the answers; raise Refused."""
+    """Return the path for the answers, empty for standard output, and the answers. Raise UnsupportedRequest."""
     command, *options = arguments or [""]
     if command == "memory-limits":
-        from pympsd.smi import memory_limits  # only this gives a daemon commands
+        from pympsd.smi import memory_limits  # imported here, because only this sends commands to a daemon
 
         return "", iter([memory_limits.answer(options, name)])
     if command in monitors.COMMANDS:
@@ -135,7 +135,7 @@ def _reports(monitor: monitors.Monitor, name: str) -> Iterator[Answer]:
 
 
 def _repeat(request: SmiRequest, name: str) -> Iterator[Answer]:
-    """Yield the answer to a request, and if it has an interval again and again."""
+    """Yield the answer to a request, repeatedly if the request has an interval."""
     immediate: dict[Action, Callable[[], str]] = {
         Action.HELP: lambda: usage(name),
         Action.VERSION: _version,
@@ -157,7 +157,7 @@ def _repeat(request: SmiRequest, name: str) -> Iterator[Answer]:
 
 
 def _machine(name: str, has_processes: bool = True) -> MonitoredMachine:
-    """Return the machine that is shown; raise BadMachine."""
+    """Return the machine to show; raise BadMachine."""
 
     def warn(sentence: str) -> None:
         sys.stderr.write(f"{name}: {sentence}\n")
@@ -174,7 +174,7 @@ def _answer(request: SmiRequest, machine: MonitoredMachine) -> Answer:
         case Action.LIST:
             return summary.listing(devices), 0
         case Action.QUERY if request.xml:
-            from pympsd.smi import xml_report  # its imports take time
+            from pympsd.smi import xml_report  # imported here, because its imports take time
 
             return xml_report.report(machine, devices, report.parts(request.value)), 0
         case Action.QUERY:

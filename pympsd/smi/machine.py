@@ -1,4 +1,4 @@
-"""The machine as it is now: devices in their current compute modes, and the processes on them."""
+"""The machine's current state: the devices with their compute modes, and the processes on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoSuchDevice(InputError):
 class MonitoredProcess:
     """A process on a device: a server, or one of its clients.
 
-    ``pid`` is as this program's PID namespace numbers it; ``kind`` is ``C`` for a server and ``M+C`` for a client, as
+    ``pid`` is the PID in this program's PID namespace; ``kind`` is ``C`` for a server and ``M+C`` for a client, as
     nvidia-smi prints them under MPS.
 
     >>> MonitoredProcess(pid=4711, kind="M+C", used=64 << 20).used
@@ -42,15 +42,15 @@ class MonitoredProcess:
     pid: int
     kind: str
     used: int
-    """Bytes of device memory."""
+    """The device memory that the process uses, in bytes."""
     utilization: int = 0
-    """Percent of the last second in which kernels ran; servers have it, for all of their clients."""
+    """The percentage of the last second in which kernels ran; a server has it for all its clients."""
 
     @property
     def name(self) -> str:
         """The path by which the program was started, which is the first word of its command line.
 
-        ``[Not Found]`` if the process has exited or its command line cannot be read. Unprintable characters are
+        It is ``[Not Found]`` if the process has exited or its command line cannot be read. Unprintable characters are
         escaped.
         """
         try:
@@ -65,13 +65,13 @@ class MonitoredProcess:
 class MonitoredDevice:
     """One device of the machine, with its current compute mode and the processes on it.
 
-    ``index`` counts the machine's devices from 0, regardless of CUDA_VISIBLE_DEVICES, as in nvidia-smi.
+    ``index`` counts the machine's devices from 0 and ignores CUDA_VISIBLE_DEVICES, as in nvidia-smi.
     """
 
     index: int
     properties: DeviceProperties
     processes: tuple[MonitoredProcess, ...]
-    """Each server, followed by its clients, by PID; empty if they were not looked up."""
+    """The servers by PID, each followed by its clients by PID; empty if processes were not looked up."""
     utilization: int = 0
     """The percentage of the last second in which kernels ran, of all servers together."""
 
@@ -82,40 +82,41 @@ class MonitoredDevice:
 
     @property
     def mode(self) -> str:
-        """DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS."""
+        """The compute mode: DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS."""
         return MODE_NAMES[self.properties.attributes["COMPUTE_MODE"]]
 
     @property
     def shown_mode(self) -> str:
-        """The mode as printed: Default, Prohibited or Exclusive_Process."""
+        """The compute mode as it is printed: Default, Prohibited or Exclusive_Process."""
         return "_".join(word.capitalize() for word in self.mode.split("_"))
 
     @property
     def total(self) -> int:
-        """The device's memory, in bytes, including the driver's own, as NVML counts it."""
+        """The device's memory in bytes, including the driver's own, as NVML counts it."""
         return self.properties.memory_bytes + self.properties.reserved_bytes
 
     @property
     def memory_mib(self) -> dict[str, int]:
-        """Its total, reserved, used and free memory in MiB, by these names and in this order."""
+        """The device's total, reserved, used and free memory in MiB, by these names and in this order."""
         reserved, free = self.properties.reserved_bytes, self.properties.memory_bytes - self.used
         counts = {"total": self.total, "reserved": reserved, "used": self.used, "free": free}
         return {name: count // MIB for name, count in counts.items()}
 
     @property
     def used(self) -> int:
-        """The device memory that its processes hold, in bytes.
+        """The device memory that the processes use, in bytes.
 
-        0 if the processes were not looked up (``Machine.of`` with ``with_processes=False``).
+        It is 0 if processes were not looked up (``MonitoredMachine.of`` with ``with_processes=False``).
         """
         return sum(process.used for process in self.processes)
 
 
 @frozen
 class MonitoredMachine:
-    """An emulated machine as it is now: its devices and the folder of its state.
+    """The current state of an emulated machine: its devices and the folder of its state.
 
-    ``text`` is the value of PYMPSD_EMULATED_DEVICES that describes it: the short form, or the path of a machine file.
+    ``text`` is the value of PYMPSD_EMULATED_DEVICES that describes the machine: the short form, or a machine file's
+    path.
 
     >>> machine = MonitoredMachine.of("2xH200", with_processes=False)
     >>> [device.total >> 30 for device in machine.devices], machine.select("1")[0].index
@@ -128,7 +129,7 @@ class MonitoredMachine:
 
     @property
     def driver(self) -> int:
-        """The branch of the driver that its devices report, such as 580 or 590."""
+        """The driver branch that the devices report, such as 580 or 590."""
         return self.devices[0].properties.driver
 
     @classmethod
@@ -137,7 +138,8 @@ class MonitoredMachine:
 
         Args:
             text: The short form, such as ``2xH200``, or the path of a machine file.
-            with_processes: Look up the processes on each device too, which locks the machine's folder for a moment.
+            with_processes: Whether to look up the processes on each device too, which locks the machine's folder
+                briefly.
 
         Raises:
             BadMachine: The description is invalid, or its folder cannot be read.
@@ -152,13 +154,13 @@ class MonitoredMachine:
         return cls(text, tuple(devices), folder)
 
     def select(self, ids: str | None) -> tuple[MonitoredDevice, ...]:
-        """Return the devices that ``-i`` names, in the machine's order; without ``-i`` all of them.
+        """Return the devices that ``-i`` names, in the machine's order; without ``-i`` all devices.
 
         Args:
             ids: Indexes, UUIDs or PCI addresses, separated by commas; None if ``-i`` was not given.
 
         Raises:
-            NoSuchDevice: One of the words names no device.
+            NoSuchDevice: One of the words does not name a device.
         """
         if ids is None:
             return self.devices
@@ -179,11 +181,11 @@ def _processes(servers: Iterable[Registered], properties: DeviceProperties) -> t
             used_by_pid: Counter[int] = Counter()
             for pid, used in server.clients:
                 used_by_pid[pid] += used
-            # Memory of exited clients is the server's.
+            # The memory of exited clients counts as the server's.
             processes.append(MonitoredProcess(server.pid, "C", used_by_pid.pop(GONE, 0), server.utilization))
             processes += [MonitoredProcess(pid, "M+C", used) for pid, used in sorted(used_by_pid.items())]
         else:
-            # Before Volta all clients' memory is the server's (MPS documents, 2.3.1.1).
+            # Before Volta the memory of all clients is the server's (MPS documents, 2.3.1.1).
             used = sum(used for _, used in server.clients)
             processes.append(MonitoredProcess(server.pid, "C", used, server.utilization))
     return tuple(processes)

@@ -1,6 +1,7 @@
-"""``pympsd-smi memory-limits``: the limits of the memory of a cgroup's clients, which the daemon keeps.
+"""``pympsd-smi memory-limits``: the daemon's limits for the memory of a cgroup's clients.
 
-The words are those of nvidia-smi's memory-limits, whose *namespace* is a cgroup (MPS documents, Memory Partitioning).
+The command line is that of nvidia-smi's memory-limits, whose *namespace* is a cgroup (MPS documents, Memory
+Partitioning).
 """
 
 import argparse
@@ -24,11 +25,11 @@ INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
 _MOUNT: Final = "/sys/fs/cgroup"
 _MIB: Final = 1 << 20
 _MAX_MIB: Final = MAX_MEMORY // _MIB
-"""The greatest limit, for which ``max`` stands in a soft limit."""
+"""The maximum limit in MiB, for which a soft limit may have ``max``."""
 
 
 class _Limits(msgspec.Struct, rename="kebab"):
-    """A row of ``memacct list``: bytes on a device."""
+    """A row of ``memacct list``: the limits of a cgroup on a device, in bytes."""
 
     cgroup: str
     used: Count
@@ -42,21 +43,21 @@ class _Parser(Parser):
 
 
 def _show(text: str) -> NoReturn:
-    raise UnsupportedRequest(text, 0)  # printed as all answers are
+    raise UnsupportedRequest(text, 0)  # status 0: printed like an answer
 
 
 def answer(arguments: list[str], name: str) -> tuple[str, int]:
     """Run ``memory-limits`` with these arguments; return the text to print and the exit status.
 
-    The status is 0; 3 if the daemon does not answer or refuses, 4 if the caller may not set limits. With a status
-    other than 0 the text is a message.
+    The status is 0, 3 if the daemon does not answer or refuses, or 4 if the caller may not set limits. With a status
+    other than 0, the text is a message.
 
     Args:
         arguments: The words after ``memory-limits``.
         name: The name under which the program was started, for messages.
 
     Raises:
-        Refused: The arguments are invalid (status 2), or ask for help (status 0).
+        UnsupportedRequest: The arguments are invalid (status 2), or ask for help (status 0).
     """
     parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False, show=_show)
     which = parser.add_mutually_exclusive_group()
@@ -86,7 +87,7 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
 
 
 def _mebibytes(arguments: argparse.Namespace, option: str) -> int | str | None:
-    """Return the value of an option: MiB, ``max`` or ``default``; None if it is not given."""
+    """Return the value of an option: a number of MiB, ``max`` or ``default``; None if the option is not given."""
     text: str | None = getattr(arguments, option)
     if text is None or text in ("max", "default"):
         return text
@@ -112,13 +113,13 @@ def _options(soft: int | str | None, hard: int | str | None) -> str:
 
 
 def _hard_limit(daemon: Control, cgroup: str, device: str) -> int | None:
-    """Return the MiB of a cgroup's own hard limit, None if it has none; raise CannotAsk."""
+    """Return a cgroup's own hard limit in MiB; None without one. Raise CannotAsk."""
     rows = _find_own_limits(daemon, cgroup, device)
     return rows[0].hard_limit // _MIB if rows and rows[0].hard_limit else None
 
 
 def _find_own_limits(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
-    """Return the row of a cgroup's own limits on a device, if it has some; raise CannotAsk."""
+    """Return the row with a cgroup's own limits on a device, or an empty list. Raise CannotAsk."""
     try:
         return convert(list[_Limits], daemon.listing(f"memacct list {cgroup} --device={device}"))
     except CannotAsk as error:
@@ -128,7 +129,7 @@ def _find_own_limits(daemon: Control, cgroup: str, device: str) -> list[_Limits]
 
 
 def _render(daemon: Control, cgroup: str, device: str) -> str:
-    """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
+    """Return the text of a cgroup's limits, or else of the limits of the nearest cgroup above it. Raise CannotAsk."""
     rows = _find_own_limits(daemon, cgroup, device)
     if not rows:
         above = expand_cgroups([cgroup.removeprefix(_MOUNT)])

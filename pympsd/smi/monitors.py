@@ -1,8 +1,8 @@
 """``dmon``, ``pmon`` and ``topo``: tables that nvidia-smi prints line by line, at an interval.
 
-An emulated GPU has its utilization, and memory that processes hold; every other column is a dash, as in nvidia-smi
-for values that a GPU lacks. Among processes, servers have a utilization, the sum of their clients', while it is not
-0.
+An emulated GPU has values for its utilization and for the memory of processes. Other columns have a dash, as in
+nvidia-smi for values that a GPU lacks. Of the processes only servers have a utilization, the sum of their clients',
+if it is not 0.
 """
 
 import time
@@ -32,10 +32,10 @@ _GROUPS: Final = {
         "m": (("fb", "MB"), ("ccpm", "MB")),
     },
 }
-"""The columns of each letter of -s, with their units."""
+"""The columns for each letter of -s, with their units."""
 _DEFAULTS: Final = {"dmon": "puc", "pmon": "u"}
 _HEADER_EVERY: Final = 20
-"""Reports between two headers."""
+"""The number of reports between two headers."""
 _TOPOLOGY_LEGEND: Final = """
 Legend:
 
@@ -61,7 +61,7 @@ class Monitor:
     count: int | None = None
     metrics: str = ""
     stamps: str = ""
-    """D: with the date; T: with the time."""
+    """The columns at the beginning of a line: D for the date, T for the time."""
     file: str = ""
 
     @property
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
         The parsed command line, or None if it asks for help.
 
     Raises:
-        Refused: An option does not exist, lacks its value or has an invalid one.
+        UnsupportedRequest: An option does not exist, lacks its value or has an invalid one.
     """
     command, *remaining = arguments
     values: dict[str, str] = {}
@@ -103,12 +103,12 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
 
 
 def report(monitor: Monitor, devices: Sequence[MonitoredDevice], number: int) -> str:
-    """Return the lines of one report, each with its line end.
+    """Return the lines of one report, with line ends.
 
     Args:
         monitor: The columns, and whether lines begin with the date or the time.
         devices: The devices, with the processes on them.
-        number: The number of the report, from 0. The header is printed before every 20th.
+        number: The number of the report, counted from 0. A header is printed before every 20th report.
     """
     lines = _header(monitor) if number % _HEADER_EVERY == 0 else []
     forms = (form for letter, form in (("D", " %Y%m%d  "), ("T", " %H:%M:%S  ")) if letter in monitor.stamps)
@@ -122,12 +122,12 @@ def report(monitor: Monitor, devices: Sequence[MonitoredDevice], number: int) ->
 
 
 def topology(arguments: Sequence[str], devices: Sequence[MonitoredDevice]) -> str:
-    """Return the matrix that ``topo -m`` prints: how each two devices are connected.
+    """Return the matrix that ``topo -m`` prints: how each pair of devices is connected.
 
     The devices of an emulated machine share one NUMA node, so each pair is ``NODE``.
 
     Raises:
-        Refused: The arguments are not ``-m`` or ``--matrix`` alone.
+        UnsupportedRequest: The only argument is not ``-m`` or ``--matrix``.
     """
     if list(arguments) not in (["-m"], ["--matrix"]):
         raise UnsupportedRequest("ERROR: of topo only -m is supported by emulated GPUs.\n\n", NOT_SUPPORTED)

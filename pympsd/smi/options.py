@@ -1,7 +1,8 @@
 """The command line of pympsd-smi; its refusals are those of nvidia-smi 580 (recorded).
 
-Every option of nvidia-smi is in a table here: it is carried out, or refused by its name because an emulated GPU has
-nothing that it could change. `usage`, the manual page and the completions of shells name the same options.
+The tables here have all options of nvidia-smi: those that pympsd-smi carries out, and those that it refuses by name
+because an emulated GPU has nothing to which they apply. `usage`, the manual page and shells' completions name the
+same options.
 """
 
 from collections.abc import Sequence
@@ -19,15 +20,15 @@ BAD_OPTION: Final = 255
 DEFAULT_LOOP_SECONDS: Final = 5.0
 _CSV_MODIFIERS: Final = frozenset({"csv", "noheader", "nounits"})
 _MAX_INTERVAL: Final = 1 << 31
-"""In the unit of the option; nvidia-smi takes a 32-bit number."""
+"""The maximum of an interval, in the unit of its option; nvidia-smi takes a 32-bit number."""
 
 
 class UnsupportedRequest(InputError):
-    """Raised for a request that pympsd-smi does not carry out.
+    """Raised for a request that pympsd-smi does not carry out, or answers with a text such as its help.
 
     Args:
         text: The message to print, with its line ends and with ``{program}`` in place of the program's name.
-        status: The exit status. 0: the text is an answer, such as a help text, and goes to standard output.
+        status: The exit status. With 0 the text is an answer, such as a help text, for standard output.
     """
 
     def __init__(self, text: str, status: int) -> None:
@@ -37,21 +38,21 @@ class UnsupportedRequest(InputError):
 
 
 class UnknownOption(UnsupportedRequest):
-    """Raised for an option that does not exist, or is not written in this way.
+    """Raised for an option that does not exist, or that is written differently.
 
-    Under the name ``nvidia-smi`` the message is nvidia-smi's, about ``word``. Under pympsd's own name it is
-    ``own_text``, which suggests an option that is spelled like ``option``.
+    Under the name ``nvidia-smi`` the message is nvidia-smi's, about ``word``. Under pympsd's own name the message is
+    ``own_text``, which suggests an option with a name similar to ``option``.
     """
 
     def __init__(self, word: str, option: str) -> None:
         super().__init__(f"ERROR: Option {word} is not recognized. Please run '{{program}} -h'.\n\n", BAD_OPTION)
         option_names = (*SHORT, *VALUED, *PLAIN)
         self.own_text = f"there is no option {word}{suggest(word, () if option in option_names else option_names)}\n"
-        """The sentence under pympsd's own name."""
+        """The message under pympsd's own name."""
 
 
 class Action(Enum):
-    """The requested action of a command line, by the long form of its option.
+    """The action that a command line requests, by the long form of its option.
 
     A command line has at most one action; without one it requests the summary.
     """
@@ -74,8 +75,8 @@ class Action(Enum):
 class SmiRequest:
     """A parsed command line.
 
-    ``ids`` is the value of ``-i`` (None: all devices) and ``value`` that of the action's option, such as the fields
-    of ``--query-gpu``.
+    ``ids`` is the value of ``-i`` (None: all devices); ``value`` is the value of the action's option, such as the
+    fields of ``--query-gpu``.
 
     >>> parse(["--query-gpu=name,memory.used", "--format=csv,noheader", "-i", "0"]).value
     'name,memory.used'
@@ -85,12 +86,12 @@ class SmiRequest:
     ids: str | None = None
     value: str = ""
     form: frozenset[str] = frozenset()
-    """The given modifiers, of csv, noheader and nounits."""
+    """The given modifiers: any of csv, noheader and nounits."""
     xml: bool = False
     file: str = ""
-    """The path of the output; empty: standard output."""
+    """The path of the output; empty for standard output."""
     interval: float | None = None
-    """Seconds between two outputs; None: one output only."""
+    """Seconds between two outputs; None for a single output."""
 
 
 SHORT: Final = {
@@ -180,7 +181,7 @@ _ALLOWED: Final = {
     "--loop": _REPEATED,
     "--loop-ms": _REPEATED,
 }
-"""The actions that an option goes with."""
+"""The actions with which each option is allowed."""
 
 
 def parse(arguments: Sequence[str]) -> SmiRequest:
@@ -191,8 +192,8 @@ def parse(arguments: Sequence[str]) -> SmiRequest:
 
     Raises:
         UnknownOption: An option does not exist.
-        Refused: An option lacks its value, has an invalid one, is not supported by emulated devices, or does not go
-            with the others.
+        UnsupportedRequest: An option lacks its value, has an invalid value, is not supported by emulated devices, or
+            cannot be combined with the others.
     """
     by_option = _read(list(arguments))
     requested = [option for option in by_option if option in _ACTIONS]
@@ -219,7 +220,7 @@ def parse(arguments: Sequence[str]) -> SmiRequest:
 
 
 def _read(arguments: list[str]) -> dict[str, tuple[str, str]]:
-    """Return how each option was written and its value, by long name; the last of its kind counts."""
+    """Return each option's spelling and value by long name; the last of repeated options counts."""
     values: dict[str, tuple[str, str]] = {}
     while arguments:
         word = arguments.pop(0)
@@ -252,7 +253,7 @@ def _form(values: dict[str, str]) -> frozenset[str]:
 
 
 def _interval(values: dict[str, tuple[str, str]]) -> float | None:
-    """Return the seconds of -l or -lms (-lms takes precedence); raise Refused."""
+    """Return the interval of -l or -lms in seconds; -lms takes precedence. Raise UnsupportedRequest."""
     for option, unit in (("--loop-ms", 0.001), ("--loop", 1.0)):
         if option not in values:
             continue
@@ -264,14 +265,14 @@ def _interval(values: dict[str, tuple[str, str]]) -> float | None:
 
 
 def interval(option: str, text: str) -> int:
-    """Return the number that an option for an interval or a count has.
+    """Return the value of an option for an interval or a count.
 
     Args:
-        option: The option as it was written, for the message.
-        text: Its value: a whole number from 1 to 2**31 - 1.
+        option: The option as the user typed it, for the message.
+        text: The value: a whole number from 1 to 2**31 - 1.
 
     Raises:
-        Refused: The value is anything else.
+        UnsupportedRequest: The value is not such a number.
     """
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_INTERVAL)) else 0
     if not 0 < number < _MAX_INTERVAL:
@@ -291,7 +292,7 @@ def usage(program: str) -> str:
     """Return the help text of pympsd-smi, with its line ends.
 
     Args:
-        program: The name under which it was started.
+        program: The name under which the program was started.
     """
     return f"""\
 {program}: shows the emulated GPUs of this machine and changes their compute modes. The machine is that of the daemon

@@ -1,9 +1,9 @@
-"""--query-gpu and --query-compute-apps: chosen fields as CSV (recorded).
+"""--query-gpu and --query-compute-apps: selected fields as CSV (recorded).
 
-The tables have the fields of nvidia-smi 580, by its own names. An emulated GPU has values for few of them; other
-fields print ``[N/A]``, as in nvidia-smi for values that a GPU lacks. A name that is not in these tables is refused.
-The names are those that nvidia-smi lists with --help-query-gpu and --help-query-compute-apps; their units stand in
-the header of a CSV column.
+The tables have the fields of nvidia-smi 580, by the names that it lists with --help-query-gpu and
+--help-query-compute-apps. An emulated GPU has values for few of them; other fields print ``[N/A]``, as in nvidia-smi
+for values that a GPU lacks. Names that are not in these tables are refused. The header of a CSV column contains the
+field's unit.
 """
 
 import time
@@ -72,7 +72,7 @@ DEVICE_FIELDS: Final[dict[str, str]] = {
     **{f"{of}.{name}": "W" for of in ("power", "module.power") for name in _POWER},
     **dict.fromkeys(_CLOCKS, "MHz"),
 }
-"""The unit of each field; empty if it has none."""
+"""The unit of each field; empty for a field without a unit."""
 
 DEVICE_ALIASES: Final = {
     "gpu_uuid": "uuid",
@@ -92,7 +92,7 @@ DEVICE_ALIASES: Final = {
     **{f"{of}.gr": f"{of}.graphics" for of in _KINDS_OF_CLOCKS},
     **{f"{of}.mem": f"{of}.memory" for of in _KINDS_OF_CLOCKS},
 }
-"""Other names of fields; the header has the first."""
+"""Other names of fields, with the name that the header has."""
 
 PROCESS_FIELDS: Final = {
     **dict.fromkeys(("timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "pid", "process_name"), ""),
@@ -122,7 +122,7 @@ _OF_DEVICES: Final[dict[str, Callable[[MonitoredDevice], object]]] = {
     "compute_cap": lambda device: ".".join(map(str, device.properties.compute_capability)),
     "driver_version": lambda device: driver_version(device.properties.driver),
 }
-"""The fields that an emulated device has."""
+"""The values of the fields that an emulated device has."""
 _OF_PROCESSES: Final[dict[str, Callable[[MonitoredDevice, MonitoredProcess], object]]] = {
     "timestamp": lambda _, process: _format_now(),
     "pid": lambda _, process: process.pid,
@@ -149,7 +149,7 @@ def render_devices(
         Lines of comma-separated values. Memory is in MiB; a value that an emulated device lacks is ``[N/A]``.
 
     Raises:
-        Refused: nvidia-smi does not have one of the fields.
+        UnsupportedRequest: nvidia-smi does not have one of the fields.
     """
     readers: dict[str, Callable[[MonitoredDevice], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
     names = _read_field_names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
@@ -160,7 +160,7 @@ def render_devices(
 def render_processes(devices: Sequence[MonitoredDevice], fields: str, form: frozenset[str]) -> str:
     """Return the answer to ``--query-compute-apps``: a header, and a line for each process on each device.
 
-    A server comes before its clients. Arguments and errors are those of `render_devices`.
+    Each server is followed by its clients. Arguments and errors are those of `render_devices`.
     """
     names = _read_field_names(fields, PROCESS_FIELDS, PROCESS_ALIASES)
     rows = (
@@ -203,7 +203,7 @@ def _read_field_names(fields: str, all_fields: Iterable[str], replacements: Mapp
 def _csv(
     units: Mapping[str, str], names: Sequence[str], rows: Iterable[Sequence[object]], form: frozenset[str]
 ) -> str:
-    """Return the lines; None in a row is a value that an emulated device does not have."""
+    """Return the lines of CSV. None in a row stands for a value that an emulated device does not have."""
     after = [f" {units[name]}" if units[name] and "nounits" not in form else "" for name in names]
     lines = [
         ", ".join(

@@ -1,4 +1,4 @@
-"""-q: the report on each device, complete or the parts that -d names (recorded)."""
+"""-q: the report on each device, complete or with the parts that -d names (recorded)."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], displa
         display: The value of ``-d``: names of parts, separated by commas; empty for the whole report.
 
     Raises:
-        Refused: ``-d`` names an unknown part.
+        UnsupportedRequest: ``-d`` names an unknown part.
     """
     displayed = parts(display)
     displays = [part for name, part in DISPLAYS.items() if not displayed or name in displayed]
@@ -50,7 +50,7 @@ def parts(display: str) -> frozenset[str]:
     ['MEMORY', 'PIDS']
 
     Raises:
-        Refused: One of the parts does not exist.
+        UnsupportedRequest: One of the parts does not exist.
     """
     requested = frozenset(word.strip().upper() for word in display.split(",")) if display else frozenset()
     if not requested <= DISPLAYS.keys():

@@ -1,8 +1,9 @@
-"""Find the machine to show: that of the pipe directory's daemon; without a daemon, the one in the environment.
+"""Find the machine to show: the machine of the pipe directory's daemon, or without a daemon the environment's.
 
-A daemon may have been started with another PYMPSD_EMULATED_DEVICES or PYMPSD_STATE_DIRECTORY than this program. It
-answers a hello with the body ASKS_MACHINE in both protocols, and writes no line about a command to its log. A daemon
-that is neither root's nor this user's is not asked: the answer names files that are read, and with -c written.
+A daemon may have been started with other values of PYMPSD_EMULATED_DEVICES or PYMPSD_STATE_DIRECTORY than this
+program. In both protocols it answers a hello with the body ASKS_MACHINE, and does not log this as a command. A daemon
+that is neither root's nor this user's is not asked, because the answer names files that this program reads, and with
+-c writes.
 """
 
 import json
@@ -17,14 +18,14 @@ from pympsd.vocabulary.variables import DRIVER_VARIABLE
 from pympsd.wire import frames
 
 SECONDS: Final = 2.0
-"""The time in which a daemon has to answer."""
+"""The time within which a daemon must answer."""
 DEFAULT_MACHINE: Final = "H200"
 
 
 def machine(warn: Callable[[str], None]) -> str:
     """Return the description of the machine; raise BadMachine if the daemon has GPUs.
 
-    If it is a daemon's, PYMPSD_STATE_DIRECTORY and PYMPSD_DRIVER are set in this process to those of the daemon.
+    If the machine is a daemon's, set this process's PYMPSD_STATE_DIRECTORY and PYMPSD_DRIVER to the daemon's values.
     """
     text = add_machine_file(os.environ).get(VARIABLE) or DEFAULT_MACHINE
     answer = _ask(warn)
@@ -43,7 +44,7 @@ def machine(warn: Callable[[str], None]) -> str:
 
 
 def _ask(warn: Callable[[str], None]) -> dict[str, str]:
-    """Return the daemon's answer; nothing if there is no daemon, or none that answers."""
+    """Return the daemon's answer; empty if no daemon runs, or if the daemon does not answer."""
     daemon = control_client.DaemonConnection()
     path = control_client.control_socket()
     try:
@@ -62,7 +63,7 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
         place = path.decode(errors="replace")
         warn(f"the daemon at {place} sent nothing for {SECONDS:g} s; showing the machine of the environment")
         return {}
-    except (control_client.DaemonGone, OSError):  # an earlier version, which does not have the question
+    except (control_client.DaemonGone, OSError):  # an earlier version, which does not support the question
         return {}
     finally:
         daemon.close()

@@ -31,7 +31,7 @@ def listing(devices: Sequence[MonitoredDevice]) -> str:
 
 
 def table(devices: Sequence[MonitoredDevice]) -> str:
-    """Return the output of pympsd-smi without options: a table of the devices and one of the processes on them.
+    """Return the output of pympsd-smi without options: a table of the devices and a table of the processes on them.
 
     The layout is that of nvidia-smi 580. Memory is in MiB, and values that an emulated device lacks are ``N/A``.
     """

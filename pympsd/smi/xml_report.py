@@ -15,7 +15,7 @@ from pympsd.smi.summary import sort_processes
 _HEAD: Final = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
 _LACKING: Final = "N/A"
 Elements = Sequence[tuple[str, object]]
-"""Names of elements, with a text or the elements in them."""
+"""XML elements: each a name, and a text or nested elements."""
 
 
 def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], parts: frozenset[str]) -> str:
@@ -24,7 +24,8 @@ def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], parts:
     Args:
         machine: The machine, for the versions of driver and CUDA.
         devices: The devices that the report describes.
-        parts: Of MEMORY, COMPUTE, UTILIZATION and PIDS; empty for the whole report (see `pympsd.smi.report.parts`).
+        parts: Some of MEMORY, COMPUTE, UTILIZATION and PIDS; empty for the whole report (see
+            `pympsd.smi.report.parts`).
     """
     head = (
         ("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),

@@ -1,1 +1,1 @@
-"""``pympsd top``: servers, their clients, and the queue, in one table that is kept up to date."""
+"""``pympsd top``: servers, their clients and the queue, in one table that is updated continuously."""

@@ -17,7 +17,7 @@ KEYS = "keys: up, down select; s next order; / filter; t terminate the selected 
 def main(arguments: Sequence[str], timeout: float, trust_daemon: bool = False) -> int:
     """Show the table until q is pressed, or once; return the exit status.
 
-    ``trust_daemon``: the clients of a daemon that is neither root's nor the caller's may be terminated, too.
+    ``trust_daemon``: allow terminating clients even if the daemon is neither root's nor the caller's.
     """
     options = _options(arguments)
     try:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str], timeout: float, trust_daemon: bool = False) -
                 return print_text(f"{json.dumps(answers)}\n")
             if options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
                 reply = Answers.of(daemon.query(*QUERIES))
-                # A rate takes two answers, a second apart.
+                # A rate needs two answers, one second apart.
                 table = lines(rows(reply, options.sort, options.filter), counts_launches=False)
                 return print_text("".join(f"{line}\n" for line in (summary(reply), *table)))
             return _show(daemon, options)

@@ -1,4 +1,4 @@
-"""The table on a terminal, with keys."""
+"""Show the table on a terminal, and handle keys."""
 
 import contextlib
 import curses
@@ -67,7 +67,7 @@ class _Screen:
                 return
 
     def _handle(self, key: int, visible_rows: list[ClientRow]) -> bool:
-        """Carry out a key, -1: none was pressed; return whether to continue."""
+        """Carry out a key (-1 if none was pressed); return whether to continue."""
         if key != -1:
             self._note = ""
         if key == ord("q"):
@@ -107,7 +107,7 @@ class _Screen:
         self._window.getch()
 
     def _ask(self, question: str) -> str:
-        """Ask a question on the last line; return the reply, or an empty text if the user leaves it with Escape."""
+        """Ask a question on the last line; return the reply, or an empty text if the user presses Escape."""
         self._window.timeout(-1)
         text = ""
         while True:

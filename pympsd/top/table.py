@@ -1,10 +1,10 @@
-"""The table of ``pympsd top``, from the answers to the daemon's queries; nothing here asks the daemon or draws.
+"""Make the table of ``pympsd top`` from the daemon's answers. This module neither queries the daemon nor draws.
 
     Answers.of(control.query(*QUERIES))    one consistent set of servers, clients and waiting clients
     rows(answers, sort, filter)            a row for each server, client and waiting client
     lines(rows)                            text with a head, each column as wide as its widest cell
 
-Launches per second need two answers: `Rates` remembers the counts of the one before. Texts from clients, such as
+Launches per second need two answers, so `Rates` keeps the counts of the previous one. Texts from clients, such as
 command lines, are made printable, so that they cannot control the terminal.
 """
 
@@ -21,37 +21,38 @@ from pympsd.vocabulary.texts import format_memory_in_use, limit_of_memory_text
 from pympsd.vocabulary.untrusted import printable
 
 REPORT_SECONDS: Final = 1.5
-"""A server that launches kernels reports once a second. If its count has not changed for this long, it launches
-none."""
+"""Seconds after which the rate of a server whose count has not changed is 0: a server that launches kernels reports
+once a second.
+"""
 WAITING: Final = ("WAITING", "HELD")
-"""The status of a client that waits for its turn, and of one that a drain holds."""
+"""The statuses of a client that waits for its turn, and of a client that a drain holds."""
 QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
 
 
 class ClientRow(NamedTuple):
-    """A client, a server (``server`` is 0), or a waiting client (status WAITING or HELD)."""
+    """A row: a client, a server (``server`` is 0), or a waiting client (status WAITING or HELD)."""
 
     pid: int
     uid: int
     server: int
     status: str
     percentage: float | dict[int, float] | None
-    """The client's percentage; by device if its devices differ."""
+    """The client's percentage of SMs; by device if its devices differ."""
     contexts: int
     memory: int | None
     command: str
     launches: float | None = None
-    """The number of kernels that the server starts in a second."""
+    """The number of kernels that the server starts per second."""
     namespace: str = ""
     """The client's namespace (protocol 3 only)."""
     memory_limits: Mapping[int, int] = MappingProxyType({})
-    """The bytes that a client may hold, by device."""
+    """The maximum number of bytes that the client may hold, by device."""
     priority: int | None = None
     """The client's priority: 0 normal, 1 below normal."""
 
     @property
     def cells(self) -> dict[str, str]:
-        """The text of the row in each column, by heading."""
+        """The text of each cell, by the column's heading."""
         return {column.heading: printable(column.cell(self)) for column in COLUMNS}
 
 
@@ -106,9 +107,9 @@ COLUMNS: Final = (
 
 
 def lines(table_rows: Iterable[ClientRow], counts_launches: bool = True) -> list[str]:
-    """Return the heading and a line for each row: a column is as wide as its widest cell.
+    """Return the heading and a line for each row; a column is as wide as its widest cell.
 
-    Namespaces and limits of memory are there if a row has one.
+    The columns of namespaces and of memory limits are left out if no row has one.
     """
     table_rows = list(table_rows)
     absent = set() if any(row.namespace for row in table_rows) else {"NAMESPACE"}
@@ -132,7 +133,7 @@ def lines(table_rows: Iterable[ClientRow], counts_launches: bool = True) -> list
 
 
 SORTS: Final[dict[str, Callable[[ClientRow], Any]]] = {
-    # Clients that wait come last, in the order of the queue.
+    # Waiting clients come last, in the order of the queue.
     "server": lambda row: (
         (True, 0, False) if row.status in WAITING else (False, row.server or row.pid, row.server > 0)
     ),
@@ -154,7 +155,7 @@ class Answers:
 
     @classmethod
     def of(cls, answers: list[Any]) -> Answers:
-        """Check answers; raise CannotAsk for those that no daemon gives."""
+        """Check answers; raise CannotAsk if they are not a daemon's."""
         servers, waiting, machine = answers
         return cls(
             convert(tuple[Server, ...], servers),
@@ -164,7 +165,7 @@ class Answers:
 
 
 def summary(answers: Answers) -> str:
-    """Return the line above the table: the number of servers, clients and waiting clients, and the devices."""
+    """Return the line above the table: the numbers of servers, clients and waiting clients, and the devices."""
     clients = sum(len(server.clients) for server in answers.servers)
     names = [device.name for device in answers.devices]
     counted = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
@@ -174,18 +175,18 @@ def summary(answers: Answers) -> str:
 
 @define
 class Rates:
-    """Launches of servers in a second, from the totals now and some time before."""
+    """Computes the launches per second of servers from their current and previous counts."""
 
     _counted: dict[int, tuple[float, int]] = field(factory=dict, init=False)
-    """By PID of the server: when its number of launches was last seen to change, and the number."""
+    """The time when a server's number of launches last changed, and the number, by the server's PID."""
     _rates: dict[int, float] = field(factory=dict, init=False)
 
     def measure(self, servers: Iterable[Server], now: float) -> dict[int, float]:
-        """Return launches per second, by PID, of the servers that also reported a count earlier."""
+        """Return the launches per second, by PID, of servers that have reported a count before."""
         totals = {server.pid: sum(server.launches.values()) for server in servers if server.launches}
         for pid, total in totals.items():
             before, count = self._counted.get(pid, (now, total))
-            # Servers report once a second: between two reports the last rate holds.
+            # Servers report once a second; between two reports the last rate is shown.
             if total == count and now - before < REPORT_SECONDS and pid in self._counted:
                 continue
             if pid in self._counted and now > before:
@@ -197,9 +198,9 @@ class Rates:
 def rows(
     answers: Answers, sort: str = "server", text: str = "", rates: Mapping[int, float] = MappingProxyType({})
 ) -> list[ClientRow]:
-    """Return the rows whose line contains ``text``, in any case, in the order of ``sort``, a key of SORTS.
+    """Return the rows whose lines contain ``text`` (ignoring case), in the order of ``sort``, a key of SORTS.
 
-    ``rates``: launches per second, by server.
+    ``rates``: launches per second, by the server's PID.
     """
     matching = [row for row in _rows(answers, rates) if text.casefold() in " ".join(row.cells.values()).casefold()]
     return sorted(matching, key=SORTS[sort])
@@ -242,7 +243,7 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[ClientRow]:
 
 
 def _memory_limits(limits: Mapping[int, int]) -> str:
-    """Return one limit if all devices that have one have the same, otherwise one for each."""
+    """Return a single limit if it is the same on all devices that have one, otherwise one for each device."""
     texts = {device: limit_of_memory_text(limit) for device, limit in sorted(limits.items())}
     if len(set(texts.values())) > 1:
         return ",".join(f"{device}={text}" for device, text in texts.items())

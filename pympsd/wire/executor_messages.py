@@ -9,9 +9,9 @@
                   <---------------- ExecutorDone
                   <---------------- ContextFaulted, MemoryUsed, MemoryShort, ... whenever they happen
 
-A request has a number, which its reply repeats; replies may come in any order. Clients' work does not pass this link:
-it is in the command streams (`records`). Each class has a number on the wire (``@message``). Both sides are of one
-build, because a server refuses an executor of another, so fields may change from build to build.
+A request has a number, which its reply repeats; replies may come in any order. Clients' work is not sent over this
+link, but in the command streams (`records`). Each class has a number on the wire (``@message``). A server refuses an
+executor of another build, so fields may change from build to build.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ from pympsd.wire.messages import message, register
 
 @message(64)
 class ExecutorSetup:
-    """The device that the executor is to own; an executor of another build refuses."""
+    """Open a device; an executor of another build refuses."""
 
     build: str
     ordinal: int
@@ -34,7 +34,7 @@ class ExecutorSetup:
     backend: str
     device: DeviceProperties
     reports_memory: bool = False
-    """True if the executor is to send MemoryUsed."""
+    """True if the executor must send MemoryUsed."""
 
 
 @message(65)
@@ -43,7 +43,9 @@ class ExecutorReady:
 
     pid: int
     workers: str = ""
-    """The reader of clients' records: ``native``, or ``python`` and why; empty if only Python can."""
+    """The reader of clients' records: ``native``, or ``python`` and the reason; empty if the backend has no native
+    reader.
+    """
 
 
 @message(66)
@@ -64,7 +66,7 @@ class Attach:
     new_stream: bool
     quota: Quota
     pid: int = 0
-    """The client's, for traces."""
+    """The client's PID, for traces."""
 
 
 @message(68)
@@ -73,11 +75,11 @@ class Attached:
 
     request: int
     shared_bytes: int
-    """Size of the bulk data, at the start of the shared memory."""
+    """The size in bytes of the area for bulk data, which begins the shared memory."""
     memory_bytes: int
     stream_priorities: tuple[int, int]
     ring_bytes: int = 0
-    """Size of the ring behind the bulk data, AREA_BYTES of ring_layout; 0: records are sent by the socket."""
+    """The size of the ring behind the bulk data, AREA_BYTES of ring_layout; 0 if records are sent over the socket."""
 
 
 @message(69)
@@ -90,7 +92,7 @@ class Detach:
 
 @message(74)
 class Terminate:
-    """Stop a context's work for good and free its memory: every later call in it fails with this CUresult."""
+    """Stop a context's work permanently and free its memory; every later call in it fails with this CUresult."""
 
     request: int
     context: int
@@ -100,7 +102,7 @@ class Terminate:
 
 @message(70)
 class DropClient:
-    """A client process is gone: destroy its contexts, stop its kernels, close its stream."""
+    """A client process has gone: destroy its contexts, stop its kernels, close its stream."""
 
     request: int
     client: int
@@ -112,7 +114,7 @@ class ExecutorDone:
 
     request: int
     unfinished: int = 0
-    """To Detach and DropClient: the number of destroyed contexts, of any client, whose kernels still run.
+    """In replies to Detach and DropClient: the number of destroyed contexts, of any client, whose kernels still run.
 
     They keep their resources until the kernels end or the executor is replaced.
     """
@@ -126,25 +128,25 @@ class ExecutorRefused:
     code: int
     reason: str
     short: int = 0
-    """The bytes of device memory that a client lacked for its context, though it is within its soft limit."""
+    """The bytes of device memory that were missing for the context of a client within its soft limit; otherwise 0."""
 
 
 @message(81)
 class MemoryShort:
-    """The device is full, and a client that is within its soft limit lacks memory: answered by RoomMade.
+    """The device is full, and a client within its soft limit lacks memory; answered by RoomMade.
 
-    It follows a MemoryUsed, as do answers to Terminate.
+    A MemoryUsed is sent before it, and also before answers to Terminate.
     """
 
     request: int
     client: int
     short: int
-    """The bytes that it lacks."""
+    """The number of bytes that are missing."""
 
 
 @message(82)
 class RoomMade:
-    """Answers MemoryShort: whether memory was freed, so that the client should try again."""
+    """Answers MemoryShort: whether memory was freed, so that trying again may succeed."""
 
     request: int
     freed: bool
@@ -152,7 +154,7 @@ class RoomMade:
 
 @message(84)
 class OthersMemory:
-    """The bytes that clients of other executors hold on the device, in all and by group of clients."""
+    """The bytes that clients of other executors hold on the device, in total and by group of clients."""
 
     count: int
     groups: dict[str, int]
@@ -160,14 +162,14 @@ class OthersMemory:
 
 @message(83)
 class MemoryAudited:
-    """An audited client has taken memory of the device, or (negative) returned it."""
+    """An audited client has allocated device memory, or (negative) freed it."""
 
     client: int
     change: int
     used: int
-    """The bytes that it holds then."""
+    """The bytes that the client holds after that."""
     limit: int
-    """The least of its limits, or the device's memory."""
+    """The smallest of the client's limits in bytes, or the device's memory."""
 
 
 @message(73)
@@ -182,16 +184,16 @@ class ContextFaulted:
 @register(78)
 @frozen
 class MemoryUsed:
-    """Device memory in bytes by client; sent when it has changed, at most a few times per second.
+    """Device memory in bytes by client; sent after changes, at most a few times per second.
 
-    Changes of the other fields alone are reported once a second.
+    If only other fields have changed, it is sent at most once a second.
     """
 
     clients: dict[int, int]
     launches: int = 0
     """The kernels that were started since the last report."""
     utilization: int | None = None
-    """The percentage of the last sample period in which kernels ran; None: the backend does not count it."""
+    """The percentage of the last sample period in which kernels ran; None if the backend does not count it."""
 
 
 @message(77)
@@ -203,36 +205,36 @@ class Ping:
 
 @message(79)
 class StartTimeline:
-    """With 1 fd: write the device's work to this trace from now on; refused if its work cannot be timed."""
+    """With 1 fd: write the device's work to this trace from now on; refused if the work cannot be timed."""
 
     request: int
 
 
 @message(80)
 class StopTimeline:
-    """Write to no trace any more; answered when all is written."""
+    """Stop writing to the trace; answered when everything has been written."""
 
     request: int
 
 
 @message(75)
 class AskTrace:
-    """Ask for a Trace of the device."""
+    """Request a Trace of the device."""
 
     request: int
 
 
 @frozen
 class ContextTrace:
-    """A context's share of the multiprocessors; ``context`` is the id that it was attached with."""
+    """A context's share of the multiprocessors; ``context`` is its id, as in Attach."""
 
     context: int
     multiprocessors: tuple[int, ...]
-    """The ids that it may use, as its kernels read them in %smid."""
+    """The ids of the multiprocessors that the context may use, as its kernels read them in %smid."""
     slots: int
-    """The number of blocks, however small, that can be resident on them at the same time."""
+    """The number of blocks of the smallest size that can be resident on these multiprocessors at the same time."""
     resident_high_water: int
-    """The largest number that were resident at the same time."""
+    """The largest number of blocks that were resident at the same time."""
 
 
 @frozen
@@ -251,7 +253,7 @@ class BatchTrace:
 
 MAX_BATCH_TRACES: Final = 4096
 MAX_KERNEL_NAME: Final = 100
-"""The longest trace fits well in a frame."""
+"""The maximum length of a kernel's name in characters, so that the longest trace fits in a frame."""
 
 
 @message(76)

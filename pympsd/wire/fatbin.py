@@ -1,7 +1,7 @@
-"""Fatbins: the images that one file holds for several architectures, and the PTX among them for a device.
+"""Fatbins, which contain images for several architectures: find the PTX for a device.
 
-A fatbin is a header of 16 bytes (magic number, version, its own size, the size of what follows; fatbinary.h), then
-for each image a header and the image. The fields of an image's header were worked out from the files that ``nvcc`` of
+A fatbin is a header of 16 bytes (magic number, version, its own size, the size of the rest; fatbinary.h), then for
+each image a header and the image. The fields of an image's header were worked out from the files that ``nvcc`` of
 CUDA 13 writes with each ``--compress-mode``:
 
 | bytes | field |
@@ -13,8 +13,8 @@ CUDA 13 writes with each ``--compress-mode``:
 | 32 to 63 | 8 bytes, flags (u64), 8 bytes, size before compression (u64) |
 
 PTX may be compressed with LZ4 (``--compress-mode=speed``, a bare block) or Zstandard (``size`` and ``balance``). A
-fatbin comes from an untrusted program, so a size is never believed: nothing above MAX_TEXT_BYTES is decompressed, and
-the decompressed text must have exactly the announced size.
+fatbin comes from an untrusted program, so sizes are checked: a text above MAX_TEXT_BYTES is not decompressed, and the
+decompressed text must have exactly the announced size.
 """
 
 import struct
@@ -26,7 +26,7 @@ from attrs import frozen
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.results import Result
 
-# A server that was installed without them still runs every image that is not compressed.
+# Without these libraries a server can still run images that are not compressed.
 try:
     from lz4 import block as lz4
 except ImportError:
@@ -48,12 +48,12 @@ _LZ4: Final = 0x2000
 _ZSTANDARD: Final = 0x8000
 _THIS_ARCHITECTURE_ONLY: Final = 0x100000
 MAX_TEXT_BYTES: Final = 16 << 20
-"""The size of the longest PTX text that is decompressed."""
+"""The maximum size in bytes of a PTX text to decompress."""
 _MAX_ENTRIES: Final = 4096
 
 
 class FatbinError(DeviceError):
-    """A fatbin has no PTX that can be used. ``code`` is the CUresult for the caller of the driver API."""
+    """A fatbin has no usable PTX. ``code`` is the CUresult for the caller of the driver API."""
 
     def __init__(self, code: Result, reason: str) -> None:
         super().__init__(reason)
@@ -70,7 +70,7 @@ class _Entry:
     flags: int
     data: bytes
     size: int
-    """Bytes before compression."""
+    """The size in bytes before compression."""
 
     def serves(self, architecture: int) -> bool:
         """Return whether a device of this architecture can run the image."""
@@ -85,8 +85,9 @@ class _Entry:
 def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
     """Return the PTX of a fatbin for the newest architecture that a device can run.
 
-    Raises FatbinError: INVALID_IMAGE if the fatbin is malformed, NOT_SUPPORTED if it contains LTO code only or if the
-    library for its compression is not installed, NO_BINARY_FOR_GPU if it contains no PTX for the device.
+    Raise FatbinError with INVALID_IMAGE if the fatbin is malformed, with NOT_SUPPORTED if it contains LTO code only
+    or if the library for its compression is not installed, and with NO_BINARY_FOR_GPU if it has no PTX for the
+    device.
     """
     entries = _read_entries(image)
     architecture = compute_capability[0] * 10 + compute_capability[1]
@@ -150,7 +151,7 @@ def _decompress_zstandard(entry: _Entry) -> bytes:
         raise _missing("Zstandard", "backports.zstd" if sys.version_info < (3, 14) else "")
     frame = zstd.ZstdDecompressor()
     try:
-        # One byte more than announced shows a longer text, and no more than that is ever decompressed.
+        # Decompress at most one byte more than announced, which is enough to detect a longer text.
         text = frame.decompress(entry.data, entry.size + 1)
     except zstd.ZstdError as error:
         raise ValueError(str(error)) from None

@@ -1,4 +1,4 @@
-"""The frame: an 8-byte header and a body. Imports nothing, as the command line, which starts fast, uses it too.
+"""The frame: an 8-byte header and a body. Imports nothing, because the command line uses it and must start fast.
 
 Header, in the machine's byte order (both ends are on one machine): body length (4 bytes), kind (2), number of file
 descriptors sent with the frame (1), reserved, zero (1).
@@ -8,9 +8,9 @@ from sys import byteorder
 
 HEADER_BYTES = 8
 MAX_BODY = 1 << 20
-"""No body is longer than 1 MiB; the connection of a peer that announces more is closed."""
+"""The maximum size of a body, 1 MiB; a peer that announces more is disconnected."""
 
-# The operator's conversation: bodies are raw bytes, so that a command is echoed unchanged.
+# In an operator's conversation bodies are raw bytes, so that a command is echoed unchanged.
 OPERATOR_HELLO = 1
 OPERATOR_LINE = 2
 OPERATOR_WORKING = 3
@@ -21,19 +21,20 @@ OPERATOR_DONE = 6
 OPERATOR_PROTOCOL = 7
 """The daemon's protocol, "2" or "3", for an operator whose hello has the body ASKS_PROTOCOL."""
 OPERATOR_FILE = 8
-"""The text of the file that the next line names: it is read with the operator's rights, not the daemon's."""
+"""The text of the file that the next line names; the operator's side reads it, with the operator's rights."""
 ASKS_PROTOCOL = b"?"
 CREDENTIALS_REQUEST = 9
 """Sent by clients and operators before their hello: the daemon must prove its owner (``channel/daemon_owner.py``)."""
 CREDENTIALS = 10
 """The answer, sent with credentials of the kernel (SCM_CREDENTIALS)."""
 OPERATOR_MACHINE = 11
-"""The daemon's machine as JSON, the only answer to a hello with the body ASKS_MACHINE: its backend, and what
-PYMPSD_EMULATED_DEVICES and PYMPSD_STATE_DIRECTORY are for it."""
+"""The only answer to a hello with the body ASKS_MACHINE: the daemon's backend and its values of
+PYMPSD_EMULATED_DEVICES and PYMPSD_STATE_DIRECTORY, as JSON.
+"""
 ASKS_MACHINE = b"machine"
 
 FIRST_MESSAGE_KIND = 16
-"""Kinds from here on are messages (messages.py)."""
+"""The lowest kind of a message (messages.py)."""
 
 if byteorder != "little":  # the command stream's records are laid out for little-endian machines
     raise ImportError("pympsd runs on little-endian machines only")

@@ -12,33 +12,36 @@ from pympsd.wire import frames
 
 @frozen
 class Frame:
-    """One whole frame and its descriptors, which the receiver owns."""
+    """One complete frame and its descriptors, which the receiver owns."""
 
     kind: int
     body: bytes
     fds: tuple[int, ...] = ()
     fds_lost: bool = False
-    """It had descriptors, and the receiver had no space for them: the kernel has closed them."""
+    """Whether descriptors were lost: the receiver had no space for them, and the kernel has closed them."""
 
 
 @define
 class FrameReader:
-    """Collects bytes and descriptors and returns whole frames.
+    """Collects bytes and descriptors and returns complete frames.
 
-    ``body_limit`` in bytes; ``fds_allowed``: the number of descriptors that one frame may have (0 on public sockets).
-    The owner closes the descriptors of ``take_unclaimed_fds`` when the conversation ends.
+    ``body_limit``: the maximum size of a body in bytes; ``fds_allowed``: the maximum number of a frame's descriptors
+    (0 on public sockets). When the conversation ends, the owner closes the descriptors from ``take_unclaimed_fds``.
     """
 
     body_limit: int = frames.MAX_BODY
     fds_allowed: int = 0
     _buffer: bytearray = field(factory=bytearray, init=False)
     _fds: deque[int | None] = field(factory=deque, init=False)
-    """None stands for all descriptors of a frame that has lost them."""
+    """The descriptors that no frame has claimed yet.
+
+    None stands for all descriptors of a frame that has lost them.
+    """
 
     def feed(self, data: bytes, fds: tuple[int, ...] = (), lost: bool = False) -> Iterator[Frame]:
-        """Add the result of one receive; yield each frame it completes. Raise RemoteError on a violation.
+        """Add the result of one receive; yield each frame that it completes. Raise RemoteError for a malformed frame.
 
-        ``lost``: descriptors were lost (MSG_CTRUNC); one receive has those of one frame only.
+        ``lost``: descriptors were lost (MSG_CTRUNC). One receive returns descriptors of one frame only.
         """
         self.add(data, fds, lost)
         while (frame := self.take()) is not None:
@@ -52,7 +55,7 @@ class FrameReader:
             raise RemoteError("file descriptors are not accepted here")
 
     def take(self) -> Frame | None:
-        """Return the next whole frame, or None if there is none yet; raise RemoteError on a violation."""
+        """Return the next complete frame; None if it has not arrived yet. Raise RemoteError for a malformed frame."""
         if len(self._buffer) < frames.HEADER_BYTES:
             return None
         length, kind, fd_count = frames.decode_header(bytes(self._buffer[: frames.HEADER_BYTES]))
@@ -75,12 +78,15 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes that were added and not taken."""
+        """The number of bytes that were added and not taken yet."""
         return len(self._buffer)
 
     @property
     def mid_frame(self) -> bool:
-        """Return whether a frame is incomplete (if ``take`` returns None), so that an end of file is an error."""
+        """Return whether part of a frame has arrived, so that an end of file is an error.
+
+        Call it after ``take`` returned None.
+        """
         return bool(self._buffer)
 
     def take_unclaimed_fds(self) -> tuple[int, ...]:

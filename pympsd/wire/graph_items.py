@@ -1,10 +1,10 @@
-"""An executable graph as bytes: its items, each a record of the command stream and the items that it comes after.
+"""An executable graph as bytes: items, each with a record of the command stream and the items on which it depends.
 
 Each item begins with four numbers of 4 bytes: the length of its record, the number of its dependencies, the number of
 its bodies, and its kind of conditional. The dependencies follow as indices of earlier items (4 bytes each, padded to
-8), then the record. An item without a record (length 0) joins others, or is a conditional node: then come the handle
-(8 bytes), its default and whether that is assigned (4 bytes each), and for each body its length in bytes (8 bytes)
-and its items.
+8), then the record. An item without a record (length 0) joins others, or is a conditional node. A conditional node
+continues with its handle (8 bytes), the handle's default and whether that is assigned (4 bytes each), and for each
+body its length in bytes (8 bytes) and its items.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _HEAD: Final = struct.Struct("=IIII")
 _CONDITION: Final = struct.Struct("=QII")
 _LENGTH: Final = struct.Struct("=Q")
 MAX_ITEMS: Final = 1 << 16
-"""Items of one executable graph, those of bodies included."""
+"""The maximum number of items of an executable graph, including items of bodies."""
 MAX_EDGES: Final = 1 << 20
-"""Dependencies of all of its items together."""
+"""The maximum number of dependencies of all its items together."""
 MAX_NESTING: Final = 16
-"""Bodies within each other."""
+"""The maximum depth of bodies within bodies."""
 
 
 class TooLarge(RemoteError):
@@ -38,16 +38,18 @@ class ConditionalKind(IntEnum):
     """The condition under which a conditional node executes a body (CUgraphConditionalNodeType)."""
 
     IF = 0
-    """The first body if the value is not 0, else the second, if there is one."""
+    """The first body if the value is not 0, otherwise the second, if it exists."""
     WHILE = 1
-    """The body, as long as the value is not 0."""
+    """The body, repeated as long as the value is not 0."""
     SWITCH = 2
-    """The body whose index is the value, if there is one."""
+    """The body whose index is the value, if it exists."""
 
 
 @frozen
 class Conditional:
-    """A conditional node; ``default`` is the value of its handle when a launch begins; None: it is unchanged."""
+    """A conditional node; ``default`` is the value of its handle at the start of a launch, or None to leave the
+    value.
+    """
 
     handle: int
     kind: ConditionalKind
@@ -57,7 +59,7 @@ class Conditional:
 
 @frozen
 class GraphItem:
-    """One item; ``dependencies`` are indices below its own. One with a conditional has no record."""
+    """One item; ``dependencies`` are indices below its own. An item with a conditional has no record."""
 
     record: bytes
     dependencies: tuple[int, ...] = ()
@@ -82,7 +84,10 @@ def encode(items: Iterable[GraphItem]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[GraphItem, ...]:
-    """Return the items; raise RemoteError if the bytes are not a graph, TooLarge before there are too many."""
+    """Return the items.
+
+    Raise RemoteError if the bytes are not a graph, or TooLarge as soon as a maximum is exceeded.
+    """
     return _Reader(data).items(0, len(data), 0)
 
 
@@ -93,7 +98,7 @@ class _Reader:
     edges: int = 0
 
     def items(self, at: int, end: int, depth: int) -> tuple[GraphItem, ...]:
-        """Return the items between two places."""
+        """Return the items between two offsets."""
         items: list[GraphItem] = []
         while at < end:
             if self.count == MAX_ITEMS:

@@ -1,10 +1,10 @@
 """Messages between the daemon and a server, over the registration socket that the server inherits.
 
-The fields' names are the encoding (MessagePack maps): a name stays even if the product calls the thing otherwise by
-now, because a daemon takes over servers that an earlier version started, and speaks with them as long as they run. So
-``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` its MPS namespace; a new field has a
-default, which applies if an older sender does not send the field, and an older receiver ignores it. The fields of a
-base class are encoded with those of the message itself.
+Messages are MessagePack maps with the names of fields as keys. A daemon takes over servers that an earlier version
+started, and communicates with them as long as they run, so a field keeps its name even if the product uses another
+word today: ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` its MPS namespace. A new
+field has a default for when an older sender omits the field; an older receiver ignores the field. Fields of a base
+class are encoded like the message's own.
 """
 
 from attrs import field, frozen
@@ -36,32 +36,32 @@ class ServerSetup:
     thread_percentage: float
     client_priority: int
     memory_limits: dict[int, int]
-    """Bytes by device ordinal: the limit of each client of this server there."""
+    """The limit of each client of this server, in bytes by device ordinal."""
     machine: str = ""
-    """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is next to that file."""
+    """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is next to the file."""
     used: tuple[int, ...] | None = None
-    """The ordinals of the devices that its clients may use; None: all."""
+    """The ordinals of the devices that the server's clients may use; None for all."""
     static: bool = False
-    """Whether its clients run in static SM partitions only (protocol 2 with -S)."""
+    """Whether the server's clients run in static SM partitions only (protocol 2 with -S)."""
 
 
 @message(34)
 class StatusChanged:
-    """The server's status, sent whenever it changes; the daemon never asks for it."""
+    """The server's status; sent without a request whenever it changes."""
 
     status: str
 
 
 @frozen
 class ClientIdentity:
-    """A client as the daemon saw it, which a server reports to the next daemon."""
+    """A client's identity as the daemon determined it; the server reports it to the next daemon."""
 
     client: int
     pid: int
     uid: int
     command: str
     namespace: int
-    """The inode of its PID namespace."""
+    """The inode of the client's PID namespace."""
     mps_namespace: str = field(default="", kw_only=True)
     since: float = field(default=0.0, kw_only=True)
     """The time when the client connected, in seconds since 1970."""
@@ -69,7 +69,7 @@ class ClientIdentity:
 
 @frozen(kw_only=True, slots=False)
 class AdmittedLimits:
-    """The fields of `ClientLimits`, as they are, except for its namespace; ``own``: None in protocol 2."""
+    """The fields of `ClientLimits` without its namespace; ``own`` is None in protocol 2."""
 
     own: Limits | None = None
     bounds: tuple[Limits, ...] = ()
@@ -85,11 +85,11 @@ class LimitsOfOlderServers:
     """The limits for servers of pympsd before 27 November 2026, which do not read `AdmittedLimits`."""
 
     thread_percentage: float | None = None
-    """The percentage on every device; None: the server's."""
+    """The percentage on every device; None for the server's percentage."""
     memory_limits: dict[int, int] | None = None
-    """Bytes by device ordinal."""
+    """The limits in bytes by device ordinal; None for the server's."""
     least_priority: int = 0
-    """The level that its environment cannot go beyond."""
+    """The priority level that the client's environment cannot exceed."""
 
 
 @register(35)
@@ -104,7 +104,7 @@ class AdmitClient(ClientIdentity, AdmittedLimits, LimitsOfOlderServers):
 
 @message(62)
 class ClientJoined:
-    """A client was accepted; the limits in force for it as long as it stays."""
+    """A client was accepted; states the limits that apply to it until it leaves."""
 
     client: int
     limits: LimitsInForce
@@ -117,7 +117,7 @@ class ContextReported:
     client: int
     serial: int
     number: int
-    """Counts the process's contexts from 1."""
+    """The number of the context in its process, counted from 1."""
     device: int
 
 
@@ -131,18 +131,18 @@ class ContextGone:
 
 @message(38)
 class ClientGone:
-    """A client process is gone from the server; when none is left the daemon may pass the turn on."""
+    """A client process has left the server; after the last one, the daemon may give the turn to another user."""
 
     client: int
 
 
 @message(39)
 class ShutDown:
-    """Shut down when the last client has gone, or (forced) immediately."""
+    """Shut down when the last client has gone or, if ``forced``, immediately."""
 
     forced: bool
     is_deletion: bool = False
-    """True if the clients that the server ends are sent the reason."""
+    """True if clients whose work the server ends are told that the server was deleted."""
 
 
 @message(40)
@@ -153,7 +153,7 @@ class LogRecord:
     fields: dict[str, str | int | float]
     time: float
     namespace: str = ""
-    """The namespace of the client that it is about (protocol 3 only)."""
+    """The namespace of the client that the line is about (protocol 3 only)."""
 
 
 @message(41)
@@ -165,7 +165,7 @@ class LogDropped:
 
 @message(42)
 class LimitsChanged:
-    """New limits for the server's later clients: a percentage, and bytes by device ordinal."""
+    """New limits for the server's next clients: a percentage, and bytes by device ordinal."""
 
     thread_percentage: float
     memory_limits: dict[int, int]
@@ -173,14 +173,14 @@ class LimitsChanged:
 
 @message(43)
 class TerminateClient:
-    """Terminate all contexts of the client process with this PID; answered by Terminated with the same token."""
+    """Terminate all contexts of the client process with this PID. Terminated, with the same token, is the answer."""
 
     token: int
     pid: int
     by_reset: bool = False
     """End kernels that cannot be stopped by resetting the device, as after a fatal fault."""
     expelled: tuple[int, ...] = ()
-    """Clients, by id, that get no context any more: their namespace or SM partition was deleted."""
+    """The ids of clients that cannot create contexts from now on: their namespace or SM partition was deleted."""
 
 
 @message(44)
@@ -201,7 +201,7 @@ class MemoryReported(DeviceUse):
 
 @message(61)
 class MemoryElsewhere:
-    """The bytes that clients of other servers hold on a device, in all and by group of clients."""
+    """The bytes that clients of other servers hold on a device, in total and by group of clients."""
 
     device: int
     count: int
@@ -215,15 +215,16 @@ class StartTrace:
 
 @message(59)
 class StopTrace:
-    """They write no more; answered by TraceStopped."""
+    """The executors stop writing to the trace; answered by TraceStopped."""
 
 
 @message(60)
 class TraceStopped:
-    """All is written."""
+    """Everything has been written to the trace."""
 
 
-# --- the next daemon takes a server over with the link, which the keeper held. Other builds have to read these.
+# --- takeover of a server by the next daemon, with the link that the keeper held. Other builds must be able to read
+# these.
 
 
 @message(45)
@@ -235,25 +236,27 @@ class StartRefused:
 
 @message(46)
 class ReportRequest:
-    """The first message of a daemon that takes the link over: the server answers with ServerReturn.
+    """The first message of a daemon that takes the link over; the server answers with ServerReturn.
 
-    A server that has had no ServerSetup yet then repeats its ServerHello.
+    A server that has not received ServerSetup yet repeats its ServerHello instead.
     """
 
     versions: Versions
     token: int = 0
-    """Distinguishes the answer from that to a daemon that was killed before it had read it."""
+    """Repeated in the answer, which distinguishes it from an answer that a killed daemon did not read."""
 
 
 @message(52)
 class ServerReturn:
-    """A server's report to the next daemon; ``clients`` ReturningClient follow. Earlier reports are void."""
+    """A server's report to the next daemon, which replaces earlier reports; ``clients`` ReturningClient messages
+    follow.
+    """
 
     versions: Versions
     pid: int
     status: str
     leaving: bool
-    """It was asked to shut down, and ends with its last client."""
+    """Whether the server was asked to shut down, and ends with its last client."""
     clients: int
     token: int = 0
     """The token of the request."""
@@ -265,13 +268,13 @@ class ReturningClient(ClientIdentity):
     """A client of a returning server, as the earlier daemon described it."""
 
     contexts: tuple[tuple[int, int, int], ...]
-    """(id, number, device) of each, as in ContextReported."""
+    """The client's contexts, each as (id, number, device), as in ContextReported."""
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions by device ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device index."""
+    """Limits of memory that the client shares with other clients, by device index."""
     limits: LimitsInForce | None = None
-    """The limits in force for it, if it was accepted."""
+    """The limits that apply to the client, if it was accepted."""
 
 
 @message(54)
@@ -281,11 +284,14 @@ class ServerAdopted:
 
 @message(55)
 class ServerDismissed:
-    """The new daemon does not adopt the server: it ends with its last client, and no daemon after the link's end."""
+    """The new daemon does not adopt the server, which ends with its last client and cannot be adopted later."""
 
     reason: str
 
 
 @message(57)
 class EndIfAlone:
-    """End with the last client unless a daemon comes before; from the keeper, when none has come for a long time."""
+    """End with the last client unless a daemon comes earlier.
+
+    The keeper sends it when no daemon has come for a long time.
+    """

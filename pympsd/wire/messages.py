@@ -41,8 +41,8 @@ def register(kind: int) -> Callable[[type[_M]], type[_M]]:
 def message(kind: int) -> Callable[[type[_M]], type[_M]]:
     """Freeze a class and register it as the message of a kind.
 
-    A class that inherits fields, or whose instances are evolved, is decorated with `register` and ``frozen`` instead:
-    type checkers accept both only with attrs' own decorator.
+    Decorate a class that inherits fields, or whose instances are evolved, with `register` and ``frozen`` instead:
+    type checkers accept these uses only with attrs' own decorator.
     """
     return lambda plain: register(kind)(frozen(plain))
 
@@ -74,7 +74,7 @@ def decode(frame: Frame) -> Any:
 
 @message(0)
 class ClientHello:
-    """A client connects. ``environment`` holds those of its MPS and device variables that the server honours."""
+    """A client connects. ``environment`` has its MPS and device variables, as far as the server uses them."""
 
     versions: Versions
     pid: int
@@ -104,7 +104,7 @@ class Refused:
 
 @message(3)
 class GoWithoutMps:
-    """A client under a debugger is to continue as without a daemon; why."""
+    """A client under a debugger must continue without MPS, for the stated reason."""
 
     reason: str
 
@@ -120,44 +120,46 @@ class SessionWelcome:
     driver_version: int
     devices: tuple[DeviceProperties, ...]
     ordinals: tuple[int, ...]
-    """For each device its ordinal among the daemon's devices, which determines its address window."""
+    """Each device's ordinal among the daemon's devices, which determines its address window."""
 
 
 @message(9)
 class OpenContext:
-    """The client asks for a context on a device (ordinal in its own numbering)."""
+    """The client requests a context on a device (an ordinal in its own numbering)."""
 
     request: int
     device: int
     flags: int = 0
     thread_percentage: float | None = None
-    """From the client's environment now; used under per-context partitioning, and only to lower the percentage."""
+    """The percentage in the client's environment at this time; used under per-context partitioning, and only if
+    lower.
+    """
     affinity: int | None = None
-    """Execution affinity: the number of SMs, rounded up, of those that the context may use."""
+    """Execution affinity: the number of SMs to use of those that the context may use; rounded up."""
     partition: int | None = None
-    """The SMs of a green context, exactly."""
+    """The exact number of SMs of a green context."""
     percentages: str = ""
-    """The environment's percentages by device, if it has these in place of a number: ``0=50,1=25``."""
+    """The environment's percentages by device, such as ``0=50,1=25``; empty if it has a single number."""
 
 
 @message(10)
 class ContextOpened:
-    """With 2 fds, stream and shared memory, for the process's first context of that executor."""
+    """With 2 fds, stream and shared memory, for the process's first context at that executor."""
 
     request: int
     context: int
-    """The server's id: names the context in records."""
+    """The server's id of the context, which names it in records."""
     generation: int
     """The executor's generation: handles allocated for another generation are refused."""
     multiprocessors: int
     memory_bytes: int
-    """The total that cuMemGetInfo returns: the limit if there is one."""
+    """The total memory that cuMemGetInfo returns: the limit, or else the device's memory."""
     stream_priorities: tuple[int, int]
-    """Least and greatest, as cuCtxGetStreamPriorityRange returns them."""
+    """The least and the greatest priority, as cuCtxGetStreamPriorityRange returns them."""
     shared_bytes: int
-    """Size of the shared memory for bulk data."""
+    """The size in bytes of the shared memory for bulk data."""
     ring_bytes: int = 0
-    """Size of the ring of records behind it (ring_layout); 0: records are sent by the socket."""
+    """The size in bytes of the ring of records behind it (ring_layout); 0 if records are sent over the socket."""
 
 
 @message(11)
@@ -180,15 +182,16 @@ class RequestRefused:
     """A session request failed; the session continues."""
 
     request: int
-    """0: there was none, and the session ends."""
+    """The number of the refused request; 0 if no request was refused and the session ends."""
     code: int
     reason: str
 
 
 OLDEST: Final = 3
 NEWEST: Final = 3
-"""2: the opcodes of the command stream by chapter, and FILL with rows.
-3: ALLOCATE_PINNED answers with an offset in a file; MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an address."""
+"""Version 2: the opcodes of the command stream by chapter, and FILL with rows.
+Version 3: ALLOCATE_PINNED answers with an offset in a file; MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an
+address."""
 FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 
 

@@ -1,7 +1,7 @@
 """The answer to loading a module: its functions with their parameter layouts and attributes, and its globals.
 
-An executor may load functions later than their module, as CUDA does. Then the answer to LOAD_MODULE has only their
-names, and the answer to LOAD_FUNCTION describes one.
+An executor may load functions later than their module, as CUDA does. Then the answer to LOAD_MODULE has only the
+functions' names, and the answer to LOAD_FUNCTION describes one function.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ _Layout = TypeVar("_Layout")
 
 @frozen
 class FunctionLayout:
-    """One kernel. ``parameters`` are (offset, size) in bytes in the flat parameter buffer, in order."""
+    """One kernel.
+
+    ``parameters`` are offset and size in bytes of each parameter in the flat parameter buffer, in order.
+    """
 
     name: str
     parameters: tuple[tuple[int, int], ...] = ()
     parameter_bytes: int = 0
     attributes: dict[str, int] = field(factory=dict)
-    """By the names of CUfunction_attribute without ``CU_FUNC_ATTRIBUTE_``; empty if the function is not loaded."""
+    """Attributes by the names of CUfunction_attribute without ``CU_FUNC_ATTRIBUTE_``; empty if the function is not
+    loaded.
+    """
 
     @property
     def is_loaded(self) -> bool:
-        """Whether more than its name is known."""
+        """Whether the function is loaded; otherwise only its name is known."""
         return bool(self.attributes)
 
     def encode(self) -> bytes:
@@ -37,7 +42,9 @@ class FunctionLayout:
 
     @classmethod
     def decode(cls, data: bytes) -> FunctionLayout:
-        """Read the answer to LOAD_FUNCTION, of another process; raise RemoteError when it does not fit."""
+        """Return the layout from an answer to LOAD_FUNCTION, which is not trusted; raise RemoteError if it is
+        malformed.
+        """
         return _decode(data, cls)
 
 
@@ -49,7 +56,7 @@ class GlobalLayout:
     address: int
     size: int
     managed: bool = False
-    """True if it is one of the managed variables, which PLACE_MANAGED places."""
+    """True for a managed variable, which PLACE_MANAGED places."""
 
 
 @frozen
@@ -59,15 +66,17 @@ class ModuleLayout:
     functions: tuple[FunctionLayout, ...]
     globals: tuple[GlobalLayout, ...]
     managed_bytes: int = 0
-    """The memory that the managed variables need, which the client provides by PLACE_MANAGED; 0: there are none."""
+    """The bytes of memory that the managed variables need, which the client provides with PLACE_MANAGED; 0 without
+    any.
+    """
 
     def encode(self) -> bytes:
-        """Return the layout as JSON (a native worker writes the same)."""
+        """Return the layout as JSON; the native worker writes the same format."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> ModuleLayout:
-        """Return the layout of a text; raise RemoteError for any other text.
+        """Return the layout that a JSON text describes; raise RemoteError if the text is malformed.
 
         ``data`` is not trusted: it comes from another process.
         """

@@ -1,10 +1,10 @@
 """The command stream between a client and an executor: one table, from which both sides are generated.
 
-A record is a 24-byte header, its operands of 8 bytes each, and for some a tail of bytes, padded to 8 with zeros.
+A record is a 24-byte header, its operands of 8 bytes each, and for some operations a tail, padded with zeros to a
+multiple of 8 bytes.
 Header: opcode (u16), flags (u16), length of the record in bytes, header included (u32), context (u64), sequence
-number (u64). An answer has its record's opcode with ANSWER set and its sequence number; in the place of the
-context it has the result, a CUresult number. An answer with a result other than success carries a sentence in
-its tail.
+number (u64). An answer has its record's opcode with ANSWER set, its record's sequence number, and in place of the
+context the result, a CUresult number. If the result is not success, the tail is a sentence that explains it.
 """
 
 import struct
@@ -18,40 +18,45 @@ from pympsd.errors import RemoteError
 HEADER: Final = struct.Struct("=HHIQQ")
 HEADER_BYTES: Final = HEADER.size
 MAX_RECORD: Final = 1 << 20
-"""No record is longer than 1 MiB; bulk data goes through the shared memory."""
+"""The maximum size of a record, 1 MiB; bulk data is in the shared memory."""
 ANSWER: Final = 0x8000
 OUTPUT: Final = 0x3FF
-"""The opcode of an answer without a record: the text that a context's kernels have printed, sent before the answer of
-a call that waits, with its sequence number. Its tail is the text, its result the descriptor for it: 1 standard
-output, 2 standard error."""
+"""The opcode of an answer without a record: text that a context's kernels have printed.
+
+It is sent before the answer to a call that waits, with the same sequence number. The tail is the text; the result is
+1 for standard output, 2 for standard error.
+"""
 FLAG_QUIET: Final = 1
-"""In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
+"""In a record: the sender does not wait for the answer; a failure is kept for the sender's next call that waits."""
 FLAG_COOPERATIVE: Final = 2
 """In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused.
 
-Bits 4 to 15 are the blocks of a cluster in x, y and z, 4 bits each and less 1: zeros if the launch has no clusters.
+Bits 4 to 15 are the blocks of a cluster in x, y and z, each minus 1 in 4 bits; 0 if the launch has no clusters.
 """
 NO_CLUSTER: Final = (1, 1, 1)
 MAX_CLUSTER: Final = 16
-"""Blocks of a cluster in one direction."""
+"""The maximum number of blocks of a cluster in one direction."""
 _CLUSTER_SHIFTS: Final = (4, 8, 12)
 MEMORY_SHAREABLE, MEMORY_OF_HOST = 1, 2
-"""Flags of CREATE_MEMORY: it can be exported; it is not counted as the device's, and the client maps it too."""
+"""Flags of CREATE_MEMORY. SHAREABLE: the memory can be exported.
+
+OF_HOST: it does not count as device memory, and the client maps it too.
+"""
 FLAG_STICKY: Final = 1
 """In an answer: the error is sticky; every later call in the context returns it."""
 
 STREAM_LEGACY: Final = 0
 FIRST_HANDLE: Final = 16
-"""Lower handles are never allocated: 0, 1 and 2 mean streams in CUDA."""
+"""The lowest handle that is allocated, because 0, 1 and 2 mean streams in CUDA."""
 GENERATION_SHIFT: Final = 40
-"""A handle is ``generation << 40 | count``: a respawned executor refuses the old ones."""
+"""A handle is ``generation << 40 | count``, so a respawned executor refuses old handles."""
 
 
 class Kind(Enum):
     """The kind of a handle; the client allocates handles.
 
-    A handle is unique in the client's connection to an executor, whatever its kind; the executor checks the kind of
-    each that a record names.
+    A handle is unique in the client's connection to an executor, whatever its kind. The executor checks the kind of
+    each handle in a record.
     """
 
     STREAM = "stream"
@@ -71,13 +76,13 @@ class Use(Enum):
 
     NAMED = "named"
     ANNOUNCED = "announced"
-    """It is new, and created by a later operation."""
+    """The handle is new; a later operation creates its object."""
     CREATED = "created"
     DESTROYED = "destroyed"
 
 
 class Scope(Enum):
-    """The objects that an operation concerns; a record of the process names no context (0)."""
+    """The objects that an operation concerns: a context, or the process, whose records have 0 as the context."""
 
     CONTEXT = "context"
     PROCESS = "process"
@@ -86,26 +91,26 @@ class Scope(Enum):
 class Completion(Enum):
     """The time when an operation is done, and answered if it has an answer.
 
-    It decides when an answer may be sent, and so how long the calling thread of the client waits.
+    So it determines how long the calling thread of the client waits.
     """
 
     IMMEDIATE = "immediate"
-    """The time as soon as the record is executed."""
+    """The operation is done as soon as its record is executed."""
     QUEUED = "queued"
-    """It is put in its stream and not waited for."""
+    """The operation is put in its stream, and nobody waits for it."""
     COMPLETE = "complete"
-    """It is answered when the work before it, or its own work, is done."""
+    """The operation is done when the work before it, or its own work, is done."""
 
 
 class CopySpace(IntEnum):
-    """The place of one side of a COPY_3D or COPY_3D_STAGED; one of the latter is STAGING, none of the former."""
+    """The place of one side of a COPY_3D or COPY_3D_STAGED. Exactly one side of a COPY_3D_STAGED is STAGING."""
 
     DEVICE = 0
-    """Device memory; its base is an address."""
+    """Device memory; the base is an address."""
     STAGING = 1
-    """The shared memory; its base is an offset in it."""
+    """The shared memory; the base is an offset in it."""
     PINNED = 2
-    """Page-locked memory from ALLOCATE_PINNED; its base is an address."""
+    """Page-locked memory from ALLOCATE_PINNED; the base is an address."""
 
 
 @frozen
@@ -135,11 +140,13 @@ class Operation:
     answered: bool = False
     answers: tuple[Operand, ...] = ()
     tail: str = ""
-    """The content after a record's operands, of as many bytes as the last one states; empty: nothing may follow."""
+    """The content after a record's operands, whose length in bytes is the last operand; empty if nothing
+    may follow.
+    """
     answer_tail: str = ""
     scope: Scope = Scope.CONTEXT
     brings_fd: bool = False
-    """True if a good answer comes with a file descriptor."""
+    """True if a file descriptor comes with the answer, unless the operation failed."""
     may_be_slow: bool = False
     """True if executing the operation may take long: a native worker first sends its pending answers."""
     is_native: bool = False
@@ -147,17 +154,17 @@ class Operation:
 
     @property
     def layout(self) -> struct.Struct:
-        """Header and operands together."""
+        """The layout of header and operands together."""
         return struct.Struct(HEADER.format + "".join(operand.code for operand in self.operands))
 
     @property
     def operand_layout(self) -> struct.Struct:
-        """The operands alone."""
+        """The layout of the operands alone."""
         return struct.Struct("=" + "".join(operand.code for operand in self.operands))
 
     @property
     def answer_layout(self) -> struct.Struct:
-        """The operands of the answer, after its header."""
+        """The layout of the answer's operands, which follow its header."""
         return struct.Struct("=" + "".join(operand.code for operand in self.answers))
 
 
@@ -184,31 +191,32 @@ _SIDES: Final = (
     *_u64("source_space source source_pitch source_slice_pitch width height depth"),
 )
 
-# Opcodes by chapter of the driver API, 256 each; a chapter's free numbers are for its later operations.
+# Opcodes by chapter of the driver API, 256 for each; unused numbers are for later operations of the chapter.
 _MEMORY: Final = (
     Operation(0x101, "ALLOCATE", _u64("bytes"), answered=True, answers=_u64("address")),
     Operation(0x102, "FREE", _u64("address"), Completion.COMPLETE, answered=True),
     Operation(0x103, "MEMORY_INFO", (), answered=True, answers=_u64("free total")),
-    # Bulk copies: the data lies in the shared memory at `offset`; the answer gives the slot back.
+    # Bulk copies: the data is in the shared memory at `offset`; the answer frees its slot.
     Operation(0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.COMPLETE, True),
     Operation(0x105, "COPY_FROM_DEVICE", (_STREAM, *_u64("source offset bytes")), Completion.COMPLETE, answered=True),
     Operation(0x106, "COPY_ON_DEVICE", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
     # `height` rows of `count` elements of `width` bytes, `pitch` bytes apart.
     Operation(0x107, "FILL", (_STREAM, *_u64("destination value width count pitch height")), Completion.QUEUED),
-    # Spaces as in Space, base, bytes between rows, between slices of each side. Like the linear copies: one with
-    # a side in the shared memory is COPY_3D_STAGED, whose answer gives the slot back; COPY_3D is not answered.
+    # For each side: its CopySpace, base, and bytes between rows and between slices. A copy with a side in the shared
+    # memory is COPY_3D_STAGED, whose answer frees the slot; COPY_3D is not answered.
     Operation(0x108, "COPY_3D", (_STREAM, *_SIDES), Completion.QUEUED),
     Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.COMPLETE, answered=True),
-    # The memory belongs to the process: freeing it names no context (0), and it stays until the work enqueued before
-    # is done.
+    # The memory belongs to the process, so the record that frees it has context 0. It stays until the work enqueued
+    # before is done.
     Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address offset"), brings_fd=True),
     Operation(0x111, "FREE_PINNED", _u64("address"), answered=True, scope=Scope.PROCESS),
-    # Copies from and to that memory, not answered: it may change, and has changed, when the stream is done with them.
+    # Copies from and to page-locked memory are not answered: the client may change the source, and read the
+    # destination, when the stream is done with them.
     Operation(0x112, "COPY_TO_DEVICE_PINNED", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
     Operation(0x113, "COPY_FROM_DEVICE_PINNED", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
 )
 _MODULES: Final = (
-    # An image comes in parts, then is loaded; the answer's tail is JSON: functions, layouts, globals.
+    # An image is sent in parts and then loaded. The answer's tail is JSON: functions, layouts, globals.
     Operation(0x201, "IMAGE_PART", (_handle(Kind.MODULE, Use.ANNOUNCED), *_u64("offset bytes")), answered=True),
     Operation(
         0x202,
@@ -219,9 +227,9 @@ _MODULES: Final = (
         may_be_slow=True,
     ),
     Operation(0x203, "UNLOAD_MODULE", (_handle(Kind.MODULE, Use.DESTROYED),), answered=True, may_be_slow=True),
-    # Before the first launch: managed variables move to page-locked memory that the client has mapped, too.
+    # Sent before the first launch: managed variables move to page-locked memory that the client has mapped too.
     Operation(0x204, "PLACE_MANAGED", (_MODULE, *_u64("address")), answered=True, answer_tail="json"),
-    # A function that LOAD_MODULE described by its name alone: it is translated now; the answer is its description.
+    # Translates a function that LOAD_MODULE described only by its name. The answer is its description.
     Operation(
         0x205, "LOAD_FUNCTION", (_MODULE, *_u64("function")), answered=True, answer_tail="json", may_be_slow=True
     ),
@@ -239,11 +247,12 @@ _EXECUTION: Final = (
         tail="parameters",
         is_native=True,
     ),
-    # A function of the client's: answered when the stream reaches it; the stream resumes with HOST_FUNCTION_DONE.
+    # A host function of the client. The answer comes when the stream reaches it; the stream resumes with
+    # HOST_FUNCTION_DONE.
     Operation(0x302, "HOST_FUNCTION", (_STREAM, *_u64("token")), Completion.QUEUED, answered=True),
     Operation(0x303, "HOST_FUNCTION_DONE", _u64("token")),
-    # Answered once at most half of the work that the client may have unfinished is. A client with pending host
-    # functions asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
+    # Answered when at most half of the work that a client may have unfinished is left. A client with pending host
+    # functions must send this in time: above the limit its records are not read, HOST_FUNCTION_DONE included.
     Operation(0x304, "ROOM", (), Completion.COMPLETE, answered=True),
     # CU_LIMIT_PRINTF_FIFO_SIZE or CU_LIMIT_MALLOC_HEAP_SIZE of the context, by their numbers.
     Operation(0x305, "SET_LIMIT", _u64("limit bytes"), answered=True),
@@ -268,14 +277,14 @@ _EVENTS: Final = (
     Operation(0x504, "QUERY_EVENT", (_EVENT,), answered=True),
     Operation(0x505, "SYNCHRONIZE_EVENT", (_EVENT,), Completion.COMPLETE, answered=True),
     Operation(0x506, "ELAPSED_TIME", _START_AND_END, answered=True, answers=(Operand("milliseconds", "d"),)),
-    # Between clients of an executor an event is named by a secret.
+    # Clients of an executor name each other's events by a secret.
     Operation(0x507, "SHARE_EVENT", (_EVENT,), answered=True, answers=_SECRET),
     Operation(0x508, "OPEN_EVENT", (_handle(Kind.EVENT, Use.CREATED), *_SECRET), answered=True),
 )
 
 _VIRTUAL_MEMORY: Final = (
-    # Addresses are chosen by the client in its part of the device's window; all ranges are of whole granules. Memory
-    # of another process is named by a secret, which is in the name of the file whose descriptor was exported.
+    # The client chooses addresses in its part of the device's window; all ranges are whole granules. Memory of
+    # another process is named by a secret, which is in the name of the file whose descriptor was exported.
     Operation(0x701, "CREATE_MEMORY", (_NEW_MEMORY, *_u64("bytes flags")), answered=True),
     Operation(0x702, "RELEASE_MEMORY", (_handle(Kind.MEMORY, Use.DESTROYED),), answered=True),
     Operation(0x703, "MAP_MEMORY", (_MEMORY_HANDLE, *_u64("address")), answered=True),
@@ -283,10 +292,10 @@ _VIRTUAL_MEMORY: Final = (
     Operation(0x705, "SET_ACCESS", _u64("address bytes accessible"), answered=True),
     Operation(0x706, "EXPORT_MEMORY", (_MEMORY_HANDLE,), answered=True, brings_fd=True),
     Operation(0x707, "IMPORT_MEMORY", (_NEW_MEMORY, *_SECRET), answered=True, answers=_u64("bytes of_host")),
-    # An allocation as memory to be imported: its secret, and its offset in that memory.
+    # Makes an allocation importable; returns the secret of the memory that contains it, and its offset there.
     Operation(0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_SECRET + _u64("offset")),
-    # Memory as a file that a peer's executor opens by its descriptor in this process: a part of a client's window, by
-    # the address where it begins (allocations are one part, host memory is the other), or memory without an address.
+    # Makes memory a file, which a peer's executor opens by its descriptor in this process. The memory is a part of a
+    # client's window, named by its start address (allocations or host memory), or memory without an address.
     Operation(0x709, "PUBLISH_WINDOW", _u64("address"), answered=True, answers=_FILE),
     Operation(0x70A, "MAP_PEER", (*_u64("address"), *_FILE), answered=True),
     Operation(0x70B, "UNMAP_PEER", _u64("address"), answered=True),
@@ -295,14 +304,14 @@ _VIRTUAL_MEMORY: Final = (
 )
 
 _GRAPHS: Final = (
-    # An executable graph comes in parts (`pympsd.wire.graph_items`), then is made. Its records are of operations
-    # that are queued, in stream 0, which stands for the stream that the graph is launched in; a HOST_FUNCTION's token
-    # is its number among those of the graph.
+    # An executable graph is sent in parts (`pympsd.wire.graph_items`) and then created. Its records are queued
+    # operations in stream 0, which stands for the stream of the launch. A HOST_FUNCTION's token is its number among
+    # the graph's host functions.
     Operation(0x601, "GRAPH_PART", (_handle(Kind.GRAPH, Use.ANNOUNCED), *_u64("offset bytes")), answered=True),
     Operation(0x602, "INSTANTIATE_GRAPH", (_handle(Kind.GRAPH, Use.CREATED),), answered=True, may_be_slow=True),
     Operation(0x603, "LAUNCH_GRAPH", (_STREAM, _GRAPH), Completion.QUEUED),
     Operation(0x604, "DESTROY_GRAPH", (_handle(Kind.GRAPH, Use.DESTROYED),)),
-    # Before a launch: a host function of it, by number. Answered and finished as HOST_FUNCTION is.
+    # Sent before a launch: one of the graph's host functions, by number. Answered and finished like HOST_FUNCTION.
     Operation(
         0x605, "GRAPH_HOST_FUNCTION", (_STREAM, _GRAPH, *_u64("token number")), Completion.QUEUED, answered=True
     ),
@@ -316,9 +325,9 @@ BY_OPCODE: Final = {operation.opcode: operation for operation in OPERATIONS}
 
 @frozen
 class Record:
-    """One record or answer, taken apart. In an answer ``context`` is the result.
+    """One decoded record or answer.
 
-    In a record ``context`` is the id of a context, 0 for records of the process.
+    ``context`` is the id of a record's context, 0 for records of the process; in an answer it is the result.
     """
 
     opcode: int
@@ -326,7 +335,7 @@ class Record:
     context: int
     sequence: int
     body: bytes
-    """Operands and tail."""
+    """The operands and the tail."""
 
 
 def pad(length: int) -> int:
@@ -339,10 +348,10 @@ def pad(length: int) -> int:
 
 
 def pack(name: str, context: int, sequence: int, *operands: int, tail: bytes = b"", flags: int = 0) -> bytes:
-    """Return the record of an operation by name (the fast paths keep their layouts instead).
+    """Return the record of an operation by name. Fast paths keep the layout instead of calling this.
 
     Args:
-        name: The operation's name in the table; KeyError for another.
+        name: The operation's name in the table; KeyError for any other name.
         context: The context's id; 0 for an operation of the process.
         sequence: The number by which the answer is recognised.
         operands: As many as the row has, unsigned 64-bit unless their code is another.
@@ -361,20 +370,22 @@ def pack_answer(
 ) -> bytes:
     """Return an answer; ``operands`` are already packed by the operation's answer layout."""
     length = HEADER_BYTES + len(operands) + len(tail)
-    # Answers are not padded: a reader takes the exact tail from the length.
+    # Answers are not padded: the length gives the exact end of the tail.
     return HEADER.pack(opcode | ANSWER, flags, length, result, sequence) + operands + tail
 
 
 class RecordReader:
-    """Whole records out of a byte stream, however it was cut. Raises RemoteError on a length out of range."""
+    """Extracts complete records from a byte stream that is received in any chunks."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Record]:
-        """Take received bytes; return each record they complete.
+        """Add received bytes; return each record that they complete.
 
-        ``data`` may end in the middle of a record, which the next call completes.
+        Raise RemoteError if a record's length is out of range.
+
+        ``data`` may end in the middle of a record, which the next call continues.
         """
         buffer = self._buffer + data if self._buffer else data
         records = []
@@ -393,7 +404,7 @@ class RecordReader:
 
 
 def pack_launch_flags(cooperative: bool, cluster: tuple[int, int, int]) -> int:
-    """Return the flags of a LAUNCH; each number of ``cluster`` is 1 to MAX_CLUSTER.
+    """Return the flags of a LAUNCH. ``cluster``: the blocks of a cluster in x, y and z, each 1 to MAX_CLUSTER.
 
     >>> cluster_of(pack_launch_flags(False, (2, 1, 4)))
     (2, 1, 4)

@@ -2,8 +2,8 @@
 
 Offsets are bytes from the ring's start, words are 64 bits. One side writes each word, and each word that the other
 side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo
-RING_BYTES, in two pieces if it reaches the end. A client that finds ASLEEP set after it has moved TAIL sends a byte
-on the stream's socket, whatever the byte: the executor looks at the ring then. Source: DESIGN, "The command stream".
+RING_BYTES, in two pieces if it reaches the end. If ASLEEP is set after a client has moved TAIL, the client sends any
+byte on the stream's socket, and the executor then reads the ring. Source: DESIGN, "The command stream".
 
 ::
 
@@ -22,19 +22,21 @@ from typing import Final
 TAIL: Final = 0
 """Written by the client: where its next record will begin."""
 IN_USE: Final = 8
-"""Written by the client first: 1 means that its records come by the ring, and that bytes on the socket are bells."""
+"""Written by the client first: 1 means that its records are in the ring, and that bytes on the socket only wake the
+executor.
+"""
 HEAD: Final = 64
-"""Written by the executor: the start of the record that it takes next."""
+"""Written by the executor: the start of the record that it reads next."""
 ASLEEP: Final = 128
-"""Written by the executor: not 0 while it waits for a byte on the socket."""
+"""Written by the executor: nonzero while it waits for a byte on the socket."""
 SPIN_COUNT: Final = 136
-"""Written by the executor, once: how many times a client should read ANSWERS before it sleeps."""
+"""Written once by the executor: how many times a client should read ANSWERS before it sleeps."""
 ANSWERS: Final = 192
-"""Written by the executor: counts up before it sends answers."""
+"""Written by the executor, which increases it before it sends answers."""
 DATA: Final = 4096
 """The offset of the first record."""
 RING_BYTES: Final = 1 << 19
-"""The most bytes of records that the executor has not taken yet."""
+"""The maximum number of bytes of records that the executor has not read yet."""
 AREA_BYTES: Final = DATA + RING_BYTES
 RECORD_BYTES: Final = RING_BYTES // 4
 """The maximum size of a record in the ring. (Parameters of a launch: at most 4 KiB, from Volta on 32,764 bytes.)"""

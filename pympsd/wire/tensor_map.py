@@ -1,8 +1,8 @@
-"""Tensor maps (CUtensorMap) as they lie in memory: 128 bytes, opaque to programs.
+"""Tensor maps (CUtensorMap) as bytes in memory: 128 bytes, opaque to programs.
 
-The client makes them, and kernels of the emulated device read and change them. Memory may contain anything instead:
-`unpack` refuses bytes that cannot be a tensor map, and the address in one is checked when it is used. The rules are
-those of the CUDA driver API, Tensor Map Object Management, and of the PTX ISA, tensormap.replace.
+The client creates them, and kernels of the emulated device read and change them. A kernel may pass any other memory
+instead: `unpack` refuses bytes that cannot be a tensor map, and the map's address is checked when it is used. The
+rules are those of the CUDA driver API, Tensor Map Object Management, and of the PTX ISA, tensormap.replace.
 """
 
 import struct
@@ -20,7 +20,7 @@ GREATEST_RANK: Final = 5
 
 
 class DataType(IntEnum):
-    """CUtensorMapDataType, less the packed types of 4 and 6 bits, which need compute capability 10.0.
+    """CUtensorMapDataType without the packed types of 4 and 6 bits, which need compute capability 10.0.
 
     The numbers are the driver's.
     """
@@ -55,7 +55,7 @@ class Interleave(IntEnum):
 
 
 class Swizzle(IntEnum):
-    """CUtensorMapSwizzle, less the modes with other atoms than 16 bytes, which need compute capability 10.0."""
+    """CUtensorMapSwizzle without the modes whose atoms are not 16 bytes, which need compute capability 10.0."""
 
     NONE = 0
     BYTES_32 = 1
@@ -64,7 +64,7 @@ class Swizzle(IntEnum):
 
     @property
     def span(self) -> int:
-        """The bytes within which pieces of 16 bytes are exchanged."""
+        """The size in bytes of the range within which pieces of 16 bytes are exchanged."""
         return 16 << self.value
 
 
@@ -74,7 +74,9 @@ _NEEDS_BLACKWELL: Final = "needs a device of compute capability 10.0"
 
 @frozen
 class Im2col:
-    """The box of an im2col map: offsets of its corners in W, H and D, and the elements that one instruction reads."""
+    """The box of an im2col map: offsets of its corners in W, H and D, and the number of elements that one instruction
+    reads.
+    """
 
     lower_corner: tuple[int, ...]
     upper_corner: tuple[int, ...]
@@ -84,22 +86,25 @@ class Im2col:
 
 @frozen
 class TensorMap:
-    """A tensor in global memory, its first dimension the innermost, and the part of it that is copied at a time."""
+    """A tensor in global memory and the box of it that one instruction copies.
+
+    The first dimension is the innermost.
+    """
 
     data_type: int
     address: int
     dimensions: tuple[int, ...]
-    """In elements."""
+    """The tensor's size in elements, by dimension."""
     strides: tuple[int, ...]
-    """In bytes, of all dimensions but the first."""
+    """The strides in bytes of all dimensions except the first."""
     box: tuple[int, ...]
-    """The size of the box in elements, before the element strides; without a meaning in an im2col map."""
+    """The size of the box in elements, before the element strides; unused in an im2col map."""
     element_strides: tuple[int, ...]
     interleave: int = 0
     swizzle: int = 0
     l2_promotion: int = 0
     fill: int = 0
-    """1: elements outside of the tensor are read as NaN, not as 0."""
+    """1 if elements outside of the tensor are read as NaN, 0 if they are read as 0."""
     im2col: Im2col | None = None
 
     @property
@@ -109,12 +114,12 @@ class TensorMap:
 
     @property
     def element_bytes(self) -> int:
-        """The bytes of an element."""
+        """The size of an element in bytes."""
         return ELEMENT_BYTES[DataType(self.data_type)]
 
     @property
     def inner(self) -> int:
-        """The elements of the box along the first dimension."""
+        """The number of elements of the box along the first dimension."""
         return self.box[0] if self.im2col is None else self.im2col.channels
 
 
@@ -131,7 +136,7 @@ def check(of: TensorMap) -> None:
                 raise ValueError(f"boxDim[{index}] is {size}; 1 to 256 are allowed")
     else:
         _check_im2col(of, of.im2col)
-    # The first element stride is ignored: the first dimension has none without interleaving.
+    # The first element stride is ignored, because without interleaving the first dimension has none.
     for index, stride in enumerate(of.element_strides):
         if not 1 <= stride <= 8 and (index or of.interleave):
             raise ValueError(f"elementStrides[{index}] is {stride}; 1 to 8 are allowed")
@@ -159,9 +164,9 @@ def _check_modes(of: TensorMap) -> None:
 
 
 def check_rank(rank: int, least: int) -> None:
-    """Raise ValueError unless a tensor may have this number of dimensions.
+    """Raise ValueError unless the number of dimensions is ``least`` to 5.
 
-    A tensor has ``least`` to 5 dimensions: im2col maps and interleaved layouts have at least 3.
+    Im2col maps and interleaved layouts need at least 3.
     """
     if not least <= rank <= GREATEST_RANK:
         raise ValueError(f"tensorRank is {rank}; {least} to {GREATEST_RANK} are allowed")
@@ -181,7 +186,7 @@ def _check_tensor(of: TensorMap) -> None:
 
 
 _CORNERS: Final = {3: 15, 4: 7, 5: 4}
-"""The bits, less the sign's, of a corner's offsets by the number of dimensions."""
+"""The number of bits of a corner's offsets, without the sign, by the number of dimensions."""
 
 
 def _check_im2col(of: TensorMap, box: Im2col) -> None:
@@ -212,7 +217,9 @@ def _check_inner(of: TensorMap) -> None:
 
 _MAGIC: Final = b"tensormp"
 _LAYOUT: Final = struct.Struct("=8s8BQ5I4Q5H5B3h3h2H21x")
-"""The kind and other modes, the address, the sizes less 1, strides, box, element strides, and an im2col map's box."""
+"""The kind and other modes, the address, the sizes minus 1, strides, box, element strides, and an im2col
+map's box.
+"""
 
 
 def _five(values: Sequence[int], count: int = GREATEST_RANK) -> list[int]:
@@ -222,7 +229,7 @@ def _five(values: Sequence[int], count: int = GREATEST_RANK) -> list[int]:
 def pack(of: TensorMap) -> bytes:
     """Return the bytes of a map that `check` accepts. The first element stride is not used, so any may be given.
 
-    The 128 bytes are pympsd's own and not those of a GPU: only the emulated device reads them.
+    The layout of the 128 bytes is pympsd's own and not a GPU's, because only the emulated device reads them.
     """
     modes = (of.im2col is not None, of.data_type, of.rank - 1, of.interleave, of.swizzle, of.l2_promotion, of.fill, 0)
     column = of.im2col or Im2col((), (), 0, 0)
@@ -236,9 +243,9 @@ def pack(of: TensorMap) -> bytes:
 
 @lru_cache(maxsize=256)
 def unpack(data: bytes) -> TensorMap:
-    """Return the map of 128 bytes; raise ValueError if they are none, or one that breaks the rules.
+    """Return the map in 128 bytes; raise ValueError if they are not a map, or if the map breaks the rules.
 
-    ``data`` is whatever the memory contains that a kernel passes as a map.
+    ``data`` is not trusted: it is the memory that a kernel passes as a map.
     """
     magic, kind, data_type, last, interleave, swizzle, promotion, fill, _, address, *geometry = _LAYOUT.unpack(data)
     if magic != _MAGIC:
@@ -271,13 +278,14 @@ _FIELDS: Final = {
 }
 """The offsets of the fields of tensormap.replace, their struct codes, and their numbers."""
 FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
-"""The fields that tensormap.replace changes, and how many of each a map has."""
+"""The fields that tensormap.replace changes, with the number of values of each."""
 
 
 def set_field(data: bytes, field: str, ordinal: int, value: int) -> bytes:
-    """Return the bytes of a map with one field changed as by tensormap.replace; the result may break the rules.
+    """Return the bytes of a map with one field changed as tensormap.replace does; the result may break the rules.
 
-    A map may be made from 128 zero bytes. Raises ValueError for other bytes that are not a map.
+    ``data`` may be 128 zero bytes, to which fields are then added. Raise ValueError for other bytes that are not a
+    map.
     """
     if data == bytes(BYTES):
         data = pack(TensorMap(0, 0, (1,), (), (), ()))

@@ -1,7 +1,7 @@
-"""Texture and surface objects, as they lie in device memory: the object's 64-bit handle is the address of one.
+"""Texture and surface objects as bytes in device memory: an object's 64-bit handle is its address.
 
-The client writes it, and kernels of the emulated device read it at the address that the handle is. A kernel may pass
-any address instead: `unpack` refuses bytes that are not an object, and addresses are checked when they are used.
+The client writes the object, and kernels of the emulated device read it at that address. A kernel may pass any
+address instead: `unpack` refuses bytes that are not an object, and addresses are checked when they are used.
 """
 
 import struct
@@ -12,10 +12,13 @@ from typing import Final
 from attrs import frozen
 
 NORMALIZED: Final = range(0xC0, 0xCC)
-"""The CUarray_formats of integers that are always read as 0 or -1 to 1: of 8 and 16 bits, unsigned, then signed, each
-with 1, 2 and 4 channels."""
+"""The CUarray_formats of integers that are always read as numbers from 0 (or -1) to 1: 8 and 16 bits, unsigned, then
+signed, each with 1, 2 and 4 channels.
+"""
 PACKED: Final = 0x50
-"""UNORM_INT_101010_2: a word of 10, 10, 10 and 2 bits, the first channel's the lowest, which are read as 0 to 1."""
+"""UNORM_INT_101010_2: a word of 10, 10, 10 and 2 bits, the first channel in the lowest; channels are
+read as 0 to 1.
+"""
 NORMALIZED_CHANNELS: Final = {PACKED: 4, **{format: (1, 2, 4)[index % 3] for index, format in enumerate(NORMALIZED)}}
 CHANNEL_BYTES: Final = {
     0x01: 1,
@@ -29,23 +32,24 @@ CHANNEL_BYTES: Final = {
     PACKED: 1,
     **{format: (1, 2)[index // 3 % 2] for index, format in enumerate(NORMALIZED)},
 }
-"""Bytes of a channel by CUarray_format: unsigned and signed integers of 8, 16 and 32 bits, half and float; those of
-NORMALIZED; and of PACKED a quarter of an element."""
+"""The size of a channel in bytes by CUarray_format: integers of 8, 16 and 32 bits, unsigned and signed, half and
+float; NORMALIZED formats; and PACKED, with a quarter of an element.
+"""
 LEVELS: Final = 18
-"""The most levels of a mipmapped array: its longest side has up to 131072 elements."""
+"""The maximum number of levels of a mipmapped array, whose longest side has up to 131072 elements."""
 
 
 class TexturedKind(IntEnum):
     """The kind of an object's memory."""
 
     ARRAY = 1
-    """An array or a mipmapped one."""
+    """An array or a mipmapped array."""
     LINEAR = 2
-    """One row of linear memory; elements beyond it are read as 0."""
+    """One row of linear memory; elements outside of it are read as 0."""
     PITCHED = 3
     """Rows of linear memory."""
     SURFACE = 4
-    """An array, which is read and written by the bytes of its elements."""
+    """An array that is read and written in bytes."""
 
 
 class AddressMode(IntEnum):
@@ -67,7 +71,7 @@ class TextureFlag(IntFlag):
 
 @frozen
 class Sampling:
-    """The way in which a texture is read: a CUDA_TEXTURE_DESC. Filters are 0 for point and 1 for linear."""
+    """How a texture is read (CUDA_TEXTURE_DESC). Filters are 0 for point and 1 for linear."""
 
     address_modes: tuple[int, int, int] = (0, 0, 0)
     filter: int = 0
@@ -77,12 +81,12 @@ class Sampling:
     least_level: float = 0
     greatest_level: float = 0
     border: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """The bits of the four colours."""
+    """The border's four channels, as the bits of floats."""
 
 
 @frozen
 class Level:
-    """Elements in memory; ``depth`` are slices, layers, or faces.
+    """Elements in memory; ``depth`` counts slices, layers or faces.
 
     ``address`` is in the device's address space; ``pitch`` and ``slice_pitch`` are bytes.
     """
@@ -97,7 +101,7 @@ class Level:
 
 @frozen
 class TextureObject:
-    """One object: elements of 1, 2 or 4 channels of a CUarray_format."""
+    """One object, whose elements have 1, 2 or 4 channels of a CUarray_format."""
 
     kind: TexturedKind
     format: int
@@ -107,12 +111,14 @@ class TextureObject:
 
     @property
     def element_bytes(self) -> int:
-        """The bytes of an element."""
+        """The size of an element in bytes."""
         return CHANNEL_BYTES[self.format] * self.channels
 
     @property
     def is_float(self) -> bool:
-        """Return whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
+        """Return whether elements are read as floats: they are floats, or small integers that are read as -1 (or 0)
+        to 1.
+        """
         is_small = CHANNEL_BYTES[self.format] < 4
         always = self.format in (*_FLOATS, PACKED, *NORMALIZED)
         return always or (is_small and not self.sampling.flags & TextureFlag.READ_AS_INTEGER)
@@ -144,10 +150,10 @@ def pack(texture: TextureObject) -> bytes:
 
 @lru_cache(maxsize=256)
 def unpack(data: bytes) -> TextureObject:
-    """Return the object of BYTES bytes; raise ValueError if they are none.
+    """Return the object in BYTES bytes; raise ValueError if they are not an object.
 
-    ``data`` is whatever the memory contains at the handle that a kernel passes; addresses in it are checked when they
-    are used.
+    ``data`` is not trusted: it is the memory at the handle that a kernel passes. Addresses in it are checked when
+    they are used.
     """
     head = _HEAD.unpack_from(data)
     (magic, kind, format, channels, count), sampling_words = head[:5], head[5:]

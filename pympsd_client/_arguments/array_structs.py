@@ -1,4 +1,4 @@
-"""Descriptions of CUDA arrays and of textures: those of cuda.bindings, or C's in memory, as plain values."""
+"""Descriptions of CUDA arrays and textures, read as plain values from cuda.bindings' objects or C structures."""
 
 import ctypes
 import struct
@@ -66,14 +66,14 @@ _VIEW: Final = struct.Struct("=I4x3Q4I64x")
 
 @frozen
 class ResourceDescription:
-    """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the other fields are for linear memory."""
+    """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the other fields apply to linear memory."""
 
     type: int
     place: int
     format: int
     channels: int
     size_or_width: int
-    """Bytes of LINEAR memory, elements in a row of PITCHED."""
+    """The size of LINEAR memory in bytes, or the width of PITCHED memory in elements."""
     height: int
     pitch: int
     flags: int

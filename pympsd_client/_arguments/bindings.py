@@ -1,9 +1,9 @@
 """The only module that imports cuda-bindings: its enums and handle types, never its driver calls.
 
-(Programs that run natively call the driver through it: `_objects.process`.)
+(Programs that run natively call the driver through cuda-bindings: `_objects.process`.)
 
-cuda-bindings is imported when the first of its names is used: that takes 40 ms, and cuInit of a native program does
-not need it.
+cuda-bindings is imported when the first of its names is used, because the import takes 40 ms, and cuInit of a native
+program does not need it.
 """
 
 import ctypes
@@ -28,7 +28,10 @@ bindings: Final[Any] = _Bindings()
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of cuda.bindings; ``SUCCESS``, or ``DONE``: the result of a successful call without outputs."""
+    """Return what cuda.bindings has under a name; ``DONE`` is the result tuple of a successful call without outputs.
+
+    ``SUCCESS`` is CUDA_SUCCESS.
+    """
     if name == "SUCCESS":
         return bindings.CUresult.CUDA_SUCCESS
     if name == "DONE":
@@ -39,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
 
 def name_of(function: str) -> str:
-    """Return the name in cuda.bindings of a driver function; most have none with a version there."""
+    """Return a driver function's name in cuda.bindings, where most names have no version suffix."""
     return function if hasattr(bindings, function) else function.removesuffix("_v2")
 
 
@@ -50,7 +53,7 @@ def members(enum: str, prefix: str) -> dict[str, int]:
 
 
 def make_struct(name: str, data: bytes) -> Any:
-    """Return a structure of cuda.bindings, by its name, that begins with these bytes."""
+    """Return a new structure of cuda.bindings with the given name; its first bytes are ``data``, the others 0."""
     structure = getattr(bindings, name)()
     ctypes.memmove(structure.getPtr(), data, len(data))
     return structure

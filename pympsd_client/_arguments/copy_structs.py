@@ -1,4 +1,4 @@
-"""Copies: the structures of cuda.bindings, or C's in memory, as plain values, and back."""
+"""The structures that describe copies, as cuda.bindings or C has them, read into plain values and written back."""
 
 import ctypes
 from typing import Any, Final
@@ -31,7 +31,7 @@ class CopySide:
 
 @frozen
 class Copy3D:
-    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes; in 2D of one slice."""
+    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes; a 2D copy has one slice."""
 
     destination: CopySide
     source: CopySide
@@ -67,7 +67,7 @@ class _Memcpy2D(ctypes.Structure):
 
 
 class Memcpy3D(ctypes.Structure):
-    """A CUDA_MEMCPY3D, or a CUDA_MEMCPY3D_PEER: the former reserves the fields of the contexts."""
+    """A CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER; the context fields of the former are reserved."""
 
     _fields_ = _fields(
         "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray srcContext srcPitch srcHeight "
@@ -97,7 +97,7 @@ def copy_3d_peer(argument: Any) -> tuple[Copy3D, int, int] | None:
 
 _FIELDS: Final = ("MemoryType", "Host", "Device", "Pitch", "Height", "XInBytes", "Y", "Z", "LOD", "Array")
 _SIDE_FIELDS: Final = {prefix: tuple(prefix + name for name in _FIELDS) for prefix in ("dst", "src")}
-"""C's names of the attributes of `CopySide`, in their order. 2D lacks some."""
+"""The C fields of `CopySide`'s attributes, in the same order. The 2D structure lacks some."""
 
 
 def copy_at(address: int, layout: type[_Memcpy2D | Memcpy3D] = Memcpy3D) -> Copy3D:
@@ -130,7 +130,7 @@ class CopyOperand:
     place: int
     """The handle or the address."""
     sizes: tuple[int, int, int]
-    """The offset in an array, in elements, rows and slices; or memory's row length, layer height and 0."""
+    """For an array, the offset in elements, rows and slices; for memory, the row length, the layer height and 0."""
 
     def describe(self, element: int) -> CopySide:
         """Return the operand as a side of a copy; ``element`` is the size of an element in bytes."""
@@ -167,7 +167,10 @@ class _BatchCopy(ctypes.Structure):
 
 
 def batch_copies(argument: Any, count: int) -> list[BatchCopy]:
-    """Return the first ``count`` operations; raise INVALID_VALUE for fewer, and for an unknown type of operand."""
+    """Return the first ``count`` operations.
+
+    Raise INVALID_VALUE if a list has fewer, or if an operand's type is unknown.
+    """
     addresses = addresses_of(argument, count, "CUDA_MEMCPY3D_BATCH_OP", ctypes.sizeof(_BatchCopy))
     values: list[Any] = [_BatchCopy.from_address(address) for address in addresses]
     return [BatchCopy((_operand(raw.destination), _operand(raw.source)), *raw.extent) for raw in values]

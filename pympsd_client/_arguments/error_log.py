@@ -1,15 +1,15 @@
-"""The log of failed calls: what was wrong, in words, for programs that ask or listen.
+"""The log of failed calls, which states in words what was wrong. Programs read it, or register a listener.
 
 Source: CUDA driver API, Error Log Management Functions; CUDA Programming Guide, Error Log Management (the size of the
 log); recorded messages (H200, driver 580.159, CUDA 13.0; tests/native_programs/test_error_log.py).
 
-A failed call adds two messages: the reason, and the result with the function's name. As recorded, there is no reason
-of OUT_OF_MEMORY, and no message about calls before cuInit. A message costs a tuple, which becomes a line when it is
-read. The log keeps the last 100 messages. They are numbered from 0 in each process; a reader keeps the number of the
+A failed call adds two messages: the reason, and the result with the function's name. As recorded, OUT_OF_MEMORY has
+no reason, and calls before cuInit leave no message. A message is stored as a tuple and becomes a line when read. The
+log keeps the last 100 messages. They are numbered from 0 in each process; a reader remembers the number of the first
 message that it has not read.
 
-There is no lock, which a fork could leave locked: each step is atomic under the GIL. Messages of calls that fail at
-the same time may be in any order.
+The log has no lock, because a fork could leave a lock held; each step is atomic under the GIL. Messages of calls that
+fail at the same time may be in any order.
 """
 
 import itertools
@@ -23,13 +23,13 @@ from pympsd.vocabulary.results import Result
 
 MAX_MESSAGES: Final = 100
 MAX_LINE_BYTES: Final = 255
-"""The maximum of an entry without its end of line; the whole log has 25600 bytes."""
+"""The maximum length of a line without its end; with it, 100 lines fill the 25600 bytes of the whole log."""
 _NOT_LOGGED: Final = (Result.ERROR_NOT_READY, Result.ERROR_NOT_INITIALIZED)
-"""The first is the answer to a question, not a failure."""
+"""Results without messages. ERROR_NOT_READY answers a query and is not a failure."""
 
 
 class Message(NamedTuple):
-    """A message: when (seconds since 1970) and in which thread (`threading.get_ident`) the call failed."""
+    """A message, with the time (seconds since 1970) and the thread (`threading.get_ident`) of the failed call."""
 
     time: float
     thread: int
@@ -37,13 +37,13 @@ class Message(NamedTuple):
 
     @property
     def line(self) -> bytes:
-        """The message as a dump has it, of at most MAX_LINE_BYTES."""
+        """The message as a line of a dump, at most MAX_LINE_BYTES long."""
         clock = f"{time.strftime('%H:%M:%S', time.localtime(self.time))}.{int(self.time % 1 * 1000):03}"
         return _join_lines(f"[{clock}][{self.thread}][CUDA][E] {self.text}")
 
 
 Listener = Callable[[bytes], None]
-"""Gets the text of each message, in the thread whose call failed."""
+"""Called with the text of each message, in the thread whose call failed."""
 listeners: Final[dict[int, Listener]] = {}
 """The listeners by their handles."""
 _messages: Final[deque[tuple[int, Message]]] = deque(maxlen=MAX_MESSAGES)
@@ -58,9 +58,10 @@ _this_thread: Final = _Thread()
 
 
 def record(function: str, code: int, result: str, reason: str) -> None:
-    """Add the failure of a call, and call the listeners; not for calls that a listener makes.
+    """Add the messages of a failed call and call the listeners; ignore the calls that a listener makes.
 
-    ``code`` and ``result`` are the number and name of the CUresult, ``function`` the name that the program called::
+    ``code`` and ``result`` are the number and name of the CUresult, ``function`` is the name that the program called.
+    Two messages::
 
         Requested 0 byte allocation
         Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemAlloc_v2
@@ -90,7 +91,7 @@ def end() -> int:
 
 
 def read(start: int = 0) -> tuple[list[bytes], int, int]:
-    """Return the messages from a number on, how many of them were lost, and the number of the next message."""
+    """Return the messages from number ``start`` on, how many of them are lost, and the number of the next message."""
     messages = sorted(_messages.copy())
     last = messages[-1][0] + 1 if messages else 0
     lost = last - len(messages) - start

@@ -125,7 +125,7 @@ instantiated graph update
 ERROR_STRINGS: Final = {
     int(number): text.encode() for number, _, text in (line.partition(" ") for line in _TEXT.strip().splitlines())
 }
-"""By result."""
+"""The driver's description of each result, by its number."""
 _ROLE: Final = re.compile(r":py:obj:`~?\.?([^`]*)`")
 
 
@@ -140,13 +140,13 @@ class _Last(threading.local):
 
 
 _last: Final = _Last()
-"""Each thread's message of its last failed call."""
+"""The message of each thread's last failed call."""
 
 
 class CudaError(CallError):
     """A call failed: ``code`` is the CUresult number; ``reason`` states what was wrong, what is allowed, what to do.
 
-    ``outputs`` are those that C gets in spite of the failure; empty for nearly all functions.
+    ``outputs`` are values that callers in C get in spite of the failure; only a few functions have any.
     """
 
     def __init__(self, code: int, reason: str, outputs: tuple[Any, ...] = ()) -> None:
@@ -156,7 +156,7 @@ class CudaError(CallError):
         self.outputs = outputs
 
     def copy(self) -> CudaError:
-        """Return a copy of the error: one exception raised in several threads would mix their tracebacks."""
+        """Return a copy to raise in another thread; raising the same exception twice would mix the tracebacks."""
         return CudaError(self.code, self.reason)
 
 
@@ -176,7 +176,7 @@ def invalid_context(reason: str) -> CudaError:
 
 
 def not_supported(reason: str) -> CudaError:
-    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names the alternative."""
+    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which should name the alternative."""
     return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
 
 
@@ -192,7 +192,7 @@ def connection_lost(reason: str) -> CudaError:
 
 
 def result_of(code: int) -> Any:
-    """Return the CUresult of a number; CUDA_ERROR_UNKNOWN for one that this cuda-bindings does not have."""
+    """Return the CUresult with a number; CUDA_ERROR_UNKNOWN if the installed cuda-bindings does not have it."""
     return _members().get(code, bindings.CUresult.CUDA_ERROR_UNKNOWN)
 
 
@@ -219,7 +219,10 @@ def last_error() -> str:
 
 
 def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
-    """Return `fail` for the calls of a function; it adds each to the log, and with PYMPSD_EXPLAIN explains it."""
+    """Return a variant of `fail` for one function's calls, which adds them to the log.
+
+    With PYMPSD_EXPLAIN=1 it also explains each on standard error.
+    """
     explains = is_on()
 
     def record_and_fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
@@ -233,7 +236,7 @@ def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
 
 
 def result_name(code: int) -> str:
-    """Return the name of a result, its number as text if this cuda-bindings does not have it."""
+    """Return the name of a result, or its number as text if the installed cuda-bindings does not have it."""
     return str(_members()[code].name) if code in _members() else str(code)
 
 
@@ -243,10 +246,10 @@ def error_name(code: int) -> bytes:
 
 
 def error_description(code: int) -> bytes:
-    """Return the driver's description of a result as bytes; INVALID_VALUE for an unknown number.
+    """Return the driver's description of a result as bytes; raise INVALID_VALUE for an unknown number.
 
-    For a result that the recorded driver does not have: the first sentence of its documentation, or its name. The
-    core of cuGetErrorString.
+    For a result that was not recorded, return the first sentence of its documentation, or else its name. This is the
+    core function of cuGetErrorString.
     """
     member = _member(code)
     if code in ERROR_STRINGS:

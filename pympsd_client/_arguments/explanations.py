@@ -1,10 +1,10 @@
 """PYMPSD_EXPLAIN: lines on standard error about calls that failed and settings that are wrong.
 
-With 1 every failed call and every wrong setting is explained, whether the program imports `pympsd_client` or runs
-under pympsd-run. With 0 none is. Without the variable, `pympsd_client.routing` alone writes a line for each function
-that pympsd does not support, once.
+With PYMPSD_EXPLAIN=1 every failed call and every wrong setting is explained, whether the program imports
+`pympsd_client` or runs under pympsd-run. With PYMPSD_EXPLAIN=0 none is. Without the variable only
+`pympsd_client.routing` writes lines: one for each function that pympsd does not support.
 
-This module imports nothing of cuda.bindings, because `routing.hook` uses it while that is being imported.
+This module does not import cuda.bindings, because `routing.hook` uses it while cuda.bindings is being imported.
 """
 
 import os
@@ -15,11 +15,11 @@ from typing import Final
 from pympsd.vocabulary.variables import EXPLAIN, Reader, problems
 
 _NOT_READY: Final = "CUDA_ERROR_NOT_READY"
-"""The answer to a question, not a failure."""
+"""The answer to a query, which is not a failure."""
 _explained: Final[set[str]] = set()
-"""The functions that a line was written about."""
+"""The functions that have been explained."""
 _reported: Final[set[str]] = set()
-"""The lines about settings that were written."""
+"""The lines about settings that have been written."""
 
 
 def is_on() -> bool:
@@ -28,7 +28,10 @@ def is_on() -> bool:
 
 
 def explain(function: str, result: str, reason: str, *, is_lacking: bool = False) -> None:
-    """Write a line about a failed call; with ``is_lacking``, once by default: pympsd does not have the function."""
+    """Write a line about a failed call if PYMPSD_EXPLAIN asks for it.
+
+    ``is_lacking``: pympsd does not have the function. Without the variable only its first call is explained.
+    """
     by_default = is_lacking and os.environ.get(EXPLAIN) != "0" and function not in _explained
     if result == _NOT_READY or not (is_on() or by_default):
         return
@@ -37,7 +40,7 @@ def explain(function: str, result: str, reason: str, *, is_lacking: bool = False
 
 
 def report_settings(environment: Mapping[str, str]) -> None:
-    """Write a line for each wrong setting of a client, once, if all is explained."""
+    """Write a line for each wrong setting of a client if PYMPSD_EXPLAIN asks for it; repeat none."""
     if is_on():
         for problem in problems(environment, Reader.CLIENT).values():
             if problem not in _reported:

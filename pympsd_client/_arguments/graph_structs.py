@@ -1,4 +1,4 @@
-"""Structures and arrays of graph management: read and written in memory, given as objects or as addresses."""
+"""Structures and arrays of graph management, given as objects or addresses, read and written in memory."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from pympsd_client._arguments.values import InMemory, check_count, number
 
 
 def _layout(name: str, fields: str) -> type[ctypes.Structure]:
-    """Return a structure: fields of 8 bytes, of 4 if the name ends with a dot."""
+    """Return a ctypes structure with the named fields, each of 8 bytes, or of 4 if its name ends with a dot."""
     types: list[tuple[str, Any]] = [
         (field.rstrip("."), ctypes.c_uint32 if field.endswith(".") else ctypes.c_uint64) for field in fields.split()
     ]
@@ -53,14 +53,14 @@ EdgeData: Final[Any] = type(
 )
 EDGE_BYTES: Final = 8
 NODE_PARAMETERS_AT: Final = 16
-"""The offset of a type's parameters in a CUgraphNodeParams."""
+"""The offset of the node type's parameters in a CUgraphNodeParams."""
 NODE_PARAMETERS_BYTES: Final = 256
 
 
 def address_of(argument: Any, name: str) -> int:
-    """Return the address of a structure, given as an object of cuda.bindings or in memory.
+    """Return the address of a structure, given as an object of cuda.bindings or as its address.
 
-    INVALID_VALUE for NULL, TypeError for anything else.
+    Raise INVALID_VALUE for NULL, TypeError for anything else.
     """
     if argument is None or argument == 0:
         raise invalid_value(f"the {name} is NULL")
@@ -68,7 +68,10 @@ def address_of(argument: Any, name: str) -> int:
 
 
 def handles(argument: Any, count: int, name: str) -> list[int]:
-    """Return ``count`` handles of an array: a sequence, or in memory. Raise INVALID_VALUE for fewer, or NULL."""
+    """Return the first ``count`` handles of a sequence or of an array in memory.
+
+    Raise INVALID_VALUE for NULL, RuntimeError if a sequence has fewer.
+    """
     if count == 0:
         return []
     if argument is None or argument == 0:
@@ -83,7 +86,10 @@ def handles(argument: Any, count: int, name: str) -> list[int]:
 
 
 def edge_data(argument: Any, count: int) -> list[tuple[int, int, int]]:
-    """Return ports and kinds of ``count`` edges of an array, all 0 if the array is NULL."""
+    """Return (from port, to port, kind) of the first ``count`` edges of an array, all 0 if the array is NULL.
+
+    Raise RuntimeError if a list has fewer.
+    """
     if count == 0 or argument is None or argument == 0:
         return [(0, 0, 0)] * count
     if isinstance(argument, InMemory):
@@ -98,7 +104,7 @@ def edge_data(argument: Any, count: int) -> list[tuple[int, int, int]]:
 
 
 class Elements(list[Any]):
-    """A list whose elements are also a C array at ``address`` (0 if empty) while this object lives."""
+    """A list with a copy of its elements in a C array at ``address`` (0 if empty), valid while this object lives."""
 
     def __init__(self, values: Sequence[int], size: int = 8) -> None:
         super().__init__(values)
@@ -109,5 +115,5 @@ class Elements(list[Any]):
 
 
 def edge_number(from_port: int, to_port: int, kind: int) -> int:
-    """Return the 8 bytes of a CUgraphEdgeData as a number."""
+    """Return the 8 bytes of a CUgraphEdgeData as one number."""
     return from_port | to_port << 8 | kind << 16

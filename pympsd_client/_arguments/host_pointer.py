@@ -1,4 +1,4 @@
-"""Host memory as callers pass it: an address, or an object with a buffer, as cuda.bindings accepts them."""
+"""Host memory as callers pass it and as cuda.bindings accepts it: an address, or an object with a buffer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class HostMemory:
     """``size`` bytes (None: unknown) at ``address``; a buffer stays open during the ``with`` block.
 
     Accepts the same values as cuda.bindings for a ``void *``: an int, None (0), an object with a buffer, or with
-    __int__. A one-element array is a buffer here; cuda.bindings treats it as a number. TypeError for anything else.
+    __int__. A one-element array is a buffer here; cuda.bindings treats it as a number. Raise TypeError for anything
+    else.
     """
 
     def __init__(self, pointer: Any) -> None:
@@ -80,7 +81,7 @@ class HostMemory:
             self._buffer = None
 
     def check(self, count: int, to_be_written: bool) -> None:
-        """Raise INVALID_VALUE unless ``count`` bytes can be read, or written."""
+        """Raise INVALID_VALUE for NULL, a buffer of fewer than ``count`` bytes, or one that may not be written."""
         if self.address == 0:
             raise invalid_value("the host pointer is NULL; pass an address or an object with a buffer")
         if self.size is not None and count > self.size:

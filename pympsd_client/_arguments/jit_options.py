@@ -1,7 +1,7 @@
 """The options of loading and linking: the two logs, the limit of registers, and hints that have no effect here.
 
-Options and values come as lists, as cuda.bindings takes them, or as the addresses of C's arrays, to which the results
-of options are written too.
+Options and values come as lists, as cuda.bindings takes them, or as the addresses of C arrays, into which results
+such as the length of a log are written.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _OPTIONS: Final = {value: name for name, value in members("CUjit_option", "CU_JI
 _REFUSED: Final = frozenset(
     {"GLOBAL_SYMBOL_NAMES", "GLOBAL_SYMBOL_ADDRESSES", "GLOBAL_SYMBOL_COUNT", "LTO", "REFERENCED_KERNEL_NAMES"}
 )
-"""Options that change what the code is linked with: without them, different code would run."""
+"""Options that change the linked code; ignoring them would run different code."""
 
 
 _LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
@@ -30,9 +30,9 @@ _LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 
 @define
 class _Log:
-    """A log buffer of the caller: an object with a buffer, or an address; its size in bytes.
+    """A log buffer of the caller (an object with a buffer, or an address), and its size in bytes.
 
-    ``size_at`` is the address of the value that gives the size; the number of bytes written is stored there. 0: none.
+    ``size_at`` is the address of the option's value, where the number of bytes written is stored, or 0.
     """
 
     buffer: Any = None
@@ -48,7 +48,7 @@ class _Log:
 
 @define
 class JitOptions:
-    """The options that have an effect here."""
+    """The values of the options that have an effect here."""
 
     info: _Log
     error: _Log
@@ -62,12 +62,12 @@ class JitOptions:
 
     @property
     def logs(self) -> bool:
-        """Whether the caller has an error log."""
+        """Whether the caller has passed an error log."""
         return self.error.size > 0
 
     @contextmanager
     def write_logs(self) -> Iterator[None]:
-        """Write the logs at the end of the block: the message of a CudaError that leaves it, else nothing."""
+        """Write the logs at the end of the block: the message of the CudaError that ended it, or empty logs."""
         try:
             yield
         except CudaError as error:
@@ -77,7 +77,10 @@ class JitOptions:
 
 
 def ptxas_message(error: CudaError) -> str:
-    """Return the error log's text for a refused image, in the driver's form if a line of it is wrong."""
+    """Return the text of the error log for a refused image.
+
+    If the error names a line of the PTX, the text has the form of the driver's ptxas.
+    """
     match = _LINE.fullmatch(error.reason) if error.code == Result.ERROR_INVALID_PTX else None
     if match is None:
         return error.reason
@@ -88,7 +91,7 @@ def ptxas_message(error: CudaError) -> str:
 
 
 def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] | int | None) -> JitOptions:
-    """Return the options; INVALID_VALUE and NOT_SUPPORTED name the one that is wrong."""
+    """Return the values of ``count`` options; raise INVALID_VALUE or NOT_SUPPORTED, which name the wrong option."""
     names = enums(options, count)
     slots = _slots(values, count)
     result = JitOptions(_Log(), _Log())
@@ -114,9 +117,9 @@ def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] 
 
 
 def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:
-    """Return ``count`` numbers of an enum from a list or from the address of C's array.
+    """Return the first ``count`` enum values of a list, or of the C array at an address, as numbers.
 
-    Raise INVALID_VALUE if fewer.
+    Raise INVALID_VALUE if a list has fewer, or the address is NULL.
     """
     if isinstance(options, int):
         if count and not options:
@@ -128,7 +131,7 @@ def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:
 
 
 def _slots(values: Sequence[Any] | int | None, count: int) -> list[tuple[Any, int]]:
-    """Return the values, each with the address of its place in C's array (0 in a list)."""
+    """Return pairs of an option's value and its address in the C array, which is 0 if the values come as a list."""
     if isinstance(values, int):
         if count and not values:
             raise invalid_value(f"numOptions is {count} and the address of the values is NULL")
@@ -140,10 +143,10 @@ def _slots(values: Sequence[Any] | int | None, count: int) -> list[tuple[Any, in
 
 
 def _write(buffer: Any, size: int, text: str) -> int:
-    """Return the number of bytes written, without the NUL."""
+    """Write a text and a NUL into a buffer; return the number of bytes written, without the NUL."""
     if buffer is None or size <= 0:
         return 0
-    # cuda-bindings takes bytes for a log and the driver writes into them: do the same, but never beyond their end.
+    # With cuda-bindings the driver writes even into bytes objects: do the same, but never beyond their end.
     with HostMemory(buffer) as memory:
         capacity = size if memory.size is None else min(size, memory.size)
         if not (capacity and memory.address):

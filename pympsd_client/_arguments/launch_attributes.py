@@ -1,4 +1,4 @@
-"""Configurations of launches, and the attributes of launches, kernel nodes and streams (CUlaunchAttributeID)."""
+"""Launch configurations, and the attributes of launches, kernel nodes and streams (CUlaunchAttributeID)."""
 
 import ctypes
 import struct
@@ -22,7 +22,7 @@ STREAM_DEFAULTS: Final = {
     "MEM_SYNC_DOMAIN_MAP": bytes((0, 1)),
     "MEM_SYNC_DOMAIN": b"",
 }
-"""The attributes that a program can set of a stream; they are hints."""
+"""The attributes that a program can set on a stream, and their default values. All are hints."""
 HINTS: Final = frozenset(
     {
         *STREAM_DEFAULTS,
@@ -36,8 +36,8 @@ HINTS: Final = frozenset(
 )
 """The attributes that change no result, by name.
 
-Programmatic serialization *allows* a kernel to begin before the one in front of it has ended; here it begins after
-that, and griddepcontrol.wait has nothing to wait for.
+Programmatic serialization *allows* a kernel to begin before the previous one has ended. Here a kernel always begins
+afterwards, so griddepcontrol.wait does not have to wait.
 """
 
 
@@ -47,7 +47,7 @@ def name_of(number: int) -> str:
 
 
 def not_there(name: str, supported: str = "COOPERATIVE, CLUSTER_DIMENSION, those of events") -> CudaError:
-    """Return the refusal of an attribute, naming ``supported`` that are supported in addition to the hints."""
+    """Return the error for an unsupported attribute; ``supported`` lists the supported ones apart from the hints."""
     hints = ", ".join(sorted(HINTS))
     return not_supported(
         f"pympsd does not have the launch attribute {name}; it has {supported}, and takes the hints {hints}"
@@ -56,7 +56,7 @@ def not_there(name: str, supported: str = "COOPERATIVE, CLUSTER_DIMENSION, those
 
 @frozen
 class LaunchConfig:
-    """A CUlaunchConfig; ``cluster`` are its dimensions in blocks, 1 if no attribute gives them."""
+    """A CUlaunchConfig; ``cluster`` has the dimensions of a cluster in blocks, each 1 if no attribute sets them."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""Locations, kinds and access of memory: the structures of cuda.bindings, or C's in memory, as plain values."""
+"""The structures for locations, kinds and access of memory, as cuda.bindings or C has them, as plain values."""
 
 import ctypes
 import struct
@@ -58,7 +58,7 @@ _ALLOCATION: Final = struct.Struct("=4i8x2BH4x")
 
 
 def _unpack(argument: Any, name: str, layout: struct.Struct) -> tuple[Any, ...]:
-    # ctypes.string_at would take longer than all the rest.
+    # Not ctypes.string_at, which would take longer than all the rest.
     return layout.unpack_from((ctypes.c_char * layout.size).from_address(address_of(argument, name)))
 
 

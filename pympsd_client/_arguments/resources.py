@@ -1,4 +1,4 @@
-"""Structures of green contexts and execution affinity: a device's resources, and groups into which they are split."""
+"""Structures of green contexts and execution affinity: a device's resources, and the groups that divide them."""
 
 import ctypes
 import struct
@@ -25,7 +25,7 @@ _TYPES: Final = members("CUdevResourceType", "CU_DEV_RESOURCE_TYPE_")
 
 @frozen
 class SmResource:
-    """SMs of a device, by its number. A part of ``minimum`` or more is a multiple of ``alignment``."""
+    """``count`` SMs of a device (by number); parts have at least ``minimum`` SMs, in multiples of ``alignment``."""
 
     device: int
     count: int
@@ -35,14 +35,14 @@ class SmResource:
 
     @property
     def packed(self) -> bytes:
-        """The bytes of a CUdevResource; with no SMs its type is INVALID."""
+        """The bytes of a CUdevResource, whose type is INVALID if it has no SMs."""
         kind = _SM if self.count else 0
         return _LAYOUT.pack(kind, _MARK, self.device, self.count, self.minimum, self.alignment, self.flags)
 
 
 @frozen
 class SmGroup:
-    """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; ``count`` 0: all that remain."""
+    """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; a ``count`` of 0 stands for all remaining SMs."""
 
     count: int
     coscheduled: int
@@ -51,7 +51,7 @@ class SmGroup:
 
 
 def check_type(kind: int) -> None:
-    """Raise INVALID_RESOURCE_TYPE unless a type is that of SMs; INVALID_VALUE for a type that CUDA does not have."""
+    """Raise INVALID_RESOURCE_TYPE for every type except SMs, and INVALID_VALUE if CUDA does not have the type."""
     if kind not in _TYPES.values():
         raise invalid_value(f"there is no type {kind} of resources")
     if kind != _SM:
@@ -61,7 +61,7 @@ def check_type(kind: int) -> None:
 def sm_resource(argument: Any) -> SmResource:
     """Return the SMs of a CUdevResource.
 
-    Raise INVALID_VALUE for NULL, INVALID_RESOURCE_TYPE for another; TypeError.
+    Raise INVALID_VALUE for NULL, INVALID_RESOURCE_TYPE for a resource other than SMs, TypeError for anything else.
     """
     if argument is None:
         raise invalid_value("the resource is NULL")
@@ -89,7 +89,7 @@ def groups(argument: Any, count: int) -> list[SmGroup]:
 
 
 def put_counts(argument: Any, counts: list[int]) -> None:
-    """Write the numbers of the groups' SMs into their CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
+    """Write each group's number of SMs into its CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
     places = addresses_of(argument, len(counts), "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
     for place, count in zip(places, counts, strict=True):
         ctypes.c_uint32.from_address(place).value = count

@@ -1,7 +1,7 @@
-"""The 64 bytes by which processes name shared objects: memory, events, allocations of pools (CUDA driver API, IPC).
+"""The 64-byte handles that name shared memory, events and pool allocations to other processes (CUDA driver API, IPC).
 
-A handle holds a secret of 128 bits, which cannot be guessed. With it any client of the executor opens the named
-object.
+A handle holds a secret of 128 bits, which cannot be guessed. Any client of the executor that has the secret can open
+the object.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ _MARKS: Final = {
 
 @frozen
 class SharedHandle:
-    """``secret`` names the memory or the event; ``pool``, of an allocation of a pool, names that.
+    """A handle: ``secret`` names the memory or the event, ``pool`` the pool of a pool's allocation.
 
-    ``ordinal`` is the device's; the allocation has ``size`` bytes at ``offset`` of the memory.
+    ``ordinal`` is the device's; the allocation is ``size`` bytes at ``offset`` in the memory.
     """
 
     secret: int
@@ -38,7 +38,7 @@ class SharedHandle:
 
 
 def pack(name: str, handle: SharedHandle) -> bytes:
-    """Return a handle as the bytes of a structure of CUDA's, by its name."""
+    """Return the bytes of a handle as the CUDA structure ``name``."""
     secret, ordinal, offset, size, pool = astuple(handle)
     return _LAYOUT.pack(
         _MARKS[name], secret.to_bytes(16, "little"), pool.to_bytes(16, "little"), ordinal, offset, size
@@ -46,9 +46,9 @@ def pack(name: str, handle: SharedHandle) -> bytes:
 
 
 def unpack(name: str, argument: Any, refusal: Callable[[str], CudaError]) -> SharedHandle:
-    """Return the handle in a structure of CUDA's, given as cuda.bindings has it, as bytes, or by its address.
+    """Return the handle in one of CUDA's structures, given as a cuda.bindings object, as bytes, or by its address.
 
-    Raise the error of ``refusal`` for bytes that are not a handle; TypeError.
+    Raise the error that ``refusal`` makes if the bytes are not a handle, TypeError for anything else.
     """
     if isinstance(argument, bytes):
         data = argument[:HANDLE_BYTES].ljust(HANDLE_BYTES, b"\0")

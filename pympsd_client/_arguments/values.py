@@ -1,4 +1,4 @@
-"""Plain values of arguments: numbers, names, and values that C passes through ``void *``."""
+"""Conversion of arguments to plain values: numbers, names, and values that C passes through ``void *``."""
 
 import ctypes
 import struct
@@ -13,7 +13,7 @@ from pympsd_client._arguments.errors import invalid_value
 
 T = TypeVar("T")
 MAX_COUNT: Final = 1 << 20
-"""Elements of an array at an address: a larger count can only be an error."""
+"""The maximum number of elements of an array in memory; a larger count can only be an error."""
 
 
 def number(value: Any) -> int:
@@ -26,7 +26,7 @@ def number(value: Any) -> int:
 
 
 def read_unsigned(value: Any, bits: int = 64) -> int:
-    """Return a number that fits an unsigned C integer; OverflowError otherwise."""
+    """Return an argument as a number; raise OverflowError if it does not fit an unsigned C integer of this width."""
     result = number(value)
     if not 0 <= result < 1 << bits:
         raise OverflowError(f"{result} is not between 0 and {(1 << bits) - 1}")
@@ -41,7 +41,7 @@ def text(value: Any) -> str:
 
 
 class InMemory(int):
-    """The address of C values: the caller passes a pointer to them, not the values."""
+    """The address of one or more C values, for a caller that passes a pointer instead of the values."""
 
 
 @frozen
@@ -51,11 +51,11 @@ class AttributeValue:
     value: int | tuple[int, ...]
     code: str
     type: Callable[[int], Any] | None = None
-    """The type of cuda.bindings that it is returned in, if not int, bool or list."""
+    """The type of cuda.bindings in which Python callers get the value, if it is not int, bool or list."""
 
     @property
     def packed(self) -> bytes:
-        """The value as C has it in memory."""
+        """The bytes of the value in C."""
         values = self.value if isinstance(self.value, tuple) else (self.value,)
         return struct.pack(f"={self.code}", *values)
 
@@ -104,9 +104,9 @@ def read_numbers(argument: Any, count: int, code: str) -> list[int]:
 def find_by_handle(
     table: Mapping[int, T], handle: int, noun: str, error: Callable[[str], Exception] = invalid_value
 ) -> T:
-    """Return the object of a handle in a table; ``noun`` and the reason why it may be missing are the refusal's.
+    """Return the object of a handle in a table; raise ``error`` (INVALID_VALUE) if the table does not have it.
 
-    Raise ``error`` (INVALID_VALUE) if the table does not have it.
+    ``noun`` ends the error's reason: what the handle should name, and why it may not.
     """
     entry = table.get(handle)
     if entry is None:
@@ -115,20 +115,23 @@ def find_by_handle(
 
 
 def check_not_null(name: str, *addresses: int) -> None:
-    """Raise INVALID_VALUE if an address is 0; ``name`` describes the expected value."""
+    """Raise INVALID_VALUE if one of the addresses is 0; ``name`` describes what should be there."""
     if 0 in addresses:
         raise invalid_value(f"the address of {name} is NULL")
 
 
 @cache
 def _classes(name: str) -> tuple[Any, ...]:
-    """Return the classes that cuda.bindings has for a structure or a union."""
+    """Return cuda.bindings' classes for a structure or a union, which may have several versions."""
     names = (name, *(f"{name}_{suffix}" for suffix in ("st", "v1", "v2", "union")))
     return tuple(getattr(bindings, variant) for variant in names if hasattr(bindings, variant))
 
 
 def address_of(argument: Any, name: str) -> int:
-    """Return the address of a structure that is given as cuda.bindings has it, or by its address; TypeError."""
+    """Return the address of a structure, given as an object of cuda.bindings or by its address.
+
+    Raise TypeError for anything else.
+    """
     if isinstance(argument, InMemory):
         return int(argument)
     if not isinstance(argument, _classes(name)):
@@ -139,7 +142,7 @@ def address_of(argument: Any, name: str) -> int:
 def addresses_of(argument: Any, count: int, name: str, size: int) -> list[int]:
     """Return the addresses of ``count`` structures of ``size`` bytes in a list or a C array.
 
-    INVALID_VALUE if a list has fewer, TypeError if it has others.
+    Raise INVALID_VALUE if a list has fewer, TypeError if it has other objects.
     """
     if isinstance(argument, InMemory):
         check_count(count, name)

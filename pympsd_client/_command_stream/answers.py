@@ -1,12 +1,15 @@
 """Messages from an executor: answers, faults of contexts, the output of kernels, file descriptors.
 
-An answer is (flags, result, body). Three things may come with it. FLAG_STICKY means that a fault has ended the
-context; `report_fault` passes the fault to it. OUTPUT records carry the text that kernels printed before an answer;
-`DeviceOutput` keeps the text for the thread that waits for that answer. An answer whose operation brings a descriptor
-is received with recvmsg; `ReceivedFds` keeps the descriptor until the caller takes it.
+An answer is (flags, result, body). Three things may come with it:
 
-Like in `transport`, Ctrl-C may come between any two steps. If something could be lost, the steps are one chain of C
-calls; the other steps may be repeated.
+- FLAG_STICKY means that a fault has ended the context, to which `report_fault` passes the fault.
+- OUTPUT records carry the text that kernels printed before the answer. `DeviceOutput` keeps the text for the thread
+  that waits for the answer.
+- Some operations' answers bring a descriptor and are received with recvmsg. `ReceivedFds` keeps the descriptor until
+  the caller takes it.
+
+As in `transport`, Ctrl-C may come between any two steps. Steps between which something could be lost are one chain of
+C calls; the other steps may be repeated.
 """
 
 import ctypes
@@ -26,7 +29,7 @@ Answer = tuple[int, int, bytes]
 
 
 class Faultable(Protocol):
-    """A context, as the command stream uses it."""
+    """The part of a context that the command stream uses."""
 
     id: int
 
@@ -44,14 +47,15 @@ def report_fault(context: Faultable, context_id: int, answer: Answer) -> None:
 class DeviceOutput:
     """The text that kernels printed before the answers of waiting calls, by sequence number.
 
-    The thread that made the call writes it, not the one that read it: a full pipe holds no other thread.
+    The thread that made the call writes the text, even if another thread has read it, so that a full pipe blocks only
+    that thread.
     """
 
     def __init__(self) -> None:
         self._kept: Final[dict[int, list[tuple[int, bytes]]]] = {}
 
     def keep(self, sequence: int, descriptor: int, text: bytes, is_expected: bool) -> None:
-        """Keep a text for the caller that waits for this answer; lose it if that caller was interrupted."""
+        """Keep a text for the caller that waits for this answer; drop it if that caller was interrupted."""
         if is_expected:
             self._kept.setdefault(sequence, []).append((descriptor, text))
 
@@ -62,9 +66,9 @@ class DeviceOutput:
 
 
 def write_output(descriptor: int, text: bytes) -> None:
-    """Write the text of kernels to file descriptor 1 or 2, as CUDA does; lose it if that is closed or broken.
+    """Write kernels' text to file descriptor 1 or 2, as CUDA does; drop it if the descriptor is closed or broken.
 
-    It comes after what the program has printed with C's printf: CUDA prints through the same buffer.
+    The text follows the program's earlier output by C's printf, because CUDA prints through the same buffer.
     """
     if descriptor == 1:
         process = ctypes.CDLL(None)
@@ -81,7 +85,7 @@ def write_output(descriptor: int, text: bytes) -> None:
 
 
 BRINGS_FD: Final = frozenset(ANSWER | operation.opcode for operation in OPERATIONS if operation.brings_fd)
-"""Opcodes of the answers that come with one descriptor each, if they are successful."""
+"""The opcodes of answers that bring a descriptor if they are successful."""
 NO_ROOM: Final = -1
 """Stands for a descriptor that was lost because this process may not open more."""
 
@@ -92,7 +96,7 @@ Message = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 
 
 class ReceivedFds:
-    """The descriptors of one command stream. Filled by the thread that reads it, emptied by the callers."""
+    """The descriptors received on one command stream: added by the thread that reads it, taken by the callers."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -101,13 +105,13 @@ class ReceivedFds:
         self._with_fd: Final[list[Message]] = []
         """Messages with a descriptor, in order; the kernel ends a message after the bytes a descriptor came with."""
         self._claimed: Final[dict[int, Message]] = {}
-        """By the sequence number of the answer that the descriptor belongs to."""
+        """The messages whose answer has come, by the answer's sequence number."""
         self._bodies: Final[dict[int, bytes]] = {}
-        """The bodies of those answers."""
+        """The bodies of the answers to which the claimed messages belong."""
         self._protected: Final[set[int]] = set()
 
     def receive(self, connection: socket.socket, into: bytearray, flags: int) -> None:
-        """Receive bytes, and a descriptor if there is one; OSError as recvmsg raises it."""
+        """Receive bytes, and a descriptor if one comes; raise recvmsg's OSError."""
         flags |= socket.MSG_CMSG_CLOEXEC
         any(map(self._unread.append, map(connection.recvmsg, _CHUNK, _ROOM, (flags,))))
         while self._unread:
@@ -119,7 +123,7 @@ class ReceivedFds:
             any(map(into.extend, map(_DATA, map(self._unread.pop, (0,)))))
 
     def claim(self, sequence: int, body: bytes) -> None:
-        """Assign the next descriptor to the answer with this sequence number, which has come."""
+        """Assign the next descriptor to the answer with this sequence number, which has just come."""
         if sequence not in self._claimed and self._with_fd:
             self._bodies[sequence] = body
             any(map(self._claimed.__setitem__, (sequence,), map(self._with_fd.pop, (0,))))
@@ -134,7 +138,7 @@ class ReceivedFds:
             self._protected.discard(sequence)
 
     def take(self, sequence: int) -> int | None:
-        """Return the answer's descriptor, which the caller owns; raise NO_ROOM; None when none came."""
+        """Return the answer's descriptor, which the caller owns: NO_ROOM if it was lost, None if none came."""
         self._bodies.pop(sequence, None)
         message = self._claimed.pop(sequence, None)
         if message is None:
@@ -143,7 +147,7 @@ class ReceivedFds:
         return NO_ROOM if lost or not fds else fds[0]
 
     def decline(self) -> list[bytes]:
-        """Close the descriptors of answers without a caller (Ctrl-C); return the bodies of those answers."""
+        """Close the descriptors whose callers Ctrl-C has interrupted; return the bodies of the answers."""
         unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._protected]
         bodies = [self._bodies[sequence] for sequence in unwanted]
         for sequence in unwanted:

@@ -10,14 +10,14 @@ stream continues.
     callback thread                              run the function, post HOST_FUNCTION_DONE
 
 - **The listener.** Answers must be read even if no thread of the program waits for one. While functions are pending
-  a listener thread waits as any other thread does (see `transport`). It sleeps when there are none, and ends after
-  IDLE_S.
+  a listener thread waits as any other thread does (see `transport`). When none are pending it sleeps, and after
+  IDLE_S it ends.
 - **Order.** Functions of one stream run one after another; streams do not wait for each other (`CallbackThreads`).
   An executable graph gives each of its functions an order of its own, because a function in one branch may wait for
   one in another.
 - **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
-  is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request that the
-  executor answers once it takes more. HOST_FUNCTION_DONE and the work of a running function are exempt,
+  is done. So while functions are unfinished, the client sends a request before every ROOM_CHECK_INTERVAL-th record,
+  which the executor answers once it reads on. HOST_FUNCTION_DONE and the work of a running function are exempt,
   because they reduce the unfinished work.
 - Callback threads are daemon threads: they never keep a process from exiting.
 """
@@ -48,27 +48,27 @@ if TYPE_CHECKING:
 
 Job = Callable[[], None]
 IDLE_S: Final = 5.0
-"""A thread with nothing to do ends after this time."""
+"""Seconds without work after which a thread ends."""
 
 
 class CallbackThreads:
-    """One thread for each stream with functions to run. They never keep a process from ending."""
+    """Threads that run the functions of streams, one for each stream. They never keep a process from ending."""
 
     def __init__(self) -> None:
         self._begin()
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Start empty, as a forked child does: only the forking thread lives on in it."""
+        """Start without threads and jobs, also in a forked child, which has only the thread that forked."""
         self._changed = Condition()
         self._jobs: dict[Hashable, deque[Job]] = {}
-        """The jobs of each stream that has a thread, or is about to."""
+        """The jobs of each stream that has a thread or is waiting for one."""
         self._ready: deque[Hashable] = deque()
         """Streams waiting for a thread."""
         self._idle = 0
 
     def submit(self, stream: Hashable, job: Job) -> None:
-        """Run a job after the earlier jobs of its stream. The job raises nothing."""
+        """Run a job after the earlier jobs of its stream. The job must not raise."""
         with self._changed:
             jobs = self._jobs.get(stream)
             if jobs is not None:
@@ -81,7 +81,7 @@ class CallbackThreads:
                 return
         try:
             Thread(target=self._run, name="host functions", daemon=True).start()
-        except RuntimeError:  # the system has no more threads: run it in this one
+        except RuntimeError:  # the system has no more threads: use this one
             self._serve_next(0)
 
     def _run(self) -> None:
@@ -89,7 +89,7 @@ class CallbackThreads:
             pass
 
     def _serve_next(self, seconds: float) -> bool:
-        """Run the jobs of a stream; return False when there was none within ``seconds`` seconds."""
+        """Run the jobs of a stream; return False if none has come within ``seconds`` seconds."""
         jobs = self._jobs
         with self._changed:
             self._idle += 1
@@ -100,7 +100,7 @@ class CallbackThreads:
             stream = self._ready.popleft()
         while (job := self._job_of(stream)) is not None:
             job()
-            if self._jobs is not jobs:  # the job has forked: this is the child's only thread, with nothing more to do
+            if self._jobs is not jobs:  # the job has forked, and this is the child, which has no jobs
                 return False
         return True
 
@@ -117,10 +117,7 @@ callback_threads: Final = CallbackThreads()
 
 
 ROOM_CHECK_INTERVAL: Final = 1024
-"""The number of records after which, while functions are pending, the client asks whether the executor takes more.
-
-It stops reading when too much is unfinished, and would not see that a function is done.
-"""
+"""The number of records after which the client, while functions are pending, asks whether the executor reads on."""
 
 
 class _Running(threading.local):
@@ -133,15 +130,15 @@ _running: Final = _Running()
 
 @frozen(eq=False)
 class PendingCallback:
-    """A function queued in a stream. ``run`` gets a CUresult number and raises nothing."""
+    """A function queued in a stream. ``run`` gets a CUresult number and must not raise."""
 
     context: Faultable
     context_id: int
     stream: int
-    """Functions of one stream run one after another; those of an executable graph have numbers of their own."""
+    """Functions with the same number run one after another; each one of an executable graph has its own number."""
     run: Callable[[int], None]
     on_error: bool
-    """Whether it runs when the context has met with an error too."""
+    """Whether the function runs even after an error in the context."""
 
 
 class HostCallbacks:
@@ -153,10 +150,10 @@ class HostCallbacks:
         self._gate.acquire()
         self._changed: Final = Condition()
         self._pending: Final[dict[int, PendingCallback]] = {}
-        """Posted and not announced, by the sequence numbers of their records, which are their tokens too."""
+        """Functions that are posted but not announced, by their records' sequence numbers, also their tokens."""
         self._unfinished = 0
         self._listening = False
-        # Objects that are collected during the request may make calls.
+        # Reentrant, because the finalizers of objects collected during the request may make calls.
         self._requesting: Final = RLock()
         self._posted = count().__next__
 
@@ -175,7 +172,7 @@ class HostCallbacks:
                 self._transport.post(operations.HOST_FUNCTION.record(*operands, flags=FLAG_QUIET))
             else:
                 self._transport.post(record(sequence))
-        except CudaError:  # after Ctrl-C it stays pending: its record may be on its way
+        except CudaError:  # not KeyboardInterrupt: the record may be on its way
             self._transport.discard(sequence)
             if self._pending.pop(sequence, None) is not None:
                 self._finish()
@@ -218,7 +215,7 @@ class HostCallbacks:
 
     def _handle_announcement(self, sequence: int) -> None:
         callback = self._pending.pop(sequence, None)
-        if callback is None:  # Ctrl-C while a listener began may have left two
+        if callback is None:  # a Ctrl-C during the start of a listener can leave two listeners
             return
         answer = self._transport.answer(sequence)
         self._transport.discard(sequence)
@@ -226,7 +223,7 @@ class HostCallbacks:
         self._submit(sequence, callback, answer)
 
     def _end(self, error: CudaError) -> None:
-        """Pass the command stream's end to the pending callbacks, unless this process ended it."""
+        """Call the pending callbacks with the error that ended the command stream, unless this process ended it."""
         with self._changed:
             self._listening = False
             pending = tuple(self._pending.items())
@@ -254,7 +251,7 @@ class HostCallbacks:
             return
         if result == Result.SUCCESS:
             done = operations.HOST_FUNCTION_DONE.record(callback.context_id, self._transport.sequence(), token)
-            with suppress(CudaError):  # the executor is gone, and the stream with it
+            with suppress(CudaError):  # the executor has gone, and its stream does not wait any more
                 self._transport.post(done, urgent=True)
         self._finish()
 
@@ -267,17 +264,17 @@ class HostCallbacks:
     # --- backpressure
 
     def _wait_for_room(self, record: bytes) -> None:
-        """Wait until the executor takes more records; done before every ROOM_CHECK_INTERVAL-th record is posted."""
+        """Before every ROOM_CHECK_INTERVAL-th record, wait until the executor takes more records."""
         if _running.in_function or self._posted() < ROOM_CHECK_INTERVAL:
             return  # the work of a running function lets other functions finish
         with self._requesting:
             if self._posted() < ROOM_CHECK_INTERVAL:
-                return  # another thread has just asked
+                return  # another thread has just done this
             context = HEADER.unpack_from(record)[3]
             sequence = self._transport.sequence()
             self._transport.expect(sequence)
             try:
-                # Quiet: leave the errors that wait for a call to the calls.
+                # Quiet, because errors of earlier work belong to the program's next call.
                 self._transport.post(operations.ROOM.record(context, sequence, flags=FLAG_QUIET), urgent=True)
                 self._transport.answer(sequence)
             finally:

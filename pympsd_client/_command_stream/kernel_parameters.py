@@ -1,6 +1,6 @@
-"""Kernel parameters: the forms cuda.bindings accepts, packed into a LAUNCH record with the flat buffer as its tail.
+"""Kernel parameters, packed from any form that cuda.bindings accepts into the flat buffer that ends a LAUNCH record.
 
-The forms: ``(values, ctypes types)``, an address or buffer of an array of pointers, and through ``extra`` the flat
+The forms are ``(values, ctypes types)``, an address or buffer of an array of pointers, and through ``extra`` the flat
 buffer itself (CUDA driver API, cuLaunchKernel; cuda.bindings, cuLaunchKernel).
 """
 
@@ -17,7 +17,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 
 LAUNCH_FORMAT: Final = BY_NAME["LAUNCH"].layout.format
-"""Header and operands of LAUNCH; a kernel appends the layout of its parameters."""
+"""The layout of LAUNCH's header and operands, to which each kernel appends that of its parameters."""
 LAUNCH_BYTES: Final = struct.calcsize(LAUNCH_FORMAT)
 _CODES: Final[dict[Any, str]] = {
     ctypes.c_bool: "?",
@@ -41,7 +41,7 @@ _SLOT_BYTES: Final = 8
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
 
 Packer = Callable[..., bytes]
-"""Packs a whole record: header, operands, then the parameters' values."""
+"""Packs a whole record from its header's fields, its operands and the parameters' values."""
 
 
 def record_bytes(layout: FunctionLayout) -> int:
@@ -50,7 +50,7 @@ def record_bytes(layout: FunctionLayout) -> int:
 
 
 def raw_packer(layout: FunctionLayout) -> Packer:
-    """Return the packer that takes the flat buffer, cut to the function's size, as its last value."""
+    """Return the packer whose last argument is the flat buffer, of which it uses the function's size."""
     padding = record_bytes(layout) - LAUNCH_BYTES - layout.parameter_bytes
     return struct.Struct(f"{LAUNCH_FORMAT}{layout.parameter_bytes}s{padding}x").pack
 
@@ -76,12 +76,12 @@ def packer_for_types(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer |
 
 
 def code_of(ctype: Any) -> str:
-    """Return the record format of a type that has a packer: as in struct, ``o`` for an object's int."""
+    """Return the format of a type that `packer_for_types` accepts: struct's code, or ``o`` for a handle object."""
     return "o" if ctype is None else _CODES[ctype]
 
 
 def _convert_handles(pack: Packer, types: tuple[Any, ...]) -> Packer:
-    """Return a packer that converts handles to int: they lack the __index__ that struct needs."""
+    """Return a packer that converts handles to int, because they lack the __index__ that struct needs."""
     plain = len(struct.unpack(LAUNCH_FORMAT, bytes(LAUNCH_BYTES)))
     handles = tuple(plain + place for place, ctype in enumerate(types) if ctype is None)
 
@@ -98,7 +98,7 @@ def _convert_handles(pack: Packer, types: tuple[Any, ...]) -> Packer:
 
 
 def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
-    """Return the flat buffer of a function's parameters, given in any form; raise CudaError, TypeError."""
+    """Return the flat buffer of a function's parameters, which may have any form; raise CudaError, TypeError."""
     if number(extra):
         if parameters is not None and not (isinstance(parameters, int) and parameters == 0):
             raise invalid_value("kernelParams and extra exclude each other; pass one")
@@ -131,7 +131,7 @@ def _pack_values(layout: FunctionLayout, parameters: tuple[Any, ...]) -> bytes:
 
 
 def _value_bytes(value: Any, ctype: Any, size: int) -> bytes:
-    """Return the bytes that the driver would read at the value's address (8 zeroed bytes for a simple type)."""
+    """Return the bytes that the driver would read at the value's address; a simple type is padded with zeros to 8."""
     if ctype is None:
         return _object_bytes(value, size)
     if ctype is ctypes.c_void_p:
@@ -162,7 +162,7 @@ def _pointer_value(value: Any) -> int:
         return value.value or 0
     if isinstance(value, int):
         return value & (1 << 64) - 1
-    if isinstance(value, CUdeviceptr):  # its value; cuda.bindings would pass the address of the handle itself
+    if isinstance(value, CUdeviceptr):  # here cuda.bindings would pass the address of the handle object
         return int(value)
     if callable(getattr(value, "getPtr", None)):
         return int(value.getPtr())
@@ -212,7 +212,7 @@ def _pack_from_extra(layout: FunctionLayout, address: int) -> bytes:
 
 
 def _second(address: int) -> bytes:
-    """Return the value after a key; CU_LAUNCH_PARAM_END needs none."""
+    """Return the 8 bytes after a key; zeros after CU_LAUNCH_PARAM_END, which needs no value."""
     return ctypes.string_at(address + 8, 8) if int.from_bytes(ctypes.string_at(address, 8), "little") else bytes(8)
 
 

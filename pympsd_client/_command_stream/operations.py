@@ -5,7 +5,7 @@ Each operation of the table is an attribute of this module, made when it is firs
     record = operations.ALLOCATE.record(context_id, sequence, 4096)
     (address,) = operations.ALLOCATE.answer.unpack_from(body)
 
-A name that the table does not have is an AttributeError, as a misspelt attribute of any module.
+A name that the table does not have raises AttributeError, like a misspelt attribute of any module.
 """
 
 from typing import Final
@@ -28,15 +28,15 @@ class OperationLayout:
     def record(self, context: int, sequence: int, *operands: int, flags: int = 0) -> bytes:
         """Return a packed record.
 
-        ``context``: the executor's id of the context, 0 for an operation of the process. ``sequence``: a number of
-        the transport's, 0 if nothing is answered. The operands are those of the table, in its order; ``flags`` are
-        FLAG_*. struct.error for an operand that does not fit its field.
+        ``context``: the executor's id of the context, 0 for an operation of the process. ``sequence``: a number from
+        `Transport.sequence`, or 0 if the record is not answered. The operands are in the table's order; ``flags`` are
+        FLAG_*. Raise struct.error for an operand that does not fit its field.
         """
         return self._pack(self.opcode, flags, self.size, context, sequence, *operands)
 
 
 def __getattr__(name: str) -> OperationLayout:
-    """Return the operation of a name in the table."""
+    """Return the operation with a name in the table."""
     if name not in records.BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     operation = globals()[name] = OperationLayout(name)
@@ -45,4 +45,4 @@ def __getattr__(name: str) -> OperationLayout:
 
 LAUNCH_OPCODE: Final = records.BY_NAME["LAUNCH"].opcode
 SEQUENCE_AT: Final = records.HEADER_BYTES - 8
-"""The offset of the sequence number in a record: last in the header."""
+"""The offset of the sequence number, the header's last field, in a record."""

@@ -1,6 +1,6 @@
-"""Large copies by several threads, a slice each: one thread moves fewer bytes than device and memory can.
+"""Large copies by several threads, a slice each, because a single thread is slower than the device and the memory.
 
-ctypes.memmove releases the GIL, so that they really copy at the same time. The threads end with the copy.
+ctypes.memmove releases the GIL, so the threads copy at the same time. They end with the copy.
 """
 
 import os
@@ -11,12 +11,12 @@ from threading import Event, Lock, Thread
 from typing import Final
 
 PARALLEL_BYTES: Final = 32 << 20
-"""Smaller copies are over before other threads would help."""
+"""The size in bytes from which on several threads are faster."""
 MAX_THREADS: Final = 4
 _ALIGNMENT: Final = 4096
 
 CopySlice = Callable[[int, int, Event], None]
-"""Copies ``(start, size)``; once the event is set it ends early, after the chunk it has begun."""
+"""Copies ``size`` bytes from ``start`` on; once the event is set, ends after the present chunk."""
 
 
 def thread_count(count: int) -> int:
@@ -27,7 +27,7 @@ def thread_count(count: int) -> int:
 
 
 class _Slice:
-    """A slice for a helper thread to copy; or for the caller, if that thread has not begun."""
+    """A slice for a helper thread, or for the caller if that thread has not begun."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy = copy
@@ -37,19 +37,19 @@ class _Slice:
         self._gate.acquire()
 
     def take(self, taker: str) -> bool:
-        """Return whether ``taker`` was the first to take this part. The call may be repeated after a Ctrl-C."""
+        """Return whether ``taker`` was the first to take this slice. The call may be repeated after a Ctrl-C."""
         self._takers.append(taker)
         return self._takers[0] == taker
 
     def help(self) -> None:
-        """Copy the slice, in a thread of its own, which no Ctrl-C interrupts."""
+        """Copy the slice; called in a thread of its own, which Ctrl-C does not interrupt."""
         if self.take("helper"):
             self._copy()
             self._done = True
             self._gate.release()
 
     def wait(self) -> None:
-        """Wait until no other thread copies it. (Before Python 3.13 an interrupted join waits only once.)"""
+        """Wait until no helper copies the slice. (Not Thread.join, which before Python 3.13 cannot wait again.)"""
         if not self.take("caller"):
             while not self._done:
                 self._gate.acquire()
@@ -96,7 +96,7 @@ def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
 
 
 def _wait(slices: list[_Slice], errors: list[BaseException], stop: Event) -> None:
-    """Wait for all, whatever interrupts: they use the caller's memory, which must not be freed earlier."""
+    """Wait for all slices, even if interrupted: they use the caller's memory, which must not be freed earlier."""
     while True:
         try:
             if errors:

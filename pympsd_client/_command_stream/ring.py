@@ -1,4 +1,4 @@
-"""The ring of records in the memory shared with an executor (pympsd.wire.ring_layout): the client's side."""
+"""The client's side of the ring of records in the memory shared with an executor (pympsd.wire.ring_layout)."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from pympsd_client._command_stream.staging import StagingMemory
 _WORD: Final = 8
 _TAIL, _HEAD, _ASLEEP, _ANSWERS = (place // _WORD for place in (TAIL, HEAD, ASLEEP, ANSWERS))
 _FENCED: Final = ("x86_64", "AMD64")
-"""On these, taking and releasing a lock is a full fence; elsewhere Python has none, and records go by the socket."""
+"""Machines on which taking and releasing a lock is a full fence. On others records go through the socket."""
 
 
 def ring_of(staging: StagingMemory, offset: int, ring_bytes: int) -> Ring | None:
-    """Return the ring behind the staging memory; None when this process cannot use one."""
+    """Return the ring behind the staging memory; None if this process cannot use one."""
     if ring_bytes != AREA_BYTES or platform.machine() not in _FENCED:
         return None
     return Ring(staging, offset)
 
 
 class Ring:
-    """The writing end. Call ``put`` in one thread at a time, under a lock released before ``asleep`` is read."""
+    """The ring's writing end. Call ``put`` under a lock, and release the lock before reading ``asleep``."""
 
     def __init__(self, staging: StagingMemory, offset: int) -> None:
-        """Send by the area at an offset of the staging memory from now on; nothing was sent before."""
+        """Begin to use the ring at an offset of the staging memory; no record may have been sent before."""
         area = memoryview((ctypes.c_char * AREA_BYTES).from_address(staging.address + offset)).cast("B")
         self._staging: Final = staging  # keeps it mapped
         self._words: Final = area[:DATA].cast("Q")
@@ -48,14 +48,14 @@ class Ring:
         self._spins: Final = int(self._words[SPIN_COUNT // _WORD])
         self._seen = 0
         self.writer: Final = writer(staging, staging.address + offset, DATA, RING_BYTES, TAIL, HEAD, ASLEEP)
-        """The extension's writer, which puts records in without Python; None without it."""
+        """The extension's writer, which puts records in without Python; None without the extension."""
         self._words[IN_USE // _WORD] = 1
 
     def put(self, record: bytes) -> bool:
         """Put a record in; return False if it does not fit now.
 
-        Call it under a lock whose release comes before ``asleep`` is read. INVALID_VALUE for a record that never
-        fits.
+        Call it under a lock, and release the lock before reading ``asleep``. Raise INVALID_VALUE for a record that
+        never fits.
         """
         length = len(record)
         if length > RECORD_BYTES:
@@ -79,11 +79,11 @@ class Ring:
 
     @property
     def asleep(self) -> bool:
-        """Whether the executor waits for a byte on the socket; read it after a fence that follows ``put``."""
+        """Whether the executor waits for a byte on the socket; read this after the fence that follows ``put``."""
         return self._words[_ASLEEP] != 0
 
     def await_answer(self) -> None:
-        """Spin until an answer comes, for as long as the executor advises: a few microseconds or not at all."""
+        """Spin until an answer comes, or for as long as the executor advises (at most a few microseconds)."""
         words, last_answer = self._words, self._seen
         for _ in repeat(None, self._spins):
             if words[_ANSWERS] != last_answer:

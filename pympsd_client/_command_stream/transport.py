@@ -14,23 +14,23 @@ turn. Only the leader reads, so answers stay in order; followers sleep on their 
 
 **Records** go into the ring (`ring`) if the executor has one, otherwise through the socket. After a record is put
 into the ring, the sender reads whether the executor sleeps and if so sends one byte, the bell. The release of
-``_sending`` is the fence between the two steps: the executor announces that it sleeps before it looks at the ring a
-last time, so either it sees the record or the sender sees it asleep.
+``_sending`` is the fence between the two steps. The executor announces that it sleeps before it looks at the ring a
+last time, so either it sees the record, or the sender sees that it sleeps.
 
 **Invariants**
 
-- `expect` comes before `post`, so that no answer is lost; `discard` follows in every case.
+- `expect` is called before `post`, so that no answer is lost; `discard` follows in every case.
 - A sender never waits without reading: while the ring or the socket is full it reads answers, unless another thread
   is the leader. Otherwise two full buffers would block each other.
 - Once ``_error`` is set it never changes, and every later call raises it. `_end` wakes all followers.
-- ``sequence`` numbers are used once. Negative ones stand for waits that no record answers (`take_slot`).
+- ``sequence`` numbers are used once. Negative numbers stand for waits that no answer ends (`take_slot`).
 
-**What must never happen.** Ctrl-C may come between any two steps of Python. Where a received or sent byte could be
-lost in that moment, the steps are one chain of C calls (``any(map(...))``), between which no signal handler runs. A
-wake-up that is missed nevertheless (a second Ctrl-C during the clean-up after the first) costs at most _RECHECK_S,
-because waits are bounded. Handling an answer twice is harmless.
+**What must never happen:** a Ctrl-C that loses a byte. It may come between any two steps of Python, so if a received
+or sent byte could be lost, the steps are one chain of C calls (``any(map(...))``), between which no signal handler
+runs. A wake-up that is missed nevertheless (a second Ctrl-C during the clean-up after the first) costs at most
+_RECHECK_S, because waits are bounded. Handling an answer twice is harmless.
 
-An `Interceptor` sees records before they are sent: a stream capture, which takes those of capturing streams.
+An `Interceptor` sees records before they are sent. Stream capture is one: it takes the records of capturing streams.
 """
 
 from __future__ import annotations
@@ -62,38 +62,39 @@ if TYPE_CHECKING:
 
 
 HostFunction = tuple[int, int, Callable[[int], None]]
-"""The address of a C function (0 for another callable), the address of its data, and its caller."""
+"""The address of a C function (0 for another callable), the address of its data, and a Python function to call it."""
 
 
 class Interceptor(Protocol):
-    """Takes work in place of the command stream, or refuses it; it raises CudaError."""
+    """Takes work in place of the command stream, or refuses it with a CudaError."""
 
     def take_record(self, record: bytes) -> bool:
-        """Take a record, or leave it (False)."""
+        """Take a record and return True, or return False to have it sent."""
 
     def take_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
-        """Take a copy from or to pageable host memory, whose bytes are in no record; ``make`` returns the copy's
-        description.
+        """Take a copy with pageable host memory, whose bytes are not in the record; return False to have it made.
+
+        ``make`` returns the copy's description.
         """
 
     def take_allocation(self, context: Any, stream: int, size: int, kind: Any) -> int:
-        """Take an allocation of a kind of pool and return its address, or leave it (0)."""
+        """Take an allocation from a pool of this kind and return its address, or return 0 to have it made."""
 
     def take_free(self, context: Any, stream: int, address: int) -> bool:
-        """Take the freeing of an address, or leave it."""
+        """Take the freeing of an address, or return False to have it done."""
 
     def make_programmatic(self, context: Any, stream: int) -> None:
         """Note that the kernel just taken may begin before the previous kernel has ended."""
 
     def take_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
-        """Take the recording of an event, or a wait for one, as work; or leave it."""
+        """Take the recording of an event, or the wait for one; return False to have it done."""
 
     def take_host_function(self, context: Any, stream: int, work: HostFunction | None) -> bool:
-        """Take a host function; None: a callback, which cannot be taken."""
+        """Take a host function, or return False to have it queued; refuse a callback (``work`` is None)."""
 
 
 class _Intercepted:
-    """The interceptor or None. Any thread may set it, so a caller reads it once and then calls it."""
+    """Holds the interceptor, or None. Any thread may set ``by``, so a caller reads it once and uses that value."""
 
     def __init__(self) -> None:
         self.by: Interceptor | None = None
@@ -105,16 +106,18 @@ intercepted = _Intercepted()
 _NOW: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _CHUNK: Final = (65536,)
 _RECHECK_S: Final = 1.0
-"""Waits are bounded, in case a wake-up is missed (a second Ctrl-C inside the first one's clean-up)."""
+"""The longest wait in seconds, in case a wake-up is missed (a second Ctrl-C during the first one's clean-up)."""
 _SEND_BUFFER_BYTES: Final = 4 << 20
-"""Requested, so that a burst of launches does not wait for the executor; the kernel may allow less."""
+"""The requested size, so that a burst of launches does not wait for the executor; the kernel may allow less."""
 _BELL: Final = b"\0"
 _ROOM_RECHECK_MS: Final = 1
-"""The time after which a thread looks again for room that no answer announces: in a full ring, of which the executor
-takes many records in this time, and a slot that another thread has copied out, while the waiting thread may be
-reading answers."""
+"""The time after which a thread looks again for room that no answer announces.
+
+That is room in a full ring, from which the executor takes many records in this time, or a slot that another thread
+has copied out while this thread reads answers.
+"""
 _FULL_RECHECK_MS: Final = 50
-"""While the executor takes no records another thread may stop reading answers; then this one reads them."""
+"""The time after which a thread that cannot send tries again to become the leader, and then reads answers."""
 
 
 class Transport:
@@ -130,23 +133,23 @@ class Transport:
         on_end: Callable[[str], CudaError] = connection_lost,
         ring: Ring | None = None,
     ) -> None:
-        """``ring``: where records go; without one they go by the socket."""
+        """``ring``: the ring for records; without one they go through the socket."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.sequence: Final = count(1).__next__
         self.staging: Final = staging
         self.closed = False
-        """Whether this side has ended it, or abandoned it (a forked child)."""
+        """Whether this side has ended the stream, or has abandoned it in a forked child."""
         self.host_callbacks: object = None
-        """The stream's `HostCallbacks`, once the program had a host function."""
+        """The stream's `HostCallbacks`, once the program has used a host function."""
         self.backpressure: Callable[[bytes], None] | None = None
-        """While host functions are pending: called before each record, to wait until the executor takes more."""
+        """Called before each record while host functions are pending, to wait until the executor takes more."""
         self.received_fds: ReceivedFds | None = None
-        """Descriptors that come with answers, once any may come (receiving them costs each answer a microsecond)."""
+        """Descriptors that come with answers; None until one is expected, which makes each answer 1 µs slower."""
         self._socket: Final = connection
         self._ring: Final = ring
         self._transmit: Final = connection.send
         self._on_end = on_end
-        # Objects that are collected while a record is sent may send that they are destroyed.
+        # Reentrant, because finalizers of objects collected while a record is sent may send records too.
         self._sending: Final = RLock()
         self._leading: Final = Lock()
         self._received: Final = bytearray()
@@ -154,19 +157,18 @@ class Transport:
         self._answers: Final[dict[int, Answer]] = {}
         self._output: Final = DeviceOutput()
         self._gates: Final[dict[int, Lock]] = {}
-        """A closed lock for each expected answer: opened when it has come."""
+        """A closed lock for each expected answer, which is opened when the answer has come."""
         self._followers: Final[dict[int, Lock]] = {}
-        """The gates of the waiting threads: any of them can become the leader."""
+        """The gates of the waiting threads, any of which can become the leader."""
         self._error: CudaError | None = None
 
     # --- sending
 
     def post(self, record: bytes, urgent: bool = False) -> None:
-        """Send a record and return; wait only while the executor takes nothing.
+        """Send a record and return; wait only while the executor takes no records.
 
-        The answer, if there is one, comes later: see `expect`. A record of a stream that is captured is not sent
-        (`Interceptor`). ``urgent``: other work waits for this record, so it is exempt from backpressure and from
-        capture.
+        An answer comes later (see `expect`). A record of a stream that is being captured is not sent (`Interceptor`).
+        ``urgent``: other work waits for this record, so it is exempt from backpressure and from capture.
 
         Raise CudaError if the executor is gone, or a capture refuses the record.
         """
@@ -177,7 +179,7 @@ class Transport:
             backpressure(record)
         ring = self._ring
         if ring is not None:
-            with self._sending:  # its release is the fence between the record and reading ``asleep``
+            with self._sending:  # its release is the fence before ``asleep`` is read
                 if self._error is not None:
                     raise self._error.copy()
                 while not ring.put(record):
@@ -190,7 +192,7 @@ class Transport:
                 raise self._error.copy()
             if not self._unsent:
                 try:
-                    # A record is far below the size that the kernel would split.
+                    # A record is sent whole or not at all: the kernel splits only far larger ones.
                     if self._transmit(record, _NOW) == len(record):
                         return
                 except BlockingIOError:
@@ -214,20 +216,20 @@ class Transport:
 
     @property
     def writer(self) -> Writer | None:
-        """The extension's writer to the ring, None without ring or extension."""
+        """The extension's writer to the ring; None if there is no ring or no extension."""
         return None if self._ring is None else self._ring.writer
 
     def ring_bell(self) -> None:
-        """Wake an executor that slept when a record was put into the ring; raise CudaError when it is gone."""
+        """Wake an executor that slept when a record was put into the ring; raise CudaError if it has gone."""
         try:
             self._transmit(_BELL, _NOW)
-        except BlockingIOError:  # unread bells fill the socket: it will wake
+        except BlockingIOError:  # the socket is full of unread bells, which will wake the executor
             pass
         except OSError as error:
             raise self._end(f"the executor is gone ({error.strerror})").copy() from None
 
     def _await_room(self, ring: Ring) -> None:
-        if ring.asleep:  # Ctrl-C came between a record and its bell
+        if ring.asleep:  # a Ctrl-C came between a record and its bell
             self.ring_bell()
         self._read_until(0, _ROOM_RECHECK_MS)
         if self._error is not None:
@@ -264,8 +266,8 @@ class Transport:
     def expect(self, sequence: int, gate: Lock | None = None) -> None:
         """Keep the answer with this sequence number when it comes; call this before its record is sent.
 
-        ``gate``: a closed lock of the caller's that opens when the answer has come. Without one the transport makes a
-        lock of its own. Every call is followed by `discard`, or the answer is kept forever.
+        ``gate``: the caller's closed lock, which opens when the answer has come; without it the transport makes one.
+        Every call must be followed by `discard`, or the answer is kept forever.
         """
         if gate is None:
             gate = Lock()
@@ -281,18 +283,18 @@ class Transport:
         return self._answers[sequence]
 
     def list_answered(self) -> tuple[int, ...]:
-        """Return the sequence numbers of the expected answers that have come and are not discarded."""
+        """Return the sequence numbers of the expected answers that have come and have not been discarded."""
         return tuple(self._answers)
 
     def poll(self, sequence: int) -> Answer | None:
-        """Read the bytes that have arrived, without waiting; return an expected answer if it is there."""
+        """Read the bytes that have arrived, without waiting; return the expected answer if it has come, else None."""
         self._read_until(0, 0)
         return self._answers.get(sequence)
 
     def discard(self, sequence: int) -> None:
-        """Stop expecting an answer, whether it came or not, and write the output that came before it.
+        """Stop expecting an answer, whether or not it has come, and write the kernels' output that came before it.
 
-        Harmless if nothing is expected. An answer that comes later is dropped.
+        Without effect if the answer is not expected. If it comes later it is dropped.
         """
         self._gates.pop(sequence, None)
         self._answers.pop(sequence, None)
@@ -308,18 +310,18 @@ class Transport:
     def take_slot(self, sequence: int, count: int, context: Faultable, is_kept: bool = False) -> int:
         """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait until one is free.
 
-        A thread that has kept slots must not wait: it calls ``staging.take`` instead.
+        A thread that holds kept slots must not wait, and calls ``staging.take`` instead.
         """
         offsets: list[int] = []
 
         def has_room() -> bool:
-            if not offsets:  # called more than once during a wait; a slot is taken once
+            if not offsets:  # called several times during a wait, but only one slot is taken
                 offset = self.staging.take(sequence, count, context, is_kept)
                 offsets.extend(() if offset is None else (offset,))
             return bool(offsets)
 
         if not has_room():
-            waiting = -sequence  # no record has a negative number: woken for every slot that is freed
+            waiting = -sequence  # negative numbers, which no record has, are woken whenever a slot is freed
             gate = Lock()
             gate.acquire()
             self.expect(waiting, gate)
@@ -330,15 +332,15 @@ class Transport:
         return offsets[0]
 
     def release_slot(self, sequence: int) -> None:
-        """Free a kept slot: now if its answer has come, else as soon as it does."""
+        """Free a kept slot as soon as its answer has come, immediately if it has."""
         self.staging.release_on_answer(sequence)
         if sequence in self._answers:
             self.free_slot(sequence)
 
     def wait(self, gate: Lock, ready: Callable[[], bool], recheck_ms: int | None = None) -> None:
-        """Return when ``ready()``: as the leader, or woken through ``gate`` by the leader.
+        """Wait until ``ready()`` returns True, as the leader, or woken through ``gate`` by the leader.
 
-        ``recheck_ms``: how long to read before checking again, for changes that no answer announces.
+        ``recheck_ms``: the time after which a leader checks again, for changes that no answer announces.
         """
         if ready():
             return
@@ -389,7 +391,7 @@ class Transport:
         self._handle_received()
 
     def _handle_received(self) -> bool:
-        """Handle complete answers; return whether there was one."""
+        """Handle the complete answers that have been received; return whether there were any."""
         received = self._received
         handled = False
         while len(received) >= HEADER_BYTES:
@@ -420,7 +422,7 @@ class Transport:
                 self.free_slot(sequence)
 
     def _wake_one(self) -> None:
-        """Wake a waiter to become the leader, if no thread leads (a woken thread that leaves does the same)."""
+        """If no thread leads, wake a follower, which becomes the leader, or wakes the next when it leaves."""
         if self._followers and not self._leading.locked():
             for gate in tuple(self._followers.values())[:1]:
                 _open(gate)
@@ -435,15 +437,15 @@ class Transport:
     def _end(self, reason: str) -> CudaError:
         if self._error is None:
             self._error = self._on_end(f"{reason}; its contexts are lost, end this process")
-        invalidate()  # now that no launch can be added any more
+        invalidate()  # only now, when no plan can be added any more
         for gate in tuple(self._followers.values()):
             _open(gate)
         return self._error
 
     def fail(self, error: CudaError) -> None:
-        """End the stream: every later call, and those that wait now, fail with this error.
+        """End the stream, so that every later call, and every waiting one, fails with this error.
 
-        The first error stays if the stream has ended already.
+        If the stream has ended already, its first error stays.
         """
         self._error = self._error or error
         self._end("")
@@ -451,7 +453,7 @@ class Transport:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that still waits on it
 
     def close(self) -> None:
-        """End the stream in order."""
+        """End the stream and close its socket; later calls fail with CUDA_ERROR_MPS_RPC_FAILURE."""
         self.closed = True
         self.fail(connection_lost("the command stream is closed"))
         self._socket.close()

@@ -15,7 +15,7 @@ from pympsd_client._command_stream.transport import Transport
 
 @frozen(eq=False)
 class VisibleDevice:
-    """A visible device: ``number`` is the client's, ``ordinal`` the daemon's (it selects the address window)."""
+    """A visible device: ``number`` is the program's, ``ordinal`` the daemon's, which selects the address window."""
 
     number: int
     ordinal: int
@@ -24,7 +24,7 @@ class VisibleDevice:
 
 @frozen
 class Opened:
-    """The properties of an opened context: sizes in bytes; priorities least and greatest."""
+    """The properties of an opened context: ``memory_bytes`` is what it may use, priorities are (least, greatest)."""
 
     context_id: int
     generation: int
@@ -43,14 +43,14 @@ class Connection(Protocol):
     devices: tuple[VisibleDevice, ...]
     driver_version: int
     provisions: bool
-    """Whether contexts can be limited to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
+    """Whether contexts can be limited to some of a device's SMs; only MPS can do so (MPS documents, 2.3.5.2)."""
     per_context: bool
     """Whether each context has an active thread percentage of its own."""
 
     def open_context(
         self, device: VisibleDevice, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
-        """Open a context, on at most ``affinity`` SMs, rounded up, or on ``partition`` SMs; raise CudaError."""
+        """Open a context on at most ``affinity`` SMs, rounded up, or exactly ``partition`` SMs; raise CudaError."""
 
     def close_context(self, device: VisibleDevice, context_id: int) -> None:
         """Close a context and free its resources; raise CudaError."""
@@ -68,7 +68,7 @@ class Connection(Protocol):
 def open_stream(
     fds: tuple[int, ...], shared_bytes: int, on_end: Callable[[str], CudaError], ring_bytes: int = 0
 ) -> Transport:
-    """Return the transport over the two descriptors that came with a first context; raise OSError."""
+    """Return a transport for a command stream: its socket and staging memory are ``fds``. Raise OSError."""
     connection = socket.socket(fileno=fds[0])
     try:
         staging = StagingMemory(fds[1], shared_bytes, ring_bytes)

@@ -1,9 +1,9 @@
-"""The choice how a program reaches a device: a daemon, natively, or a private executor.
+"""How a program reaches a device: through a daemon, natively, or with a private executor.
 
 A program whose pipe directory does not exist runs without MPS, as documented for protocol 2. With a daemon of
-protocol 3 the same path may belong to a namespace that is misspelt or has been deleted, and a program that runs
-without MPS would have no limits. So the program is refused below the directory of such a daemon, whether or not the
-daemon runs. Such a directory contains the file `files.NAMED_SERVERS` for this purpose, or directories with sockets.
+protocol 3 the path may name a namespace that is misspelt or has been deleted, and without MPS the program would have
+no limits. So a program with a path below the directory of such a daemon is refused, whether or not the daemon runs.
+That directory is recognised by the file `files.NAMED_SERVERS`, or by subdirectories with sockets.
 """
 
 import os
@@ -28,7 +28,7 @@ class Way(Enum):
     """The way in which this process reaches a device without a server of pympsd."""
 
     REFUSE = "refuse"
-    """The program requires MPS, or needs the driver, and cannot have it."""
+    """The program requires MPS or the driver, which it cannot have."""
     NATIVE = "native"
     PRIVATE = "private"
 
@@ -39,9 +39,9 @@ class NoDaemon:
 
     reason: str
     drivers: bool = False
-    """A daemon manages the driver's own server, to which only the native driver connects."""
+    """Whether the daemon manages the driver's own server, to which only the native driver connects."""
     limited: bool = False
-    """The pipe directory is, or may be, that of a server or a namespace: a program that names it needs its limits."""
+    """Whether the pipe directory belongs, or may belong, to a server or a namespace, whose limits must apply."""
 
 
 def control_socket(environment: Mapping[str, str]) -> str:
@@ -59,9 +59,10 @@ def check_switches(environment: Mapping[str, str]) -> None:
 
 
 def choose_without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:
-    """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises.
+    """Return the way for a program that gets no server of pympsd.
 
-    Where the settings select the emulated backend, the device is an emulated one even if there is a driver.
+    ``native_driver`` reports whether libcuda loads and initialises. If the settings select the emulated backend, the
+    program gets an emulated device even on a machine with a driver.
     """
     if why.drivers:
         return Way.NATIVE if native_driver() else Way.REFUSE
@@ -108,8 +109,11 @@ def printable(text: str) -> str:
 _NONE = "none"
 
 
-def misspelt(directory: str) -> str:
-    """Return why a directory below a daemon's does not exist, with the existing ones; empty for other directories."""
+def explain_missing_directory(directory: str) -> str:
+    """Return a text that names the missing server or namespace of a pipe directory, and lists those that exist.
+
+    The text is empty if neither of the two directories above has the socket of a daemon of protocol 3 or a server.
+    """
     parent, name = os.path.split(os.path.abspath(directory))
     if _has_socket(parent):
         if _has_lock(parent):
@@ -122,10 +126,10 @@ def misspelt(directory: str) -> str:
 
 
 def is_below_a_daemon(directory: str) -> bool:
-    """Return whether a directory is one of a server or a namespace, whether or not its daemon runs.
+    """Return whether a directory belongs to a server or a namespace, whether or not the daemon runs.
 
-    A daemon's own directory has a lock, which remains when the daemon ends. A container may see only a directory with
-    a socket.
+    Only a daemon's own directory has a lock, which remains when the daemon ends. In a container the directories above
+    may be hidden; then a socket without a lock is enough.
     """
     if _has_lock(directory):
         return False
@@ -134,15 +138,15 @@ def is_below_a_daemon(directory: str) -> bool:
 
 
 def _has_named_servers(directory: str) -> bool:
-    """Return whether a directory is that of a daemon of protocol 3."""
+    """Return whether a directory belongs to a daemon of protocol 3."""
     if os.path.lexists(os.path.join(directory, files.NAMED_SERVERS)):
         return True
-    # Daemons of before leave no such file.
+    # Older daemons write no such file.
     return _has_lock(directory) and _list_inside(directory) != _NONE
 
 
 def _explain_missing_server(name: str, there: str) -> str:
-    # A server that could not be made has no socket either, and is still listed by the daemon.
+    # The daemon also lists servers that it could not create, and those have no socket.
     return f"no server '{name}', or it has failed (see server list); there are: {there}"
 
 
@@ -151,7 +155,7 @@ def _has_lock(directory: str) -> bool:
 
 
 def _list_inside(directory: str) -> str:
-    """Return the names of the directories with a socket in a directory."""
+    """Return the names of the subdirectories that contain a socket."""
     try:
         names = sorted(name for name in os.listdir(directory) if _has_socket(os.path.join(directory, name)))
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The machine's own libcuda.so.1, where the dynamic loader finds pympsd's under the same name.
+"""Find the machine's own libcuda.so.1 when the dynamic loader finds pympsd's under that name.
 
 A native program under pympsd-run has a folder of pympsd in LD_LIBRARY_PATH (`pympsd_client.routing.libraries`).
-Whether it can run natively is a question to the other library of that name, which is found by its path: in other
-folders of LD_LIBRARY_PATH, else in the dynamic loader's cache. Children that work for pympsd itself get an
-environment without that folder.
+Only the machine's own library can show whether the program can run natively. It is searched for in the other folders
+of LD_LIBRARY_PATH, then in the dynamic loader's cache. Children that work for pympsd itself get an environment
+without pympsd's folder.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _CACHE: Final = Path("/etc/ld.so.cache")
 
 
 def load_driver() -> ctypes.CDLL:
-    """Return the machine's own driver library, loaded; OSError if it does not exist."""
+    """Load and return the machine's own driver library; raise OSError if it does not exist."""
     library = ctypes.CDLL(NAME)
     if not hasattr(library, "pympsd_attach"):
         return library

@@ -12,12 +12,12 @@ The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an e
 **Invariants**
 
 - Nothing is sent before the daemon's owner is known. A daemon of an untrusted user would see and run this program's
-  work. Only root's and the process's own uid are trusted, or, in a user namespace that cannot show the uid, a
-  proof.
-- cuInit waits without limit: another user's turn may last for hours. After SILENT_WAIT_S a single warning names the
-  reason of cuInit's wait.
-- A server may end between the grant and its welcome. That is `NotWelcomed`; the caller asks the daemon again,
-  MAX_GRANTS times at most.
+  work. Only root's and the process's own uid are trusted. In a user namespace that cannot show the uid, the daemon
+  has to prove whose it is.
+- cuInit waits without limit, because another user's turn may last for hours. After SILENT_WAIT_S a single warning
+  gives the reason.
+- A server may end between the grant and its welcome. Then `NotWelcomed` is raised, and the caller asks the daemon
+  again, MAX_GRANTS times at most.
 - A program that names a namespace's directory must not run without that namespace's limits. So `connect_to_daemon`
   marks the reason as ``limited`` if the directory is, or may be, one of a server or namespace (`discovery`).
 """
@@ -44,28 +44,28 @@ from pympsd_client._connect.discovery import (
     NoDaemon,
     command_line,
     control_socket,
+    explain_missing_directory,
     hello_environment,
     is_below_a_daemon,
     is_traced,
-    misspelt,
 )
 from pympsd_client._connect.session import Conversation, ConversationEnded, Session
 
 SILENT_WAIT_S: Final = 10.0
-"""Seconds until a single warning names the reason of cuInit's wait."""
+"""Seconds until a single warning gives the reason why cuInit waits."""
 _WHY_THE_DAEMON: Final = (
     "others have their turn, or a drain holds it (control.log has who waits for what), or it was stopped or killed"
 )
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
-"""Errors of a path that has no socket, or leads through a file."""
+"""The errors of connecting to a path that does not exist, or that leads through a file."""
 MAX_GRANTS: Final = 6
-"""The number of servers that may end before their welcome; the daemon gives up after four, with the reason."""
+"""How many servers may be granted; more than the four that the daemon starts before it refuses with the reason."""
 GRANT_PAUSE_S: Final = 0.1
-"""Seconds before the next of them: the daemon has to see the end of the last."""
+"""Seconds before asking again, in which the daemon notices that the last server has ended."""
 _FRAMES: Final = 7
-"""_receive_or_warn, request_session, _connect, initialize, cuInit (two), the program."""
+"""The frames from _receive_or_warn through request_session, _connect, initialize and cuInit (two) to the program."""
 HIDDEN: Final = (errno.EACCES, errno.EPERM)
-"""Errors of a socket that may be a namespace's for all this process can see."""
+"""The errors of a socket that this process may not see, so it may be a namespace's."""
 
 
 class NotWelcomed(CudaError):
@@ -86,7 +86,7 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
         if error.errno == errno.EPROTOTYPE:
             return NoDaemon(f"the MPS control daemon at {path} manages the driver's own server", drivers=True)
         directory = os.path.dirname(path)
-        if error.errno in _NOT_THERE and (wrong := misspelt(directory)):
+        if error.errno in _NOT_THERE and (wrong := explain_missing_directory(directory)):
             return NoDaemon(f"no MPS control socket at {path}: {wrong}", limited=True)
         is_named = bool(environment.get("CUDA_MPS_PIPE_DIRECTORY"))
         is_limited = is_named and (error.errno in HIDDEN or is_below_a_daemon(directory))
@@ -95,10 +95,10 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
 
 
 def request_session(connection: socket.socket, environment: Mapping[str, str]) -> Session | NoDaemon:
-    """Ask the daemon for a session and wait for it, as long as another user's turn lasts; own the connection.
+    """Ask the daemon for a session, and wait while another user has the turn. Closes ``connection``.
 
-    Return the session, or the reason why this process runs without MPS: a debugger, after the other clients have
-    left. Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED.
+    Return the session, or the reason why this process runs without MPS, for example because it is being debugged.
+    Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED.
     """
     daemon = Conversation(connection)
     try:
@@ -106,7 +106,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
         _check_owner(daemon, environment, what)
         hello = _hello(environment)
         if hello.traced and environment.get(REQUIRE_MPS) == "1":
-            # The daemon would answer the same after a wait.
+            # The daemon would give the same answer, but only after a wait.
             return NoDaemon("this process is being debugged, and the MPS server does not serve debugged processes")
         daemon.send(hello)
         answer, fds = _receive_or_warn(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
@@ -128,7 +128,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
 
 
 def _welcome(server: Conversation, pid: int) -> SessionWelcome:
-    """Wait for the welcome of a server; close the conversation and raise CudaError if it does not come."""
+    """Return a server's welcome; if none comes, close the conversation and raise CudaError."""
     try:
         what = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
         message, fds = _receive_or_warn(server, what, _FRAMES + 1)
@@ -148,7 +148,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
 def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
     """Receive the message that cuInit waits for; warn if it takes long.
 
-    ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
+    ``frames``: the number of frames from here to cuInit's caller, whose line the warning names.
     """
     try:
         return conversation.receive(SILENT_WAIT_S)
@@ -158,14 +158,14 @@ def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tupl
 
 
 def _warn(what: str, frames: int) -> None:
-    message = f"cuInit waits since {SILENT_WAIT_S:g} s for {what}"
+    message = f"cuInit has waited {SILENT_WAIT_S:g} s for {what}"
     warnings.warn(message, RuntimeWarning, stacklevel=frames + 1)
 
 
 def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str) -> None:
-    """Refuse the daemon of another user, which would see and run this work; trust only root's and the user's own.
+    """Raise CudaError unless the daemon is root's or the user's own; another would see and run this program's work.
 
-    ``what`` names the daemon. Raise Ended if it ends the conversation.
+    ``what`` names the daemon. Raise ConversationEnded if it ends the conversation.
     """
     verdict = daemon_owner.is_trusted(daemon.socket)
     who, remedy = f"uid {daemon_owner.uid_of(daemon.socket)}", ""
@@ -181,7 +181,7 @@ def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str
 
 
 def _has_proof(daemon: Conversation, what: str) -> bool:
-    """Ask the daemon to prove whose it is, and wait as for all of its answers."""
+    """Ask the daemon to prove whose it is; warn if the answer takes long."""
     try:
         with daemon_owner.Proof(daemon.socket) as proof:
             try:

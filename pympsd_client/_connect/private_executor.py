@@ -1,6 +1,6 @@
 """Devices without a daemon: the native driver if there is one, else private executors, one for each device.
 
-These are the server's executors, started by path over a socketpair, with the same command stream.
+A private executor is the server's executor program, started as a child, with the same command stream.
 """
 
 import importlib.util
@@ -45,18 +45,18 @@ class PrivateExecutorWarning(RuntimeWarning):
 
 
 def has_native_driver() -> bool:
-    """Return whether libcuda loads and cuInit succeeds: then the program runs natively."""
+    """Return whether libcuda loads and its cuInit succeeds, so that the program can run natively."""
     try:
-        # Not by cuda.bindings, whose cuInit may be this client's own (`pympsd_client.routing`).
+        # Do not ask cuda.bindings: its cuInit may be this client's own (`pympsd_client.routing`).
         return int(load_driver().cuInit(0)) == Result.SUCCESS
     except (OSError, AttributeError):
         return False
 
 
 def _interpreter() -> str:
-    """Return the path of a Python that has the packages.
+    """Return the path of a Python that can import the packages.
 
-    A native program, or a Python of another environment, has them from that which pympsd-run names.
+    pympsd-run names one for native programs and for Pythons of another environment.
     """
     return os.environ.get("PYMPSD_PYTHON") or sys.executable
 
@@ -86,7 +86,7 @@ def list_devices(environment: Mapping[str, str]) -> tuple[VisibleDevice, ...]:
 class PrivateExecutors:
     """Executors of this process alone, each started when its device is first used. Thread-safe.
 
-    Without MPS there is no provisioning: no percentage, memory limit, priority or execution affinity applies.
+    Without MPS no percentage, memory limit, priority or execution affinity applies.
     """
 
     provisions = False
@@ -104,7 +104,7 @@ class PrivateExecutors:
     def open_context(
         self, device: VisibleDevice, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
-        """Make a context on a device, starting its executor if need be; raise CudaError."""
+        """Make a context on a device; start its executor if it does not run. Raise CudaError."""
         if affinity is not None:
             reason = "execution affinity needs an MPS daemon, and this process runs on a private device; pass None"
             raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
@@ -120,7 +120,7 @@ class PrivateExecutors:
             self._running[device.ordinal].detach(context_id)
 
     def check(self) -> None:
-        """Do nothing: the command stream itself detects an executor's end."""
+        """Do nothing, because the command stream itself detects an executor's end."""
 
     def close(self) -> None:
         """End the executors and reap them."""
@@ -201,7 +201,7 @@ class Executor:
             self._link.send(message)
             answer: Any = None
             while isinstance(answer, messages.ContextFaulted) or getattr(answer, "request", 0) != request:
-                # Faults are read from the command stream, which reports them too.
+                # Skip reports of faults: the command stream reports them too.
                 answer, fds = self._link.receive()
                 if isinstance(answer, messages.Attached) and len(fds) == 2:
                     self._transport = open_stream(fds, answer.shared_bytes, connection_lost, answer.ring_bytes)
@@ -233,7 +233,10 @@ class Executor:
 
 
 def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an executor by path, without importing its package, away from the terminal's signals."""
+    """Start an executor by the path of its program, without importing its package, in a session of its own.
+
+    There the terminal's signals do not reach it.
+    """
     server = importlib.util.find_spec("pympsd_server")
     if server is None or server.origin is None:
         raise CudaError(Result.ERROR_NO_DEVICE, "the package pympsd_server is not installed; install pympsd whole")

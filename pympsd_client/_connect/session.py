@@ -1,17 +1,17 @@
 """A session with an MPS server: contexts opened and closed, one command stream for each device.
 
-A request names a number and is answered by a message with the same number. Requests go one at a time. An answer to
-a request that Ctrl-C interrupted may come before the one that is due: its command stream is kept (`Session._adopt`)
-and its context closed again (`Session._decline`).
+Each request has a number, which its answer repeats. Requests are sent one at a time. If Ctrl-C interrupts a request,
+its answer may arrive before the next request's. Then the command stream that it brings is kept (`Session._adopt`),
+and its context is closed again (`Session._decline`).
 
 A server that ends may send the reason as a last message without a number; every later call fails with that reason.
-An executor that ends while its server stays means a fatal fault of its device.
+If an executor ends but its server does not, the device has had a fatal fault.
 
-CUDA_FORCE_API_VERSION: a program that asks for an API from before CUDA 4.0 gets no context under MPS (MPS
-documents, 2.3.2). C programs pass it to their compiler; here it is an environment variable, 1000 x major + 10 x
-minor: 3020. Like in C, a leading number counts and the rest is ignored; a value without one is ignored.
+A program that asks for an API from before CUDA 4.0 gets no context under MPS (MPS documents, 2.3.2). C programs
+define CUDA_FORCE_API_VERSION for their compiler; here it is an environment variable, 1000 x major + 10 x minor, such
+as 3020. As in C only the leading digits count, and a value without digits is ignored.
 
-A `Conversation` sends a message over a socket, and receives the next with its file descriptors.
+A `Conversation` sends and receives messages over a socket; a received message brings its file descriptors.
 """
 
 import errno
@@ -38,7 +38,7 @@ from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
 
 MAX_FDS: Final = 2
-"""ContextOpened and Attached carry two: the command stream and the staging memory."""
+"""The descriptors of ContextOpened and Attached: the command stream and the staging memory."""
 _CHUNK: Final = 65536
 
 
@@ -47,7 +47,7 @@ class ConversationEnded(DaemonError):
 
 
 class Conversation:
-    """Messages both ways over a connected stream socket, which it owns. For one thread at a time.
+    """Sends and receives messages over a connected stream socket, which it owns. For one thread at a time.
 
     Ctrl-C during a wait loses no byte and no descriptor.
     """
@@ -58,17 +58,17 @@ class Conversation:
         self._frames: deque[Frame] = deque()
 
     def send(self, message: object) -> None:
-        """Send a message; raise Ended if the other side has gone."""
+        """Send a message; raise ConversationEnded if the other side has gone."""
         try:
-            # Without the signal: a native program has not disabled SIGPIPE, which ends it.
+            # MSG_NOSIGNAL, because SIGPIPE would kill a native program, which does not ignore it.
             self.socket.sendall(messages.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
             raise ConversationEnded(f"it does not take a message: {error.strerror}") from None
 
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
-        """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
+        """Return the next message and its descriptors, which the caller owns; wait ``timeout`` seconds at most.
 
-        Raise Ended, TimeoutError, and OSError if this process may not open the descriptors.
+        Raise ConversationEnded, TimeoutError, and OSError if this process may not open the descriptors.
         """
         while not self._frames:
             self.wait(timeout)
@@ -84,7 +84,7 @@ class Conversation:
 
     def wait(self, timeout: float | None) -> None:
         """Wait until there is something to read; raise TimeoutError after ``timeout`` seconds."""
-        # Wait separately from reading, so that Ctrl-C ends the wait and loses no byte or descriptor.
+        # Wait before reading, so that a Ctrl-C during the wait loses no byte or descriptor.
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         if not poll.poll(None if timeout is None else timeout * 1000):
@@ -104,11 +104,11 @@ class Conversation:
 
     @property
     def is_over(self) -> bool:
-        """Whether the other side has closed; neither waits nor reads."""
+        """Whether the other side has closed its end, found without waiting or reading."""
         return self.ends_within(0)
 
     def ends_within(self, seconds: float) -> bool:
-        """Return whether the other side has closed, or does so within ``seconds``."""
+        """Return whether the other side has closed its end, or does so within ``seconds``."""
         poll = select.poll()
         try:
             poll.register(self.socket, select.POLLRDHUP)
@@ -117,7 +117,7 @@ class Conversation:
         return bool(poll.poll(seconds * 1000))
 
     def close(self) -> None:
-        """Close the socket and every descriptor that was not taken."""
+        """Close the socket, and the descriptors of messages that were not received."""
         self.socket.close()
         close_all(self._reader.take_unclaimed_fds())
         while self._frames:
@@ -125,7 +125,7 @@ class Conversation:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
-    """Receive bytes and descriptors, close-on-exec because another thread may start an executor."""
+    """Receive bytes and descriptors; these are close-on-exec, because another thread may start an executor."""
     space = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
     data, controls, flags, _ = connection.recvmsg(_CHUNK, space, socket.MSG_CMSG_CLOEXEC)
     return data, *whole(descriptors_in(controls), flags)
@@ -153,12 +153,13 @@ def check_api_version(environment: Mapping[str, str]) -> None:
 
 
 SERVER_END_S: Final = 0.5
-"""Seconds in which a server that is killed closes its sessions, perhaps after its executors' links.
+"""How long to wait for the session to close when an executor's link has closed, in seconds.
 
-A server that ends by itself closes its sessions first.
+A server that is killed may close the links to its executors before its sessions; one that exits closes its sessions
+first.
 """
 _STREAM_FDS: Final = 4
-"""A command stream takes two descriptors; another thread may open two at the same time."""
+"""Descriptors of two command streams, because another thread may open one at the same time."""
 
 
 class Session:
@@ -191,8 +192,8 @@ class Session:
     ) -> Opened:
         """Ask the server for a context on a device, and return its properties.
 
-        ``affinity``: at most so many SMs, rounded up; ``partition``: exactly so many, for a green context. With
-        partitioning of each context the percentage that the environment has now is sent too. The first context of a
+        ``affinity``: the maximum number of SMs, rounded up; ``partition``: their exact number, for a green context.
+        With partitioning of each context the environment's present percentage is sent too. The first context of a
         device brings its command stream. Raise CudaError: the server's refusal, or MPS_RPC_FAILURE if the server has
         gone.
         """
@@ -212,7 +213,7 @@ class Session:
             if transport is None:
                 raise self._end_session("it opened a context and gave no command stream")
             if transport.error is not None:
-                # The executor has ended since, but the server has not.
+                # The executor has ended in the meantime, but the server has not.
                 raise transport.error.copy()
         return Opened(
             context_id=answer.context,
@@ -270,7 +271,7 @@ class Session:
             self._conversation.send(messages.CloseContext(request=self._number(), context=answer.context))
 
     def _stream_ended(self, reason: str) -> CudaError:
-        """Return the error of an executor's end: its server's end, or alone, a fatal fault of its device."""
+        """Return why an executor has ended: its server has ended, or else its device has had a fatal fault."""
         if self._conversation.ends_within(SERVER_END_S):
             return self._end_session("it has ended")
         return CudaError(Result.ERROR_LAUNCH_FAILED, f"a fatal GPU fault: {reason}")
@@ -280,13 +281,16 @@ class Session:
             message = self._last_message()
             self._lost = message or connection_lost(f"the MPS server: {reason}; end this process and start it again")
             if self._conversation.is_over:
-                # Its contexts are gone with it, though executors may live on for a moment.
+                # The server's contexts have gone, even if executors run for another moment.
                 for transport in tuple(self._transports.values()):
                     transport.fail(self._lost)
         return self._lost.copy()
 
     def _last_message(self) -> CudaError | None:
-        """Return the error that the server sent before it ended, or None; a requesting thread reads it itself."""
+        """Return the error that the server sent before it ended, or None.
+
+        None also while another thread makes a request: that thread reads the error itself.
+        """
         if self._requesting.acquire(blocking=False):
             try:
                 while True:
@@ -294,14 +298,14 @@ class Session:
                     close_all(fds)
                     if isinstance(answer, messages.RequestRefused) and not answer.request:
                         return CudaError(answer.code, answer.reason)
-            except (ConversationEnded, OSError):  # TimeoutError among them
+            except (ConversationEnded, OSError):  # includes TimeoutError
                 pass
             finally:
                 self._requesting.release()
         return None
 
     def check(self) -> None:
-        """Raise MPS_RPC_FAILURE if the server has gone; it stays gone for this process."""
+        """Raise MPS_RPC_FAILURE if the server has gone; this process cannot connect to another one."""
         if self._lost is None and self._conversation.is_over:
             self._end_session("it has ended")
         if self._lost is not None:
@@ -321,9 +325,9 @@ class Session:
 
 
 def _percentage_now() -> tuple[float | None, str]:
-    """Return the percentage for a context made now, and the text of percentages by device, which the server reads.
+    """Return the environment's percentage, or the text of its percentages by device, which the server parses.
 
-    None and an empty text if the environment has no valid one.
+    None and an empty text if neither is valid.
     """
     text = os.environ.get(PERCENTAGE, "")
     report_settings({PERCENTAGE: text})

@@ -4,15 +4,15 @@ A `Context` is the client's side of one context of an executor. It may be closed
 handle, as primary contexts are; ``id`` is the executor's id of the context that is open now. Objects belong to a
 context and are dropped with it: modules that keep such objects append a function to `when_closed`.
 
-**Sticky errors.** After a fault every call in the context returns the same error. The fault arrives in one of three
-ways: an answer carries FLAG_STICKY; an answer to another thread's record does; or a *pulse* detects it. A program
-that only makes asynchronous calls never waits for an answer. So after _PULSE_RECORDS records, and not more often
-than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a later pulse looks for without waiting.
+**Sticky errors.** After a fault every call in the context returns the same error. The client notices the fault in one
+of three ways: the answer to the call carries FLAG_STICKY, the answer to another thread's record does, or a *pulse*
+finds one. Pulses exist because a program that makes only asynchronous calls never waits for an answer. So after
+_PULSE_RECORDS records, and not more often than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a
+later pulse looks for without waiting.
 
-A fault is final for its process. Its contexts can be closed, but no context opens on that device again:
-`lost_devices` has the first error, which every attempt returns. That is recorded of a GPU, with and without MPS, and
-as the MPS documents have it: the process has to end. A device that contains faults
-(`DeviceProperties.contains_faults`) is not lost.
+After a fault the process cannot use the device again. Its contexts can be closed, but an attempt to open another
+raises the first error, which is in `lost_devices`. A GPU was recorded to behave so, with and without MPS, and the MPS
+documents require the process to end. A device that contains faults (`DeviceProperties.contains_faults`) is not lost.
 
 **Invariants**
 
@@ -20,11 +20,11 @@ as the MPS documents have it: the process has to end. A device that contains fau
   properties.
 - A fault is reported with the id under which it happened, and ignored if the context was closed or reopened since.
 - Every change of the sticky error also drops the plans of the launch cache (`launch_cache.invalidate`).
-- `Context.close` may be called again by what it drops (a finalizer), so its lock is reentrant.
+- The finalizer of an object that `Context.close` drops may call it again, so its lock is reentrant.
 
 **Waiting.** Memory pools reuse memory once a stream is known to have reached a point. So a call that waits for a
-stream encloses the wait in `enclose_wait`, which calls the functions in `before_waiting` and, after the wait, the
-functions that they returned.
+stream does so within `enclose_wait`, which calls the functions in `before_waiting` and, after the wait, the functions
+that they have returned.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from pympsd_client._connect.connection import Connection, Opened, VisibleDevice
 
 
 class ThreadStreams:
-    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts and these contexts' ids.
+    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by context and context id.
 
-    When the thread ends they are handed to their contexts, which destroy them with their next stream. A
-    destructor must not send, because that might block.
+    When the thread ends, each stream is handed to its context, which destroys it when the next stream is created.
+    The destructor must not send records itself, because that might block.
     """
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class ThreadStreams:
 
 
 class _ThreadState(threading.local):
-    """One instance's attributes are this thread's own."""
+    """Attributes of which each thread has its own values."""
 
     def __init__(self) -> None:
         self.stack: list[Context] = []
-        """Contexts current to this thread, the last one on top (CUDA driver API, Context Management)."""
+        """This thread's stack of contexts; the last one is current (CUDA driver API, Context Management)."""
         self.streams = ThreadStreams()
         self.in_host_function = False
-        """Whether this thread runs a host function just now, in which CUDA calls are not permitted."""
+        """Whether this thread is running a host function, in which CUDA calls are not permitted."""
 
 
 this_thread: Final = _ThreadState()
@@ -85,7 +85,7 @@ _PULSE_S: Final = 0.005
 
 
 def new_handle() -> int:
-    """Return a handle for an object that exists in this process only."""
+    """Return a new handle for an object that the executor does not have."""
     return (1 << GENERATION_SHIFT) | _count()
 
 
@@ -96,13 +96,13 @@ lost_devices: Final[dict[int, CudaError]] = {}
 _ENDED_FROM_OUTSIDE: Final = (Result.ERROR_CONTEXT_IS_DESTROYED, Result.ERROR_MPS_CLIENT_TERMINATED)
 """Sticky errors that are not faults."""
 when_closed: Final[list[Callable[[Context], None]]] = []
-"""Called with a context that closes, to drop the objects that belonged to it."""
+"""Called with a context that is being closed, to drop the objects that belong to it."""
 when_opened: Final[list[Callable[[Context], None]]] = []
-"""Called with a context that was opened."""
+"""Called with a context that has just been opened."""
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
-"""Called before a call waits for a stream of a context (None: for all).
+"""Called before a call waits for a stream of a context (None: for all its streams).
 
-The returned function is called after the wait, with whether the wait was successful.
+A returned function is called after the wait, with True if the wait was successful.
 """
 
 
@@ -110,8 +110,8 @@ The returned function is called after the wait, with whether the wait was succes
 def enclose_wait(context: Context, stream: int | None) -> Iterator[None]:
     """Enclose a call that waits for a stream of a context (None: for all of its streams).
 
-    Memory pools learn by this which of their memory is free for all streams. If the block raises, nothing is
-    concluded.
+    After a successful wait, memory pools let other streams use the memory that was freed in it. If the block raises,
+    they do not.
     """
     afterwards = [after for prepare in before_waiting if (after := prepare(context, stream)) is not None]
     done = False
@@ -126,9 +126,9 @@ def enclose_wait(context: Context, stream: int | None) -> Iterator[None]:
 class Context:
     """A context, open or closed. A primary context opens again under the same handle. Thread-safe.
 
-    Attributes that other modules use: ``handle`` (the program's), ``id`` (the executor's, of the context that is open
-    now), ``device``, ``flags``, ``primary``, ``partition`` (SMs of a green context, else None), ``settings`` and
-    ``stream_attributes`` (values that the program has set).
+    Attributes that other modules use: ``handle`` (the program's), ``id`` (the executor's id of the context that is
+    open now), ``device``, ``flags``, ``primary``, ``partition`` (a green context's number of SMs, else None),
+    ``settings`` and ``stream_attributes`` (values that the program has set).
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class Context:
         affinity: int | None = None,
         partition: int | None = None,
     ) -> None:
-        """``partition``: the SMs of a green context, None: no such context."""
+        """``partition``: the number of SMs of a green context; None for other contexts."""
         self.device: Final = device
         self.flags = flags
         self.attached = 0
-        """Calls of cuCtxAttach that no cuCtxDetach has undone."""
+        """The number of cuCtxAttach calls that no cuCtxDetach has undone."""
         self._affinity: Final = affinity
         self.partition: Final = partition
         self.primary: Final = primary
@@ -153,24 +153,24 @@ class Context:
         self.ended_threads_streams: deque[int] = deque()
         """Per-thread streams of threads that have ended."""
         self.prints = False
-        """Whether kernels of a module of it may print."""
+        """Whether a module with kernels that may print has been loaded."""
         self._unwatched = 0
-        """Records without an answer since the last pulse."""
+        """The number of records without an answer since the last pulse."""
         self._pulse_due = 0.0
         self._watched_record: tuple[int, int] | None = None
-        """The context's id and the sequence number of a record whose answer a pulse looks for."""
+        """The context's id and the sequence number of the record whose answer the next pulse looks for."""
         self.settings: Final[dict[str, int]] = {}
-        """Limits and preferences that were set."""
+        """Limits and preferences that the program has set."""
         self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
-        """Attributes that were set of its streams, by handle."""
+        """Attributes that the program has set on the context's streams, by the stream's handle."""
         self._sticky_error: CudaError | None = _not_open()
-        self._changing: Final = RLock()  # an object that it drops when it closes may close it again
+        self._changing: Final = RLock()  # the finalizer of an object that is dropped may close the context again
         contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:
-        """Open the context if it is closed; raise CudaError with the device's fault, or the server's refusal.
+        """Open the context if it is closed; raise CudaError: the device's earlier fault, or the server's refusal.
 
-        The functions in `when_opened` are called with it, for example to give it peer access.
+        Call the functions in `when_opened`, which for example give the context peer access.
         """
         with self._changing:
             if self.opened is None:
@@ -185,8 +185,8 @@ class Context:
     def close(self, connection: Connection) -> None:
         """Close the context and free its objects, even after a fault; no effect if it is closed.
 
-        The output of its kernels is printed before. Handles of its objects are invalid from now on: the functions in
-        `when_closed` drop them. Raise CudaError if the server cannot be reached; the context is closed nevertheless.
+        First its kernels' output is printed. The functions in `when_closed` drop its objects, whose handles become
+        invalid. Raise CudaError if the server cannot be reached; the context is closed nevertheless.
         """
         if self.prints and self.opened is not None:
             with suppress(CudaError):
@@ -214,13 +214,13 @@ class Context:
 
     @property
     def sticky_error(self) -> CudaError | None:
-        """The error every call in this context returns, or None."""
+        """The error that every call in this context returns, or None."""
         return self._sticky_error
 
     def usable(self) -> Opened:
-        """Return the properties of the open context: every call begins with this.
+        """Return the properties of the open context. Every call that uses a context begins here.
 
-        Raise its sticky error, or CONTEXT_IS_DESTROYED if it is closed.
+        Raise the sticky error, or CONTEXT_IS_DESTROYED if the context is closed.
         """
         opened, error = self.opened, self._sticky_error
         if error is not None or opened is None:
@@ -228,7 +228,7 @@ class Context:
         return opened
 
     def fault(self, context_id: int, code: int, reason: str) -> None:
-        """Set the sticky error after a fault: from now on every call in the context fails with it.
+        """Set the sticky error after a fault, so that every later call in the context fails with it.
 
         ``context_id``: the executor's id of the context in which the fault happened. No effect if the context was
         closed or reopened since, or has an error already. ``code`` is a CUresult number.
@@ -243,11 +243,11 @@ class Context:
                 invalidate()
 
     def end(self, error: CudaError) -> None:
-        """Fail every use of it with this error: in a forked child, and at the end of the process."""
+        """Make every later call in the context fail with an error (in a forked child, and at the process's exit)."""
         self._sticky_error = error
 
     def allocate_handle(self) -> int:
-        """Return a handle that no other object of this process has, of this executor's generation."""
+        """Return a new handle, unique in this process, for an object in the executor; it contains its generation."""
         return (self.usable().generation << GENERATION_SHIFT) | _count()
 
     # --- records
@@ -262,10 +262,11 @@ class Context:
         opened.transport.post(operation.record(opened.context_id, opened.transport.sequence(), *operands))
 
     def pulse(self, opened: Opened, now: bool = False) -> None:
-        """See whether a fault has ended the context, without waiting; raise its error.
+        """Check, without waiting, whether a fault has ended the context; raise its error.
 
-        A program that makes only asynchronous calls gets its errors in this way: now and then a record is sent whose
-        answer is read later. ``now``: this call stands for many.
+        Now and then a pulse sends a record, and a later pulse looks for its answer, so that a program that makes only
+        asynchronous calls gets its errors too. ``now``: do not wait for _PULSE_RECORDS calls, because earlier
+        launches in C were not counted.
         """
         self._unwatched += 1
         if self._unwatched < _PULSE_RECORDS and not now:
@@ -304,7 +305,7 @@ class Context:
     def judge(self, opened: Opened, answer: Answer) -> bytes:
         """Return an answer's operands and tail, or raise its error.
 
-        An error that is marked as sticky is kept: every later call in the context raises it too.
+        An error that is marked as sticky is kept, and every later call in the context raises it too.
         """
         flags, result, body = answer
         if result == Result.SUCCESS:
@@ -315,7 +316,7 @@ class Context:
         raise CudaError(result, reason)
 
     def synchronize(self) -> None:
-        """Wait for all work of all its streams."""
+        """Wait for all work in the context's streams."""
         with enclose_wait(self, None):
             self.call(operations.SYNCHRONIZE_CONTEXT)
 
@@ -333,7 +334,7 @@ def context_of(handle: int) -> Context:
 
 
 def current() -> Context:
-    """Return the calling thread's current context; raise INVALID_CONTEXT when it has none."""
+    """Return the calling thread's current context; raise INVALID_CONTEXT if it has none."""
     stack = this_thread.stack
     if not stack:
         raise invalid_context(
@@ -343,9 +344,9 @@ def current() -> Context:
 
 
 def require_context(handle: int = 0) -> Context:
-    """Return the context of a handle (0: the current one), which is usable.
+    """Return the context of a handle (0: the current one) if it can be used.
 
-    Raise INVALID_CONTEXT or its sticky error.
+    Raise INVALID_CONTEXT, or the context's sticky error.
     """
     context = context_of(handle) if handle else current()
     context.usable()
@@ -353,9 +354,9 @@ def require_context(handle: int = 0) -> Context:
 
 
 def current_on_device_with(attribute: str, problem: str) -> Context:
-    """Return the current context, which is usable.
+    """Return the current context if it can be used and its device's ``attribute`` is not 0.
 
-    Raise NOT_SUPPORTED, for ``problem``, if this device attribute is 0.
+    Raise NOT_SUPPORTED with the reason ``problem`` if the attribute is 0.
     """
     context = require_context()
     if not context.device.properties.attributes.get(attribute):
@@ -364,7 +365,7 @@ def current_on_device_with(attribute: str, problem: str) -> Context:
 
 
 def context_on(ordinal: int) -> Context:
-    """Return a usable context on a device, preferably the current one; raise INVALID_VALUE if it does not exist.
+    """Return a context on a device, preferably the current one; raise INVALID_VALUE if there is none to use.
 
     ``ordinal`` is the daemon's number of the device, which also selects its window of addresses. A process's contexts
     on one device share its memory, so any of them will do.
@@ -379,7 +380,7 @@ def context_on(ordinal: int) -> Context:
 
 
 def usable_on(ordinal: int) -> Context | None:
-    """Return an open context without an error on a device (by its ordinal), or None."""
+    """Return an open context without an error on the device with this ordinal, or None."""
     for context in tuple(contexts.values()):
         if context.device.ordinal == ordinal and context.active and context.sticky_error is None:
             return context

@@ -1,4 +1,4 @@
-"""Copies of device memory: through the staging memory, by the device from and to page-locked memory, within it.
+"""Copies of device memory, through the staging memory or by the device itself (page-locked memory, other addresses).
 
 Each chunk of a staged copy is one record, whose bytes lie in a slot of the staging memory.
 """
@@ -20,14 +20,14 @@ from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
 
 Recorder = Callable[[int, int, int, int], bytes]
-"""Packs a piece's record from the context's id, the sequence number, the offset of the slot and flags."""
+"""Packs a piece's record from the context's id, the sequence number, the slot's offset and the flags."""
 
 
 @frozen
 class Piece:
     """A part of a staged copy, ``size`` bytes.
 
-    ``move`` copies them into, or out of, the slot at an address. ``record`` packs the piece's record.
+    ``move`` copies the bytes into or out of the slot at an address. ``record`` packs the piece's record.
     """
 
     size: int
@@ -53,8 +53,9 @@ def _make_piece_to_host(target: int, size: int, record: Recorder) -> Piece:
 def copy_to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
     """Copy ``count`` host bytes at address ``source`` to device memory, in stream order.
 
-    The source may change as soon as this returns. With ``wait`` it returns when the bytes have been copied, else when
-    they are on their way: an error is then returned by a later call (CUDA driver API, API synchronization behavior).
+    The source may change as soon as this function returns. With ``wait`` it returns when the bytes have been copied.
+    Without, it returns when they are on their way, and a later call returns an error (CUDA driver API, API
+    synchronization behavior).
     """
     opened = context.usable()
     if (by := intercepted.by) is not None and by.take_copy(
@@ -80,7 +81,7 @@ def copy_to_device(context: Context, stream: int, destination: int, source: int,
 
 
 def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait: bool) -> None:
-    """Copy pieces to the device; with ``wait`` return when all are there, else when their records are sent.
+    """Copy pieces to the device; with ``wait`` return when all have been copied, else when their records are sent.
 
     Each piece's bytes are copied into a slot before its record is sent, so the source may change when this returns.
     Raise CudaError; with ``wait`` also the errors of the copies themselves.
@@ -104,11 +105,11 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
 
 
 def _fill_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
-    """Return the offset of a slot that holds a piece's bytes."""
+    """Copy a piece's bytes into a slot and return its offset."""
     offset = transport.take_slot(sequence, piece.size, context)
     try:
         piece.move(transport.staging.address + offset)
-    except BaseException:  # Ctrl-C: no record will be sent for it
+    except BaseException:  # after a Ctrl-C no record will use the slot
         transport.free_slot(sequence)
         raise
     return offset
@@ -116,7 +117,7 @@ def _fill_slot(transport: Transport, context: Context, sequence: int, piece: Pie
 
 @frozen
 class _PendingPiece:
-    """A piece on its way from the device: the offset in the staging memory at which it will lie."""
+    """A piece on its way from the device; ``offset`` is its place in the staging memory."""
 
     sequence: int
     offset: int
@@ -124,9 +125,9 @@ class _PendingPiece:
 
 
 def copy_from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
-    """Copy ``count`` bytes of device memory to the host address ``target``, in stream order; return when there.
+    """Copy ``count`` bytes of device memory to the host address ``target``, in stream order, and wait for them.
 
-    Both forms of the call get pageable memory, so both are synchronous, as CUDA documents.
+    The target is pageable memory, to which CUDA documents even asynchronous copies as synchronous.
     """
     opened = context.usable()
     if (by := intercepted.by) is not None and by.take_copy(
@@ -152,10 +153,10 @@ def copy_from_device(context: Context, stream: int, target: int, source: int, co
 
 
 def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_pending: int) -> None:
-    """Copy pieces to the host, at most ``max_pending`` under way at a time; return when all are there.
+    """Copy pieces to the host, at most ``max_pending`` at a time, and return when all have been copied.
 
-    The slots of pieces under way stay taken, so with several threads the bound leaves some for each. Raise CudaError;
-    the slots of pieces that were not copied out are then released as soon as the executor has answered.
+    The bound leaves slots for other threads, because pending pieces occupy theirs. Raise CudaError; the slots of
+    pieces that were not copied out are then released as soon as the executor has answered.
     """
     transport = opened.transport
     pending: deque[_PendingPiece] = deque()
@@ -165,7 +166,7 @@ def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_
                 _copy_out(context, opened, pending)
             sequence = transport.sequence()
             offset = transport.staging.take(sequence, piece.size, context, is_kept=True)
-            while offset is None and pending:  # our own slots first: a thread never waits while it keeps some
+            while offset is None and pending:  # empty own slots: a thread must not wait while it keeps some
                 _copy_out(context, opened, pending)
                 offset = transport.staging.take(sequence, piece.size, context, is_kept=True)
             if offset is None:
@@ -176,13 +177,13 @@ def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_
         while pending:
             _copy_out(context, opened, pending)
     finally:
-        # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
+        # After an error or Ctrl-C the executor may still write into these slots until it has answered.
         for slot in pending:
             _release(transport, slot.sequence)
 
 
 def _copy_out(context: Context, opened: Opened, pending: deque[_PendingPiece]) -> None:
-    """Wait for the first pending piece, and copy it to its place."""
+    """Wait for the first pending piece, and copy it from its slot to the host memory."""
     slot, transport = pending[0], opened.transport
     context.judge(opened, transport.answer(slot.sequence))
     slot.piece.move(transport.staging.address + slot.offset)
@@ -196,9 +197,9 @@ def _release(transport: Transport, sequence: int) -> None:
 
 
 def copy_by_device(context: Context, operation: OperationLayout, stream: int, *operands: int, wait: bool) -> None:
-    """Let the device itself copy, in stream order, between device memory and page-locked memory of the executor.
+    """Let the device copy, in stream order, between device memory and page-locked memory of its executor.
 
-    Without ``wait`` return immediately; page-locked memory is then read or written later.
+    Without ``wait`` return immediately; the device accesses the page-locked memory later.
     """
     context.post(operation, stream, *operands)
     if wait:
@@ -206,10 +207,9 @@ def copy_by_device(context: Context, operation: OperationLayout, stream: int, *o
 
 
 def upload(context: Context, operation: OperationLayout, handle: int, data: bytes) -> None:
-    """Send bytes slot by slot and wait for the answers.
+    """Send an image of a module, or items of a graph, slot by slot, and wait for the answers; raise CudaError.
 
-    Each record holds the handle, the offset in the staging memory and the number of bytes. For images of modules and
-    items of graphs. Raise CudaError.
+    Each record has the handle, the offset in the staging memory and the number of bytes.
     """
     opened = context.usable()
     transport = opened.transport
@@ -225,7 +225,7 @@ def upload(context: Context, operation: OperationLayout, handle: int, data: byte
 def copy_between_devices(
     destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
 ) -> None:
-    """Copy device memory to another device, staged here; returns when the bytes have been copied."""
+    """Copy device memory to another device through a buffer of this process, and wait until it has been copied."""
     limit = source[0].usable().transport.staging.max_slot_bytes
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)
@@ -240,7 +240,7 @@ def copy_on_device(context: Context, stream: int, destination: int, source: int,
 
 
 def _chunks(first: int, count: int, limit: int, stop: Event | None = None) -> Iterator[tuple[int, int]]:
-    """Yield (start, size) of the chunks of ``count`` bytes from ``first``; stop when the event is set."""
+    """Yield (start, size) of each chunk of the ``count`` bytes from ``first`` on; end early once ``stop`` is set."""
     for start in range(first, first + count, limit):
         if stop is not None and stop.is_set():
             return

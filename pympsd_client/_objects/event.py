@@ -1,4 +1,4 @@
-"""Events: points in streams to wait for and to measure between (CUDA driver API, Event Management)."""
+"""Events: points in streams that can be waited for and timed (CUDA driver API, Event Management)."""
 
 from collections.abc import Callable
 from typing import Final
@@ -19,19 +19,17 @@ INTERPROCESS: Final = 4
 
 @define(eq=False)
 class Event:
-    """An event; ``recorded`` once it was recorded in a stream, or may have been by another process."""
+    """An event; ``recorded`` is True once it has been recorded in a stream, perhaps by another process."""
 
     handle: int
     context: Context
     flags: int
     recorded: bool = False
     opened_in: dict[Context, int] = field(factory=dict)
-    """Its handles in other contexts of the device, where green contexts have streams."""
+    """The event's handles in other contexts of its device, for recording across green contexts."""
 
     def handle_in(self, context: Context) -> int:
-        """Return the event's handle in its own context, or in one that a green context relates to it; raise
-        INVALID_HANDLE.
-        """
+        """Return the event's handle in its own context or in a related one; raise INVALID_HANDLE for any other."""
         if context is self.context:
             return self.handle
         if not self.is_related_to(context):
@@ -45,8 +43,9 @@ class Event:
         return handle
 
     def is_related_to(self, context: Context) -> bool:
-        """Return whether it can be recorded in another context: on the same device, if one of the two contexts is
-        green.
+        """Return whether the event can be recorded in another context.
+
+        It can if both contexts are on one device and at least one of them is green.
         """
         has_green = context.partition is not None or self.context.partition is not None
         return has_green and context.device is self.context.device
@@ -60,8 +59,8 @@ events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never cr
 def create(context: Context, flags: int) -> Event:
     """Make an event and return it.
 
-    ``flags`` combines CUevent_flags; CU_EVENT_INTERPROCESS requires CU_EVENT_DISABLE_TIMING, else INVALID_VALUE.
-    NOT_SUPPORTED if the device has no events between processes.
+    ``flags`` combines CUevent_flags; CU_EVENT_INTERPROCESS requires CU_EVENT_DISABLE_TIMING. Raise INVALID_VALUE for
+    other flags, NOT_SUPPORTED if the device has no events between processes.
     """
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS):
         raise invalid_value(f"event flags must be a combination of CUevent_flags, not {flags}")
@@ -77,14 +76,14 @@ def create(context: Context, flags: int) -> Event:
 
 
 def open_shared(context: Context, secret: int) -> Event:
-    """Make an event that stands for the same work as another process's event; raise CudaError."""
+    """Open another process's event by its secret; raise CudaError."""
     handle = context.allocate_handle()
     context.call(operations.OPEN_EVENT, handle, secret >> 64, secret & ((1 << 64) - 1))
     return events.add(Event(handle, context, DISABLE_TIMING, recorded=True))
 
 
 def destroy(handle: int) -> None:
-    """Destroy an event, done or not."""
+    """Destroy an event, even if its work is not done."""
     event = events.find(handle)
     events.destroy(event)
     for context, its_handle in event.opened_in.items():
@@ -93,10 +92,9 @@ def destroy(handle: int) -> None:
 
 
 def record(handle: int, stream: int) -> None:
-    """Record an event: it stands for the stream's earlier work.
+    """Record an event, which then stands for the stream's earlier work and no longer for work recorded before.
 
-    A later record replaces an earlier one. INVALID_HANDLE if event and stream are of different contexts, unless a
-    green context relates them.
+    Raise INVALID_HANDLE if the stream's context is neither the event's nor related to it (`Event.is_related_to`).
     """
     event = events.find(handle)
     context, stream_id = resolve(stream)
@@ -105,7 +103,7 @@ def record(handle: int, stream: int) -> None:
 
 
 def query(handle: int) -> None:
-    """Return if the recorded work is done, or nothing was recorded; raise NOT_READY otherwise."""
+    """Raise NOT_READY unless the recorded work is done, or the event was never recorded."""
     event = events.find(handle)
     event.context.usable()
     if event.recorded:
@@ -113,7 +111,7 @@ def query(handle: int) -> None:
 
 
 def synchronize(handle: int) -> None:
-    """Wait until the work that it last recorded is done."""
+    """Wait until the work that the event was last recorded for is done."""
     event = events.find(handle)
     event.context.usable()
     if event.recorded:
@@ -125,8 +123,8 @@ def synchronize(handle: int) -> None:
 def make_stream_wait(stream: int, handle: int) -> None:
     """Make later work of a stream wait for the event.
 
-    The event of another context may be another executor's, so it is waited for here, before the stream's later
-    work is sent at all.
+    An event of another context may be in another executor. Then this function waits for the event itself, before the
+    stream's later work can be sent.
     """
     event = events.find(handle)
     context, stream_id = resolve(stream)
@@ -140,8 +138,8 @@ def make_stream_wait(stream: int, handle: int) -> None:
 def elapsed_milliseconds(start: int, end: int) -> float:
     """Return the milliseconds between two recorded events.
 
-    NOT_READY if one of them has not been reached. INVALID_HANDLE if one was never recorded or measures no time, or if
-    they are of different contexts.
+    Raise NOT_READY if one of them has not been reached, INVALID_HANDLE if one was never recorded or has no timing, or
+    if they are of different contexts.
     """
     first, second = events.find(start), events.find(end)
     for event in (first, second):

@@ -1,4 +1,4 @@
-"""Green contexts: contexts whose kernels have a part of the device's SMs (CUDA driver API, Green Contexts)."""
+"""Green contexts: contexts whose kernels use only a part of the device's SMs (CUDA driver API, Green Contexts)."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ from pympsd_client._objects.stream import streams
 
 @frozen(eq=False)
 class GreenContext:
-    """A green context by its handle, and the context that it is converted to."""
+    """A green context's handle, and its context, which cuCtxFromGreenCtx returns."""
 
     handle: int
     context: Context
@@ -37,14 +37,14 @@ _descriptions: Final[dict[int, Description]] = {}
 
 
 def describe(device: int, count: int) -> int:
-    """Return a handle of a description; CUDA has no function that frees one."""
+    """Return the handle of a new description. It is never freed, because CUDA has no function for that."""
     handle = new_handle()
     _descriptions[handle] = Description(device, count)
     return handle
 
 
 def create(handle: int, device: VisibleDevice) -> GreenContext:
-    """Make a green context by a description; raise CudaError."""
+    """Make a green context from a description's handle; raise CudaError."""
     description = _descriptions.get(handle)
     if description is None:
         raise invalid_value(f"{handle:#x} was not returned by cuDevResourceGenerateDesc")
@@ -67,12 +67,12 @@ def find(handle: int) -> GreenContext:
 
 
 def find_by_context(context: Context) -> GreenContext | None:
-    """Return the green context that was converted to a context, or None."""
+    """Return the green context to which a context belongs, or None."""
     return _by_context.get(context)
 
 
 def destroy(handle: int) -> None:
-    """Destroy a green context, and free the objects that were made in it."""
+    """Destroy a green context and the objects that were made in it."""
     context = find(handle).context
     contexts.pop(context.handle, None)
     context.close(process.require())
@@ -96,7 +96,7 @@ def _streams_of(context: Context) -> list[int]:
 
 
 def record(context: Context, event: int) -> None:
-    """Record an event for the earlier work in all streams of a context; raise CudaError."""
+    """Record an event that stands for the earlier work in all streams of a context; raise CudaError."""
     recorded_event = events.events.find(event)
     handle = recorded_event.handle_in(context)
     joining_stream, end_event = context.allocate_handle(), context.allocate_handle()
@@ -112,9 +112,9 @@ def record(context: Context, event: int) -> None:
 
 
 def wait(context: Context, event: int) -> None:
-    """Make the later work in all streams that a context has now wait for an event; raise CudaError.
+    """Make the later work in all of a context's present streams wait for an event; raise CudaError.
 
-    An event of another context is waited for here.
+    This function itself waits for an event of an unrelated context.
     """
     waited_event = events.events.find(event)
     if context is not waited_event.context and not waited_event.is_related_to(context):

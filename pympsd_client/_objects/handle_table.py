@@ -1,4 +1,4 @@
-"""Tables of the program's objects by handle, one for each kind; a table drops the objects of a closed context."""
+"""Tables of the program's objects by handle, one for each kind. A table drops the objects of a closed context."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,22 +11,19 @@ from pympsd_client._command_stream.operations import OperationLayout
 from pympsd_client._objects.context import Context, current, when_closed
 
 next_buffer_id: Final = count(1).__next__
-"""Returns an id of memory that no other memory of this process has or had."""
+"""Return a new id for memory, never used before in this process."""
 
 
 class Owned(Protocol):
-    """An object with a handle that belongs to a context.
-
-    An object in a `HandleTable`: a stream, an event, a module, or an allocation by its address.
-    """
+    """An object in a `HandleTable`, with a handle and a context: a stream, an event, a module or an allocation."""
 
     @property
     def handle(self) -> int:
-        """The handle with which the program names it."""
+        """The handle by which the program names the object; for an allocation, its address."""
 
     @property
     def context(self) -> Context:
-        """The context it is destroyed with."""
+        """The context with which the object is destroyed."""
 
 
 T = TypeVar("T", bound=Owned)
@@ -40,14 +37,16 @@ _DESTROY: Final = {
 
 
 class HandleTable(Generic[T]):
-    """Objects of one kind by handle. Thread-safe: each step is a single one of a dictionary's.
+    """Objects of one kind by handle. Thread-safe, because each step is a single operation of a dictionary.
 
-    An object whose context closes is dropped: its handle is invalid then. ``get`` is the dictionary's own method, for
-    callers that look up often and handle a missing object themselves.
+    When a context closes, its objects are dropped and their handles become invalid. ``get`` is the dictionary's own
+    method, for callers that look up often and handle a missing object themselves.
     """
 
     def __init__(self, noun: str, why_missing: str, kind: Kind | None = None) -> None:
-        """``noun`` and ``why_missing`` are words of the refusal; ``kind`` names the wire's destroy operation."""
+        """``noun`` and ``why_missing`` complete the error for a missing object; ``kind`` selects the operation that
+        destroys one.
+        """
         self._noun: Final = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
         self._why_missing: Final = why_missing
         self._objects: Final[dict[int, T]] = {}
@@ -73,22 +72,19 @@ class HandleTable(Generic[T]):
         return owned
 
     def remove(self, handle: int) -> T | None:
-        """Take an object out; return it, or None if there was none."""
+        """Remove the object with a handle and return it; return None if the table does not have it."""
         return self._objects.pop(handle, None)
 
     def put_back(self, owned: T) -> None:
-        """Put back an object that was taken out, unless its handle now names another object.
-
-        Used when freeing has failed: the program may try again.
-        """
+        """Put back an object that could not be freed, unless its handle now names another object."""
         self._objects.setdefault(owned.handle, owned)
 
     @contextmanager
     def take_out(self, owned: T) -> Iterator[None]:
-        """Take an object out for a block that frees it, and enter it again if the block fails.
+        """Remove an object for a block that frees it, and put it back if the block raises.
 
-        It is taken out first: once it is free another thread may be given the same handle. INVALID_HANDLE if another
-        thread has taken it out.
+        It is removed first, because another thread may get the same handle as soon as the object is free. Raise
+        INVALID_HANDLE if another thread has removed the object.
         """
         if self.remove(owned.handle) is None:
             raise invalid_handle(f"{owned.handle:#x} has been destroyed by another thread")
@@ -99,10 +95,10 @@ class HandleTable(Generic[T]):
             raise
 
     def destroy(self, owned: T) -> None:
-        """Ask the executor to destroy an object; take it out once the record is sent, or answered.
+        """Ask the executor to destroy an object, and remove it when the record is sent or, if it has one, answered.
 
-        Raises CudaError if the executor refuses, in which case the handle stays valid; TypeError for a table without
-        a kind on the wire.
+        Raise CudaError if the executor refuses; the handle then stays valid. Raise TypeError for a table without a
+        kind.
         """
         if self._destroy is None:
             raise TypeError(f"the wire has no operation that destroys {self._noun}")
@@ -114,7 +110,7 @@ class HandleTable(Generic[T]):
         return tuple(self._objects.values())
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all objects."""
         self._objects.clear()
 
     def _drop(self, context: Context) -> None:

@@ -1,8 +1,8 @@
 """Functions of the program that run in its own process, in stream order (CUDA driver API, Execution Control).
 
-A function is passed as to cuda.bindings: the address of a C function, as a number or a CUhostFn. A ctypes function
-or any other callable works too (not when the program runs natively: then every call is cuda.bindings' own). An
-exception of a Python function goes to `sys.unraisablehook`, and the stream continues.
+As with cuda.bindings, a function is the address of a C function, as a number or a CUhostFn. Here a ctypes function or
+any other callable works too, except in a program that runs natively, whose calls all go to cuda.bindings. A Python
+function's exception goes to `sys.unraisablehook`, and the stream continues.
 """
 
 import ctypes
@@ -25,15 +25,15 @@ from pympsd_client._objects.stream import resolve
 _HOST_FN: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _STREAM_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 _C_FUNCTION: Final[Any] = _HOST_FN.__bases__[0]
-"""The common type of all ctypes functions."""
-# A callable is called through ctypes as well, so its exceptions are handled like those of a ctypes function.
+"""The common base class of ctypes functions."""
+# A Python callable is called through ctypes too, so that its exceptions are handled like a ctypes function's.
 _CALL_HOST: Final = ctypes.CFUNCTYPE(None, ctypes.py_object)
 _CALL_BACK: Final = ctypes.CFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 _making: Final = Lock()
 
 
 def launch(stream: int, function: Any, data: Any) -> None:
-    """Run ``function(data)`` in stream order, unless the context is in error by then; raise CudaError."""
+    """Queue ``function(data)`` in a stream. It does not run if its context has an error by then. Raise CudaError."""
     context, stream_id = _place(stream)
     work = callee(function, data)
     if (by := intercepted.by) is None or not by.take_host_function(context, stream_id, work):
@@ -41,10 +41,9 @@ def launch(stream: int, function: Any, data: Any) -> None:
 
 
 def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
-    """Return the address of a C function (0 for another callable), the address of its data, and a function that calls
-    it.
+    """Return the address of a C function (0 for another callable), that of its data, and a function that calls it.
 
-    INVALID_VALUE for NULL, TypeError for an object that cannot be called.
+    Raise INVALID_VALUE for NULL, TypeError for an object that cannot be called.
     """
     address = _address(function)
     if address is None:
@@ -55,16 +54,16 @@ def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
 
 
 def run_after(stream: int, run: Callable[[], None]) -> None:
-    """Run a function of pympsd's own after a stream's earlier work, even if that ended in an error.
+    """Run one of pympsd's own functions after a stream's earlier work, even if that work fails.
 
-    It runs in a callback thread and must not raise. Raise CudaError if it cannot be queued.
+    The function runs in a callback thread and must not raise. Raise CudaError if it cannot be queued.
     """
     context, stream_id = resolve(stream)
     _post(context, stream_id, lambda status: run(), on_error=True)
 
 
 def add_callback(stream: int, callback: Any, data: Any) -> None:
-    """Run ``callback(stream, status, data)`` in stream order, or when the context ends in an error."""
+    """Queue ``callback(stream, status, data)`` in a stream; it runs even if the context gets an error."""
     context, stream_id = _place(stream)
     if (by := intercepted.by) is not None:
         by.take_host_function(context, stream_id, None)
@@ -91,7 +90,7 @@ def _place(stream: int) -> tuple[Context, int]:
 
 
 def _address(function: Any) -> int | None:
-    """Return the address of a C function; None for a Python callable; TypeError for anything else."""
+    """Return the address of a C function, or None for a Python callable; raise TypeError for anything else."""
     if isinstance(function, _C_FUNCTION):
         address = ctypes.cast(function, ctypes.c_void_p).value or 0
     elif callable(function) and not hasattr(function, "__int__"):
@@ -109,7 +108,7 @@ def _pointer(data: Any) -> int:
 
 
 def _hold(reference: object, run: Callable[[int], None]) -> Callable[[int], None]:
-    """Return the same function with a reference that keeps the callable alive until the function is dropped."""
+    """Return a function that calls ``run`` and keeps ``reference`` alive as long as it exists."""
 
     def call(status: int, _reference: object = reference) -> None:
         run(status)
@@ -123,7 +122,7 @@ def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error
 
 
 def mark(run: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a function that runs a host function, and refuses CUDA calls in its thread while it runs."""
+    """Return a function that calls ``run``, and has CUDA calls refused in its thread meanwhile."""
     process.calls_back = True
     invalidate()
 
@@ -138,7 +137,7 @@ def mark(run: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def callbacks_of(transport: Transport) -> HostCallbacks:
-    """Return the host functions of a command stream."""
+    """Return a command stream's `HostCallbacks`, made at the first call."""
     with _making:
         callbacks = transport.host_callbacks
         if not isinstance(callbacks, HostCallbacks):

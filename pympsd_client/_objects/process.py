@@ -1,10 +1,10 @@
 """The state of this process: its connection to the devices (cuInit), and its handling of fork and exit.
 
-cuInit connects to a daemon, and without one to the native driver or a private executor (`_connect.discovery`
-decides). A process that runs natively has ``process.native``; every later call goes to that module.
+cuInit connects to a daemon, or else to the native driver or a private executor (`_connect.discovery` decides). In a
+process that runs natively, every later call goes to the module ``process.native``.
 
-- **Fork.** A child of a process that has called cuInit cannot use CUDA. In the child the connection is abandoned:
-  its copies of the sockets are closed, nothing is sent, and each context gets the error as its sticky error.
+- **Fork.** A child of a process that has called cuInit cannot use CUDA. The child abandons the connection: it closes
+  its copies of the sockets, sends nothing, and gives each context a sticky error.
 - **Exit.** The connection is closed, and later calls (of destructors and daemon threads) return DEINITIALIZED.
 - **Primary contexts** are counted here: the first retain opens a device's primary context, the last release closes
   it.
@@ -50,23 +50,23 @@ class Process:
 
     def __init__(self) -> None:
         self.native: Any = None
-        """The module cuda.bindings.driver if the program runs natively: every call then goes to it."""
+        """The module cuda.bindings.driver, which gets every call, if the program runs natively; else None."""
         self.when_native: list[Callable[[], None]] = []
         """Called when it turns out that the program runs natively."""
         self.connection: Connection | None = None
         self.forked = False
         self.ended = False
-        """Whether the process is at its end, and the connection closed."""
+        """Whether the process is exiting and the connection is closed."""
         self.calls_back = False
         """Whether this process has launched a host function, in which CUDA calls are not permitted."""
         self._starting = Lock()
         self.primaries: dict[int, Primary] = {}
 
     def initialize(self, flags: int) -> None:
-        """Initialize as cuInit does, once; a later call only checks that the server is still there.
+        """Connect to the devices, as cuInit does; a later call only checks that the server has not gone.
 
-        Raise CudaError: the daemon's or server's refusal, INVALID_VALUE for flags other than 0 and for settings that
-        cannot be read, DEINITIALIZED and NOT_INITIALIZED at the end and after a fork. Other threads wait until the
+        Raise CudaError: the daemon's or server's refusal, INVALID_VALUE for flags other than 0 and for invalid
+        settings, DEINITIALIZED while the process exits, NOT_INITIALIZED after a fork. Other threads wait until the
         first call is done.
         """
         self._refuse_ended()
@@ -89,14 +89,14 @@ class Process:
                 answer = connection if isinstance(connection, NoDaemon) else request_session(connection, environment)
                 break
             except NotWelcomed:
-                # The server has just ended: the daemon starts another, or refuses with the reason.
+                # The server has just ended. The daemon starts another, or refuses with the reason.
                 if not again:
                     raise
                 time.sleep(GRANT_PAUSE_S)
         if not isinstance(answer, NoDaemon):
             self._set_connection(answer)
             return
-        # Imported here, because with a daemon no program needs it.
+        # Imported here, because a program that has a daemon does not need it.
         from pympsd_client._connect.private_executor import (
             PrivateExecutors,
             PrivateExecutorWarning,
@@ -112,7 +112,7 @@ class Process:
             self.native = bindings
             return
         self._set_connection(PrivateExecutors(environment))
-        # The frames above: initialize, cuInit and its core, the program.
+        # The frames from here: _connect, initialize, cuInit's core, cuInit, the program.
         warnings.warn(f"{answer.reason}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
 
     def _set_connection(self, connection: Connection) -> None:
@@ -120,7 +120,7 @@ class Process:
         self.connection = connection
 
     def require(self) -> Connection:
-        """Return the connection; raise NOT_INITIALIZED before cuInit and after fork."""
+        """Return the connection; raise NOT_INITIALIZED before cuInit and after a fork, DEINITIALIZED at exit."""
         if self.connection is None:
             self._refuse_ended()
             raise CudaError(Result.ERROR_NOT_INITIALIZED, "call cuInit(0) first: it has not been called, or failed")
@@ -148,7 +148,7 @@ class Process:
         return self.primaries[self.device(index).number]
 
     def after_fork(self) -> None:
-        """In a forked child, disable everything if cuInit was called; the parent is not affected."""
+        """In a forked child, make all calls fail if the parent had called cuInit; the parent is not affected."""
         is_connecting = self.connection is not None or self._starting.locked()
         self._starting = Lock()
         if self.native is not None or not is_connecting:
@@ -162,7 +162,7 @@ class Process:
             connection.abandon()
 
     def at_exit(self) -> None:
-        """Close the connection in order; every later call fails with DEINITIALIZED."""
+        """Close the connection; every later call fails with DEINITIALIZED."""
         connection, self.connection = self.connection, None
         if connection is not None:
             self.ended = True
@@ -173,7 +173,7 @@ class Process:
 
 
 class Primary:
-    """A device's primary context: made when first retained, closed with the last release (CUDA driver API).
+    """A device's primary context, opened by the first retain and closed by the last release (CUDA driver API).
 
     Its handle stays the same when it is opened again. ``flags`` take effect when it opens.
     """
@@ -183,10 +183,10 @@ class Primary:
         self.context: Context | None = None
         self.flags = 0
         self._references = 0
-        self._changing: Final = RLock()  # an object that a closing context drops may release it too
+        self._changing: Final = RLock()  # a finalizer that runs when the context closes may release it too
 
     def retain(self, connection: Connection) -> Context:
-        """Count one more user; open the context if it is closed. Raise CudaError."""
+        """Count one more user, and open the context if it is closed; return it. Raise CudaError."""
         with self._changing:
             context = self.context or Context(self.device, self.flags, primary=True)
             context.flags = self.flags if not context.active else context.flags
@@ -210,7 +210,7 @@ class Primary:
                 self.context.close(connection)
 
     def reset(self, connection: Connection) -> None:
-        """Free everything that it holds; its users keep their references and retain it again to continue."""
+        """Close the context, which frees its objects. Users keep their references, and retain it to continue."""
         with self._changing:
             if self.context is not None:
                 self.context.close(connection)

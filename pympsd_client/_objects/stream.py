@@ -1,4 +1,4 @@
-"""Streams: their handles, the three special ones, waiting for them (CUDA driver API, Stream Management)."""
+"""Streams, among them the three special ones, and waiting for them (CUDA driver API, Stream Management)."""
 
 from collections.abc import Callable
 from typing import Final
@@ -15,7 +15,7 @@ from pympsd_client._objects.handle_table import HandleTable
 
 NON_BLOCKING: Final = 1
 LEGACY: Final = (0, 1)
-"""NULL and CU_STREAM_LEGACY."""
+"""The handles of the legacy default stream: NULL and CU_STREAM_LEGACY."""
 PER_THREAD: Final = 2
 
 
@@ -55,9 +55,9 @@ def create(context: Context, flags: int, priority: int) -> Stream:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a stream. Work that was queued in it is completed.
+    """Destroy a stream; work that is queued in it is completed.
 
-    INVALID_HANDLE for the special streams (NULL, legacy, per-thread), which are not destroyed.
+    Raise INVALID_HANDLE for the special streams (NULL, legacy, per-thread), which cannot be destroyed.
     """
     stream = streams.find(handle)
     for act in before_destroying:
@@ -71,9 +71,9 @@ def destroy(handle: int) -> None:
 def resolve(handle: int) -> tuple[Context, int]:
     """Return the context of a stream, and the stream's name in records.
 
-    ``handle``: a stream of cuStreamCreate, or one of the special values. These belong to the current context: 0 and 1
-    are the legacy default stream, 2 is the calling thread's own, which is made when it is first used. INVALID_HANDLE,
-    INVALID_CONTEXT.
+    ``handle``: a stream of cuStreamCreate, or a special value, which names a stream of the current context: 0 and 1
+    the legacy default stream, 2 the calling thread's own stream, which is made when it is first used. Raise
+    INVALID_HANDLE, INVALID_CONTEXT.
     """
     if handle in LEGACY:
         return current(), STREAM_LEGACY
@@ -89,20 +89,20 @@ def resolve(handle: int) -> tuple[Context, int]:
 
 
 def query(handle: int) -> None:
-    """Return if all earlier work is done; raise NOT_READY otherwise."""
+    """Raise NOT_READY unless all of the stream's earlier work is done."""
     context, stream = resolve(handle)
     context.call(operations.QUERY_STREAM, stream)
 
 
 def synchronize(handle: int) -> None:
-    """Wait for all earlier work; raise the error of earlier asynchronous work, if any."""
+    """Wait for all of the stream's earlier work; raise the error if some of it has failed."""
     context, stream = resolve(handle)
     with enclose_wait(context, stream):
         context.call(operations.SYNCHRONIZE_STREAM, stream)
 
 
 def properties(handle: int) -> Stream:
-    """Return flags, priority and context, also of the special streams (flags and priority 0, current context)."""
+    """Return a stream's flags, priority and context; for a special stream 0, 0 and the current context."""
     if handle in LEGACY or handle == PER_THREAD:
         context = require_context()
         return Stream(handle, context, 0, 0)

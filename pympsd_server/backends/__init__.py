@@ -1,1 +1,1 @@
-"""Backends, which run the work: one port (interface.py) and its implementations; selection.py chooses."""
+"""Backends, which run the work: one port (interface.py) and two implementations; executor/main.py chooses one."""

@@ -1,4 +1,4 @@
-"""Accounts of device memory, in bytes: of a device, of groups of clients, and of each client; for every backend.
+"""Accounts of device memory in bytes, for both backends: of the device, of groups of clients, and of each client.
 
 Three accounts have to agree before a client gets memory, and all three are charged or none:
 
@@ -8,13 +8,13 @@ Three accounts have to agree before a client gets memory, and all three are char
         DeviceBudget                            else OUT_OF_MEMORY, or a Shortage
 
 A `Shortage` means that the client is within a soft limit: the memory is guaranteed to it, so the server may end
-clients that are above theirs (`service.eviction`), and the allocation is tried again.
+clients that exceed their soft limits (`service.eviction`), and the allocation is tried again.
 
-Other executors of the same device, of other users or SM partitions, have accounts of their own. The server sends each
-of them the bytes that the rest hold (`account_others`); a real GPU also reports the total in use, which includes
+A device may have several executors, for other users or SM partitions. Each keeps accounts of its own, and the server
+sends it the bytes that the others hold (`account_others`). A real GPU also reports the total in use, which includes
 other programs.
 
-`AccountedDevice` is the part of a device that both backends share; Operators and tests read `Counters`.
+`AccountedDevice` is the part of a device that both backends share. Operators and tests read `Counters`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from pympsd_server.backends.device_interface import Audit
 from pympsd_server.backends.interface import BackendError
 
 NOTEWORTHY_BYTES: Final = 64 << 20
-"""Memory freed by others on the device counts from this amount on."""
+"""Memory that others free on the device is counted only if it is at least this much."""
 AUDITED_BYTES: Final = 1 << 20
-"""Bytes that a client takes or returns at a time are reported if they are more than this."""
+"""An audited client's allocation or free is reported only if it is larger than this."""
 GRANULE_BYTES: Final = 512
 """Allocations are accounted in whole granules, as the address space lays them out."""
 
 
 class Shortage(BackendError):
-    """The device lacks ``short`` bytes for a client that is within its soft limit: other clients may be ended.
+    """The device lacks ``short`` bytes for a client that is within its soft limit, so other clients may be ended.
 
     The executor reports it to its server, which chooses the clients (`pympsd_server.state_machine.eviction`).
     """
@@ -63,8 +63,9 @@ def round_up_to_granules(count: int) -> int:
 class DeviceBudget:
     """All memory of one device, in bytes; safe to use from several threads.
 
-    ``in_all`` returns the bytes taken in all, by clients of this executor and others: it is called at the start, and
-    before a client is refused, because others may have freed some since. None: others take none.
+    ``in_all`` returns the bytes in use on the device, by clients of this executor and by others. It is called at the
+    start, and before a client is refused, because others may have freed some since. If it is None, the server reports
+    what others hold (`account_others`).
     """
 
     total: int
@@ -75,9 +76,9 @@ class DeviceBudget:
     on_audited: Audit | None = field(default=None, init=False)
     """Called, from any thread, after an audited client has taken or returned bytes."""
     _groups: WeakValueDictionary[str, GroupBudget] = field(factory=WeakValueDictionary, init=False)
-    """The groups by name, while clients have them."""
+    """The groups by name, as long as they have clients."""
     _others: int = field(default=0, init=False)
-    """The used bytes not taken by clients of this executor."""
+    """The part of ``used`` that clients of this executor do not hold."""
     _other_executors: Mapping[str, int] = field(factory=dict, init=False)
     """The bytes that clients of other executors hold, by group."""
     _lock: Lock = field(factory=Lock, init=False)
@@ -89,8 +90,7 @@ class DeviceBudget:
     def take(self, count: int) -> bool:
         """Take bytes; return whether there were enough.
 
-        ``count`` is in bytes. Before returning False it calls ``in_all`` again, because other processes may have
-        freed memory.
+        Before it returns False, it calls ``in_all`` again, because other processes may have freed memory.
         """
         if not (self._take(count) or (self._others_have_freed() and self._take(count))):
             return False
@@ -128,8 +128,8 @@ class DeviceBudget:
         """Set how many bytes clients of other executors hold, as the server reports it.
 
         Args:
-            count: The bytes that they hold in all; ignored with ``in_all``, which counts them itself.
-            groups: The bytes by the name of each group that has a limit.
+            count: The bytes that they hold in all; ignored if there is an ``in_all``, which counts them itself.
+            groups: The bytes that they hold in each group that has a limit, by the group's name.
         """
         with self._lock:
             if self.in_all is None:
@@ -140,9 +140,9 @@ class DeviceBudget:
                 group.in_other_executors = groups.get(name, 0)
 
     def groups(self, limits: Sequence[MemoryGroup], client: int) -> tuple[GroupBudget, ...]:
-        """Return the accounts of groups, one of a name for all its clients.
+        """Return the accounts of groups; all clients of a group share one account.
 
-        The limits hold that came with the latest client, by its id: others may make their contexts later.
+        The limits of the client with the highest id apply, because an older client may create its context later.
         """
         with self._lock:
             groups = [self._groups.setdefault(limit.name, GroupBudget(limit.name)) for limit in limits]
@@ -173,7 +173,7 @@ class DeviceBudget:
                 group.used -= count
 
     def report_change(self) -> None:
-        """Call ``on_change``, if there is one; the lock must not be held."""
+        """Call ``on_change``, if it is set; the caller must not hold the lock."""
         if self.on_change is not None:
             self.on_change()
 
@@ -192,7 +192,7 @@ class GroupBudget:
     in_other_executors: int = 0
     """The bytes that clients of other executors hold."""
     latest: int = 0
-    """The client that the limits came with."""
+    """The id of the client whose limits these are."""
 
     @property
     def remaining(self) -> int:
@@ -204,7 +204,7 @@ class GroupBudget:
 class ClientBudget:
     """The account of one client process on a device. All amounts are bytes.
 
-    ``limit`` is the client's own limit, 0 for none. The client's memory lock guards it.
+    ``limit`` is the client's own limit, 0 if it has none. The client's memory lock guards the account.
 
     >>> client = ClientBudget(DeviceBudget(total=1 << 30), limit=1 << 20)
     >>> client.take(1 << 19, "cuMemAlloc")
@@ -216,7 +216,7 @@ class ClientBudget:
     limit: int
     groups: tuple[GroupBudget, ...] = ()
     audited: int = 0
-    """The client's id if its allocations and frees are reported to ``on_audited`` of the device; 0: it is not."""
+    """The client's id if its allocations and frees are reported to the device's ``on_audited``, otherwise 0."""
     used: int = field(default=0, init=False)
 
     @property
@@ -232,7 +232,12 @@ class ClientBudget:
         return max(0, min(self.total - self.used, *remaining))
 
     def take(self, count: int, what: str = "an allocation") -> None:
-        """Take bytes; BackendError OUT_OF_MEMORY, perhaps a Shortage, names their use and the limit."""
+        """Take bytes for ``what``.
+
+        Raises:
+            BackendError: OUT_OF_MEMORY, whose reason names ``what`` and the limit. It is a `Shortage` if the device
+                lacks bytes that the client is guaranteed.
+        """
         own = min(self.limit or self.device.total, self.device.total)
         if self.used + count > own:
             raise BackendError(
@@ -277,7 +282,7 @@ class AccountedDevice:
     budget: DeviceBudget
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` after every change of ``memory_used``; it is called from any thread and must not wait."""
+        """Call ``changed`` after every change of ``memory_used``, from any thread; it must not wait."""
         self.budget.on_change = changed
 
     def account_others(self, count: int, groups: Mapping[str, int]) -> None:

@@ -45,9 +45,9 @@ class Timeline(Protocol):
         """Note that work in a stream is finished, or was stopped.
 
         Args:
-            context: As above.
+            context: As in `Timeline`.
             stream: The stream's number in its context; 0 for the default stream.
-            name: As above.
+            name: As in `Timeline`.
             submitted: When it was queued.
             began: When the device began it.
             ended: When the device finished or stopped it.
@@ -79,14 +79,14 @@ class Device(Protocol):
         """Counters for tests and operators, by name.
 
         Both backends have ``contexts``, ``kernels_started``, ``kernels_finished``, ``bytes_allocated`` and
-        ``bytes_used``, of which the first and the last also shrink.
+        ``bytes_used``. Only the first and the last can also decrease.
         """
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The SMs of each live context, and the maximum of blocks that were resident on them at the same time.
+        """The SMs of each live context, and the most blocks that were resident on them at the same time.
 
-        A context that was destroyed is included as long as its kernels still run.
+        A destroyed context is included as long as its kernels run.
         """
 
     @property
@@ -112,7 +112,7 @@ class Device(Protocol):
 
     @property
     def host_memory_base(self) -> int:
-        """The first address of the 256 GiB in which host memory must lie for kernels to access it; 0: anywhere.
+        """The first address of the 256 GiB in which kernels can access host memory; 0 if it may be anywhere.
 
         The client maps pinned memory there, at the same address as the executor.
         """
@@ -120,15 +120,15 @@ class Device(Protocol):
     def register_host_memory(
         self, address_space: int, address: int, memory: memoryview, file: File
     ) -> Callable[[], None]:
-        """Register pinned host memory for direct access, also by kernels of one client if the device maps it.
+        """Register a client's pinned host memory, which copies, and kernels if the device maps it, access directly.
 
         Args:
             address_space: The client whose kernels may access it.
-            address: Where the memory lies, in this process and in the client's.
+            address: The address of the memory, the same in this process and in the client's.
             memory: Its bytes, whole shared pages, which stay mapped while referenced. The reference is dropped when
                 no work can access the memory any more.
-            file: All pinned memory of the client on this device, HOST_FILE_BYTES, for executors of other devices. It
-                stays open until the client's contexts are destroyed.
+            file: The file with all pinned memory of the client on this device, HOST_FILE_BYTES long, for executors
+                of other devices. It stays open until the client's contexts are destroyed.
 
         Returns:
             A callback that unregisters it, to be called once after its last use.
@@ -144,13 +144,13 @@ class Device(Protocol):
         """
 
     def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count the bytes that clients of other executors hold on the device; later allocations have that much less.
+        """Count the bytes that clients of other executors hold on the device, which later allocations cannot get.
 
         Args:
-            count: The bytes of all of them.
-            groups: The bytes by group of clients that share a limit, such as a cgroup (``Quota``).
+            count: The bytes that they hold in all.
+            groups: The bytes that they hold by group of clients that share a limit, such as a cgroup (``Quota``).
 
-        Each call replaces the numbers of the one before.
+        Each call replaces the numbers of the previous one.
         """
 
     def audit_memory(self, audited: Audit) -> None:
@@ -175,7 +175,7 @@ class Device(Protocol):
             address_space: The client process. Contexts of one address space share memory, and one memory limit.
             quota: The limits of the context and its client.
             on_fault: Called once, from any thread, with the sticky error when the context becomes faulted.
-            context_id: Its id in traces and timelines.
+            context_id: The context's id in traces and timelines.
 
         Raises:
             BackendError: OUT_OF_MEMORY if there is no memory for the context itself; the reason names the bytes.

@@ -1,11 +1,11 @@
 """The port between an executor and the backend that runs the work: Context, Module, Stream, Event.
 
-`backends.device_interface` has the part for the whole device, `backends.virtual_memory` that for mapped memory.
+`backends.device_interface` has the part for the whole device, `backends.virtual_memory` the part for mapped memory.
 
-An executor owns one device and depends on no model and no driver: it makes the calls of this module. Two backends
-implement them, the emulated device (`backends.emulated`) and a real GPU (`backends.cuda`); one contract suite,
-tests/backends/contract, holds both to this description. `Capabilities` lists the abilities that a backend may lack,
-as values that callers test; callers never ask which backend it is.
+An executor owns one device. It depends neither on a GPU model nor on a driver, because it makes only the calls of
+this module. Two backends implement them, the emulated device (`backends.emulated`) and a real GPU (`backends.cuda`).
+One contract suite, tests/backends/contract, tests both against this description. `Capabilities` lists the abilities
+that a backend may lack; callers test these values, and never ask which backend it is.
 
 Rules for all calls:
 
@@ -125,7 +125,7 @@ class ContextLimit(IntEnum):
 class Space(Enum):
     """The location of a region's bytes, and when they may be accessed.
 
-    The backend chooses by it how a copy is carried out.
+    It decides how the backend carries out a copy.
     """
 
     DEVICE = "device"
@@ -213,7 +213,7 @@ class Region:
 
 @frozen(eq=False)
 class Copy:
-    """A copy of ``extent`` bytes between two regions, at least one of them in device memory.
+    """A copy of the bytes in ``extent`` between two regions, at least one of them in device memory.
 
     The regions must not overlap. Each has its own pitches, so a copy can pack or unpack rows:
 
@@ -277,9 +277,9 @@ class Launch:
     """Dynamic shared memory of a block."""
     parameters: bytes
     cooperative: bool = False
-    """All blocks must be resident at the same time, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
+    """Whether all blocks must be resident at the same time; COOPERATIVE_LAUNCH_TOO_LARGE if they do not fit."""
     cluster: tuple[int, int, int] = (1, 1, 1)
-    """The blocks of a cluster, if not those that the kernel was compiled for; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
+    """Blocks of a cluster in x, y and z, if the launch asks for clusters; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
 
 
 # --- streams and events
@@ -295,8 +295,9 @@ class Stream(Protocol):
     def copy(self, copy: Copy, done: Completion | None = None) -> None:
         """Copy bytes, then call ``done``.
 
-        A copy from or to ``Space.STAGING`` must have a ``done``. The unfinished ones of a client together take no
-        more bytes than its staging memory has; a backend may refuse (OUT_OF_MEMORY) more than twice that.
+        A copy from or to ``Space.STAGING`` must have a ``done``. The unfinished copies of this kind must not take
+        more bytes together than the client's staging memory has; a backend may refuse (OUT_OF_MEMORY) more than
+        twice as many.
         """
 
     def fill(self, fill: Fill) -> None:
@@ -327,23 +328,23 @@ class Stream(Protocol):
         """
 
     def notify(self, done: Completion) -> None:
-        """Call ``done`` when all work queued in this stream before the call is done; immediately if it already is.
+        """Call ``done`` when all work queued in this stream before the call is done; immediately if it is done now.
 
-        ``done`` gets SUCCESS, or the sticky error of the context, without a wait if it has one already.
+        ``done`` gets SUCCESS. In a faulted context it gets the sticky error immediately.
         """
 
     def launch_host_function(self, begin: Completion) -> PendingHostFunction:
         """Call ``begin`` when the stream reaches this point; later work waits until the function is finished.
 
-        ``begin`` may be called before this returns. If the context becomes faulted or is destroyed, the wait ends,
-        and ``begin``, unless it was called already, is called with that status.
+        ``begin`` may be called before this returns. If the context faults or is destroyed, the wait ends. ``begin``
+        is then called with that status, unless it was called before.
         """
 
     @property
     def idle(self) -> bool:
-        """Whether all work queued in it is done, and all work of other streams that it would wait for.
+        """Whether all work queued in the stream is done, and all work of other streams that it would wait for.
 
-        As cuStreamQuery reports it; true of a stream that was never used.
+        As cuStreamQuery reports it; true for a stream that was never used.
         """
 
     def destroy(self) -> None:
@@ -363,10 +364,10 @@ class PendingHostFunction(Protocol):
     """
 
     def finish(self) -> None:
-        """Resume the stream; no effect a second time.
+        """Resume the stream; a second call has no effect.
 
         Raises:
-            BackendError: INVALID_VALUE before ``begin`` was called.
+            BackendError: INVALID_VALUE if ``begin`` was not called yet.
         """
 
 
@@ -404,19 +405,19 @@ class Event(Protocol):
 class Module(Protocol):
     """Loaded code, and the layouts that the client launches with.
 
-    A module belongs to the context that loaded it, which frees it at the latest when it is destroyed.
+    A module belongs to the context that loaded it. Destroying the context also frees the module.
     """
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
         """The module's kernels; ``Launch.function`` is an index into them.
 
-        The kernels of a large module are loaded when they are needed: until then only the name in a layout is valid.
+        The kernels of a large module are loaded when they are needed. Until then only the name in a layout is valid;
         ``function`` returns the complete layout.
         """
 
     def function(self, index: int) -> FunctionLayout:
-        """Return the whole description of a kernel, which is loaded for it if it was not.
+        """Return the complete layout of a kernel; load the kernel first if that has not happened.
 
         Raises:
             BackendError: INVALID_HANDLE for an index that does not exist, or what ``load_module`` raises.
@@ -433,7 +434,7 @@ class Module(Protocol):
     def managed_bytes(self) -> int:
         """The bytes that ``place_managed`` needs.
 
-        0 if there are no managed variables, or the driver places them itself.
+        0 if the module has no managed variables, or if the driver places them itself.
         """
 
     def place_managed(self, address: int) -> None:
@@ -468,13 +469,13 @@ class EvaluatesConditions(Protocol):
     def condition(self, handle: int) -> Condition:
         """Return the condition that kernels name by a handle (CUgraphConditionalHandle).
 
-        It is the same one for all graphs as long as one of them has it.
+        All graphs get the same condition, as long as one of them uses it.
         """
 
     def call(self, stream: Any, pieces: Iterator[None]) -> None:
-        """Take the pieces one by one, on the device's time, when the stream reaches them; later work waits.
+        """Step through ``pieces`` when the stream reaches this point, as device work; later work waits for the end.
 
-        The pieces may put work in streams. A BackendError that they raise is a fault of the context.
+        A step may queue work in streams. A BackendError that it raises is a fault of the context.
         """
 
 
@@ -493,7 +494,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work queued in the context before this call is done, as cuMemFree does; call ``done``.
+        """Free memory, as cuMemFree does, when the work queued in the context before is done; then call ``done``.
 
         No effect in a faulted context.
 
@@ -539,7 +540,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def open_event(self, event: Event) -> Event:
-        """Return an event that another context of the device has, as an event of this context.
+        """Return an event of this context that stands for an event of another context of the device.
 
         Recording one of them records both.
 

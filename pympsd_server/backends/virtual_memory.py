@@ -13,19 +13,19 @@ from attrs import frozen
 from pympsd.vocabulary.device_properties import PINNED_BITS
 
 TABLE_BYTES: Final = 17 << 20
-"""The bytes behind the memory in a file that peers map: room for a table of the bytes that they may access."""
+"""In a file that peers map, the bytes after the memory: space for a table of the ranges that they may access."""
 HOST_FILE_BYTES: Final = (1 << PINNED_BITS) + TABLE_BYTES
-"""The size of the file with all host memory of a client on a device. It has no pages where no memory was accessed."""
+"""The size of the file with all host memory of a client on a device. It has pages only where memory was accessed."""
 Charge = Callable[[int], Callable[[], None]]
-"""Charges bytes of memory, and returns a function that releases the charge; BackendError OUT_OF_MEMORY."""
+"""Charges bytes of memory and returns a function that releases the charge, or raises BackendError OUT_OF_MEMORY."""
 
 
 @frozen
 class File:
     """A file that holds memory, as another executor finds it: /proc/PROCESS/fd/DESCRIPTOR.
 
-    ``secret`` is in the file's name, which proves that the descriptor still is that file; the memory begins at
-    ``offset`` bytes.
+    ``secret`` is in the file's name, which proves that the descriptor still refers to that file. The memory begins
+    at ``offset`` bytes.
 
     >>> File(descriptor=7, secret=0x1234)
     File(descriptor=7, secret=4660, offset=0)
@@ -81,14 +81,14 @@ class PhysicalMemory(Protocol):
         """
 
     def release(self) -> None:
-        """Free the memory as soon as it is not mapped anywhere (cuMemRelease); immediately if it is not now.
+        """Free the memory as soon as it is not mapped anywhere (cuMemRelease), which may be immediately.
 
         Existing mappings stay valid.
         """
 
 
 class MapsMemory(Protocol):
-    """The part of a context that creates, imports, shares and maps such memory.
+    """The part of a context for memory that clients map: it creates, imports, shares and maps it.
 
     Memory that the client has created and mapped is released with the context.
     """
@@ -96,8 +96,8 @@ class MapsMemory(Protocol):
     def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
         """Return new memory without an address; raise BackendError OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
 
-        ``shareable``: it can be exported to other processes. With ``charge`` it is the host's, which counts it, and
-        always shareable.
+        ``shareable``: the memory can be exported to other processes. With ``charge`` it is host memory, whose bytes
+        ``charge`` counts, and always shareable.
         """
 
     def import_memory(self, secret: int) -> PhysicalMemory:
@@ -108,31 +108,45 @@ class MapsMemory(Protocol):
         """
 
     def share_allocation(self, address: int) -> tuple[int, int]:
-        """Return the secret under which an allocation is imported, and where it begins in the imported memory.
+        """Return the secret under which an allocation is imported, and its offset in the imported memory, in bytes.
 
-        BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED. Once freed it is not imported any more; its memory
-        stays as long as it is mapped.
+        A freed allocation cannot be imported; its memory stays as long as it is mapped.
+
+        Raises:
+            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
     def publish_window(self, address: int) -> File:
         """Return a file with a part of the client's memory on the device, which other executors map by `map_peer`.
 
-        ``address``: the first address of the device's window, for memory that the client has allocated and mapped, or
-        ``Device.host_memory_base``, for host memory that was registered. The descriptor stays the context's.
-        BackendError INVALID_VALUE, NOT_SUPPORTED.
+        Args:
+            address: The first address of the device's window, for memory that the client has allocated and mapped,
+                or ``Device.host_memory_base``, for host memory that was registered.
+
+        Returns:
+            A file whose descriptor the context keeps and closes.
+
+        Raises:
+            BackendError: INVALID_VALUE, NOT_SUPPORTED.
         """
 
     def map_peer(self, address: int, process: int, file: File) -> None:
-        """Make a part of the client's memory on another device accessible to its kernels here, at its addresses.
+        """Make a part of the client's memory on another device accessible to its kernels here, at the same addresses.
 
-        ``address``: the one that `publish_window` was given there. BackendError INVALID_VALUE,
-        OUT_OF_MEMORY, NOT_SUPPORTED.
+        Args:
+            address: The address that `publish_window` was called with there.
+            process: The PID of the executor that published the part.
+            file: The result of that call.
+
+        Raises:
+            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
     def import_peers_memory(self, process: int, file: File, count: int) -> PhysicalMemory:
         """Return memory of ``count`` bytes that the client has created on another device, and published there.
 
-        BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
+        Raises:
+            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
     def unmap_peer(self, address: int) -> None:
@@ -143,7 +157,7 @@ class MapsMemory(Protocol):
         """
 
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
-        """Map all of it at an address (cuMemMap). Accesses fault until ``set_access``.
+        """Map a whole piece of memory at an address (cuMemMap). Accesses fault until ``set_access``.
 
         Raises:
             BackendError: INVALID_VALUE if the range is not free.

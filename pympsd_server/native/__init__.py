@@ -1,1 +1,3 @@
-"""The native worker: C without Python, built if there is a compiler (docs/decisions/009-native-worker.md)."""
+"""The native worker, in C, which runs without the interpreter; built if a compiler exists
+(docs/decisions/009-native-worker.md).
+"""

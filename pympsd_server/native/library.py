@@ -1,4 +1,4 @@
-"""Loads the native library, which setup builds if there is a compiler, and declares its functions."""
+"""Load the native library, which the installation builds if a compiler exists, and declare its functions."""
 
 import ctypes
 import os
@@ -31,7 +31,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 class NoLibrary(StartError):
-    """The native library cannot be used; the message has the reason."""
+    """The native library cannot be used; the message contains the reason."""
 
 
 @cache
@@ -45,7 +45,7 @@ def library() -> Any:
 def load(module: str, signatures: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> Any:
     """Return a library of this package, with the functions of ``signatures`` declared; raise NoLibrary."""
     folder = os.path.dirname(__file__)
-    # The build names it .abi3.so, for every version of Python; that of an earlier build may be next to it.
+    # The build names the file .abi3.so, for all versions of Python; an earlier build's file may be next to it.
     suffixes = sorted(EXTENSION_SUFFIXES, key=lambda suffix: "abi3" not in suffix)
     paths = [path for suffix in suffixes if os.path.exists(path := os.path.join(folder, f"{module}{suffix}"))]
     if not paths:

@@ -1,4 +1,4 @@
-"""The native worker, which executes records outside the interpreter: its choice, and the state that it needs."""
+"""Decide whether a native worker executes records outside of the interpreter, and keep the state that it needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workers:
 
     @classmethod
     def choose(cls, device: Device) -> Workers:
-        """Choose the kind; BackendError NOT_SUPPORTED if the requested one is not available."""
+        """Choose the kind. Raise BackendError with NOT_SUPPORTED if the requested kind is not available."""
         try:
             choice = read(os.environ, WORKER)
         except BadSetting as error:
@@ -69,14 +69,14 @@ class NativeMirror:
             self._worker.add_module(self._context_id, handle, self._access.kernel_rows(entry))
 
     def remove(self, kind: Kind, handle: int) -> None:
-        """Remove a handle."""
+        """Remove the object of a handle."""
         if kind is Kind.STREAM:
             self._worker.drop_stream(self._context_id, handle)
         elif kind is Kind.MODULE:
             self._worker.drop_module(self._context_id, handle)
 
     def set_deferred(self, deferred: bool) -> None:
-        """Leave waiting calls to Python while an error must be delivered."""
+        """Leave calls that wait to Python while an error must be delivered."""
         self._state.deferred = int(deferred)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from pympsd_server.backends.interface import BackendError, Context, Module, Stream
 
 STREAM_EVENTS: Final = 4
-"""The number of CUevents that bound a stream's unfinished launches."""
+"""The number of CUevents that mark a stream's unfinished launches and limit them."""
 
 Type = tuple[str, Any]
 """A C declaration with a placeholder for the name, and the type in ctypes."""
@@ -32,7 +32,7 @@ def _types(fields: tuple[Field, ...]) -> list[tuple[str, Any]]:
 
 
 class StreamState(ctypes.Structure):
-    """A stream: the work that was issued and the part of it that is known to be done."""
+    """A stream: how much work was issued, and how much of it is known to be done."""
 
     fields: Final = (
         ("handle", U64, "CUstream"),
@@ -85,7 +85,7 @@ class KernelRow(ctypes.Structure):
 
 
 class DriverCalls(ctypes.Structure):
-    """The driver's functions by address, so that the native code needs neither headers nor a device to be tested."""
+    """The addresses of the driver's functions, so that the native code can be tested without headers or a device."""
 
     fields: Final = (
         ("context", ADDRESS, "CUcontext, made current in the worker's thread"),
@@ -120,12 +120,12 @@ SHARED_STATES: Final = {
 
 
 class NativeAccess(Protocol):
-    """The C structures behind the port's objects. The states end soon after the objects do."""
+    """The C structures behind the port's objects. A structure is freed soon after its object."""
 
     calls: DriverCalls
-    """The driver's functions by address."""
+    """The addresses of the driver's functions."""
     refused: Callable[[int], BackendError]
-    """Return the error for a record that the driver refused with a CUresult, and do what it calls for."""
+    """Returns the error for a record that the driver refused with a CUresult, and reacts to the error."""
 
     def context_state(self, context: Context) -> ContextState:
         """Return the state of a context."""

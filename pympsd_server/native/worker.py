@@ -1,9 +1,9 @@
 """One client's native worker, as Python uses it (native/src/worker.h has the theory of operation of the C side).
 
-A worker belongs to one client and is run by one Python thread, which calls `take`: without the interpreter's lock, C
-code reads records, executes plain launches and waits, and returns a record that needs Python. Python then executes
-the record, with all rules, and calls `take` again. Contexts, streams and modules that the C code may use are added
-and dropped by the same thread; the structures that both sides change are declared in `native.states`.
+A worker belongs to one client and is run by one Python thread, which calls `take`. Without the interpreter's lock, C
+code then reads records, executes plain launches and waits, and returns when a record needs Python. Python executes
+that record, with all rules, and calls `take` again. The same thread adds and drops the contexts, streams and modules
+that the C code may use. The structures that both sides change are declared in `native.states`.
 """
 
 import ctypes
@@ -20,21 +20,21 @@ from pympsd_server.native.states import ContextState, DriverCalls, KernelRow, Na
 
 _NO_CALLS: Final = ctypes.POINTER(DriverCalls)()
 _leaked: Final[list[object]] = []
-"""Objects that a driver call that does not return may still use."""
+"""Objects that are never freed, because a driver call that has not returned may still use them."""
 
 
 @frozen
 class DeclinedRecord:
-    """A record that Python has to execute; ``code``: the CUresult of the driver's refusal, 0 if it was not tried."""
+    """A record that Python must execute; ``code``: the CUresult of the driver's refusal, 0 if it was not tried."""
 
     record: bytes
     code: int
 
 
 class NativeWorker:
-    """The functions of src/worker.h, whose comments state from which thread each may be called.
+    """The functions of src/worker.h, whose comments state which threads may call each one.
 
-    ``address``: the ring's start in this process; ``spin_ns``: how long to poll for records before sleeping.
+    ``address``: the ring's address in this process; ``spin_ns``: nanoseconds to poll for records before sleeping.
     """
 
     def __init__(self, socket: int, address: int, access: NativeAccess | None, spin_ns: int) -> None:
@@ -47,17 +47,17 @@ class NativeWorker:
         self.access = access
         self._states: dict[int, ContextState] = {}
         self._objects: dict[tuple[int, type, int], object] = {}
-        """The objects that the library has pointers to, by context id, kind and handle."""
+        """The objects to which the library has pointers, by context id, kind and handle."""
 
     def take(self) -> DeclinedRecord | None:
-        """Work until Python has to execute a record; return it, None at the end."""
+        """Work until Python must execute a record, and return that record; return None at the end."""
         if not self._library.worker_take(self._worker, byref(self._record), byref(self._length), byref(self._code)):
             return None
         return DeclinedRecord(ctypes.string_at(self._record.value or 0, self._length.value), self._code.value)
 
     def error_of(self, code: int) -> BackendError:
         """Return the error for the code of a declined record."""
-        assert self.access is not None  # else there are no codes
+        assert self.access is not None  # without access no record has a code
         return self.access.refused(code)
 
     def send(self, data: bytes) -> int:
@@ -67,7 +67,7 @@ class NativeWorker:
     def send_by(self, write: Callable[[], int], count: int) -> int:
         """Call ``write`` to write ``count`` bytes of answers without waiting; return its result, the bytes written.
 
-        Until all are written, if necessary by calls of ``send``, the worker leaves answers to Python.
+        Until all bytes are written, if necessary by calls of ``send``, the worker leaves answers to Python.
         """
         self._library.worker_lock_sending(self._worker)
         unsent = True
@@ -94,7 +94,10 @@ class NativeWorker:
         _check(self._library.worker_add_context(self._worker, context_id, ctypes.pointer(state)))
 
     def drop_context(self, context_id: int, seconds: float) -> None:
-        """Stop executing its records. Objects that a driver call still uses after ``seconds`` are never freed."""
+        """Stop executing records of this context.
+
+        Objects that a driver call still uses after ``seconds`` are never freed.
+        """
         is_unused = self._library.worker_drop_context(self._worker, context_id, int(seconds * 1e9)) == 0
         leaked_objects: list[object] = [self._states.pop(context_id, None)]
         leaked_objects += [self._objects.pop(key) for key in tuple(self._objects) if key[0] == context_id]
@@ -102,12 +105,12 @@ class NativeWorker:
             _leaked.extend((self, *leaked_objects))
 
     def add_stream(self, context_id: int, handle: int, state: StreamState) -> None:
-        """Add a stream of the context."""
+        """Add a stream to the context."""
         self._objects[context_id, StreamState, handle] = state
         _check(self._library.worker_add_stream(self._worker, context_id, handle, ctypes.pointer(state)))
 
     def drop_stream(self, context_id: int, handle: int) -> None:
-        """Remove a stream of the context."""
+        """Remove a stream from the context."""
         self._library.worker_drop_stream(self._worker, context_id, handle)
         self._objects.pop((context_id, StreamState, handle), None)
 

@@ -1,7 +1,7 @@
-"""A client's session with the server: welcome, contexts opened and closed, and everything freed at the end.
+"""A client's session with the server: welcome it, open and close its contexts, and free everything at the end.
 
-The daemon admits a client and passes its socket to the server; from then on the daemon takes no part. A session is
-one task that reads the socket:
+The daemon admits a client and passes its socket to the server; from then on the daemon does not take part. A session
+is one task that reads the socket:
 
     AdmitClient ->  wait while executors are replaced (containment)
                     SessionWelcome: the devices that the client sees, with its limits    or Refused
@@ -9,19 +9,20 @@ one task that reads the socket:
                     ContextOpened: two descriptors, the command stream and shared memory or RequestRefused
     CloseContext -> Detach; ContextClosed
 
-After ContextOpened the client's records go directly to the executor: the server is not part of any launch or copy.
+After ContextOpened the client sends its records directly to the executor: the server takes no part in launches and
+copies.
 
-A context has an id of the server (`Context.id`, unique among all clients), which names it in records and messages,
-and a number of its process, from 1, which names it in the log. It takes its connections of the device before the
-executor creates it and returns them if that fails, so two clients can never be promised the same last connection.
+A context has an id (`ContextRecord.id`, unique in the server), which names it in records and messages, and a number
+in its process, from 1, which names it in the log. It takes its connections of the device before the executor creates
+it, and returns them if that fails, so two clients never get the same last connection.
 
-The session ends when the socket does, or when the client's process does, whatever comes first: a forked child may
-hold copies of the sockets, so the server watches the process by its pidfd. Then everything that the client had is
-freed, in a shielded scope, at most FREE_SECONDS for each executor: executors drop it concurrently; the log, the
-daemon and the observers are notified; executors that nobody uses any more, but whose kernels still run, are ended.
+The session ends when the socket is closed or the client's process ends. The server watches the process by its pidfd,
+because a forked child may hold copies of the sockets. At the end everything that the client had is freed, in a
+shielded scope, in at most FREE_SECONDS: its executors drop the client concurrently; then the log, the daemon and the
+observers are notified; last, executors that have no contexts left, but whose kernels still run, are ended.
 
-Requests of one client are handled one after another, each after its predecessor's answer was read: a client that
-floods the server fills only its own socket.
+Requests of one client are handled one after another, each after the previous answer was read, so a client that floods
+the server fills only its own socket.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ from pympsd_server.state_machine.connections import PoolExhausted, connection_sl
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
 
 ROOM: Final = 8
-"""Descriptors that must be free for a new client: an executor may have to be started for it."""
+"""The number of descriptors that must be free for a new client, for which an executor may have to be started."""
 STREAM_FDS: Final = 2
 FREE_SECONDS: Final = 5.0
-"""The limit for freeing a client's resources; an executor that is stopped does it when it continues."""
+"""The time limit for freeing a client's resources; a stopped executor frees them when it continues."""
 LOGGED_LIMITS: Final = 8
-"""The number of a client's invalid memory limits that are logged: the log is shared."""
+"""The maximum number of a client's invalid memory limits to log, because clients share the log."""
 
 
 @define
@@ -87,13 +88,13 @@ class ClientSession:
     channel: MessageChannel
     pidfd: int
     limits: ClientLimits
-    """The client's limits; from its welcome on, combined with its environment."""
+    """The client's limits, which are combined with its environment before the welcome."""
     ordinals: tuple[int, ...] = ()
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
-    """(slot, generation) of each executor this client has a stream to."""
+    """Slot and generation of each executor to which this client has a stream."""
     _connected: bool = field(default=False, init=False)
-    """Whether it was accepted: during a fault it is not."""
+    """Whether the client was accepted; during a fault it is refused."""
 
     @classmethod
     def of(cls, containment: Containment, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
@@ -126,7 +127,7 @@ class ClientSession:
                     await self._free_everything()
 
     async def _end_with_process(self, scope: trio.CancelScope) -> None:
-        # A forked child may hold copies of the sockets, so wait for the process itself.
+        # A forked child may hold copies of the sockets, so wait until the process itself ends.
         if self.pidfd >= 0:
             await trio.lowlevel.wait_readable(self.pidfd)
             scope.cancel()
@@ -155,7 +156,8 @@ class ClientSession:
                         await self._answer(request, self._close(request, context))
                     case _:
                         raise RemoteError(f"{type(message).__name__} is not for the server")
-                # One answer is read before the next request is: a flood stays in the flooder's own socket.
+                # Send each answer before reading the next request, so that a flood of requests stays in the sender's
+                # own socket.
                 await self.channel.drain()
             if self.channel.failure is not None:
                 raise self.channel.failure
@@ -193,7 +195,7 @@ class ClientSession:
         return True
 
     def _combine_limits(self) -> str:
-        """Combine the limits with the client's environment; return why it is refused, or an empty string."""
+        """Combine the limits with the client's environment; return why the client is refused, or an empty text."""
         visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
         arguments = self.client.environment, self.ordinals, visible
         self.limits, bad = combine_with_environment(self.limits, *arguments)
@@ -220,16 +222,17 @@ class ClientSession:
         try:
             await self._open_on(device, multiprocessors, message.request)
         except ExecutorGone:
-            # It has just ended. If of a fault, containment has the client's error; else try the next executor.
+            # The executor has just ended. After a fault, containment has the client's error; otherwise try the next
+            # executor.
             try:
                 await self._open_on(device, multiprocessors, message.request)
             except ExecutorGone as error:
-                # Not the error's own code, which means that this server has ended.
+                # Do not use the error's own code, which means that this server has ended.
                 raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
         executors, slot = self.containment.executors, self.server.slot_of(self.client, device)
-        await executors.wait_until_ended(slot)  # then it is known whether that is a fault
+        await executors.wait_until_ended(slot)  # after that it is known whether the end was a fault
         if self.containment.refusal(self.client, device) is not None:
             await self.containment.hold(self.client)
         self._check_faults(device)
@@ -240,7 +243,7 @@ class ClientSession:
         try:
             attached, fds = await self._attach(executor, context, multiprocessors)
         except BaseException:
-            # Refused, or the client has exited: the context was never opened.
+            # The executor refused, or the client has exited: the context was never opened.
             self.server.client_table.close_context(self.client, context.id)
             self.containment.context_not_opened(context)
             raise
@@ -278,7 +281,7 @@ class ClientSession:
             raise ExecutorError(Result.ERROR_INVALID_VALUE, str(error)) from None
 
     def _number(self, executor: Executor) -> ContextRecord:
-        """Give a new context its number and its connections, before the executor makes it."""
+        """Give a new context its number and its connections, before the executor creates it."""
         slots, slot = connection_slots(self.client.environment), executor.slot
         isolated = self.server.devices[slot.device].isolates_address_spaces
         partition = partition_on(self.limits, slot.device).name if isolated else slot.partition
@@ -301,7 +304,8 @@ class ClientSession:
     async def _try_to_attach(self, executor: Executor, context: ContextRecord, multiprocessors: int) -> Answer:
         key = (executor.slot, executor.generation)
         new_stream = key not in self._streams
-        # Added before the stream exists: a client that dies during the request is dropped from the executor too.
+        # Add the key before the stream exists, so that a client that ends during the request is dropped from the
+        # executor too.
         self._streams.add(key)
         attach = Attach(
             request=self.containment.executors.next_request(),
@@ -321,13 +325,16 @@ class ClientSession:
             raise
 
     async def _ask_for_stream(self, executor: Executor, attach: Attach) -> Answer:
-        """Request a context with a command stream, which takes two descriptors; raise ExecutorError without them."""
+        """Request a context with a command stream.
+
+        Raise ExecutorError if the stream's two descriptors are not available.
+        """
         try:
             require_room(STREAM_FDS)
             answer, fds = await executor.ask(attach.request, attach)
             if len(fds) == STREAM_FDS:
                 return answer, fds
-            # They were lost because too few descriptors were free. The executor closes the stream's other end.
+            # The descriptors were lost because too few were free. Let the executor close the stream's other end.
             number = self.containment.executors.next_request()
             await executor.ask(number, DropClient(number, self.client.id))
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -339,10 +346,10 @@ class ClientSession:
         detached = self.server.client_table.context_of(self.client, context_id)
         if (executor := self.containment.executors.executor_of(detached)) is not None:
             number = self.containment.executors.next_request()
-            # An executor that ends during the request has freed it as well.
+            # An executor that ends during the request has freed the context as well.
             with suppress(ExecutorError):
                 await executor.free(Detach(number, detached.id))
-        # Removed only now: its connections are free when its work has stopped.
+        # Remove the context only now, because its connections are free when its work has stopped.
         context = self.server.client_table.close_context(self.client, context_id)
         self.server.context_closed(self.client, context)
         if executor is not None:
@@ -352,11 +359,11 @@ class ClientSession:
     async def _free_everything(self) -> None:
         executors = [executor for key in self._streams if (executor := self._find(*key)) is not None]
         async with trio.open_nursery() as nursery:
-            # Concurrently: each executor that is stopped takes FREE_SECONDS.
+            # Concurrently, because a stopped executor takes FREE_SECONDS.
             for executor in executors:
                 nursery.start_soon(self._drop_from, executor)
         self.server.client_left(self.client, connected=self._connected)
-        # Only now: of several clients that leave together the last one finds the executor unused.
+        # Only now, so that the last one of several clients that leave together finds the executor unused.
         for executor in executors:
             await self.containment.executors.end_if_abandoned(executor)
 
@@ -369,5 +376,5 @@ class ClientSession:
         with trio.move_on_after(FREE_SECONDS) as bound, suppress(ExecutorError):
             await executor.free(DropClient(number, self.client.id))
         if bound.cancelled_caught:
-            # It is stopped or stuck: this client's kernels may still run.
+            # The executor is stopped or stuck, so this client's kernels may still run.
             executor.unfinished += 1

@@ -1,12 +1,12 @@
 """Containment of fatal faults: which clients a fault ends, and how the server serves again afterwards.
 
 **The problem.** A fatal fault (a kernel that writes to a wild address, an executor that crashed) makes a device
-unusable for everybody whose contexts run in the same process. MPS documents which clients are lost and which
-continue; the rest of a server must neither be affected nor wait.
+unusable for all clients whose contexts run in the same process. The MPS documents define which clients are lost and
+which continue; all others must neither be affected nor wait.
 
-**The idea.** `state_machine.blast_radius` computes the reach of a fault, without any input or output: the contexts of
-the faulty domain, all contexts of their processes, the devices that those lead to, and so on. This module carries the
-result out, in three steps:
+**The idea.** `state_machine.blast_radius` computes the reach of a fault, without I/O: the contexts of the faulty
+domain, all contexts of their processes, the contexts on the devices of these, and so on. This module acts on the
+result in three steps:
 
     1. contain    note the sticky error of every reached context, log the fault, refuse new clients of these slots
     2. tear down  stop the work of the reached contexts, at most TEARDOWN_SECONDS; kill executors that do not stop
@@ -16,16 +16,17 @@ Example: clients A (devices 0 and 1), B (device 1) and C (device 2); a kernel of
 both devices, B because it shares device 1 with A; C continues. When A and B have exited, the executors of devices 0
 and 1 are replaced.
 
-**Waiting clients.** A client that connects during step 2 is refused, as documented. One that connects while
-all reached processes have exited, and only the executors are still being replaced, waits (`hold`), at most
-HOLD_SECONDS. A second fault wakes the waiting clients, which look again.
+**Waiting clients.** A client that connects before all reached processes have exited is refused, as documented. A
+client that connects later, while executors are being replaced, waits (`hold`) for at most HOLD_SECONDS. A second
+fault wakes the waiting clients, which check again.
 
 **Smaller faults.** A device that contains faults loses only the faulty context. In a static SM partition the fault
 stays with the clients of the partition, and no executor of other clients is replaced (docs/decisions/019).
 
-**What must never happen.** A reached client that exited and is still waited for: `client_left` is called for every
-client, in any state. A context that is torn down twice with different errors: `contexts` keeps the first. An executor
-that is replaced while a process that was reached still lives: its kernels would write into the successor's memory.
+**What must never happen.** The server must not wait for a reached client that has exited, so `client_left` is called
+for every client in any state. A context must not be torn down twice with different errors, so `contexts` keeps the
+first one. An executor must not be replaced while a reached process lives, because the process's kernels would write
+into the new executor's memory.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
 faults-and-shutdown.
@@ -48,38 +49,40 @@ from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 
 TEARDOWN_SECONDS: Final = 5.0
-"""The limit for stopping the work of the contexts that a fault reaches."""
+"""The time limit for stopping the work of the contexts that a fault reaches."""
 HOLD_SECONDS: Final = 30.0
-"""The limit for holding a new client while executors are replaced: on a GPU that takes some seconds, an executor that
-does not become ready twice as long as this; the program's user should not wait for that without a message."""
+"""The time limit for holding a new client while executors are replaced, which takes some seconds on a GPU. For an
+executor that does not become ready it takes twice as long as this limit; the program's user should get a message
+earlier.
+"""
 
 REACHED: Final = "a fatal GPU fault of another context has reached this one"
-"""The reason that is given to contexts which a fault reaches, except the one that caused it."""
+"""The reason for the contexts that a fault reaches, except the one that caused it."""
 
 
 @define
 class Containment:
-    """The faults that a server handles now. It observes the server, to see when the reached clients have gone."""
+    """The faults that a server is handling. It observes the server to learn when the reached clients have gone."""
 
     server: Server
     executors: Executors
     nursery: trio.Nursery
     slots: set[ExecutorSlot] = field(factory=set, init=False)
-    """Slots whose executors are to be replaced."""
+    """The slots whose executors must be replaced."""
     clients: set[int] = field(factory=set, init=False)
-    """Ids of the present clients that a fault has reached."""
+    """The ids of connected clients that a fault has reached."""
     clients_in_partitions: set[int] = field(factory=set, init=False)
-    """Ids of the present clients that a fault has reached in their SM partition: nothing is replaced for them."""
+    """The ids of connected clients that a fault has reached in their SM partition; their executors stay."""
     evicted: set[int] = field(factory=set, init=False)
-    """Ids of the present clients whose namespace or SM partition was deleted."""
+    """The ids of connected clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
     """The sticky error of each context that was torn down, by its id."""
     errors: dict[int, int] = field(factory=dict, init=False)
-    """The first sticky error of each reached client, by its id; it outlives the client's contexts."""
+    """The first sticky error of each reached client, by its id, kept after the client's contexts have gone."""
     pidfds: dict[int, int] = field(factory=dict, init=False)
-    """The pidfd of each client that has a session, by its id; -1: its process is not visible here."""
+    """The pidfd of each client that has a session, by its id; -1 if the process is not visible here."""
     making_room: trio.Lock = field(factory=trio.Lock, init=False)
-    """Held while clients are ended for the memory of others."""
+    """Locked while clients are ended to free memory for others."""
     _recovering: bool = field(default=False, init=False)
     _held: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks of the new clients that wait for the executors."""
@@ -90,20 +93,20 @@ class Containment:
         return bool(self.slots)
 
     def refuses(self, client: ClientRecord) -> bool:
-        """Return whether a new client is refused, because executors of its user are to be replaced."""
+        """Return whether a new client is refused because executors of its user must be replaced."""
         return any(self.server.slot_of(client, slot.device) == slot for slot in self.slots)
 
     async def hold(self, client: ClientRecord) -> None:
-        """Wait while executors of a new client's user are replaced, HOLD_SECONDS at most.
+        """Wait, at most HOLD_SECONDS, while executors of a new client's user are replaced.
 
-        Do not wait while a process that the fault affects is still running, because it may run forever.
+        Do not wait while a process that the fault has reached is running, because it may run forever.
         """
         with trio.move_on_after(HOLD_SECONDS):
             while self.server.is_volta_or_newer and self.refuses(client) and all(map(self._has_ended, self.clients)):
                 await self._held.park()
 
     def _has_ended(self, client_id: int) -> bool:
-        """Return whether a client's process has ended, though its resources may not be freed yet."""
+        """Return whether a client's process has ended; its resources may not be freed yet."""
         pidfd = self.pidfds.get(client_id)
         if pidfd is None or pidfd < 0:
             return pidfd is None
@@ -114,7 +117,7 @@ class Containment:
     # --- events
 
     def context_faulted(self, context_id: int, code: int, reason: str) -> None:
-        """Handle a context that its executor reports as faulted, by its own kernel or by a termination."""
+        """Handle a context whose executor reports that its own kernel or a termination has faulted it."""
         entry = self._find(context_id)
         if code == Result.ERROR_MPS_CLIENT_TERMINATED or context_id in self.contexts or entry is None:
             return
@@ -123,19 +126,19 @@ class Containment:
         if self.server.devices[context.device].contains_faults:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
             return
-        # Its kernel and addresses are not for other clients, which may be other users'.
+        # Other clients must not see the context's kernel and addresses, because they may be other users'.
         self._contain([context.fault_domain], code, REACHED)
 
     def executor_lost(self, slot: ExecutorSlot, reason: str) -> None:
         """Handle the unexpected end of an executor as a fatal fault of its device."""
         if slot in self.slots or not self._has_contexts(slot):
-            return  # it was to be replaced, or the next client's context starts another
+            return  # it is being replaced already, or the next context starts another one
         self._contain(self._domains_of(slot), Result.ERROR_LAUNCH_FAILED, reason)
 
     async def reset(self, context: ContextRecord, reason: str) -> None:
         """Stop a context's work by ending its executor, as a fatal fault of its device.
 
-        The work has stopped when this returns; other contexts that the fault reaches may be torn down later.
+        When this returns, the work has stopped; other contexts that the fault reaches may be torn down later.
         """
         executor = self.executors.executor_of(context)
         if executor is None:
@@ -145,7 +148,7 @@ class Containment:
         await self.executors.end(executor)
 
     def context_closed(self, context: ContextRecord) -> None:
-        """Handle the end of a context, which the client table no longer has."""
+        """Handle the end of a context that was removed from the client table."""
         self.contexts.pop(context.id, None)
         if context.slot in self.slots and not self._has_contexts(context.slot):
             self.server.device_dropped(context.device)
@@ -167,7 +170,7 @@ class Containment:
     # --- reactions
 
     def refusal(self, client: ClientRecord, device: int) -> tuple[int, str] | None:
-        """Return why a client gets no context on a device now, as a CUresult and a sentence; None if it does."""
+        """Return why a client cannot get a context on a device now, as a CUresult and a sentence; None if it can."""
         if client.id in self.clients or client.id in self.clients_in_partitions:
             return self._sticky_of(client.id), "a fatal GPU fault has reached this process: end it"
         if client.id in self.evicted:
@@ -195,7 +198,7 @@ class Containment:
         if blast.slots:
             self.slots |= set(blast.slots)
             self.clients |= {client.id for client in blast.clients}
-            self._held.unpark_all()  # a second fault: they look again
+            self._held.unpark_all()  # after a second fault, the waiting clients check again
         else:
             self.clients_in_partitions |= {client.id for client in blast.clients}
         if any(not slot.partition for slot in blast.slots):
@@ -236,7 +239,7 @@ class Containment:
     async def _tear_down(self, contexts: Iterable[ContextRecord], reason: str) -> None:
         """Stop all work of the contexts and give each its sticky error.
 
-        Kill an executor that does not stop its work in time.
+        Kill executors that do not stop the work within TEARDOWN_SECONDS.
         """
         unstopped = {context.id: context for context in contexts}
         with trio.move_on_after(TEARDOWN_SECONDS):
@@ -248,7 +251,7 @@ class Containment:
             if executor is not None:
                 await self.executors.end(executor)
         if not self.server.is_volta_or_newer:
-            # A neighbour that polls may see the end before its context's error.
+            # Another client that polls may notice that the executor has ended before it gets its context's error.
             codes = {client_id: self._sticky_of(client_id) for client_id in self.server.client_table.clients}
             self.server.end_by_fault(codes, reason)
 
@@ -261,8 +264,8 @@ class Containment:
                 await executor.ask(request, Terminate(request, context.id, code, reason))
             except ExecutorError as error:
                 if error.code == Result.ERROR_LAUNCH_TIMEOUT:
-                    return  # its device cannot stop the work
-                # Else the context or its executor has ended, and with it the work.
+                    return  # the device cannot stop the work
+                # Otherwise the context or its executor has ended, and with it the work.
         del unstopped[context.id]
 
     async def _recover(self) -> None:
@@ -289,7 +292,7 @@ class Containment:
             try:
                 await self.executors.get_or_start(slot)
             except ExecutorError as error:
-                # The next client's context tries again, and its refusal has the reason.
+                # The next client's context tries again; if that fails too, the client gets the reason.
                 self.server.log.error("server_context_failed", device=slot.device, reason=error.reason)
         self.slots -= set(slots)
         self._held.unpark_all()

@@ -1,8 +1,8 @@
-"""The server's side of its link to the daemon: it pushes status and client table, and drops log records when it is
-full.
+"""The server's side of its link to the daemon: push status and client table; drop log records if the link is full.
 
-The link outlives a daemon that is killed: the next one continues with it, and asks for a report of all that was
-pushed."""
+The link outlives a daemon that is killed: the next one continues with it, and requests a report of everything that
+was pushed.
+"""
 
 import os
 from typing import Any, Final
@@ -19,37 +19,40 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions
 
 MAX_LOG_BYTES: Final = 1 << 20
-"""The limit of unsent bytes, beyond which log records are dropped and counted."""
+"""The number of unsent bytes above which log records are dropped and counted."""
 MAX_CLIENT_TABLE_BYTES: Final = 4 << 20
-"""The limit beyond which changes of the client table wait: without a daemon, nothing reads the link."""
+"""The number of unsent bytes above which changes of the client table wait: without a daemon nobody reads the link."""
 
 
 @frozen
 class Admitted:
-    """A client as the daemon handed it over, and its contexts as pushed."""
+    """A client as the daemon handed it over, and the contexts that were pushed."""
 
     message: link.AdmitClient
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
-    """(id, number, device) by id."""
+    """Id, number and device of each context, by id."""
     limits: LimitsInForce | None = None
-    """The limits in force for it, once it was accepted."""
+    """The limits that apply to the client; None until it is accepted."""
 
 
 @define
 class DaemonLink:
-    """Sends to the daemon without waiting, and keeps the messages for the next daemon."""
+    """Sends to the daemon without waiting, and keeps what the next daemon needs."""
 
     channel: MessageChannel
     is_disconnected: bool = field(default=False, init=False)
-    """Whether a daemon has dismissed this server, so that nothing is sent."""
+    """Whether a daemon has dismissed this server, after which nothing is sent."""
     _sender: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _status: str = field(default=ServerStatus.INITIALIZING, init=False)
     _clients: dict[int, Admitted] = field(factory=dict, init=False)
     _last_left: Admitted | None = field(default=None, init=False)
-    """The client that has left last: log lines about it may follow."""
+    """The last client that has left, about which log lines may follow."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
-    """Changes that wait, by client and context; a context that was opened and closed in between leaves none."""
+    """The changes that wait, by client and context.
+
+    A context that is opened and closed meanwhile is removed from them.
+    """
     _use: dict[int, link.MemoryReported] = field(factory=dict, init=False)
     """The last report of each device."""
     _is_late: trio.Event = field(factory=trio.Event, init=False)
@@ -64,7 +67,7 @@ class DaemonLink:
         if self._dropped:
             self._push(link.LogDropped(self._dropped))
             self._dropped = 0
-        # The record's namespace is that of the process's clients, if they are all of one.
+        # The record names the namespace of the process's clients, if all of them have the same one.
         pid = fields.get("pid")
         clients = [admitted.message for admitted in self._clients.values() if admitted.message.pid == pid]
         if not clients and self._last_left is not None and self._last_left.message.pid == pid:
@@ -86,7 +89,7 @@ class DaemonLink:
         self._clients[message.client] = Admitted(message)
 
     def client_joined(self, client: int, limits: LimitsInForce) -> None:
-        """Push the limits in force for a client."""
+        """Push the limits that apply to a client."""
         if client in self._clients:
             self._clients[client] = evolve(self._clients[client], limits=limits)
         self._change((client, 0), link.ClientJoined(client, limits))
@@ -124,10 +127,10 @@ class DaemonLink:
         """Report that the executors have stopped writing to the trace."""
         self._push(link.TraceStopped())
 
-    # --- from one daemon to the next
+    # --- takeover by the next daemon
 
     def report(self, token: int, leaving: bool) -> None:
-        """Report status and client table to a daemon that took the link over; later changes follow."""
+        """Report status and client table to a daemon that has taken over the link; later changes follow."""
         self._late.clear()
         self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
         for admitted in self._clients.values():
@@ -138,7 +141,7 @@ class DaemonLink:
             self._push(link.ReturningClient(**report, contexts=contexts))
 
     def report_all_use(self) -> None:
-        """Report the use of devices to the daemon that took over the link: it has not asked for that."""
+        """Report the use of all devices to a daemon that has taken over the link and does not know it."""
         for report in self._use.values():
             self._push(report)
 

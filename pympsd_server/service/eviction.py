@@ -1,7 +1,7 @@
 """End clients above their soft memory limits when a client that is within its own limit lacks memory.
 
-terminate_client ends a client on an operator's request: all its contexts are stopped for good, whatever they do, and
-the process keeps running.
+`terminate_client` ends a client on an operator's request: all its contexts are stopped permanently, whatever they do,
+but the process continues.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 from pympsd_server.state_machine.eviction import MAX_VICTIMS, Victim, choose
 
 TERMINATION_SECONDS: Final = 10.0
-"""The limit for stopping the work of a client that an operator terminates."""
+"""The time limit for stopping the work of a client that an operator terminates."""
 TERMINATED_REASON: Final = "an operator ended this context with terminate_client; destroy it and make another"
 
 Target = tuple[ClientRecord, ContextRecord]
@@ -29,15 +29,15 @@ Target = tuple[ClientRecord, ContextRecord]
 async def terminate_client(containment: Containment, request: link.TerminateClient) -> None:
     """Terminate a client and answer the daemon with a CUresult: 201 if the process has no active context here.
 
-    If some of its work does not stop within TERMINATION_SECONDS: 702, a kernel may still run, and another request
-    tries again; or, if the request allows it, its devices are reset, which stops the work.
+    If work does not stop within TERMINATION_SECONDS, the result is 702: a kernel may still run, and another request
+    tries again. If the request allows it, the devices are reset instead, which stops the work.
     """
     server = containment.server
     containment.evicted.update(request.expelled)
     targets = [
         (client, context)
         for client in server.client_table.clients.values()
-        # PID 0 is not a process: it stands for every process that the daemon cannot see (pid_namespaces(7)).
+        # PID 0 stands for all processes that the daemon cannot see (pid_namespaces(7)), not for one.
         if client.pid == request.pid != 0
         for context in client.active_contexts()
     ]
@@ -60,7 +60,7 @@ async def terminate_client(containment: Containment, request: link.TerminateClie
 
 
 async def stop(containment: Containment, targets: Sequence[Target], reason: str) -> bool:
-    """Terminate contexts concurrently; return whether all of their work has stopped in TERMINATION_SECONDS."""
+    """Terminate contexts concurrently; return whether all their work has stopped within TERMINATION_SECONDS."""
     with trio.move_on_after(TERMINATION_SECONDS) as bound:
         async with trio.open_nursery() as nursery:
             for client, context in targets:
@@ -77,18 +77,18 @@ async def _terminate(containment: Containment, client: ClientRecord, context: Co
 
 
 async def _still_runs(executors: Executors, executor: Executor, context: ContextRecord, reason: str) -> bool:
-    """Terminate a context; return whether its device cannot stop the work, after waiting for it for a while."""
+    """Terminate a context; return whether its work still runs after a while because the device cannot stop it."""
     request = executors.next_request()
     try:
         await executor.ask(request, Terminate(request, context.id, reason=reason))
     except ExecutorError as error:
-        # Else the context or its executor has ended, and with it the work.
+        # Otherwise the context or its executor has ended, and with it the work.
         return error.code == Result.ERROR_LAUNCH_TIMEOUT
     return False
 
 
 async def _reset(containment: Containment, targets: Sequence[Target]) -> None:
-    """Reset the devices on which work of the targets still runs, as the operator allows."""
+    """Reset the devices on which work of the targets still runs, which the operator has allowed."""
     server = containment.server
     for client, context in targets:
         if context.id in client.terminated:
@@ -100,9 +100,9 @@ async def _reset(containment: Containment, targets: Sequence[Target]) -> None:
 
 
 MAX_TRIES: Final = 3
-"""Attempts to free memory for a client: other clients may take the freed memory."""
+"""The maximum number of attempts to free memory for a client, because other clients may take the freed memory."""
 FREED_SECONDS: Final = 1.0
-"""The limit for the memory of ended clients to become free: a GPU's is when no work can use it any more."""
+"""The time limit for the memory of ended clients to become free, which on a GPU it does when no work can use it."""
 EVICTED: Final = (
     "the MPS server ended this process's contexts: it held memory above its soft limit, and another client that is "
     "within its own needed memory"
@@ -110,7 +110,7 @@ EVICTED: Final = (
 
 
 async def answer_shortage(containment: Containment, executor: Executor, message: MemoryShort) -> None:
-    """Free memory for a client whose work lacks it, and notify its executor."""
+    """Free memory for a client whose work needs it, and report the result to the executor."""
     client = containment.server.client_table.clients.get(message.client)
     has_freed = client is not None and await make_room(containment, executor.device, client, message.short)
     executor.channel.send(RoomMade(message.request, has_freed))
@@ -121,7 +121,8 @@ async def attach_with_room(
 ) -> Answer:
     """Call ``attach``, which creates a context, and return its answer.
 
-    While the device has too little memory, end clients above their soft limits and call it again, MAX_TRIES times.
+    While the device lacks memory, end clients above their soft limits and call ``attach`` again, up to MAX_TRIES
+    times.
     """
     for _ in range(MAX_TRIES):
         try:
@@ -133,7 +134,7 @@ async def attach_with_room(
 
 
 async def make_room(containment: Containment, device: int, caller: ClientRecord, short: int) -> bool:
-    """End clients that hold at least as many bytes on a device, unless the memory was freed for another one before.
+    """End clients that together hold ``short`` bytes on a device, unless enough was freed in the meantime.
 
     Return whether the caller should try again.
     """
@@ -167,7 +168,7 @@ async def make_room(containment: Containment, device: int, caller: ClientRecord,
 
 
 def _targets(server: Server, client: ClientRecord, device: int) -> list[Target]:
-    """Return the contexts of a client to end, each with the client; none if none of them is on the device."""
+    """Return all contexts of a client, each with the client; an empty list if it has no context on the device."""
     contexts = [context for context in client.active_contexts() if context.id not in server.opening]
     return (
         [(client, context) for context in contexts] if any(context.device == device for context in contexts) else []
@@ -175,7 +176,7 @@ def _targets(server: Server, client: ClientRecord, device: int) -> list[Target]:
 
 
 async def _end(containment: Containment, victims: Sequence[Victim], targets: Sequence[Target]) -> bool:
-    """End clients; return whether their work has stopped in time."""
+    """End clients; return whether their work has stopped within TERMINATION_SECONDS."""
     log = containment.server.log
     for victim in victims:
         group = victim.group or "of no cgroup with a soft limit"
@@ -191,7 +192,7 @@ async def _end(containment: Containment, victims: Sequence[Victim], targets: Seq
 
 
 async def _wait_until_freed(executors: Executors, device: int, memory: Mapping[int, int], count: int) -> None:
-    """Wait until clients hold ``count`` bytes less than they held, FREED_SECONDS at most."""
+    """Wait, at most FREED_SECONDS, until clients hold ``count`` bytes less than ``memory``, their bytes by id."""
     with trio.move_on_after(FREED_SECONDS):
         while True:
             now = executors.accounts.usage(device)

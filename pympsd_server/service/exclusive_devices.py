@@ -1,7 +1,7 @@
-"""The devices that a server checks and registers at its start, in their current compute modes, and holds to its end.
+"""The devices of a server, which it checks and registers at its start, in their current compute modes.
 
-If registering a shared device is blocked (any user can keep the folder locked), the server serves it anyway and
-registers it as soon as possible; until then a server that needs the device exclusively does not see this one.
+If registering a shared device is blocked (any user can keep the folder locked), the server uses the device anyway and
+registers it as soon as possible. Until then a server that needs the device exclusively does not notice this server.
 """
 
 import os
@@ -22,7 +22,7 @@ from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
 
 RETRY_SECONDS: Final = 0.5
-"""The interval between attempts to register a device that could not be at the start."""
+"""The interval between attempts to register a device that could not be registered at the start."""
 
 
 class ServerCannotStart(StartError):
@@ -35,14 +35,14 @@ class ServerCannotStart(StartError):
 
 @define
 class RegisteredDevices:
-    """A server's devices. Real devices are not registered, nor are others if the folder cannot be used."""
+    """A server's devices. Only emulated devices are registered, and only if the folder can be used."""
 
     properties: tuple[DeviceProperties, ...]
     folder: StateFolder | None = None
     unregistered: dict[int, str] = field(factory=dict, init=False)
-    """The reason for each device that is not registered yet, by ordinal."""
+    """The reason why a device is not registered yet, by ordinal."""
     unusable: str = field(default="", init=False)
-    """Why no device can be registered; empty if devices can be, or need not be."""
+    """Why devices cannot be registered; empty if they can be, or need not be."""
     _registrations: dict[int, Registration] = field(factory=dict, init=False)
 
     def add(self, device: int, registration: Registration) -> None:
@@ -50,7 +50,7 @@ class RegisteredDevices:
         self._registrations[device] = registration
 
     def report(self, device: int, clients: Iterable[tuple[int, int]], utilization: int) -> None:
-        """Record the memory that clients hold on a device, (PID, bytes) of each, and its utilization in percent."""
+        """Record the memory of clients on a device, as (PID, bytes), and the device's utilization in percent."""
         if device in self._registrations:
             self._registrations[device].report(clients, utilization)
 
@@ -83,7 +83,7 @@ class RegisteredDevices:
 
 
 def register_devices(setup: ServerSetup) -> RegisteredDevices:
-    """Check and register the devices of a setup; raise CannotStart, with nothing registered."""
+    """Check and register the devices of a setup. Raise ServerCannotStart, with no device left registered."""
     try:
         properties = apply_current_modes(setup.devices, setup.machine)
     except BadMachine as error:
@@ -111,7 +111,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         return
     try:
         folder.make()
-        # Whatever blocks one device blocks all: wait only once.
+        # What blocks one device blocks all, so wait only once.
         timeout = 0.0 if devices.unregistered else None
         devices.add(ordinal, register(folder, device.uuid, alone, timeout))
     except InUse as error:
@@ -137,7 +137,7 @@ def _holder(pid: int) -> start_checks.DeviceHolder:
         return start_checks.DeviceHolder(pid)
     try:
         variables = (process / "environ").read_bytes().split(b"\0")
-    except OSError:  # another user's
+    except OSError:  # the process is another user's
         return start_checks.DeviceHolder(pid, name, uid)
     directories = [
         variable.partition(b"=")[2] for variable in variables if variable.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")

@@ -17,7 +17,7 @@ Answer = tuple[Any, tuple[int, ...]]
 
 
 class ExecutorError(ProcessError):
-    """A request failed: with a CUresult and a sentence; ``short``: as in ExecutorRefused."""
+    """A request failed, with a CUresult and a sentence; ``short`` is as in ExecutorRefused."""
 
     def __init__(self, code: int, reason: str, short: int = 0) -> None:
         super().__init__(reason)
@@ -28,43 +28,47 @@ class ExecutorError(ProcessError):
 
 @define
 class Executor:
-    """A running executor; ``generation`` counts those of its device from 1, over all users."""
+    """A running executor; ``generation`` counts the executors of its device from 1, for all users together."""
 
     slot: ExecutorSlot
     generation: int
     process: trio.Process
     channel: MessageChannel
     gone: trio.Event = field(factory=trio.Event, init=False)
-    """Set when its process has ended and is reaped."""
+    """Set when the process has ended and is reaped."""
     end_expected: bool = field(default=False, init=False)
-    """Whether its end was requested, so that it does not count as a fault."""
+    """Whether the end was requested, so that it does not count as a fault."""
     is_killed: bool = field(default=False, init=False)
-    """Whether this server has killed it because it was silent or broke the rules of its link."""
+    """Whether this server has killed the executor because it was silent or violated the protocol."""
     unfinished: int = field(default=0, init=False)
-    """The last known number of contexts that are gone but whose kernels still run."""
+    """The last reported number of destroyed contexts whose kernels still run."""
     has_ended: bool = field(default=False, init=False)
-    """Whether its link is closed; its process may still be there (``gone``)."""
+    """Whether the link is closed; the process may still exist (``gone``)."""
     _answers: dict[int, tuple[trio.Event, list[Answer]]] = field(factory=dict, init=False)
 
     @property
     def device(self) -> int:
-        """The ordinal of its device."""
+        """The ordinal of the executor's device."""
         return self.slot.device
 
     def kill(self) -> None:
-        """Kill a process that does not respond, or breaks the rules of its link."""
+        """Kill a process that does not respond, or has violated the protocol."""
         self.is_killed = True
         self.process.kill()
 
     async def free(self, request: executor_messages.Detach | executor_messages.DropClient) -> None:
-        """Free a context or a client in the executor; keep the number of unfinished contexts; raise ExecutorError."""
+        """Free a context or a client in the executor, and keep the reported number of unfinished contexts.
+
+        Raise ExecutorError.
+        """
         answer, _ = await self.ask(request.request, request)
         self.unfinished = answer.unfinished
 
     async def ask(self, request: int, message: object, descriptors: tuple[int, ...] = ()) -> Answer:
-        """Send a request; return its answer and descriptors; raise ExecutorError if it fails or the executor ends.
+        """Send a request; return its answer and the answer's descriptors.
 
-        ``descriptors``: sent with the request, and closed.
+        ``descriptors`` are sent with the request and closed. Raise ExecutorError if the request fails or the executor
+        ends.
         """
         if self.has_ended:
             close_all(descriptors)
@@ -74,7 +78,7 @@ class Executor:
         try:
             await event.wait()
         except BaseException:
-            # Cancelled just as the answer was received: its descriptors are not used.
+            # The task was cancelled just as the answer was received, so the descriptors are not used.
             close_all(fd for _, fds in answers for fd in fds)
             raise
         finally:

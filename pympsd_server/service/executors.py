@@ -1,33 +1,33 @@
-"""The executor processes of a server: started when first needed, watched, replaced.
+"""The executor processes of a server: start them when they are first needed, watch them, replace them.
 
-**The problem.** A device has to be driven by a process that can die: a kernel of a client may crash the driver, hang
-the device or use up the machine's memory, and a GPU that had a fatal fault is usable again only in another process. A
-server, on the other hand, must not die, because it holds its clients' sessions. Therefore a server never opens a
-device. Executors do, one for each *slot*: a device, and the user (or the SM partition) whose contexts run there, see
-`state_machine.executor_slots`.
+**The problem.** The process that drives a device may have to die: a client's kernel may crash the driver, hang the
+device or use up the machine's memory, and after a fatal fault only another process can use the GPU. A server must not
+die, because it has its clients' sessions. Therefore a server never opens a device. Executors do, one for each *slot*:
+a device, and the user (or the SM partition) whose contexts run there, see `state_machine.executor_slots`.
 
 **The life of an executor.** `get_or_start` starts one when the first context of a slot is opened:
 
     spawn -> ExecutorSetup -> ExecutorReady -> requests and answers, pings -> link closed -> reaped
 
-Each start of a device's executors has a new *generation*. A context keeps the generation that it was created in, so
-a context of an executor that has ended is never mistaken for one of its successor (`executor_of`). An executor of an
-unused slot may be ended to free device memory for another user's (`_make_room`).
+Each executor that is started on a device has a new *generation*. A context keeps the generation of its executor, so a
+context of an ended executor is never mistaken for a context of the next one (`executor_of`). An executor of an unused
+slot may be ended to free device memory for another user's executor (`_make_room`).
 
 **Ends.** There are three, and the difference decides whether clients notice:
 
-- *expected*: this server ends an executor that is not used any more, or that a fault or a termination must replace
-  (`end`, `end_expected`). Nobody is notified; the next context starts another one.
-- *unexpected*: the process crashed, was killed, or broke the rules of its link. `on_loss` is called, and containment
-  handles the loss as a fatal fault of the device. For SIGKILL the log reports the memory of the cgroup, because the
-  kernel does not report that it has killed a process for lack of memory.
-- *silent*: the thread that reads the link never waits for a kernel, so an executor that does not answer a ping for
-  SILENCE_SECONDS is wedged and is killed, unless a signal has stopped the process (it continues later).
+- *expected*: this server ends an executor that is unused, or that must be replaced because of a fault or a
+  termination (`end`, `end_expected`). Nobody is notified; the next context starts another executor.
+- *unexpected*: the process crashed, was killed, or violated the protocol. `on_loss` is called, and containment
+  handles the loss as a fatal fault of the device. After SIGKILL the cgroup's memory is logged, because the kernel
+  does not report that it has killed a process for lack of memory.
+- *silent*: the thread that reads the link never waits for a kernel. So an executor that does not answer a ping for
+  SILENCE_SECONDS is wedged and is killed, unless a signal has stopped the process, which then may continue later.
 
 **Invariants.** At most one executor of a slot runs at a time; `_starting` has a lock for each slot. The next one is
-started when the loss of the last one has been handled, so that no new context is lost with it. A request is
-answered, or fails with ExecutorGone when the executor ends: no task waits for ever. Executors inherit a pipe
-directory that does not exist, so that the driver in them can never connect to an MPS daemon."""
+started when the loss of the last one has been handled, so that new contexts are not lost with it. A request is
+answered, or fails with ExecutorGone when the executor ends, so no task waits forever. Executors inherit a pipe
+directory that does not exist, so that the driver in them never connects to an MPS daemon.
+"""
 
 from __future__ import annotations
 
@@ -58,15 +58,17 @@ from pympsd_server.state_machine.client_table import ContextRecord
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 
 START_SECONDS: Final = 60.0
-"""The limit for an executor to become ready."""
+"""The time limit for an executor to become ready."""
 LEAVE_SECONDS: Final = 1.0
-"""The limit for an executor to exit after its link is closed; one that is stopped or stuck is killed then."""
+"""The time limit for an executor to exit after its link is closed; a stopped or stuck executor is then killed."""
 HEARTBEAT_SECONDS: Final = 5.0
 """The interval between pings of an executor."""
 SILENCE_SECONDS: Final = 20.0
-"""An executor that does not answer for this long is wedged: its link's thread never waits for a kernel."""
+"""An executor that does not answer for this time is wedged, because the thread of its link never waits
+for a kernel.
+"""
 NOWHERE: Final = "/dev/null/no-mps-for-executors"
-"""The executor's pipe directory: its own libcuda must not connect to the daemon."""
+"""The pipe directory of executors, whose libcuda must not connect to a daemon."""
 
 
 @define
@@ -82,25 +84,28 @@ class Executors:
     on_loss: Callable[[ExecutorSlot, str], None] = lambda slot, reason: None
     """Called with (slot, reason) when an executor has ended unexpectedly."""
     on_memory: Any = None
-    """Called with (device, bytes by client) when that has changed; None: not reported."""
+    """Called with (device, bytes by client) after changes; None if memory is not reported."""
     on_shortage: Callable[[Executor, executor_messages.MemoryShort], None] = lambda executor, message: None
-    """Called when a client lacks memory that it is guaranteed."""
+    """Called when a client lacks memory that its soft limit guarantees."""
     on_audited: Callable[[int, executor_messages.MemoryAudited], None] = lambda device, message: None
-    """Called with (device, message) when an audited client has taken or returned memory."""
+    """Called with (device, message) when an audited client has allocated or freed memory."""
     accounts: MemoryAccounts = field(factory=MemoryAccounts, init=False)
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
-    """Returns whether a slot has contexts. The executor of an unused one may be ended for another user's."""
+    """Returns whether a slot has contexts.
+
+    The executor of an unused slot may be ended for another user's executor.
+    """
     on_start: Callable[[Executor], None] = lambda executor: None
     """Called when an executor is ready."""
     memory: CgroupMemory = field(factory=CgroupMemory)
-    """The memory that is reported when an executor was killed."""
+    """Describes the memory of this process's cgroup, for the log line about a killed executor."""
     launches: Counter[int] = field(factory=Counter, init=False)
-    """Kernels started by device, in all generations."""
+    """The number of kernels started by device, in all generations."""
     _utilization: dict[int, dict[ExecutorSlot, int]] = field(factory=dict, init=False)
-    """Percentages of the executors that run, by device; a device is there once one of its executors counted."""
+    """The utilization of each running executor in percent, by device; without devices that never reported it."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
     _latest: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
-    """The last executor that was started in each slot, which may be starting, running, ending or gone."""
+    """The last executor that was started in each slot; it may be starting, running, ending or gone."""
     _generations: dict[int, int] = field(factory=dict, init=False)
     """The last generation by device."""
     _starting: dict[ExecutorSlot, trio.Lock] = field(factory=dict, init=False)
@@ -116,16 +121,16 @@ class Executors:
 
     @property
     def all_running(self) -> tuple[Executor, ...]:
-        """The executors that run."""
+        """The running executors."""
         return tuple(self._running.values())
 
     def get_utilization(self, device: int) -> int | None:
-        """Return the percentage of time in which kernels of any executor ran; None: the backend does not count it."""
+        """Return the percentage of time in which kernels of any executor ran; None if it is not counted."""
         percentages = self._utilization.get(device)
         return None if percentages is None else combine_utilization(percentages.values())
 
     def executor_of(self, context: ContextRecord) -> Executor | None:
-        """Return the executor of a context, None if it has ended (the slot may have another one)."""
+        """Return a context's executor; None if it has ended, even if the slot has another one."""
         executor = self._running.get(context.slot)
         return executor if executor is not None and executor.generation == context.generation else None
 
@@ -142,17 +147,16 @@ class Executors:
             return self._running[slot]
 
     async def wait_until_ended(self, slot: ExecutorSlot) -> None:
-        """Wait while a slot's executor ends: until its process is reaped, and its loss is handled if it was one.
+        """If a slot's executor is ending, wait until it is reaped and, after an unexpected end, its loss is handled.
 
-        A context of the next executor would otherwise count among the contexts that are lost with this one. One that
-        starts, or runs, is not waited for.
+        Otherwise a context of the next executor would count among the contexts that are lost with this one.
         """
         latest = self._latest.get(slot)
         if latest is not None and (latest.end_expected or latest.has_ended):
             await latest.gone.wait()
 
     async def _make_room(self, slot: ExecutorSlot) -> None:
-        """End other users' unused executors on the device: each occupies device memory."""
+        """End other users' unused executors on the device, because each occupies device memory."""
         closable = [
             executor
             for executor in self._running.values()
@@ -169,21 +173,21 @@ class Executors:
             await self.end(executor)
 
     async def end_if_abandoned(self, executor: Executor) -> None:
-        """Kill an executor that has no contexts left but kernels of former ones.
+        """Kill an executor that has no contexts left, but still runs kernels of earlier ones.
 
         The kernels cannot be stopped and keep their memory; the next context starts another executor.
         """
         if not executor.unfinished or executor.end_expected:
             return
         if self.is_used(executor.slot):
-            # The same memory is held as before, but no longer by the same clients.
+            # The same memory is in use as before, but other clients count for it.
             self._report_memory(executor.slot, self.accounts.count_in_slot(executor.slot))
             return
         self.log.info("executor_abandoned", device=executor.device, pid=executor.process.pid)
         await self.end(executor)
 
     async def end(self, executor: Executor) -> None:
-        """Kill an executor; return when its process has ended."""
+        """Kill an executor, and wait until its process has ended."""
         executor.end_expected = True
         if not executor.gone.is_set():
             executor.process.kill()
@@ -226,7 +230,7 @@ class Executors:
                 await self._listen(executor)
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            # The start failed: raise the plain error to the waiting task (an except* would wrap it again).
+            # The start failed: raise the error itself in the waiting task (an except* would wrap it again).
             failed = group.subgroup(ExecutorError)
             if failed is None:
                 raise
@@ -243,7 +247,7 @@ class Executors:
             channel.close()
             with trio.CancelScope(shield=True):
                 status = await _reap(executor)
-                executor.gone.set()  # who waits for this continues after on_loss: no task runs until then
+                executor.gone.set()  # waiting tasks continue after on_loss, because no other task runs until then
         self.log.info("executor_ended", device=device, pid=process.pid, status=status)
         if executor.end_expected:
             return
@@ -254,7 +258,7 @@ class Executors:
         self.on_loss(slot, reason)
 
     async def _watch(self, executor: Executor) -> None:
-        """Ping an executor and kill it when it is silent, unless a signal has stopped its process."""
+        """Ping an executor, and kill it if it is silent, unless a signal has stopped its process."""
         while True:
             await trio.sleep(HEARTBEAT_SECONDS)
             request = self.next_request()
@@ -305,7 +309,7 @@ async def _spawn() -> tuple[socket.socket, trio.Process]:
     own_end, executor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with executor_end:
         try:
-            # It inherits the server's standard streams: errors go to the daemon.
+            # The executor inherits the server's standard streams, so its errors reach the daemon.
             process = await open_process(
                 [sys.executable, "-I", main, "--link-fd", str(executor_end.fileno())],
                 pass_fds=(executor_end.fileno(),),
@@ -341,7 +345,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def _reap(executor: Executor) -> int:
-    # Its link is closed: it exits unless it is stuck.
+    # The link is closed, so the executor exits unless it is stuck.
     with trio.move_on_after(LEAVE_SECONDS):
         return await executor.process.wait()
     executor.kill()

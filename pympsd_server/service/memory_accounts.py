@@ -1,13 +1,13 @@
-"""The memory of clients on each device, by executor and in other servers.
+"""Account for the memory of clients on each device, in this server's executors and in other servers.
 
-Each executor is sent the bytes that clients hold elsewhere.
+Each executor is sent the number of bytes that clients hold elsewhere.
 
-`CgroupMemory` is the memory of this process's cgroup (cgroups(7), v2 and v1), for the report on an executor that was
-killed.
+`CgroupMemory` describes the memory of this process's cgroup (cgroups(7), v2 and v1), for the log line about a killed
+executor.
 
-The kernel kills the process that holds most when memory runs out, and does not report that to its parent: a server
-sees only SIGKILL. The counter of such kills, before and after, and the cgroup's limit distinguish it from a kill by
-an operator. Server and executors are in the same cgroup.
+If memory runs out, the kernel kills the process that uses most, and does not report that to the parent: a server sees
+only SIGKILL. The counter of such kills, before and after, and the cgroup's limit distinguish this from a kill by an
+operator. Server and executors are in the same cgroup.
 """
 
 from collections import Counter
@@ -26,26 +26,26 @@ from pympsd_server.state_machine.executor_slots import ExecutorSlot
 
 @define
 class MemoryAccounts:
-    """Bytes of device memory, as last reported."""
+    """The bytes of device memory that clients hold, as last reported."""
 
     groups_of: Callable[[int, int], Iterable[str]] = lambda client, device: ()
-    """Returns the groups of a client, by id, whose limits hold on a device."""
+    """Called with a client's id and a device: returns the client's groups whose limits apply there."""
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks that wait for the next report."""
     _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
-    """The bytes of each client, by slot."""
+    """The bytes of each client by its id, by slot."""
     _other_servers: dict[int, Counter[str]] = field(factory=dict, init=False)
-    """The bytes in other servers, by device and group; the sum of all is under an empty name."""
+    """The bytes in other servers by device and group; the total has an empty name."""
     _sent: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 
     def usage(self, device: int) -> dict[int, int]:
-        """Return the memory that clients hold on a device, by id."""
+        """Return the bytes that clients hold on a device, by client id."""
         of_device = (usage for slot, usage in self._held.items() if slot.device == device)
         return {client: count for usage in of_device for client, count in usage.items()}
 
     def count_in_slot(self, slot: ExecutorSlot) -> dict[int, int]:
-        """Return the memory that the clients in a slot hold."""
+        """Return the bytes that the clients in a slot hold, by client id."""
         return self._held.get(slot, {})
 
     def report(self, slot: ExecutorSlot, bytes_by_client: dict[int, int]) -> None:
@@ -55,12 +55,12 @@ class MemoryAccounts:
         self._send(slot.device)
 
     def set_other_servers(self, device: int, count: int, groups: dict[str, int]) -> None:
-        """Store the memory held in other servers, and send it to the executors of the device."""
+        """Store the bytes that clients of other servers hold, and send them to the executors of the device."""
         self._other_servers[device] = Counter({**groups, "": count})
         self._send(device)
 
     def add_executor(self, executor: Executor) -> None:
-        """Send a new executor the memory that others hold."""
+        """Send a new executor the bytes that clients of others hold."""
         self._executors[executor.slot] = executor
         self._send(executor.device)
 
@@ -86,7 +86,7 @@ class MemoryAccounts:
 
 
 _UNLIMITED: Final = 1 << 60
-"""A limit from here on is none: version 1 has a large number in place of "max"."""
+"""The value from which a limit counts as none: version 1 has a large number instead of "max"."""
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
@@ -108,7 +108,7 @@ _V1: Final = _Files(
 
 @frozen
 class CgroupMemory:
-    """The files to read; the defaults are this process's."""
+    """Reads the memory of a cgroup; by default, of this process's."""
 
     own_group: Path = Path("/proc/self/cgroup")
     groups: Path = Path("/sys/fs/cgroup")
@@ -123,8 +123,9 @@ class CgroupMemory:
         return None
 
     def describe(self, oom_kills_before: int | None) -> str:
-        """Return the numbers of the cgroup, or of the one above it that has the least limit; those of the machine if
-        no cgroup accounts for memory.
+        """Return a text with the limit and use of the cgroup, or of the cgroup above it that has the lowest limit.
+
+        If no cgroup accounts for memory, the text describes the machine.
 
         ``oom_kills_before``: the result of ``oom_kills`` before the kill.
         """
@@ -143,7 +144,7 @@ class CgroupMemory:
         return f"cgroup {name}: {', '.join(numbers)}"
 
     def _folders(self) -> Iterator[tuple[_Files, Path, str]]:
-        """Yield the folder and the name of the process's cgroup, and of each above it."""
+        """Yield file names, folder and name of the process's cgroup, and of each cgroup above it."""
         for line in _read(self.own_group).splitlines():
             number, controllers, path = [*line.split(":", 2), "", ""][:3]
             if number == "0":

@@ -1,4 +1,4 @@
-"""The server from start to end: it registers with the daemon, initializes, serves, and exits.
+"""The server from start to end: register with the daemon, initialize, serve, and exit.
 
 `run` is the life of the process. The server sends ServerHello on its link, receives its setup, checks and registers
 its devices (`exclusive_devices`), builds its parts and obeys the daemon until the link ends:
@@ -7,8 +7,8 @@ its devices (`exclusive_devices`), builds its parts and obeys the daemon until t
     Containment   fatal faults                        Tracing      the trace that an operator requested
     ClientSession one task for each client            DaemonLink   what is pushed to the daemon
 
-All tasks are in one nursery, which is cancelled when the server is done. The link may change daemons: after the death
-of one, the next takes it over from the keeper and requests a report; nothing else is different for a server.
+All tasks are in one nursery, which is cancelled when the server is done. After the end of a daemon, the next one
+takes the link over from the keeper and requests a report; nothing else changes for a server.
 
 All executors, including those that start later, write to the trace that the daemon requests (`ExecutorTraces`).
 """
@@ -47,7 +47,7 @@ from pympsd_server.service.server import Server
 
 @define
 class ExecutorTraces:
-    """Whether executors write to a trace, and to which."""
+    """The trace to which executors write, if one was requested."""
 
     executors: Executors
     log: Any
@@ -55,7 +55,7 @@ class ExecutorTraces:
     _trace: TraceFile | None = field(default=None, init=False)
 
     def start(self, fd: int) -> None:
-        """Start writing the executors' work to a trace, whose descriptor becomes this object's."""
+        """Start writing the executors' work to a trace; take over its descriptor."""
         self._forget()
         self._trace = TraceFile(fd)
         self.executors.on_start = lambda executor: self.nursery.start_soon(self._begin, executor)
@@ -72,7 +72,7 @@ class ExecutorTraces:
             self.log.warning("trace_without_device", device=executor.device, reason=str(error))
 
     async def stop(self) -> None:
-        """Return when all executors have written the rest of their traces."""
+        """Let all executors stop writing, and wait until they have written the rest."""
         self._forget()
         async with trio.open_nursery() as nursery:
             for executor in self.executors.all_running:
@@ -80,7 +80,7 @@ class ExecutorTraces:
 
     async def _end(self, executor: Executor) -> None:
         request = self.executors.next_request()
-        with suppress(ExecutorError):  # one that has ended writes no more either
+        with suppress(ExecutorError):  # an executor that has ended does not write either
             await executor.ask(request, StopTimeline(request))
 
     def _forget(self) -> None:
@@ -93,7 +93,7 @@ class ExecutorTraces:
 FAILED_STATUS = 1
 """The exit status of a server that cannot start."""
 LAST_SECONDS = 1.0
-"""The limit in seconds for sending the daemon's queue at the end."""
+"""The time limit for sending the rest of the daemon's queue at the end."""
 
 
 def run(link_fd: int, name: str, multiuser: bool) -> int:
@@ -113,7 +113,7 @@ async def _main(link_fd: int) -> int:
         daemon.channel.send(link.ServerHello(Versions(), os.getpid()))
         log.info("server_startup")
         setup, status = await _receive_setup(daemon), 0
-        # Without one no daemon is left, or none needs a server any more.
+        # Without a setup, no daemon is left, or the daemon no longer needs a server.
         if setup is not None:
             status = await _serve(daemon, log, setup)
         daemon.channel.finish()
@@ -123,7 +123,7 @@ async def _main(link_fd: int) -> int:
 
 
 async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup) -> int:
-    """Serve to the end and return the exit status."""
+    """Serve until the end; return the exit status."""
     log.info("server_connecting", socket=setup.control_socket)
     log.info("server_initializing")
     try:
@@ -149,7 +149,7 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup) -> int:
 
 
 def _record_memory(containment: Containment, devices: RegisteredDevices) -> None:
-    """Report how clients use the devices to the daemon, and in the folder that every user can read."""
+    """Report how clients use the devices: to the daemon, and in the folder that every user can read."""
     recorded: dict[int, tuple[list[tuple[int, int]], int]] = {}
 
     def record(device: int, used: dict[int, int]) -> None:
@@ -162,7 +162,7 @@ def _record_memory(containment: Containment, devices: RegisteredDevices) -> None
         present = [(clients[client_id].pid, count) for client_id, count in living.items()]
         rows = [*present, (GONE, left_behind)] if left_behind else present
         figures = rows, use.utilization or 0
-        if figures != recorded.get(device):  # else kernels were launched, no more
+        if figures != recorded.get(device):  # otherwise only kernels were launched
             devices.report(device, *figures)
             recorded[device] = figures
 
@@ -177,9 +177,9 @@ async def _receive_setup(daemon: DaemonLink) -> link.ServerSetup | None:
                     return setup
                 case link.ReportRequest(_, token):
                     daemon.report(token, leaving=False)
-                    # The daemon before was killed, perhaps before it sent the setup: ask this one for it.
+                    # The previous daemon was killed, perhaps before it sent the setup, so request it from this one.
                     daemon.channel.send(link.ServerHello(Versions(), os.getpid()))
-                case link.ServerAdopted() | link.LimitsChanged():  # the setup that follows has the limits
+                case link.ServerAdopted() | link.LimitsChanged():  # the setup that follows contains the limits
                     continue
                 case _:
                     return None
@@ -227,14 +227,14 @@ async def _stop_trace(tracing: ExecutorTraces, daemon: DaemonLink) -> None:
 
 
 async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
-    """Obey the daemon, and after its death the next one, which has the same link; end when the link does."""
+    """Carry out the messages of the daemon, and of later daemons, which have the same link, until the link ends."""
     server = containment.server
     tracing = ExecutorTraces(containment.executors, server.log, nursery)
     try:
         while (received := await server.link.channel.receive_message()) is not None:
             match received:
                 case link.AdmitClient() as message, ():
-                    # Its socket is lost with the descriptors, which the client notices.
+                    # The client's socket is lost with the descriptors, so the client notices.
                     server.client_refused(message.pid, f"no descriptors were free for its session: {ADVICE}")
                     server.link.client_left(message.client)
                 case link.AdmitClient() as message, fds:
@@ -257,10 +257,10 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                 case link.StopTrace(), _:
                     nursery.start_soon(_stop_trace, tracing, server.link)
                 case link.ReportRequest(_, token), _:
-                    server.ends_if_alone = False  # there is a daemon again
+                    server.ends_if_alone = False  # a daemon runs again
                     server.link.report(token, server.is_leaving)
                 case link.ServerAdopted(), _:
-                    nursery.start_soon(tracing.stop)  # it was the trace of the daemon before
+                    nursery.start_soon(tracing.stop)  # the trace was the previous daemon's
                     server.link.report_all_use()
                     server.log.info("server_taken_over")
                 case link.ServerDismissed(reason), _:

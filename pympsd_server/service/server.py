@@ -1,9 +1,9 @@
-"""The running server's state: client table, limits and phase; it reports every change to the daemon and in the log.
+"""The running server's state: client table, limits and phase. Every change is reported to the daemon and in the log.
 
-`Server` decides nothing that takes time. Sessions (`client_session`), containment and termination call its methods
-when something has happened, and each method does the same three things: change the state, write the log lines that
-the vendor's server writes in this case, in the same order, and push the change to the daemon (`daemon_link`).
-Observers are notified last, when the client table has the new state.
+The methods of `Server` never wait. Sessions (`client_session`), containment and termination call them when something
+has happened, and each method does the same three things: it changes the state, writes the log lines that the vendor's
+server writes in this case, in the same order, and pushes the change to the daemon (`daemon_link`). Observers are
+notified last, when the client table has the new state.
 
 The phase (`state_machine.server_phase`) decides whether new clients are served and when the process ends: `done` is
 set once the phase is ENDED, and the process exits with `status`.
@@ -38,11 +38,11 @@ from pympsd_server.state_machine.server_phase import MOVES, ServerPhase
 DELETED: Final = RequestRefused(
     0, Result.ERROR_MPS_CLIENT_TERMINATED, "an operator ended the MPS server of this process, with its clients"
 )
-"""The last message of a server, which answers no request."""
+"""The last message to clients of a deleted server; it does not answer a request."""
 FAULT_STATUS: Final = 1
-"""The exit status of a server that a fatal fault ends."""
+"""The exit status of a server that ends because of a fatal fault."""
 _LIMITS_OF_MEMORY: Final = (*MEMORY_LIMITS, OF_CONTAINER)
-"""Settings whose wrong entries have log lines of their own, because devices have to be known."""
+"""The settings whose invalid entries have separate log lines, which are written when the devices are known."""
 
 
 class Observer(Protocol):
@@ -64,25 +64,25 @@ class Server:
     devices: tuple[DeviceProperties, ...]
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, int]
-    """The maximum of bytes that each later client may hold, by device ordinal."""
+    """The maximum number of bytes that each new client may hold, by device ordinal."""
     client_priority: int = 0
-    """The default level, as received last from the daemon."""
+    """The default priority level, as last received from the daemon."""
     client_table: ClientTable = field(init=False)
     phase: ServerPhase = ServerPhase.INITIALIZING
     done: trio.Event = field(factory=trio.Event)
     status: int = 0
-    """The process's exit status."""
+    """The exit status of the process."""
     ends_if_alone: bool = False
-    """Whether the keeper has asked it to end with its last client, because no daemon has come for a long time."""
+    """Whether the keeper has requested the end with the last client, because no daemon has come for a long time."""
     opening: set[int] = field(factory=set, init=False)
-    """Ids of contexts that their executors have not made yet."""
+    """The ids of contexts that their executors have not created yet."""
     observers: list[Observer] = field(factory=list, init=False)
     channels: dict[int, MessageChannel] = field(factory=dict, init=False)
     """The channels of the clients' sessions, by client id."""
     buffers: BufferBudget = field(init=False)
-    """The budget for buffers of clients' sessions; each user has the share that the daemon has by default."""
+    """The budget for buffers of clients' sessions; each user has the daemon's default share."""
     _dropped_devices: list[int] = field(factory=list, init=False)
-    """Devices whose contexts were dropped after a fault, until the next client connects."""
+    """The devices whose contexts were dropped after a fault, until the next client connects."""
 
     @client_table.default
     def _empty_client_table(self) -> ClientTable:
@@ -99,7 +99,7 @@ class Server:
 
     @property
     def ending(self) -> bool:
-        """Whether the process is about to exit: nothing needs to be freed one by one."""
+        """Whether the process is about to exit, so that nothing needs to be freed individually."""
         return self.phase is ServerPhase.ENDED
 
     @property
@@ -117,7 +117,7 @@ class Server:
         return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
 
     def groups_of(self, client: int, device: int) -> Iterable[str]:
-        """Return the groups whose limits of memory on a device hold for a client, by id."""
+        """Return the groups whose memory limits on a device apply to a client, which is given by its id."""
         entry = self.client_table.clients.get(client)
         return [group.name for group in entry.groups.get(device, ())] if entry is not None else ()
 
@@ -126,7 +126,7 @@ class Server:
         self.phase = move(MOVES, self.phase, ServerPhase.SERVING)
 
     def change_limits(self, thread_percentage: float, memory_limits: dict[int, int]) -> None:
-        """Set the limits of later clients."""
+        """Set the limits of new clients."""
         self.thread_percentage = ThreadPercentage(thread_percentage)
         for ordinal, limit in memory_limits.items():
             if self.memory_limits.get(ordinal) != limit:
@@ -135,7 +135,7 @@ class Server:
 
     @property
     def limits(self) -> Limits:
-        """The limits of its later clients, in protocol 2."""
+        """The limits of the server's new clients (protocol 2 only)."""
         memory = {ordinal: PinnedMemory(limit) for ordinal, limit in self.memory_limits.items()}
         return Limits({ALL_DEVICES: self.thread_percentage}, memory)
 
@@ -156,7 +156,7 @@ class Server:
         return client
 
     def client_connected(self, client: ClientRecord) -> None:
-        """Log a new client process, which is context 0 in the log, and its wrong settings."""
+        """Log a new client process, which the log calls context 0, and its wrong settings."""
         self.log.info("client_requested", pid=client.pid, context=0)
         by_device = (*_LIMITS_OF_MEMORY, *([PERCENTAGE] if "=" in client.environment.get(PERCENTAGE, "") else []))
         for problem in problems(client.environment, Reader.CLIENT, but_for=by_device).values():
@@ -168,7 +168,7 @@ class Server:
         self.log.info("client_worker", pid=client.pid, context=0)
 
     def client_joined(self, client: ClientRecord, limits: LimitsInForce, partitions: dict[int, str]) -> None:
-        """Report the limits in force for a client that was accepted; log it if it came to a namespace."""
+        """Report the limits that apply to an accepted client; log the client if it connected to a namespace."""
         self.link.client_joined(client.id, limits)
         if client.namespace:
             by_device = (f"{device}={percentage:.2f}" for device, percentage in limits.device_percentages.items())
@@ -192,7 +192,7 @@ class Server:
         self.log.info("client_devices_hint", pid=client.pid, count=len(self.devices))
 
     def limit_rejected(self, client: ClientRecord, bad: BadEntry, ignored: bool) -> None:
-        """Log an invalid entry of a client's memory limits: it is ignored, or the client is refused."""
+        """Log an invalid entry of a client's memory limits; ``ignored``: the client is served nevertheless."""
         event = "client_limit_ignored" if ignored else "client_limit_refused"
         fields = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
         self.log.warning(event, pid=client.pid, **fields)
@@ -236,7 +236,7 @@ class Server:
             observer.context_closed(context)
 
     def log_audited(self, device: int, audited: MemoryAudited) -> None:
-        """Log memory that an audited client has taken or returned; one that has left is not known any more."""
+        """Log memory that an audited client has allocated or freed; do nothing if the client has left."""
         client = self.client_table.clients.get(audited.client)
         if client is not None:
             uuid, namespace = self.devices[device].uuid, client.namespace or DEFAULT
@@ -249,7 +249,7 @@ class Server:
             self.context_closed(client, self.client_table.close_context(client, context_id))
         self.client_table.remove_client(client.id)
         self.channels.pop(client.id, None)
-        # Before the log line: a reader of that may ask the daemon.
+        # Report this before the log line, because a reader of the line may query the daemon.
         self.link.client_left(client.id)
         if connected:
             self.log.info("client_receive_failed", pid=client.pid, context=0)
@@ -262,7 +262,7 @@ class Server:
             self._leave_if_alone()
 
     def context_faulted(self, client: ClientRecord, context: ContextRecord, code: int, reason: str) -> None:
-        """Log a context that its own work has faulted."""
+        """Log a context that has faulted because of its own work."""
         self.log.error("context_faulted", pid=client.pid, context=context.number)
         self.log.error("context_faulted_reason", pid=client.pid, reason=f"{reason} ({code})")
 
@@ -274,13 +274,13 @@ class Server:
         self.log.info("context_refused", **names, status=int(Result.ERROR_MPS_SERVER_NOT_READY))
 
     def begin_fault(self) -> None:
-        """Refuse new clients until those that a fault reached have gone."""
+        """Refuse new clients until the clients that a fault has reached have gone."""
         if self.phase is ServerPhase.SERVING:
             self.phase = move(MOVES, self.phase, ServerPhase.FAULT)
             self.link.status(ServerStatus.FAULT)
 
     def device_dropped(self, device: int) -> None:
-        """Log the end of the last context on a device whose executor is to be replaced."""
+        """Log the end of the last context on a device whose executor must be replaced."""
         self.log.info("server_context_dropped", device=device, name=self.devices[device].name)
         self._dropped_devices.append(device)
 
@@ -299,7 +299,7 @@ class Server:
         self._end()
 
     def leave(self, forced: bool, is_deletion: bool = False) -> None:
-        """End with the last client, or immediately; ``is_deletion``: send its clients the reason."""
+        """End with the last client, or immediately if ``forced``; ``is_deletion``: send clients the reason."""
         self.log.info("server_shutdown_notified")
         if self.phase in (ServerPhase.SERVING, ServerPhase.FAULT):
             self.phase = move(MOVES, self.phase, ServerPhase.LEAVING)
@@ -309,24 +309,24 @@ class Server:
             if is_deletion:
                 for channel in self.channels.values():
                     channel.send(DELETED)
-            # As recorded: a forced server logs no more.
+            # As recorded: a server that is forced to end stops logging.
             self._end()
         else:
             self._leave_if_alone()
 
     def end_if_alone(self) -> None:
-        """End now, or with the last client unless a daemon comes before."""
+        """End with the last client, or now if there is none, unless a daemon comes earlier."""
         self.ends_if_alone = True
         if not self.client_table.clients:
             self.leave(forced=False)
 
     def end_without_daemon(self) -> None:
-        """End immediately, as after a forced shutdown: neither a daemon nor a keeper has the link any more."""
+        """End immediately, as after a forced shutdown, because neither a daemon nor a keeper has the link."""
         self.log.info("server_orphaned", count=len(self.client_table.clients))
         self._end()
 
     def leave_without_daemon(self, reason: str) -> None:
-        """End with the last client: a new daemon does not take this server over; ``reason`` is its reason."""
+        """End with the last client, because a new daemon does not adopt this server, for the daemon's ``reason``."""
         self.log.info("server_dismissed", reason=reason or "it gave no reason")
         self.link.disconnect()
         if self.phase in (ServerPhase.SERVING, ServerPhase.FAULT):
@@ -342,7 +342,7 @@ class Server:
     def _end(self) -> None:
         if self.phase is not ServerPhase.ENDED:
             self.phase = move(MOVES, self.phase, ServerPhase.ENDED)
-            # Clients must see the server's end before its executors', which would be a fatal fault.
+            # Clients must see that the server ends before its executors end, which would be a fatal fault for them.
             for channel in self.channels.values():
                 channel.hang_up()
             self.done.set()

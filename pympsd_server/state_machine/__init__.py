@@ -1,1 +1,1 @@
-"""The decisions of a server: its clients and contexts, its phases, the limits of a context. Sans-I/O."""
+"""The decisions of a server about its clients, contexts, phases and limits. Sans-I/O."""

@@ -1,8 +1,8 @@
-"""The blast radius of a fatal fault: the devices connected to the faulty one through clients, and all their clients.
+"""The blast radius of a fatal fault: the devices that clients connect to the faulty one, and all their clients.
 
 Contexts and devices form a graph: a client process connects all devices on which it has contexts. A fault begins in
 one *fault domain* (the contexts of an executor slot, or of one SM partition in it) and spreads along these edges
-until nothing new is found:
+until they lead to nothing new:
 
     for each domain in the list, in order:
         all contexts of the domain                          -> steps OnDevice
@@ -11,9 +11,9 @@ until nothing new is found:
 
 The steps keep the order of discovery, because driver 580 logs them in that order.
 
-If each user has executors of their own, a fault stays among the executors of its user: other users' work on the same
-device is in other processes, which continue (docs/decisions/006). Where clients do not share an address space either,
-the fault of a context in a static SM partition stays with the contexts of that partition.
+If each user has separate executors, a fault stays within its user's executors: other users' work on the same device
+runs in other processes, which continue (docs/decisions/006). If clients do not share an address space either, the
+fault of a context in a static SM partition stays within the contexts of that partition.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
 faults-and-shutdown.
@@ -29,7 +29,7 @@ from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 
 OTHER_DEVICES_ERROR: Final = Result.ERROR_LAUNCH_FAILED
-"""The error of contexts on the other devices (recorded); those on the faulty one get the fault's own error."""
+"""The error of contexts on other devices (recorded); contexts on the faulty device get the fault's own error."""
 
 
 @frozen
@@ -45,7 +45,7 @@ class OnDevice:
 
 @frozen
 class WholeProcess:
-    """All contexts of a process are torn down, in the order in which they were made.
+    """All contexts of a process are torn down, in the order in which they were created.
 
     One step for each process, after the OnDevice steps of the domain in which it was found: a process that loses one
     context loses all (MPS documents, 2.3.3.2).
@@ -57,36 +57,36 @@ class WholeProcess:
 
 @frozen
 class Blast:
-    """The reach of a fault; ``steps``: the order of discovery, as driver 580 logs it."""
+    """The reach of a fault; ``steps`` are in the order of discovery, as driver 580 logs them."""
 
     steps: tuple[OnDevice | WholeProcess, ...] = ()
     slots: tuple[ExecutorSlot, ...] = ()
-    """Slots whose executors are to be replaced, by their devices' ordinals; none if SM partitions contain it."""
+    """The slots whose executors must be replaced, sorted by device; empty if SM partitions contain the fault."""
     clients: tuple[ClientRecord, ...] = ()
-    """Clients that get a sticky error, in the order of discovery."""
+    """The clients that get a sticky error, in the order of discovery."""
     contexts: frozenset[int] = frozenset()
-    """Ids of all contexts to tear down."""
+    """The ids of all contexts to tear down."""
 
     @property
     def devices(self) -> tuple[int, ...]:
         """The ordinals of the reached devices.
 
-        Without those whose fault stayed in an SM partition: their executors are not replaced.
+        Devices whose fault stayed in an SM partition are left out, because their executors are not replaced.
         """
         return tuple(slot.device for slot in self.slots)
 
 
 def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[ClientRecord]) -> Blast:
-    """Return the reach of a fatal fault in some domains, given all clients of the server in the order in which they
-    connected.
+    """Return the reach of a fatal fault that was detected in some domains.
 
     Args:
         faulty: The domains in which the fault was detected, the first one first; driver 580 logs the steps in this
             order.
-        clients: All clients of the server. Those without contexts are never reached.
+        clients: All clients of the server, in the order in which they connected. Clients without contexts are not
+            reached.
 
-    A fault of client 1 on device 0 reaches client 2 there, and through client 2's context on device 1 also client 3,
-    which uses device 1 only.
+    For example, a fault of client 1 on device 0 reaches client 2 there, and through client 2's context on device 1
+    also client 3, which uses only device 1.
     """
     present = tuple(clients)
     steps: list[OnDevice | WholeProcess] = []
@@ -114,7 +114,8 @@ def sticky_error(fault_on: int, code: int, context: ContextRecord) -> int:
     Args:
         fault_on: The server's ordinal of the faulty device.
         code: The CUresult of the fault, such as ERROR_ILLEGAL_ADDRESS.
-        context: The context. On another device it gets OTHER_DEVICES_ERROR instead (recorded: several-gpus).
+        context: The context. On another device than ``fault_on`` it gets OTHER_DEVICES_ERROR (recorded:
+            several-gpus).
     """
     return code if context.device == fault_on else OTHER_DEVICES_ERROR
 

@@ -1,13 +1,13 @@
-"""The limits of a client as its server enforces them: SMs and memory by device, static SM partitions. Sans-I/O.
+"""The limits of a client that its server enforces: SMs and memory by device, static SM partitions. Sans-I/O.
 
-A client's limits are decided in one place, `pympsd.vocabulary.limit_table.combine`. This module calls it when the
-client connects, with the client's environment, which only the server has. From then on ``own`` of its `ClientLimits`
-holds the combined limits, without further bounds; later changes are for later clients. The devices as the client sees
-them follow from it, and the quota of each context (`quotas`).
+One function combines a client's limits, `pympsd.vocabulary.limit_table.combine`. This module calls it when the client
+connects, with the client's environment, which only the server has. From then on ``own`` of the client's
+`ClientLimits` is the result, without further bounds; later changes apply to later clients. The devices as the client
+sees them follow from these limits, and so does the quota of each context (`quota_on`).
 
-A context's SMs follow from its process's percentage, its own and its execution affinity. Each level only lowers the
-one before (MPS documents, 2.3.5.2 and 4.2.5): the client process's percentage, with per-context partitioning the
-context's, the execution affinity.
+A context's SMs follow from three levels, each of which can only lower the one before (MPS documents, 2.3.5.2 and
+4.2.5): the client process's percentage; with per-context partitioning, the context's percentage; and the execution
+affinity.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,21 +47,22 @@ from pympsd_server.state_machine.connections import connection_slots
 
 
 class AffinityRefused(InputError, ValueError):
-    """An execution affinity that the context cannot have; the message has the allowed range."""
+    """The context cannot have the execution affinity; the message contains the allowed range."""
 
 
 def count_process_sms(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
-    """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
-    2.3.5.2).
+    """Return the number of SMs that a process may use; before Volta all (MPS documents, 2.3.5.2).
+
+    ``most``: the number of SMs of its static partition.
     """
     by_percentage = count_multiprocessors(percentage, device)
     return by_percentage if most is None else min(most, by_percentage)
 
 
 def round_affinity(requested: int, available: int, device: DeviceProperties) -> int:
-    """Return the SMs of an execution affinity out of ``available`` SMs of a device: rounded up as on such a device.
+    """Return the number of SMs for an execution affinity, rounded up as the device requires.
 
-    Raise AffinityRefused for more than are available, and before Volta.
+    Raise AffinityRefused if more than ``available`` SMs are requested, and before Volta.
     """
     if not device.is_volta_or_newer:
         raise AffinityRefused(f"execution affinity needs a Volta or newer device; {device.name} is older")
@@ -81,10 +82,10 @@ def count_context_sms(
     partition: int | None = None,
     most: int | None = None,
 ) -> int:
-    """Return the SMs of a new context, by the last two levels; raise AffinityRefused.
+    """Return the number of SMs of a new context, by all three levels. Raise AffinityRefused.
 
-    ``environment`` is the client's as of its connect: only that enables per-context partitioning. ``partition``: the
-    SMs of a green context; ``most``: those of the client's static partition.
+    ``environment``: the client's when it connected, which alone can enable per-context partitioning; ``partition``:
+    the number of SMs of a green context; ``most``: the number of SMs of the client's static partition.
     """
     available = count_process_sms(choose_percentage(process, environment, thread_percentage), device, most)
     if partition is not None:
@@ -99,13 +100,14 @@ def count_context_sms(
 def choose_percentage(
     process: ThreadPercentage, environment: Mapping[str, str], requested: float | None
 ) -> ThreadPercentage:
-    """Return a context's percentage: the requested one if partitioning is enabled and it is lower.
+    """Return a context's percentage: the requested one if per-context partitioning is enabled and it is lower.
 
     Args:
         process: The percentage of the client process.
-        environment: The client's; CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING=1 enables the request.
-        requested: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE as it was when the context was created, above 0 to 100; None: not
-            set. A number outside that range is ignored.
+        environment: The client's environment, in which CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING=1
+            enables the request.
+        requested: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE when the context was created, above 0 and up to 100; None if not
+            set. A number outside of that range is ignored.
     """
     if requested is None or environment.get(PER_CONTEXT_PARTITIONING) != "1":
         return process
@@ -116,18 +118,18 @@ def choose_percentage(
 
 
 class PartitionRefused(InputError, ValueError):
-    """A client gets no context on a device, which is in static use; the message has the reason.
+    """A client cannot have a context on a device that static partitions divide; the message contains the reason.
 
-    Opening a context on that device fails with it; the client's other devices are not affected.
+    Opening a context on that device fails; the client's other devices are not affected.
     """
 
 
 def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
-    """Return the limits of a client that the daemon hands over; in protocol 2 its own are those of its server.
+    """Return the limits of a client that the daemon hands over; in protocol 2 its own limits are its server's.
 
     Args:
         admitted: The daemon's message. ``own`` is None in protocol 2.
-        of_server: The server's limits of later clients, which the daemon sent with UpdateServerLimits.
+        of_server: The server's limits for new clients, which the daemon sent with LimitsChanged.
     """
     own = admitted.own
     if own is None:
@@ -139,10 +141,10 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
 def combine_with_environment(
     limits: ClientLimits, environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[ClientLimits, list[BadEntry]]:
-    """Return a client's limits combined with those of its variables, and the invalid entries of the variables.
+    """Return a client's limits combined with those in its environment, and the invalid entries in the environment.
 
-    ``ordinals`` are the server's indices of the devices that the client sees, ``visible`` those devices: a number in
-    a variable counts among them. Before Volta there are no limits of memory, nor of SMs.
+    ``ordinals``: the server's indices of the devices that the client sees; ``visible``: these devices, which a number
+    in a variable counts. Before Volta, memory and SMs are not limited.
     """
     requested, bad = read_environment(environment, ordinals, visible)
     own = limits.combine(requested)
@@ -154,15 +156,15 @@ def combine_with_environment(
 def read_environment(
     environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[Limits, list[BadEntry]]:
-    """Return the limits that a client's variables ask for, by the server's device index, and the invalid entries.
+    """Return the limits that a client's variables request, by the server's device index, and the invalid entries.
 
     Args:
-        environment: The client's variables as it sent them with its hello.
+        environment: The variables that the client sent with its hello.
         ordinals: The server's indices of the devices that the client sees.
-        visible: Those devices, in the same order; a number or UUID in a variable names one of them.
+        visible: These devices, in the same order; a number or UUID in a variable names one of them.
 
     Returns:
-        The limits, and the entries of the variables that are invalid; the client is served without these.
+        The limits of the valid entries, and the invalid entries.
     """
     memory, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
     bad = [evolve(entry, variable=memory_limits.variable_of(environment)) for entry in bad]
@@ -182,7 +184,7 @@ def read_environment(
 
 
 def read_own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
-    """Return the priority that a client's variable asks for; None: none, or an invalid one.
+    """Return the priority that a client's variable requests; None if it requests none, or an invalid one.
 
     The variable is CUDA_MPS_CLIENT_PRIORITY: 0 is normal, 1 below normal.
     """
@@ -193,7 +195,7 @@ def read_own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
 
 
 def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
-    """Return a client's partition of a device, one without chunks if it has none there; raise PartitionRefused."""
+    """Return a client's partition of a device, without chunks if it has none there. Raise PartitionRefused."""
     partition = limits.partitions.get(ordinal, ChosenPartition())
     if partition.problem:
         raise PartitionRefused(partition.problem)
@@ -201,21 +203,21 @@ def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
 
 
 def memory_on(limits: ClientLimits, ordinal: int) -> int:
-    """Return the bytes that a client may hold on a device; 0: it has no limit there.
+    """Return the number of bytes that a client may hold on a device; 0 without a limit.
 
-    ``ordinal`` is the server's index of the device. The limit holds for all contexts of the client on it together.
+    ``ordinal`` is the server's index of the device. The limit applies to all contexts of the client there together.
     """
     return count_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
 
 def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: ClientRecord) -> Quota:
-    """Return the quota of a client's context on a device, with a number of SMs; raise PartitionRefused.
+    """Return the quota of a client's context on a device. Raise PartitionRefused.
 
     Args:
-        limits: The client's, already combined with its environment.
+        limits: The client's limits, combined with its environment.
         ordinal: The server's index of the device.
-        multiprocessors: The SMs of this context, as `count_requested_sms` returns them.
-        client: Whose priority, memory groups, audit and user the quota carries to the executor.
+        multiprocessors: The number of SMs of this context, as `count_requested_sms` returns it.
+        client: The client, whose priority, memory groups, audit setting and user the quota contains for the executor.
     """
     return Quota(
         multiprocessors,
@@ -230,8 +232,9 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
 
 
 def limit_properties(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:
-    """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
-    its partition.
+    """Return a device as a client sees it, with the number of SMs of the client's percentage or partition.
+
+    Source: MPS documents, 2.3.5.2.
     """
     count = count_process_sms(_percentage(limits, ordinal), device, _max_multiprocessors(limits, ordinal, device))
     return set_attributes(device, MULTIPROCESSOR_COUNT=count)
@@ -240,7 +243,7 @@ def limit_properties(limits: ClientLimits, ordinal: int, device: DevicePropertie
 def resolve_in_force(
     limits: ClientLimits, ordinals: Sequence[int], devices: Sequence[DeviceProperties], environment: Mapping[str, str]
 ) -> tuple[LimitsInForce, dict[int, str]]:
-    """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees.
+    """Return the limits that apply to a client, and its partitions, by the indices of the devices that it sees.
 
     ``environment``: the client's, which decides how many connections each of its contexts takes.
     """
@@ -265,15 +268,15 @@ def count_requested_sms(
     environment: Mapping[str, str],
     request: OpenContext,
 ) -> int:
-    """Return the SMs of a requested context: the client can only lower those of its process. Raise
-    PartitionRefused, AffinityRefused, or BadLimit for an invalid percentage of a device.
+    """Return the number of SMs of a requested context, with which a client can only lower that of its process.
 
-    ``visible``: the devices that the client sees; ``environment``: the client's when it connected.
+    ``visible``: the devices that the client sees; ``environment``: the client's when it connected. Raise
+    PartitionRefused, AffinityRefused, or BadLimit for an invalid percentage of a device.
     """
     partition_on(limits, ordinal)
     device, percentage = visible[request.device], request.thread_percentage
     if _is_static(limits, ordinal):
-        environment = {}  # which enables percentages of contexts
+        environment = {}  # a variable in it would enable percentages of contexts
     elif request.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
         percentage = _percentage_by_device(request, visible, is_lenient=is_lenient(environment))
     requested = percentage, request.affinity, request.partition, _max_multiprocessors(limits, ordinal, device)
@@ -285,14 +288,14 @@ def _percentage(limits: ClientLimits, ordinal: int) -> ThreadPercentage:
 
 
 def _is_static(limits: ClientLimits, ordinal: int) -> bool:
-    """Return whether a client's partition alone decides how many SMs it has on a device."""
+    """Return whether only the client's partition decides how many SMs it has on a device."""
     return limits.static and ordinal in limits.partitions
 
 
 def _percentage_by_device(
     request: OpenContext, visible: Sequence[DeviceProperties], *, is_lenient: bool
 ) -> float | None:
-    """Return the percentage that a context's environment has for its device; None: none. Raise BadLimit."""
+    """Return the percentage in a context's environment for its device; None without one. Raise BadLimit."""
     entries, bad = memory_limits.read_percentages({PERCENTAGE: request.percentages}, visible)
     if bad and not is_lenient:
         raise BadLimit(problem_of_entries(bad))
@@ -301,7 +304,7 @@ def _percentage_by_device(
 
 
 def is_lenient(environment: Mapping[str, str]) -> bool:
-    """Return whether a client asks to have invalid entries of its limits ignored."""
+    """Return whether a client requests that invalid entries of its limits be ignored."""
     return environment.get("PYMPSD_LENIENT_LIMITS") == "1"
 
 

@@ -1,4 +1,4 @@
-"""The server's client processes and their contexts, by their numbers."""
+"""The table of the server's client processes and their contexts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, 
 
 
 class NoSuchContext(InternalError, KeyError):
-    """The client has no such context.
+    """The client does not have the context.
 
-    Its argument is the context's id: unknown, closed already, or of another client.
+    The argument is the context's id, which is unknown, of a closed context, or of another client's context.
     """
 
 
 @frozen
 class ContextRecord:
-    """A client context; ``id`` counts the server's contexts, ``number`` those of the process, from 1.
+    """A client context; ``id`` counts the server's contexts, ``number`` the process's contexts from 1.
 
-    ``device`` is the server's ordinal, ``client`` the id of its client. Logs show ``number``; messages and records
-    carry ``id``, which is never used again.
+    ``device`` is the server's ordinal, ``client`` the client's id. Logs show ``number``; messages and records contain
+    ``id``, which is never used again.
     """
 
     id: int
@@ -32,25 +32,25 @@ class ContextRecord:
     device: int
     client: int
     generation: int
-    """The generation of its executor."""
+    """The generation of the context's executor."""
     user: int = ALL_USERS
-    """The user of that executor's slot."""
+    """The user of the executor's slot."""
     partition: str = ""
-    """The SM partition that its faults stay in; empty: they reach all of the slot."""
+    """The SM partition within which the context's faults stay; empty if they reach all contexts of the slot."""
     has_executor: bool = False
     """Whether the partition has a separate executor."""
 
     @property
     def fault_domain(self) -> FaultDomain:
-        """The domain that its faults reach first.
+        """The domain that the context's faults reach first.
 
-        If its partition has an executor of its own, the slot is that executor, and there is nothing smaller in it.
+        If the partition has a separate executor, that is the whole slot.
         """
         return FaultDomain(self.slot, "" if self.has_executor else self.partition)
 
     @property
     def slot(self) -> ExecutorSlot:
-        """The slot whose executor runs it."""
+        """The slot whose executor runs the context."""
         return ExecutorSlot(self.device, self.user, self.partition if self.has_executor else "")
 
 
@@ -65,13 +65,13 @@ class ClientRecord:
     uid: int = 0
     contexts: dict[int, ContextRecord] = field(factory=dict)
     contexts_made: int = 0
-    """The number of contexts that it has opened."""
+    """The number of contexts that the client has opened."""
     terminated: set[int] = field(factory=set)
-    """Ids of contexts that an operator terminated; they stay until the process closes them."""
+    """The ids of contexts that an operator terminated, which exist until the process closes them."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device ordinal."""
+    """The memory limits that the client shares with other clients, by device ordinal."""
     audited: bool = False
-    """Whether the memory that it takes and returns is logged."""
+    """Whether the client's allocations and releases of memory are logged."""
     namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions that have separate executors, by device ordinal."""
@@ -105,9 +105,9 @@ class ClientTable:
 
         Args:
             client_id: The daemon's id of the client.
-            pid: 0 if the process cannot be seen from the server.
+            pid: The client's PID; 0 if the process is not visible from the server.
             priority: 0 (normal) or 1 (below normal).
-            environment: Its CUDA variables, which later contexts are opened by.
+            environment: The client's CUDA variables, which also apply to later contexts.
             uid: The user of the process.
         """
         client = ClientRecord(client_id, pid, priority, environment, uid)
@@ -124,13 +124,13 @@ class ClientTable:
         partition: str = "",
         has_executor: bool = False,
     ) -> ContextRecord:
-        """Number a new context and give it connection slots; a PoolExhausted takes no number.
+        """Add a new context with a number and connection slots, and return it.
 
         Args:
             client: The client that opens it.
             device: The server's ordinal.
-            generation: The generation of the executor that runs it; a later executor of the slot has a higher one.
-            slots: Connection slots, as `connection_slots` returns them.
+            generation: The generation of the executor that runs it; later executors have higher generations.
+            slots: The number of connection slots, as `connection_slots` returns it.
             user: The user whose executor runs it; ALL_USERS if users share executors.
             partition: The SM partition; empty for none.
             has_executor: Whether that partition has an executor of its own.
@@ -148,7 +148,7 @@ class ClientTable:
         return context
 
     def mark_terminated(self, client: ClientRecord, context: ContextRecord) -> None:
-        """Mark a context terminated: it stays until its process closes it, but frees its connections."""
+        """Mark a context as terminated: it exists until its process closes it, but its connections are freed."""
         client.terminated.add(context.id)
         self.pools[context.device].release(context.id)
 
@@ -159,15 +159,15 @@ class ClientTable:
         return client.contexts[context_id]
 
     def close_context(self, client: ClientRecord, context_id: int) -> ContextRecord:
-        """Remove and return a context, freeing its connections; raise NoSuchContext."""
+        """Remove a context, free its connections, and return it; raise NoSuchContext."""
         context = self.context_of(client, context_id)
         self.pools[context.device].release(context_id)
         return client.contexts.pop(context_id)
 
     def remove_client(self, client_id: int) -> ClientRecord:
-        """Remove and return a client, still with its contexts, whose connections are freed.
+        """Remove a client, free the connections of its contexts, and return it with its contexts.
 
-        Raises KeyError for an unknown id. The caller drops the contexts at their executors.
+        Raise KeyError for an unknown id. The caller must drop the contexts at their executors.
         """
         client = self.clients.pop(client_id)
         for context in client.contexts.values():
@@ -185,5 +185,5 @@ class ClientTable:
 
     @property
     def workers(self) -> int:
-        """The number of the vendor's worker threads: one per client process and one per context."""
+        """The number of worker threads of the vendor's server: one per client process and one per context."""
         return sum(1 + len(client.contexts) for client in self.clients.values())

@@ -1,4 +1,4 @@
-"""The pool of connections of a device: its size, `DeviceProperties.max_contexts`, limits the contexts on it."""
+"""The pool of connections of a device, whose size, `DeviceProperties.max_contexts`, limits the contexts on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pympsd.process.version import CLIENT_CONTEXTS, DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 
 DEFAULT_CONNECTIONS: Final = 2
-"""The default of a client (MPS documents, 4.2.4): one slot."""
+"""A client's default number of connections (MPS documents, 4.2.4), for which a context takes one slot."""
 MAX_CONNECTIONS: Final = 32
 
 
@@ -20,9 +20,9 @@ class PoolExhausted(DeviceError):
     """A device has too few free connections for another context; ``size``: the number of its slots.
 
     Args:
-        size: Slots of the device.
-        slots: Slots that the context takes.
-        free: Slots that no context holds.
+        size: The number of the device's slots.
+        slots: The number of slots that the context needs.
+        free: The number of free slots.
     """
 
     def __init__(self, size: int, slots: int, free: int) -> None:
@@ -39,14 +39,14 @@ class PoolExhausted(DeviceError):
 
 
 def connection_slots(environment: Mapping[str, str]) -> int:
-    """Return the slots that each context of a client takes: one for two connections, of which there are 32 at most.
+    """Return how many slots each context of a client takes: one for two connections, for at most 32 connections.
 
     0 and invalid numbers mean the default.
     """
     digits = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip().removeprefix("+").lstrip("0")
     if not (digits.isascii() and digits.isdecimal()):
         return -(-DEFAULT_CONNECTIONS // 2)
-    # The length first: never convert thousands of digits.
+    # Check the length first, to avoid converting thousands of digits.
     requested = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
     return -(-requested // 2)
 
@@ -55,8 +55,8 @@ def connection_slots(environment: Mapping[str, str]) -> int:
 class ConnectionPool:
     """The connections of a device and the slots that each context holds.
 
-    A slot is one of the contexts that the documents allow on a device (`DeviceProperties.max_contexts`); a client
-    that requests more connections than the default takes several slots with each context.
+    A device has a slot for each context that the documents allow (`DeviceProperties.max_contexts`). Each context of a
+    client that requests more connections than the default takes several slots.
 
     >>> pool = ConnectionPool(size=2)
     >>> pool.take(7, 1)
@@ -66,7 +66,7 @@ class ConnectionPool:
 
     size: int = CLIENT_CONTEXTS[DRIVER]
     _held: dict[int, int] = field(factory=dict, init=False)
-    """Slots by context id."""
+    """The number of slots by context id."""
 
     @classmethod
     def of(cls, device: DeviceProperties) -> ConnectionPool:
@@ -86,7 +86,7 @@ class ConnectionPool:
     def take(self, context_id: int, slots: int) -> None:
         """Give a context its slots; raise PoolExhausted.
 
-        ``context_id`` has no slots yet. PoolExhausted is raised before anything has changed.
+        The context must not have slots yet. PoolExhausted is raised before anything has changed.
         """
         self.check(slots)
         self._held[context_id] = slots

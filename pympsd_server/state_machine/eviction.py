@@ -1,7 +1,7 @@
-"""Eviction: choose the clients to end so that one within its soft limit gets memory. Sans-I/O.
+"""Eviction: choose the clients to end so that a client within its soft limit gets memory. Sans-I/O.
 
-Of the soft limits of cgroups that hold for a client all count: it is within them, or it has borrowed the memory
-above. A client without one has borrowed all its memory, as in the kernel's dmem controller, whose dmem.min is 0.
+All soft limits of a client's cgroups count: the client is within them, or has borrowed the memory above them. A
+client without a soft limit has borrowed all its memory, as in the kernel's dmem controller, where dmem.min is then 0.
 """
 
 from collections import Counter
@@ -14,18 +14,16 @@ from pympsd.vocabulary.limits import MemoryGroup
 from pympsd_server.state_machine.client_table import ClientRecord
 
 MAX_VICTIMS: Final = 3
-"""More clients are not ended for one allocation."""
+"""The maximum number of clients that are ended for one allocation."""
 
 
 @frozen
 class Victim:
     """A client to end.
 
-    ``excess`` is the number of bytes by which the client, or its group that is furthest above its soft limit, exceeds
-    that limit.
-
-    Victims with the highest ``excess`` are chosen first; a client without a soft limit has all of its bytes as
-    excess.
+    ``excess`` is the number of bytes by which the client's group that is furthest above its soft limit exceeds the
+    limit. For a client without a soft limit it is all the client's bytes. Clients with the highest ``excess`` are
+    chosen first.
     """
 
     client: ClientRecord
@@ -37,13 +35,15 @@ class Victim:
 def choose(
     clients: Collection[ClientRecord], device: int, used: Mapping[int, int], endable: Collection[int], short: int
 ) -> list[Victim] | None:
-    """Return the clients to end, whose memory on a device is as many bytes as are short: none if no client is above
-    a soft limit, None if no MOST_VICTIMS of these have that.
+    """Return the clients to end, which together hold at least ``short`` bytes on a device.
 
-    ``used``: bytes by client, by id, as are the ``endable`` ones; other clients' memory counts for their groups only.
-    Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then one
-    with memory of the kind that is short, else the most, then the youngest. A client that has come within its soft
-    limit stays.
+    The list is empty if no client is above a soft limit. Return None if MAX_VICTIMS of the clients above one do not
+    hold enough.
+
+    ``used``: bytes by client id; ``endable``: the ids of clients that may be ended; other clients' memory counts only
+    for their groups. Clients are chosen one after the other: first by the greatest excess of their group, then by
+    lower priority, then by more of the missing memory, then the youngest. A client whose group has come within its
+    soft limit meanwhile is not chosen.
     """
     remaining = {client.id: client for client in clients if used.get(client.id)}
     limits = _latest_limits(clients, device)
@@ -65,7 +65,7 @@ def choose(
         missing -= used[victims[-1].client.id]
         del remaining[victims[-1].client.id]
     for victim in tuple(victims):
-        # The later ones may have enough without this one.
+        # Keep this client if the clients chosen after it hold enough memory.
         if missing + used[victim.client.id] <= 0:
             missing += used[victim.client.id]
             victims.remove(victim)
@@ -77,7 +77,7 @@ def _precedence(victim: Victim, used: Mapping[int, int], missing: int) -> tuple[
 
 
 def _latest_limits(clients: Iterable[ClientRecord], device: int) -> dict[str, MemoryGroup]:
-    """Return the limits of the groups by name, as they came with the latest client of each."""
+    """Return the limits of the groups by name, as stated by the latest client of each group."""
     return {
         group.name: group
         for client in sorted(clients, key=lambda client: client.id)
@@ -86,7 +86,7 @@ def _latest_limits(clients: Iterable[ClientRecord], device: int) -> dict[str, Me
 
 
 def _sum_by_group(clients: Iterable[ClientRecord], device: int, used: Mapping[int, int]) -> Counter[str]:
-    """Return the bytes that the clients of each group hold together, by its name."""
+    """Return the bytes that the clients of each group hold together, by the group's name."""
     usage = Counter[str]()
     for client in clients:
         for group in client.groups.get(device, ()):
@@ -101,7 +101,7 @@ def _excess(
     limits: Mapping[str, MemoryGroup],
     used: Mapping[int, int],
 ) -> Victim | None:
-    """Return how far a client is above its soft limits; None if it is within them."""
+    """Return a client as a victim, with its excess; None if it is within its soft limits."""
     soft = [limits[group.name] for group in client.groups.get(device, ()) if limits[group.name].soft]
     if not soft:
         return Victim(client, "", used[client.id])

@@ -1,4 +1,4 @@
-"""Executor slots: each is a device and the user whose contexts run there, or all users.
+"""Executor slots: each slot is a device, and the user (or all users) whose contexts run there.
 
 Users never share an address space (docs/decisions/006): if the clients of one executor do, each user has a
 separate executor. Without -multiuser-server all clients belong to one user, so there is one executor per device, or
@@ -12,34 +12,34 @@ from attrs import frozen
 from pympsd.vocabulary.device_properties import DeviceProperties
 
 ALL_USERS: Final = -1
-"""Instead of a user: the executor is for all clients."""
+"""Stands for the user of an executor that is for all clients."""
 
 
 @frozen(order=True)
 class ExecutorSlot:
-    """At most one executor at a time runs for it; ``device`` is the server's ordinal."""
+    """A place for at most one executor at a time; ``device`` is the server's ordinal."""
 
     device: int
     user: int = ALL_USERS
     partition: str = ""
-    """The SM partition whose own executor it is; empty: no partition's own."""
+    """The SM partition for which the executor is; empty if it is not for a single partition."""
 
 
 @frozen(order=True)
 class FaultDomain:
-    """The contexts that a fault of one reaches directly: those of a slot, or of one SM partition in it."""
+    """The contexts that a fault in one of them reaches directly: those of a slot, or of one SM partition in it."""
 
     slot: ExecutorSlot
     partition: str = ""
 
 
 def slot_of(uid: int, device: int, properties: DeviceProperties, partition: str = "") -> ExecutorSlot:
-    """Return the slot of a user's contexts on a device; ``partition``: one that has a separate executor.
+    """Return the slot of a user's contexts on a device.
 
     Args:
         uid: The client's user; ignored on a device whose users share executors.
         device: The server's ordinal.
-        properties: Those of the device, which decide whether users share an executor.
-        partition: An SM partition with an executor of its own; empty for none.
+        properties: The device's properties, which decide whether users share an executor.
+        partition: The client's SM partition that has a separate executor; empty for none.
     """
     return ExecutorSlot(device) if properties.isolates_address_spaces else ExecutorSlot(device, uid, partition)

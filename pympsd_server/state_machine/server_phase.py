@@ -3,16 +3,16 @@
 A server begins by checking and registering its devices (initializing), and serves clients until it ends. Three things
 interrupt that:
 
-- a fatal fault: until the clients that it reached have exited and their executors are replaced, new clients of the
-  same devices are refused (fault), then the server serves again;
-- a request to leave: the server ends with its last client (leaving). It still contains faults then, but reports none,
-  because it gets no new clients;
-- the end (ended), from any phase: the process is about to exit, and nothing is freed one by one any more.
+- a fatal fault (fault): new clients of the same devices are refused until the clients that the fault reached have
+  exited and their executors are replaced; then the server serves again;
+- a request to leave (leaving): the server ends with its last client. It continues to contain faults, but does not
+  report them, because it does not get new clients;
+- the end (ended), from any phase: the process is about to exit, and nothing is freed individually.
 
     initializing -> serving <-> fault      from serving and fault also to leaving,
                                            from every phase to ended
 
-The daemon sees the same server with other phases: `pympsd.state_machine.state.server`.
+The daemon has other phases for the same server: `pympsd.state_machine.state.server`.
 """
 
 from enum import Enum
@@ -25,9 +25,9 @@ class ServerPhase(Enum):
     INITIALIZING = "initializing"
     SERVING = "serving"
     FAULT = "fault"
-    """A fatal fault is being contained: new clients are refused until the ones that it reached have exited."""
+    """A fatal fault is being contained; new clients are refused until the clients that it reached have exited."""
     LEAVING = "leaving"
-    """The server ends with its last client, on request or because a new daemon does not take it over."""
+    """The server ends with its last client, on request or because a new daemon does not adopt it."""
     ENDED = "ended"
 
 
@@ -38,4 +38,4 @@ MOVES: Final[dict[ServerPhase, frozenset[ServerPhase]]] = {
     ServerPhase.LEAVING: frozenset({ServerPhase.ENDED}),
     ServerPhase.ENDED: frozenset(),
 }
-"""The phases that may follow each phase; `pympsd.vocabulary.phases.move` refuses all others."""
+"""The phases that may follow each phase; `pympsd.vocabulary.phases.move` refuses all other moves."""

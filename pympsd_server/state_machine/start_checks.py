@@ -1,4 +1,4 @@
-"""Checks whether MPS can run on this platform and these devices (MPS documents, 2.3.1), with lines for server.log."""
+"""Check whether MPS can run on this platform and these devices (MPS documents, 2.3.1), with lines for server.log."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -21,8 +21,8 @@ def refusals(
 ) -> tuple[str, ...]:
     """Return the reasons why a server cannot start, as sentences; none if it can.
 
-    ``system`` is uname's name of the system; ``devices`` are those that CUDA_VISIBLE_DEVICES leaves, without those
-    before Volta if any is newer. ``used``: the ordinals that are checked, those that clients may use; None: all.
+    ``system``: the system's name as uname reports it; ``devices``: the devices in CUDA_VISIBLE_DEVICES, without those
+    before Volta if any is newer; ``used``: the ordinals of the devices to check, which clients may use (None: all).
     """
     checked = [(ordinal, device) for ordinal, device in enumerate(devices) if used is None or ordinal in used]
     if not is_platform_supported(system, pointer_bits):
@@ -44,32 +44,31 @@ def is_platform_supported(system: str, pointer_bits: int) -> bool:
 def is_exclusive(device: DeviceProperties) -> bool:
     """Return whether only one process may use the device.
 
-    The compute mode EXCLUSIVE_PROCESS, in which MPS is recommended: the server is then the only process of the
-    device.
+    MPS is recommended with this compute mode, EXCLUSIVE_PROCESS; the server is then the device's only process.
     """
     return device.attributes.get("COMPUTE_MODE") == EXCLUSIVE_PROCESS
 
 
 @frozen
 class DeviceHolder:
-    """A process that uses an exclusive device, as far as this one may look at it.
+    """A process that uses an exclusive device.
 
-    Properties that another user's /proc hides stay empty, so the sentence about the holder gets shorter.
+    Properties that this process may not read in /proc are empty, which makes the sentence about the holder shorter.
     """
 
     pid: int
     name: str = ""
-    """The first word of its command in ps; empty if it cannot be read."""
+    """The first word of the process's command in ps; empty if it cannot be read."""
     uid: int = 0
-    """The user of the process; set if the name can be read."""
+    """The process's user; set if the name can be read."""
     pipe_directory: str = ""
-    """The pipe directory of its daemon; empty if it cannot be read."""
+    """The pipe directory of the process's daemon; empty if it cannot be read."""
     is_abandoned: bool = False
-    """Whether the pipe directory does not exist any more."""
+    """Whether the pipe directory no longer exists."""
 
     @property
     def description(self) -> str:
-        """The description of the process, in parentheses; empty if that cannot be read."""
+        """The description of the process, in parentheses; empty if the name cannot be read."""
         if not self.name:
             return ""
         directory = f", CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}" if self.pipe_directory else ""
@@ -80,7 +79,7 @@ class DeviceHolder:
 def describe_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -> str:
     """Return the sentence for an exclusive device that another process uses.
 
-    One of the reasons of a server that does not start; it is logged, and clients are refused with it.
+    It is one of the reasons why a server does not start, is logged, and is the reason with which clients are refused.
     """
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process "
@@ -97,7 +96,7 @@ def cannot_be_held(ordinal: int, device: DeviceProperties, why: str) -> str:
 
 
 def _subject(ordinal: int, device: DeviceProperties) -> str:
-    """Return a device's name for the start of a sentence."""
+    """Return a device's name for the beginning of a sentence."""
     return f"Device {ordinal} ({device.name}, {device.uuid})"
 
 
@@ -106,7 +105,7 @@ def _object(ordinal: int, device: DeviceProperties) -> str:
 
 
 def _unfit(ordinal: int, device: DeviceProperties) -> list[str]:
-    # A missing attribute has CUDA's value for a 64-bit program.
+    # For a missing attribute, use CUDA's value for a 64-bit program.
     unfit = []
     if not device.attributes.get("UNIFIED_ADDRESSING", 1):
         unfit.append(f"MPS is only supported with unified addressing, which {_object(ordinal, device)} has not.")

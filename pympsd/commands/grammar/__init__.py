@@ -1,1 +1,1 @@
-"""The machine of the operator commands: how a line is split, how a command is declared, registered, read and run."""
+"""How operator commands work: how a line is split, and how a command is declared, registered, read and run."""

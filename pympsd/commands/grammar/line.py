@@ -1,25 +1,24 @@
 """Parse a command line: split it into words and find its command, once, when the line arrives.
 
-Before a line can be carried out the daemon may need facts that take time to get: reports of servers that report only
-when asked, the process that a line asks about, the cgroups that exist. The state machine waits for
-nothing, so the I/O layer must get them first. It parses the line once and keeps the result:
+Before the daemon can carry out a line, it may need information that takes time to get: reports of servers that report
+only on request, properties of the process that a line names, or which cgroups exist. The state machine never waits,
+so the I/O layer must get the information first. It parses the line once and keeps the result:
 
     bytes --parse--> ParsedLine --+--> the dispatcher asks servers, reads the process or the cgroups
                                   +--> OperatorLine --> the state machine finds the command by its name and runs it
 
     b" client get  77 pid\r"  ->  ParsedLine(words=("client", "get", "77", "pid"), command="client get", ...)
 
-Words are separated by blanks, tabs and line ends. A NUL ends the line. Bytes that are not UTF-8 survive as
-surrogates, so that an answer repeats them unchanged. A command whose one argument is a path gets the rest of the line
-as one word.
+Words are separated by blanks, tabs and line ends. A NUL ends the line. Bytes that are not UTF-8 become surrogates, so
+that an answer repeats them unchanged. A command whose only argument is a path gets the rest of the line as one word.
 
 What must never happen:
 
-- that a truncated line is carried out: a line that is too long keeps its first words, for the answer, but is not a
-  command;
-- that bytes are lost or changed between the operator's line and the message that quotes it;
-- that the words are read here and again later with another result: arguments are read when the command runs, and here
-  only the PIDs of the servers to ask.
+- that a truncated line is carried out: of a line that is too long only the first words are kept, for the answer, and
+  the line is refused;
+- that bytes are lost or changed between the operator's line and a message that quotes it;
+- that words are read here and later with different results: arguments are read when the command runs; here only the
+  PIDs of the servers to ask are read.
 """
 
 from typing import Final
@@ -30,25 +29,25 @@ from pympsd.commands.grammar.syntax import JSON_OPTION, CommandRefused
 from pympsd.vocabulary.parsed_line import ParsedLine
 
 MAX_LINE_BYTES: Final = 64 * 1024
-"""A longer line is cut to this number of bytes and is an unknown command."""
+"""The maximum length of a line in bytes; a longer line is cut, and refused as an unknown command."""
 _BLANKS: Final = " \t\r\n"
 _TO_BLANKS: Final = str.maketrans("\t\r\n", "   ")
 _USES_CGROUPS: Final = frozenset({"memacct", "config"})
-"""The modules whose answers depend on which cgroups exist."""
+"""The modules whose answers depend on the existing cgroups."""
 _MAX_PID_DIGITS: Final = 10
 _CGROUP: Final = "cgroup"
-"""In a line that names a cgroup."""
+"""A text that every line that names a cgroup contains."""
 
 
 def parse(line: bytes, protocol: int) -> ParsedLine:
-    """Return the words of a line and the needs of its command; ``protocol``: that of the daemon."""
+    """Return the words of a line, and what its command needs; ``protocol``: the daemon's protocol."""
     text = line[:MAX_LINE_BYTES].partition(b"\0")[0].decode("utf-8", "surrogateescape")
     words = [word for word in text.translate(_TO_BLANKS).split(" ") if word]
     command = find_command(words)
     if command is not None and command.syntax.takes_rest and len(words) > 3:
         words = [*words[:2], _rest(text, words[:2])]
     is_json_query = command is not None and command.is_query and JSON_OPTION in words
-    # The JSON of a query of protocol 2 has more in it than its text.
+    # The JSON of a protocol 2 query contains more than its text.
     asks_servers = (
         command is not None
         and protocol in command.protocols
@@ -70,7 +69,7 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
 
 
 def _rest(text: str, names: list[str]) -> str:
-    """Return the rest of a text after the words at its beginning."""
+    """Return the rest of a text after the given words."""
     text = text.strip(_BLANKS)
     for name in names:
         text = text.removeprefix(name).lstrip(_BLANKS)
@@ -78,7 +77,7 @@ def _rest(text: str, names: list[str]) -> str:
 
 
 def _server_pid(command: Command, words: list[str]) -> int | None:
-    """Return the PID that a command of protocol 2 names; 0, which no server has, if it will be refused."""
+    """Return the PID that a command of protocol 2 names; 0, which no server has, if the command will be refused."""
     plain = [word for word in words[1:] if word != JSON_OPTION]
     try:
         arguments = loose.read_words(command.syntax, plain, flags_anywhere=command.is_query).arguments

@@ -1,8 +1,8 @@
 """Read the words of protocol 2: arguments by their position, as driver 580 reads them (recorded).
 
-An option with a value counts in first place only; an argument that is missing is read as an empty word; words that
-the syntax does not declare are left over. The command decides about those: a query is refused after it has answered
-as recorded, a change ignores them, with a note on the options among them.
+An option with a value is recognised only as the first word. A missing argument is read as an empty word. Words that
+the syntax does not declare are left over: a query is refused after it has answered as recorded; a change ignores the
+words, with a note on the options among them.
 """
 
 import re
@@ -19,7 +19,7 @@ from pympsd.vocabulary.mistyped import find_similar
 
 @frozen
 class Reading:
-    """The arguments of a command by keyword, and the words that are none of them."""
+    """The arguments of a command by keyword, and the words that are left over."""
 
     arguments: dict[str, Any]
     left_over: tuple[str, ...]
@@ -28,7 +28,8 @@ class Reading:
 def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) -> Reading:
     """Read the words after a command's name; raise Refused.
 
-    ``flags_anywhere``: flags may stand before the arguments. The driver counts them among the positions.
+    ``flags_anywhere``: flags may come before the arguments; otherwise they count as positions, as the driver counts
+    them.
     """
     recorded = RECORDED.get(syntax.command, AS_DECLARED)
     remaining = list(words)
@@ -54,7 +55,9 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
 
 
 def _take_options(syntax: Syntax, recorded: Recorded, words: list[str]) -> dict[str, Any]:
-    """Remove the options with values at the beginning of words; return the values by keyword, None if not given."""
+    """Remove options with values from the beginning of ``words``; return the values by keyword, None for a missing
+    option.
+    """
     values: dict[str, Any] = {}
     for name, option in syntax.options.items():
         is_there = bool(words) and words[0] == syntax.spelling(name)
@@ -79,7 +82,7 @@ def _refuse_missing(syntax: Syntax, recorded: Recorded) -> CommandRefused:
 
 
 def complain(syntax: Syntax, words: Sequence[str], usage: str) -> str:
-    """Return the message on words that a command does not take; it suggests the option that was probably meant."""
+    """Return the message about words that a command does not accept, with the option that was probably meant."""
     options = (JSON_OPTION, *syntax.option_words)
     similar = [option for word in words if word.startswith("-") and (option := find_similar(word, options))]
     hint = f" (did you mean {similar[0]}?)" if similar else ""
@@ -87,9 +90,9 @@ def complain(syntax: Syntax, words: Sequence[str], usage: str) -> str:
 
 
 def note_ignored(syntax: Syntax, words: Sequence[str], reasons: Mapping[str, str] = WITHOUT_EFFECT) -> str:
-    """Return a note on the options among words that a change ignores; empty if there are none.
+    """Return a note on the options among the words that a change ignores; empty without options.
 
-    ``reasons``: for those that are known, why they have no effect here.
+    ``reasons``: why known options have no effect here.
     """
     notes = []
     for word in words:

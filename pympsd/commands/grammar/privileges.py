@@ -1,8 +1,8 @@
-"""Privileges of callers: the settings that they may change, and the state that they see.
+"""Privileges of callers: the settings that they may change, and the state that they may see.
 
-Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
-owner of a server may change that server. A query answers from `restrict_view`, the state without the parts that are
-not the caller's, so that no command has to handle tenants itself.
+Every user may query the daemon. Root and the user who started the daemon may change its settings (recorded); in
+protocol 3 a server's owner may also change that server. A query gets the state from `restrict_view`, without other
+users' parts, so that commands do not have to handle tenants themselves.
 """
 
 from typing import Any, Final
@@ -30,7 +30,7 @@ ASK_FROM: Final = "Ask from the daemon's own PID and user namespace, or start it
 class Caller:
     """Who gave a command: the operator's session, and the uid that the kernel reports for its process.
 
-    ``namespace`` goes with ``server``: the namespace whose socket the caller used.
+    ``server`` and ``namespace`` name the socket that the caller used.
     """
 
     session: int
@@ -38,10 +38,10 @@ class Caller:
     at: float = 0.0
     """The time of the command, in seconds since 1970."""
     server: str = ""
-    """The server whose socket the caller came by; empty: the daemon's own."""
+    """The server to whose socket the caller connected; empty for the daemon's own."""
     namespace: str = ""
     process: Origin | None = None
-    """The process that the line names, if there is one."""
+    """The process that the line names, if it names an existing one."""
 
 
 def is_owner(daemon: Daemon, caller: Caller) -> bool:
@@ -53,7 +53,7 @@ def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
     """Check that the caller may change settings in protocol 2.
 
     Raises:
-        Refused: The caller is neither root nor the user who started the daemon. The text is the driver's (recorded).
+        CommandRefused: The caller is neither root nor the daemon's user. The text is the driver's (recorded).
     """
     if is_owner(daemon, caller):
         return
@@ -67,7 +67,7 @@ def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
     """Check that the caller may change a named server.
 
     Raises:
-        Refused: The caller is neither root nor the server's owner.
+        CommandRefused: The caller is neither root nor the server's owner.
     """
     if caller.uid not in (0, server.uid):
         raise insufficient(caller, command, "server")
@@ -77,7 +77,7 @@ def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
     """Check that the caller may change the daemon.
 
     Raises:
-        Refused: The caller is neither root nor the user who started the daemon.
+        CommandRefused: The caller is neither root nor the user who started the daemon.
     """
     if not is_owner(daemon, caller):
         raise insufficient(caller, command, "daemon")
@@ -87,9 +87,9 @@ def insufficient(caller: Caller, command: str, owned: str) -> CommandRefused:
     """Return the refusal of a command whose caller does not own the changed server or daemon.
 
     Args:
-        caller: Who gave it.
-        command: Its name.
-        owned: What the caller would have to own: ``server`` or ``daemon``.
+        caller: Who gave the command.
+        command: The command's name.
+        owned: What the caller must own: ``server`` or ``daemon``.
     """
     if caller.uid != NO_USER:
         return CommandRefused(
@@ -112,13 +112,13 @@ def sees_all(daemon: Daemon, caller: Caller) -> bool:
 def restrict_view(daemon: Daemon, caller: Caller) -> Daemon:
     """Return the state as a caller may see it.
 
-    A caller that came by the socket of a namespace, and is neither root nor the server's owner, sees that namespace
-    only: a tenant in a container must not see the limits and programs of others.
+    A caller at the socket of a namespace who is neither root nor the server's owner sees only that namespace: a
+    tenant in a container must not see the limits and programs of others.
     """
     if sees_all(daemon, caller):
         return daemon
     server = daemon.named_servers.get(caller.server)
-    # Neither the text of the file nor its differences concern others.
+    # Tenants must not see the text of the file or its differences.
     hidden: dict[str, Any] = {
         "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
         "usage": Usage(daemon.usage.shares),
@@ -139,7 +139,7 @@ def restrict_view(daemon: Daemon, caller: Caller) -> Daemon:
 
 
 def _drains_of(daemon: Daemon, caller: Caller) -> dict[DrainTarget, Drain]:
-    """Return the drains of everything, and of the server and the namespace whose socket a caller came by."""
+    """Return the drains of everything, and of the server and the namespace to whose socket a caller connected."""
     own = {
         DrainTarget(TargetKind.ALL),
         DrainTarget(TargetKind.SERVER, caller.server),
@@ -149,9 +149,10 @@ def _drains_of(daemon: Daemon, caller: Caller) -> dict[DrainTarget, Drain]:
 
 
 def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
-    """Return the state as a caller may see it, with the limits of namespaces ``default`` in the places that the
-    queries of protocol 2 read: the daemon's defaults are those of the user's own server, if it has one, and a
-    server's those of its later clients. A server whose namespace ``default`` may not be seen is left out.
+    """Return the state as a caller may see it, with limits where the queries of protocol 2 read them.
+
+    A server's limits become those of its namespace ``default``, and the daemon's defaults those of the user's own
+    server, if it exists. A server whose namespace ``default`` the caller may not see is left out.
     """
     if daemon.options.protocol != 3:
         return daemon
@@ -171,10 +172,10 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
 
 
 def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
-    """Check that one percentage applies to all later clients of a server.
+    """Check that the same percentage applies to the next clients of a server on all its devices.
 
     Raises:
-        Refused: The server's devices have different percentages, which protocol 2 cannot print.
+        CommandRefused: The server's devices have different percentages, which protocol 2 cannot print.
     """
     if len(_percentages(daemon, server)) > 1:
         question = f"namespace get {DEFAULT} {server} {PERCENTAGE.name}"
@@ -184,7 +185,9 @@ def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
 
 
 def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:
-    """Return the percentages of a server's devices in its namespace ``default``: one, unless they differ."""
+    """Return the percentages of a server's devices in its namespace ``default``: a single one if they do
+    not differ.
+    """
     named_server, default = daemon.named_servers.get(server), _default(daemon, server)
     if named_server is None or default is None:
         return set()

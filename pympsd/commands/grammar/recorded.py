@@ -1,12 +1,11 @@
-"""Treatment of words by driver 580 that a syntax cannot declare (recorded: grammar.jsonl).
+"""How driver 580 treats words, as far as a syntax cannot declare it (recorded: grammar.jsonl).
 
-The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and answers a few
-commands in its own words when an argument is missing. Programs depend on these answers, so protocol 2 gives them. All
-of it stands here: the readers of such numbers, the table `RECORDED` of single commands, and the words of later
-drivers.
+The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and has a special answer for a
+few commands without an argument. Programs depend on these answers, so protocol 2 gives them too. This module has the
+readers of numbers, the table `RECORDED` of single commands, and the words of later drivers.
 
-Where the driver would misread a word so that a command concerns another process or user, the reader refuses it: for
-``847x`` the driver takes the server 847, for ``4294967295`` the largest number of C.
+If the driver would misread a word so that the command concerns another process or user, the reader refuses the word:
+the driver reads ``847x`` as the server 847, and ``4294967295`` as C's largest int.
 """
 
 import re
@@ -22,9 +21,9 @@ from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 
 INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
 MAX_QUOTED: Final = 80
-"""The number of characters of a word that messages repeat."""
+"""The maximum number of characters of a word that a message quotes."""
 _MAX_DIGITS: Final = 10
-"""A PID and a user id have no more."""
+"""The maximum number of digits of a PID and of a user id."""
 
 
 @frozen
@@ -36,13 +35,13 @@ class Recorded:
     missing_is_logged_only: bool = False
     """True if that line is logged but not printed."""
     prints_anyway: bool = False
-    """The answer is printed although further words follow."""
+    """True if the answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
-    """Words that stand for another one at the beginning of the arguments."""
+    """Words at the beginning of the arguments, with the word for which they stand."""
 
 
 AS_DECLARED: Final = Recorded()
-"""A command that differs in nothing from its declaration."""
+"""For a command that the driver reads as it is declared."""
 _FORMAT: Final = Recorded(missing="Invalid command format.", missing_is_logged_only=True)
 RECORDED: Final = {
     "get_server_status": Recorded(missing="A server PID is required"),
@@ -61,10 +60,12 @@ WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality dom
 """Options of later drivers that are accepted without an effect, and why."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
-"""The counterparts in protocol 3 of commands, by first word, if the first word changes the counterpart."""
+"""Equivalents in protocol 3 by a command and its first argument, if the argument decides which command
+is equivalent.
+"""
 
 
-# --- numbers as C reads them: the leading digits of a word, without the rest
+# --- numbers as C reads them: the leading digits of a word; the rest is ignored
 
 
 def read_leading_integer(word: str) -> int | None:
@@ -76,7 +77,7 @@ def read_leading_integer(word: str) -> int | None:
         digits += 1
     if digits == len(sign):
         return None
-    # Python refuses to read numbers of thousands of digits; digits past the 20th cannot change a clamped number.
+    # Python refuses to read numbers with thousands of digits; digits past the 20th cannot change a clamped number.
     value = int(f"{sign}{text[len(sign) : digits].lstrip('0')[:20] or '0'}")
     return max(INT_MIN, min(INT_MAX, value))
 
@@ -99,13 +100,13 @@ def read_leading_float(word: str) -> float | None:
     return number if isfinite(number) else None
 
 
-# --- readers of arguments; an argument that is missing is an empty word
+# --- readers of arguments; a missing argument is an empty word
 
 
 def read_optional_pid(word: str) -> int | None:
     """Return a PID; None for a word that does not begin with a number.
 
-    Raise Refused for a word that only begins with a number, or whose number is too large.
+    Raise CommandRefused for a word that begins with a number and continues differently, or whose number is too large.
     """
     pid = read_leading_integer(word)
     digits = word.removeprefix("-").removeprefix("+")
@@ -116,7 +117,10 @@ def read_optional_pid(word: str) -> int | None:
 
 
 def read_pid(word: str) -> int:
-    """Return a PID as atoi does: 0 for a word that does not begin with a number; raise Refused for a misread one."""
+    """Return a PID as atoi does, 0 for a word that does not begin with a number.
+
+    Raise CommandRefused for a misread one.
+    """
     return read_optional_pid(word) or 0
 
 
@@ -126,9 +130,9 @@ def read_word(word: str) -> str | None:
 
 
 def read_user_id(word: str) -> int | None:
-    """Return the number of a user; None for a word that does not begin with a number.
+    """Return a uid; None for a word that does not begin with a number.
 
-    Raise Refused for a number that C reads as another user's: it takes 0x10 and 0.5 for root.
+    Raise CommandRefused for a word that C reads as another user's uid: C reads 0x10 and 0.5 as root's.
     """
     if read_leading_integer(word) is None:
         return None
@@ -143,17 +147,18 @@ class LoosePercentage:
     """A percentage as the driver reads it: from the first characters of a word."""
 
     value: ThreadPercentage | None
-    """The percentage; None: it is missing or not valid."""
+    """The percentage; None if it is missing or invalid."""
     note: str
-    """A note if characters follow that C does not read: ``33,3`` is 33."""
+    """A note about following characters that C does not read, as in ``33,3``, which is 33; empty without them."""
 
 
 ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage must be one number for all devices"
 
 
 def read_percentage(word: str) -> LoosePercentage:
-    """Return the percentage that a word begins with. Raise Refused for a percentage by device, because C reads 1 from
-    ``1=50``.
+    """Return the percentage with which a word begins.
+
+    Raise CommandRefused for a percentage by device, because C reads ``1=50`` as 1.
     """
     if "=" in word:
         raise CommandRefused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
@@ -175,7 +180,10 @@ PRIORITIES: Final = "a client priority must be 0 (normal) or 1 (below normal)"
 
 
 def read_priority(word: str) -> int | None:
-    """Return the number that a word begins with; None if it begins with none. Raise Refused for a misread 0 or 1."""
+    """Return the number with which a word begins, or None.
+
+    Raise CommandRefused for a word that C misreads as 0 or 1.
+    """
     level = read_leading_integer(word)
     if level in (0, 1) and word not in ("0", "1"):
         raise CommandRefused(f"{PRIORITIES}, not {word[:MAX_QUOTED]!r}")

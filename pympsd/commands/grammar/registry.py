@@ -1,20 +1,21 @@
 """The table of all commands, and how one is run.
 
-A command is a function ``(daemon, caller, **arguments) -> Decision`` under the decorator `command`, which takes its
-syntax. The docstring is its help. One table, `COMMANDS`, holds the commands of both protocols by name: one word is a
-command of protocol 2, a module and a verb one of protocol 3. Which daemons have a command is its field ``protocols``:
+A command is a function ``(daemon, caller, **arguments) -> Decision`` under the decorator `command`, which gets the
+syntax. The function's docstring is the command's help. The table `COMMANDS` has the commands of both protocols by
+name. A command of protocol 2 is one word; a command of protocol 3 is a module and a verb. The field ``protocols``
+states which daemons have a command:
 
     ps                 both: probes and scripts use it, and it has one meaning
     start_server       2 only: 3 refuses it, with the command that does the same there
     rules list         both
     namespace create   3 only
 
-A handler changes the state only when it is sure to succeed: a `CommandRefused` or `NotPossible` that it raises
-becomes the answer, on standard output for a change of protocol 3 and on standard error for a query, whose output is
-data only. A query never changes the state, and is run with the part of it that the caller may see.
+A handler changes the state only if the command will succeed. If it raises `CommandRefused` or `NotPossible`, that
+becomes the answer: on standard output for a change of protocol 3, and on standard error for a query, whose output is
+data only. A query never changes the state, and gets only the part of the state that the caller may see.
 
-With ``--json`` a query prints its `Decision.data`; a list of protocol 3 prints its rows (``--format=json``). Such
-answers are not logged, because monitors ask again and again.
+With ``--json`` a query prints its `Decision.data`; a list of protocol 3 prints its rows (``--format=json``). These
+answers are not logged, because monitors query repeatedly.
 """
 
 import json
@@ -50,7 +51,7 @@ class Decision:
     answer: Answer | None
     instructions: tuple[Instruction, ...] = ()
     data: Any = None
-    """The text that --json prints in place of the answer, in protocol 2; None: a refusal, which stays the same."""
+    """In protocol 2, the data that --json prints instead of the answer; None for a refusal, which stays the same."""
 
 
 Handler = Callable[..., Decision]
@@ -67,30 +68,36 @@ class Command:
     syntax: Syntax
     handler: Handler
     asks_servers: bool = False
-    """True if the answer depends on the servers' state: those that report only on request are asked first."""
+    """True if the answer depends on the servers' state; then servers that report only on request are asked first."""
     asks_process: bool = False
     """True if the first argument is the PID of a process, and `Caller` needs the properties of that process that
-    rules examine."""
+    rules examine.
+    """
     asks_origins: bool = False
-    """True if a line that names a cgroup depends on the cgroups of clients' processes."""
+    """True if the answer to a line that names a cgroup depends on the cgroups of clients' processes."""
     has_strict_words: bool = False
-    """True if protocol 2 reads its words as protocol 3 does, because the driver's daemon does not have it."""
+    """True if protocol 2 reads the command's words as protocol 3 does, because the driver's daemon lacks
+    the command.
+    """
     owner_only: bool = False
-    """True if only root and the user who started the daemon may give it."""
+    """True if only root and the user who started the daemon may give the command."""
     takes_file: bool = False
-    """True if its handler gets the text of the file that the line names, as ``text``."""
+    """True if the handler gets the text of the file that the line names, as ``text``."""
     refuses_unknown: bool = False
-    """True if extra words are an error in protocol 2, where they are usually ignored, because it cannot be undone."""
+    """True if extra words, which protocol 2 usually ignores, are an error because the command cannot be undone."""
     failure: str = ""
-    """The line that is printed when extra words refuse the command, for programs that look for it."""
+    """The line to print when the command is refused because of extra words, for programs that search for it."""
     in_protocol_3: str = ""
-    """The equivalent in protocol 3, with ``{0}``, ``{1}`` for the words. Such a command is in protocol 2 only."""
+    """The equivalent in protocol 3, with ``{0}`` and ``{1}`` for the words.
+
+    A command with an equivalent is in protocol 2 only.
+    """
     driver: int = min(CUDA_VERSIONS)
-    """The first branch of the driver in which protocol 2 has it."""
+    """The first driver branch whose protocol 2 has the command."""
     view: View = restrict_view
-    """Returns the part of the state that a query answers from."""
+    """Returns the part of the state that a query gets."""
     protocols: tuple[int, ...] = field()
-    """The protocols of the daemons that have it. Default: both for one word, 3 for a module's verb."""
+    """The protocols of the daemons that have the command. Default: both for one word, 3 for a module's verb."""
 
     @protocols.default
     def _protocols(self) -> tuple[int, ...]:
@@ -98,12 +105,12 @@ class Command:
 
     @cached_property
     def name(self) -> str:
-        """The words by which it is called, such as ``ps`` or ``namespace create``."""
+        """The command's words, such as ``ps`` or ``namespace create``."""
         return self.syntax.command
 
     @cached_property
     def module(self) -> str:
-        """The module of a command of protocol 3, such as ``namespace``; for one of protocol 2 its name."""
+        """The module of a command of protocol 3, such as ``namespace``; for a command of protocol 2 its name."""
         return self.name.partition(" ")[0]
 
     @cached_property
@@ -126,7 +133,7 @@ class Command:
 
         Args:
             protocol: The protocol that the daemon speaks, 2 or 3.
-            driver: The branch of the driver as which it behaves, such as 580.
+            driver: The driver branch that the daemon reproduces, such as 580.
         """
         return protocol in self.protocols and (protocol != 2 or driver >= self.driver)
 
@@ -149,7 +156,7 @@ class Command:
         """Return the refusal of a command of protocol 2 by a daemon of protocol 3, with the command to use.
 
         Args:
-            words: The arguments that were given, which the suggestion contains.
+            words: The arguments, which the suggestion repeats.
         """
         arguments = (*words, *self.syntax.usage.split(" ")[len(words) + 1 :])
         text = BY_FIRST_WORD.get(" ".join((self.name, *words[:1]))) or self.in_protocol_3.format(*arguments)
@@ -162,13 +169,13 @@ class Command:
         """Run the command.
 
         Args:
-            daemon: The state, which a command that succeeds changes.
+            daemon: The state, which a successful command may change.
             caller: Who gave the command.
             words: The words after the command's name.
             file: The content of the file that the line names, if the command ``takes_file``.
 
         Returns:
-            The decision; refusals are answers, not exceptions.
+            The decision. Refusals are answers, not exceptions.
         """
         try:
             if self.is_query:
@@ -239,7 +246,7 @@ class Command:
 
 
 def _reasons(daemon: Daemon) -> dict[str, str]:
-    """Return why options have no effect with a daemon; -S comes before -mlopart (CUDA's documents)."""
+    """Return why options have no effect with a daemon. -S takes precedence over -mlopart (CUDA's documents)."""
     if daemon.options.static:
         return {**WITHOUT_EFFECT, "-mlopart": "static partitioning is on"}
     if any((10, 0) <= device.compute_capability < (11, 0) for device in daemon.devices):
@@ -248,7 +255,7 @@ def _reasons(daemon: Daemon) -> dict[str, str]:
 
 
 def _wrap_as_json(decision: Decision) -> Decision:
-    """Return a decision whose printed text, of a query without rows, is a string of JSON."""
+    """Return the decision of a query without rows, with its printed text as a JSON string."""
     answer = decision.answer
     if answer is None or not answer.printed:
         return decision
@@ -257,7 +264,7 @@ def _wrap_as_json(decision: Decision) -> Decision:
 
 
 def refuse_translated(name: str, text: str) -> Answer:
-    """Return the refusal of a command of protocol 2 by a daemon that speaks protocol 3.
+    """Return the refusal of a command of protocol 2 by a daemon of protocol 3.
 
     Args:
         name: The command.
@@ -267,7 +274,7 @@ def refuse_translated(name: str, text: str) -> Answer:
 
 
 COMMANDS: Final[dict[str, Command]] = {}
-"""The commands of both protocols by name: ``ps``, ``server list``."""
+"""The commands of both protocols by name, such as ``ps`` and ``server list``."""
 _VERBS: Final[dict[tuple[str, int], dict[str, Command]]] = {}
 """The commands of protocol 3 by module and protocol, then by verb."""
 
@@ -296,7 +303,7 @@ def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
 
 
 def find_command(words: Sequence[str]) -> Command | None:
-    """Return the command of either protocol that a line begins with, or None.
+    """Return the command of either protocol with which a line begins, or None.
 
     Args:
         words: The words of the line.
@@ -305,16 +312,16 @@ def find_command(words: Sequence[str]) -> Command | None:
 
 
 def verbs_of(module: str, protocol: int) -> dict[str, Command]:
-    """Return the commands of a module by their verbs; empty for a word that is not a module of the protocol."""
+    """Return the commands of a module by verb; empty if the protocol does not have the module."""
     return _VERBS.get((module, protocol), {})
 
 
 def first_words(protocol: int, driver: int = DRIVER) -> list[str]:
-    """Return the words that a line may begin with, sorted: modules, and commands of one word.
+    """Return the words with which a line may begin, sorted: modules, and commands of one word.
 
     Args:
         protocol: 2 or 3.
-        driver: The branch of the driver as which the daemon behaves.
+        driver: The driver branch that the daemon reproduces.
     """
     return sorted({command.module for command in COMMANDS.values() if command.is_in(protocol, driver)})
 
@@ -323,8 +330,8 @@ def load(package: str, path: Iterable[str]) -> None:
     """Import every module of a package, which registers the commands in it.
 
     Args:
-        package: Its full name.
-        path: Its ``__path__``.
+        package: The package's full name.
+        path: The package's ``__path__``.
     """
     for module in iter_modules(path):
         import_module(f"{package}.{module.name}")

@@ -16,9 +16,9 @@ _KEY_AND_VALUE: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", re.ASCII | 
 
 
 def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
-    """Return the arguments of a command by keyword; those that are not given are absent.
+    """Return the arguments of a command by keyword, without those that are not given.
 
-    Raise Refused for an unknown, repeated or missing word, and for a value that its reader refuses.
+    Raise CommandRefused for an unknown, repeated or missing word, and for a value that its reader refuses.
     """
     positionals: list[str] = []
     options: dict[str, str | None] = {}
@@ -54,7 +54,7 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
 
 
 def suggest_word(word: str, words: Iterable[str]) -> str:
-    """Return a sentence that suggests a known word, and a blank; empty if none is similar."""
+    """Return a sentence that suggests a similar known word, and a blank; empty if no word is similar."""
     similar = find_similar(word, words)
     return f"Did you mean '{similar}'? " if similar else ""
 
@@ -69,7 +69,7 @@ def _split_option(word: str) -> tuple[str | None, str | None]:
 
 
 def _option_value(syntax: Syntax, word: str, name: str, value: str | None, remaining: list[str]) -> str | None:
-    """Return the value of an option, None for a flag; take it from the following words if it stands there."""
+    """Return the value of an option, taken from the following words if necessary; None for a flag."""
     option = f"'--{name}' of '{syntax.command}'"
     if word.startswith("-") and not word.startswith("--"):
         raise CommandRefused(_describe_unknown(syntax, word.partition("=")[0]))
@@ -93,8 +93,9 @@ def _describe_unknown(syntax: Syntax, option: str) -> str:
 
 
 def _places(syntax: Syntax, options: Mapping[str, str | None], count: int) -> list[Argument]:
-    """Return the positional arguments that words stand for: all of them if ``count`` is their number, else those not
-    given as options.
+    """Return the positional arguments for which ``count`` words stand.
+
+    These are all of them if the number fits, otherwise those that are not given as options.
     """
     places = (*syntax.required, *syntax.optional)
     as_options = {name for name, option in syntax.instead.items() if option in options and count < len(places)}
@@ -108,7 +109,7 @@ def _check_missing(syntax: Syntax, texts: Mapping[str, str], options: Mapping[st
     missing_options = [name for name in syntax.needed if name not in options]
     if is_complete and not missing_options:
         return
-    # Name all of the positional arguments: which of them is missing is not known.
+    # Name all positional arguments, because it is unknown which one is missing.
     places = [] if is_complete else [argument.placeholder for argument in syntax.required]
     missing = [f"--{name}={syntax.options[name].placeholder}" for name in missing_options]
     raise CommandRefused(f"'{syntax.command}' needs {' '.join((*places, *missing))}.")

@@ -1,4 +1,4 @@
-"""The syntax of a command, declared once: its arguments, options and flags, from which its usage is made.
+"""The syntax of a command, declared once: its arguments, options and flags, from which its usage follows.
 
 Usage, help, completions, suggestions and the manual's tables follow from this declaration. Two readers turn words
 into the arguments of a handler: `loose` for the commands of protocol 2 and `strict` for ``module verb`` of protocol
@@ -15,13 +15,13 @@ from pympsd.vocabulary.answers import Answer
 
 JSON_OPTION: Final = "--json"
 Reader = Callable[[str], Any]
-"""Makes a value of a text; raises BadText or Refused."""
+"""Converts a text to a value; raises BadText or CommandRefused."""
 
 
 class CommandRefused(InputError):
     """A command is refused; the message is the sentence for the user.
 
-    ``hint`` is a second sentence, for standard error. ``answer`` replaces both where driver 580's own was recorded.
+    ``hint`` is a second sentence, for standard error. ``answer``, if given, replaces both: driver 580's recorded one.
     """
 
     def __init__(self, sentence: str = "", hint: str = "", answer: Answer | None = None) -> None:
@@ -43,7 +43,7 @@ def keyword(name: str) -> str:
 class Argument:
     """A positional argument.
 
-    ``name`` is the handler's keyword, and ``read`` makes its value of the word.
+    ``name`` is the handler's keyword; ``read`` converts the word to the value.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Argument:
 
     @property
     def placeholder(self) -> str:
-        """The argument in the usage: ``PID``, or ``<name>`` unless declared otherwise."""
+        """The argument as the usage shows it: ``<name>`` unless declared otherwise, such as ``PID``."""
         return self._placeholder or f"<{self.name}>"
 
 
@@ -60,14 +60,15 @@ class Argument:
 class Option:
     """An option with a value: ``--name=VALUE``, or in protocol 2 ``-x VALUE``.
 
-    ``read`` makes the handler's value of the text; it raises BadText or Refused if the text is not allowed.
+    ``read`` converts the text to the handler's value, and raises BadText or CommandRefused for a text that is not
+    allowed.
     """
 
     read: Reader
     placeholder: str
-    """The value in the usage."""
+    """The word for the value in the usage."""
     spelling: str = ""
-    """The option as it is typed, if that is not ``--name``."""
+    """The option as users type it, if that is not ``--name``."""
 
 
 @frozen
@@ -95,7 +96,7 @@ def _flags(flags: Iterable[str | Flag]) -> tuple[Flag, ...]:
 class Syntax:
     """The syntax of a command: positional arguments in order, options by name, flags.
 
-    A name stands for an argument whose value is the word itself, or for a flag typed ``--name``:
+    A name alone declares an argument whose value is the word itself, or a flag typed ``--name``:
 
     >>> Syntax("server delete", required=("name",), flags=("force",)).usage
     'server delete <name> [--force]'
@@ -112,9 +113,11 @@ class Syntax:
     needed: tuple[str, ...] = ()
     """The options that must be given."""
     instead: Mapping[str, str] = field(factory=dict)
-    """Positional arguments that may be given as an option of another name: ``server`` of ``namespace get``."""
+    """Positional arguments that may also be given as an option, by argument, such as ``server`` of
+    ``namespace get``.
+    """
     takes_rest: bool = False
-    """The rest of the line is its one argument: a path, which may have blanks."""
+    """Whether the rest of the line is the only argument: a path, which may contain blanks."""
 
     @property
     def usage(self) -> str:

@@ -23,11 +23,11 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.texts import format_memory_in_use, limit_of_memory_text
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
-"""The recorded columns of ps; only the heading pads the last column, to 15."""
+"""The recorded columns of ps. Only the heading pads the last column, to 15 characters."""
 UUID_SHOWN: Final = 22
 """The number of characters of the UUID that ps shows."""
 LIMITS_ROW: Final = "{:<8}{:<6}{:<11}{:<11}{:<10}"
-"""The columns of limits of ``ps --limits``, which stand before the command."""
+"""The columns of limits in ``ps --limits``, to the left of the command."""
 DEVICE_HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
 DEVICE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
 
@@ -88,7 +88,7 @@ def ps(daemon: Daemon, caller: Caller, pid: int | None, limits: bool) -> Decisio
     """
     if pid is not None and daemon.server_by_pid(pid) is None:
         text = f"Server {pid} not found"
-        # Recorded: the line twice, then an empty line that is not logged.
+        # Recorded: the line is printed twice, then an empty line that is not logged.
         return Decision(Answer((AnswerPart(text), AnswerPart(text), AnswerPart("", logged=False)), refused=True))
     servers = [server for server in daemon.list_running_servers() if pid in (None, server.pid)]
     if not servers:
@@ -109,7 +109,7 @@ def _ps_line(row: Mapping[str, Any], limits: bool) -> str:
 
 
 def _limit_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of LIMITS_ROW; a limit that is not known is a ``-``."""
+    """Return the cells of LIMITS_ROW, with ``-`` for an unknown limit."""
     percentage, count, priority = (row[name] for name in ("active_thread_percentage", "multiprocessors", "priority"))
     if percentage is None:
         return ("-", "-", format_memory_in_use(row["memory_bytes"]), "-", "-")
@@ -118,7 +118,7 @@ def _limit_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
-    """Return the cells of a client's row by the names that JSON has."""
+    """Return the cells of a client's row by their names in JSON."""
     first = next(iter(client.contexts.values()))
     # A server may report a device that this daemon does not have.
     uuid = daemon.devices[first.device].uuid if 0 <= first.device < len(daemon.devices) else ""

@@ -1,8 +1,8 @@
 """Commands for limits: active thread percentages, memory of devices, client priorities.
 
-Each limit has a default, which the next server starts with, and one for the later clients of each server; the
-priority is that of all later connections. Invalid values that the vendor stores (``1T``, ``abc``, an unknown device)
-are refused here, on standard error; standard output stays as recorded, empty.
+Each limit has a default, with which the next server starts, and a value for the next clients of each server. The
+priority is that of all later connections. Invalid values that the vendor's daemon stores (``1T``, ``abc``, an unknown
+device) are refused here, on standard error; standard output stays empty, as recorded.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,9 @@ _VALUE: Final = Argument("value", recorded.read_word, "VALUE")
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:
-    """Make a handler add a note on standard error if no device is known to be Volta or newer; refusals keep their
-    own.
+    """Let a handler add a note on standard error if no device is known to be Volta or newer.
+
+    A refusal keeps its own text on standard error.
     """
 
     def make(handler: Handler) -> Handler:
@@ -61,7 +62,7 @@ def _print_percentage(in_force: ThreadPercentage, note: str) -> Answer:
 
 
 def _refuse_percentage(in_force: ThreadPercentage) -> Answer:
-    """Return a refusal: the complaint is only logged, and the value in force is printed (recorded)."""
+    """Return a refusal, which logs the complaint and prints the value in force (recorded)."""
     parts = (AnswerPart(INVALID, printed=False), AnswerPart(str(in_force)))
     return Answer(parts, diagnostic=f"{INVALID}; {in_force} stays in force", refused=True)
 
@@ -211,7 +212,7 @@ def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decisio
 def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | None) -> Decision:
     """Set the priority of new clients: 0 is normal, 1 below normal."""
     if level is None:
-        # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
+        # Recorded: nothing is printed. The vendor's daemon reads the word as 0; here nothing changes.
         return Decision(
             Answer(
                 diagnostic=f"{recorded.PRIORITIES}; {daemon.defaults.client_priority} stays in force", refused=True

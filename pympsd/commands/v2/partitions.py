@@ -1,6 +1,6 @@
-"""Static SM partitions in protocol 2, as drivers from 590 have them: ``sm_partition`` and ``lspart``.
+"""Static SM partitions in protocol 2, as drivers since 590 have them: ``sm_partition`` and ``lspart``.
 
-Programs start a daemon with -S, make partitions, and pass one to each of their clients:
+Programs start a daemon with -S, create partitions, and pass one to each of their clients:
 
     > sm_partition add GPU-74d43ed3 10
     Partition GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65/D0f3c... created
@@ -10,13 +10,14 @@ Programs start a daemon with -S, make partitions, and pass one to each of their 
     GPU-74d43ed3                                        5       10      52    80
     GPU-74d43ed3  D0f3c...                                      10            80    No
 
-They read these texts: the line that add prints, as a whole; the rows of lspart, split on blanks, which have five
-words each. The free SMs include those that are left over from the chunks. In a refusal they look for ``Failed``,
-``in use`` or ``not supported`` on standard output, so a line there has it, and the reason is on standard error.
+Programs parse these texts: the whole line that add prints, and the rows of lspart, which have five words each when
+split on blanks. The free SMs include those that are left over from the chunks. In a refusal, programs search standard
+output for ``Failed``, ``in use`` or ``not supported``, so a line there contains one of these, and the reason is on
+standard error.
 
-The id of a partition is its name in `Daemon.partitions`. Which texts are documented, which ones programs rely on, and
-which are ours is listed in docs/differences.md. ``lspart`` is also answered in protocol 3, where partitions belong to
-servers (`pympsd.commands.v3.sm_partitions`).
+The id of a partition is its name in `Daemon.partitions`. docs/differences.md lists which texts are documented, which
+ones programs rely on, and which ones are pympsd's own. ``lspart`` is also answered in protocol 3, where partitions
+belong to servers (`pympsd.commands.v3.sm_partitions`).
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from pympsd.vocabulary.results import Result
 
 NOT_ENABLED: Final = "static partitioning is not enabled"
 _MAX_DIGITS: Final = 9
-"""More are not a number of chunks."""
+"""The maximum number of digits of a number of chunks."""
 
 
 @command(
@@ -115,7 +116,7 @@ def _remove(daemon: Daemon, caller: Caller, device: str, word: str) -> Decision:
 
 
 def _split_partition(device: str, word: str) -> tuple[str, str]:
-    """Return the device and the id of ``rm``, whose two words may be one: ``DEVICE/PARTITION``."""
+    """Return the device and the id in the arguments of ``rm``, which are two words or one, ``DEVICE/PARTITION``."""
     if word:
         return device, word
     place, _, chunks = device.partition("/")
@@ -163,10 +164,10 @@ HEADINGS: Final = (
     ("", "", "chunks", "chunks", "SM", "SM", ""),
 )
 KEYS: Final = ("gpu", "partition", "free_chunks", "used_chunks", "free_sms", "used_sms", "clients")
-"""The columns in JSON, where ``gpu`` is the whole UUID, ``clients`` is true or false, and blank columns are null."""
+"""The columns in JSON, where ``gpu`` is the full UUID, ``clients`` is true or false, and blank columns are null."""
 _WIDTHS: Final = (14, 38, 8, 8, 6, 6, 0)
 _MIN_UUID: Final = len("GPU-") + 8
-"""The characters of a UUID in the table; more if two devices begin with the same ones."""
+"""The minimum number of characters of a UUID in the table; more are shown if two devices begin with the same ones."""
 
 
 @command(Syntax(NAME), driver=STATIC_SINCE)
@@ -191,7 +192,7 @@ def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
 
 
 def _rows(daemon: Daemon) -> Iterator[tuple[str, str | None, *tuple[int | None, ...]]]:
-    """Yield a row for each device, and below it one for each of its partitions; None where the table is blank."""
+    """Yield a row for each device, followed by one for each of its partitions; None for a blank cell."""
     for index, device in enumerate(daemon.devices):
         free = partitions.free_of(daemon, index)
         chunks, sms = partitions.count_chunks(daemon, index, free), len(list_multiprocessors(device, free))
@@ -207,14 +208,14 @@ def _rows(daemon: Daemon) -> Iterator[tuple[str, str | None, *tuple[int | None, 
 
 
 def _word(value: str | int | None) -> str:
-    """Return a value of a row as the table has it."""
+    """Return a value of a row as the table shows it."""
     if value is None:
         return ""
     return ("No", "Yes")[value] if isinstance(value, bool) else str(value)
 
 
 def _abbreviate_uuids(daemon: Daemon) -> list[str]:
-    """Return the beginnings of the devices' UUIDs, long enough to differ."""
+    """Return the beginnings of the devices' UUIDs, long enough to be distinct."""
     uuids = [device.uuid for device in daemon.devices]
     length = _MIN_UUID
     while len({uuid[:length] for uuid in uuids}) < len(set(uuids)):

@@ -1,6 +1,6 @@
-"""The servers that PIDs name, and the records of devices, servers and clients for --json.
+"""Find servers by PID; make the records of devices, servers and clients for --json.
 
-A server's record lists its clients, a client's its contexts.
+A server's record lists its clients, and a client's record its contexts.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from pympsd.vocabulary.limits import PinnedMemory
 
 
 def find_server(daemon: Daemon, pid: int) -> Server:
-    """Return the server with a PID; raise the recorded refusal."""
+    """Return the server with a PID; raise the recorded refusal if none has it."""
     server = daemon.server_by_pid(pid)
     if server is None:
         raise CommandRefused(answer=refusal(f"Server {pid} not found"))
@@ -24,7 +24,7 @@ def find_server(daemon: Daemon, pid: int) -> Server:
 
 
 def device_record(daemon: Daemon, ordinal: int) -> dict[str, Any]:
-    """Return a device of the daemon."""
+    """Return the record of a device of the daemon."""
     device = daemon.devices[ordinal]
     return {
         "ordinal": ordinal,
@@ -37,7 +37,7 @@ def device_record(daemon: Daemon, ordinal: int) -> dict[str, Any]:
 
 
 def server_record(daemon: Daemon, server: Server) -> dict[str, Any]:
-    """Return a server; its limits are those of its next client."""
+    """Return the record of a server, with the limits of its next client."""
     return {
         "pid": server.pid,
         "uid": server.uid,
@@ -52,7 +52,9 @@ def server_record(daemon: Daemon, server: Server) -> dict[str, Any]:
 
 
 def client_record(daemon: Daemon, client: Client) -> dict[str, Any]:
-    """Return a client, with the limits in force for it: its priority is 0 (normal) or 1 (below normal)."""
+    """Return the record of a client, with the limits that apply to it; the priority is 0 (normal) or 1 (below
+    normal).
+    """
     limits = client.limits
     return {
         "pid": client.pid,
@@ -71,12 +73,12 @@ def client_record(daemon: Daemon, client: Client) -> dict[str, Any]:
 
 
 def target_text(drain: Drain | None) -> str | None:
-    """Return the target of a drain as ``undrain`` takes it; None if there is none."""
+    """Return the target of a drain as an argument of ``undrain``; None without a drain."""
     return None if drain is None else str(drain.target)
 
 
 def find_drain_of_server(daemon: Daemon, name: str) -> Drain | None:
-    """Return the drain of a server, by name, or of all."""
+    """Return the drain of a server, named by its name, or else the drain of everything."""
     targets = DrainTarget(TargetKind.SERVER, name), DrainTarget(TargetKind.ALL)
     return next((drain for drain in daemon.drains if drain.target in targets), None)
 
@@ -86,9 +88,9 @@ def _key_by_device(counts: Mapping[int, int]) -> dict[str, int]:
 
 
 def make_device_record(client: Client, device: int, *, memory: int | None) -> dict[str, Any]:
-    """Return the limits in force for a client on a device, and the bytes that it holds there.
+    """Return the record of the limits that apply to a client on a device, and of the bytes that it holds there.
 
-    ``memory``: those bytes where nothing is reported; None: unknown.
+    ``memory``: the bytes if nothing is reported; None if unknown.
     """
     limits = client.limits
     return {
@@ -101,10 +103,10 @@ def make_device_record(client: Client, device: int, *, memory: int | None) -> di
 
 
 def context_record(context: ReportedContext) -> dict[str, Any]:
-    """Return a context: ``id`` is unique on its server, ``number`` in its process."""
+    """Return the record of a context: ``id`` is unique on its server, ``number`` in its process."""
     return {"id": context.id, "number": context.number, "device": context.device}
 
 
 def limit_record(device: int, limit: PinnedMemory | None) -> dict[str, Any]:
-    """Return a device's memory limit in bytes; None: there is none."""
+    """Return the record of a device's memory limit, in bytes or None."""
     return {"device": device, "pinned_memory_limit": limit and limit.value}

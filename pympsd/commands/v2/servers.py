@@ -63,7 +63,7 @@ def get_refusal_list(daemon: Daemon, caller: Caller, run: str) -> Decision:
     """
 
     def is_seen(refusal: RefusedClient) -> bool:
-        # In a container the caller's user is not known; the id of its run is known to its user only.
+        # The user of a caller in a container is unknown. Only a run's user has its id, so the id is sufficient.
         is_own = is_owner(daemon, caller) or caller.uid == refusal.uid or (caller.uid == NO_USER and bool(run))
         return is_own and run in ("", refusal.run)
 
@@ -92,7 +92,7 @@ def _refusal_record(refusal: RefusedClient) -> dict[str, Any]:
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
     """Start a server for the user UID, or queue the request until enough servers of other users have ended."""
     if daemon.options.uid not in (0, uid):
-        # Recorded: root gets no line.
+        # Recorded: nothing is printed for root.
         texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
         reason = f"start_server: this daemon is run by user {daemon.options.uid} and can serve only that user"
         raise CommandRefused(answer=refusal(*texts, diagnostic=reason))
@@ -110,7 +110,7 @@ def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
 
 
 def _read_seconds(word: str) -> int:
-    """Return a whole number of seconds; driver 580 quits without a wait if it is none."""
+    """Return a whole number of seconds. Driver 580 quits without waiting if the word is not a number."""
     seconds = read_leading_integer(word) if word.isascii() and word.isdecimal() else None
     if seconds is None:
         raise CommandRefused(f"{word!r} is not a whole number of seconds")

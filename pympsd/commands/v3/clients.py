@@ -1,7 +1,7 @@
-"""The module ``client``: what clients there are, what is in force for each, and their end.
+"""The module ``client``: list clients and the limits that apply to each, and terminate them.
 
-A row is a client on a device that it uses. The table has the vendor's columns, which programs parse; limits and
-memory are in JSON always, and in the table with --limits.
+Each row is a client on one device that it uses. The table has the vendor's columns, which programs parse. JSON always
+has limits and memory; the table has them with --limits.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ LIMIT_COLUMNS: Final = (
     output.Column("PRIORITY", "PRIORITY", "priority"),
     output.Column("FREE", "FREE", "free_clients"),
 )
-"""The columns of --limits, which stand before the command. JSON has them always."""
+"""The columns of --limits, to the left of the command. JSON always has them."""
 _OF_DEVICES: Final = (
     "active_thread_percentage",
     "sm_partition",
@@ -128,7 +128,7 @@ def terminate(
 
 
 def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, NamedServer]:
-    """Return the client with a PID and its server; if there is none, the client that has the PID in its container."""
+    """Return the client with a PID, or else the client that has the PID in its container, and its server."""
     only = None if server is None else server_named(daemon, server)
     clients = [(client, owner) for owner in view.servers(daemon) for client in clients_of(daemon, owner.name)]
     with_pid = [entry for entry in clients if str(entry[0].pid) == pid]
@@ -150,7 +150,7 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
 
 
 def _devices(daemon: Daemon, client: Client) -> list[int]:
-    """Return the indices of a client's devices, less those that this daemon does not have."""
+    """Return the indices of a client's devices, without those that this daemon does not have."""
     ordinals = {context.device for context in client.contexts.values()}
     return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
 
@@ -179,7 +179,7 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
 
 
 def _describe_use(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:
-    """Return a client's limits and use on a device; every value is None without a device."""
+    """Return a client's limits and use on a device; without a device every value is None."""
     process, limits = daemon.server_named(server.name), client.limits
     if ordinal is None or process is None:
         return dict.fromkeys(_OF_DEVICES)

@@ -1,12 +1,12 @@
-"""The module ``config``: the configuration file, applied to a running daemon.
+"""The module ``config``: apply a configuration file to a running daemon, and query it.
 
 `apply` reads the file as a plan, compares it with the state (pympsd.configuration.changes) and begins a list of
-changes. Each change is a part of one compound command, because servers start and sockets open later: the operator is
-answered when the last part is complete, with a line for each change and for each part that was refused. A file with
-an error changes nothing. ``--check`` begins the changes on a copy of the state, because one change may make the next
+changes. Each change is a part of one compound command, because servers start and sockets open later. The operator
+gets the answer when the last part is complete, with a line for each change and for each refused part. A file with an
+error changes nothing. ``--check`` begins the changes on a copy of the state, because one change may make the next one
 possible.
 
-`status` compares the file that was applied last with the state, so that it reports what operators changed since.
+`status` compares the last applied file with the state, so that it reports what operators have changed since.
 """
 
 import re
@@ -43,7 +43,7 @@ from pympsd.vocabulary.texts import BadText, moment
 
 NO_CHANGE = "no change"
 MAX_LISTED: Final = 20
-"""Differences that ``config status`` lists."""
+"""The maximum number of differences that ``config status`` lists."""
 _GENERATION: Final = re.compile("[0-9]{1,10}", re.ASCII)
 _HASH: Final = re.compile("(?:sha256:)?([0-9a-f]{12,64})", re.ASCII | re.IGNORECASE)
 
@@ -119,7 +119,7 @@ def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> D
     configuration, digest = daemon.configuration, compute_hash(daemon)
     pending = configuration.starts + (len(configuration.command.pending) if configuration.command else 0)
     differences = find_differences(daemon)
-    # A refused change usually is a difference, too.
+    # A refused change usually is a difference too.
     failed = max(configuration.failed, len(differences))
     failed += sum(_failures(daemon, server) for server in daemon.named_servers.values())
     text = (
@@ -143,7 +143,7 @@ def _difference_lines(configuration: Configuration, differences: list[str]) -> l
 
 
 def _compare_expected(configuration: Configuration, digest: str, expected: int | str | None) -> list[str]:
-    """Return a sentence on a configuration that is not the expected one; an empty list if it is."""
+    """Return a sentence about a configuration that is not the expected one; an empty list if it is."""
     if isinstance(expected, int) and expected != configuration.generation:
         return [f"Generation {configuration.generation} is in force, not {expected}."]
     if isinstance(expected, str):
@@ -156,9 +156,7 @@ def _compare_expected(configuration: Configuration, digest: str, expected: int |
 
 
 def _failures(daemon: Daemon, server: NamedServer) -> int:
-    """Return how many parts of a server are not in force: the server if it has failed, and each socket that could not
-    be opened.
-    """
+    """Return how many parts of a server have failed: the server itself, and each socket that could not be opened."""
     # A user's own server starts with its first client, which gets the reason if the server fails.
     is_configured = server.source is not Source.AUTO and not server.unreachable
     has_failed = is_configured and status_of(daemon, server) is NamedStatus.FAILED
@@ -194,8 +192,9 @@ def _carry_out(
 
 
 def _try_changes(daemon: Daemon, planned: list[changes.Change], notes: list[str], force: bool) -> Answer:
-    """Return the answer to changes without making them. Begin the changes on a copy of the state, because whether one
-    is possible may depend on those before it.
+    """Return the answer that changes would have, without making them.
+
+    Begin the changes on a copy of the state, because earlier changes may decide whether a later one is possible.
     """
     trial = deepcopy(daemon)
     compound = trial.compound_commands.begin(0)
@@ -208,7 +207,7 @@ def _try_changes(daemon: Daemon, planned: list[changes.Change], notes: list[str]
 def _begin_all(
     daemon: Daemon, compound: CompoundCommand, planned: list[changes.Change], force: bool
 ) -> Iterator[Instruction]:
-    """Begin changes, each a part of the command."""
+    """Begin all changes, each as a part of the compound command."""
     for change in planned:
         if isinstance(change, changes.Impossible):
             compound.failed += 1

@@ -1,7 +1,7 @@
 """The modules of the daemon itself: ``feature``, ``memacct``, ``context-share``, ``share``, ``trace`` and ``log``.
 
-The last three are in both protocols. A trace has what the daemon, its servers, their clients and the devices do, with
-times.
+The last three are in both protocols. A trace shows when the daemon, its servers, their clients and the devices do
+what.
 """
 
 from collections.abc import Sequence
@@ -173,7 +173,7 @@ def describe_sharing(daemon: Daemon, caller: Caller, format: Format | None = Non
 
 
 def _find_feature(name: str, features: Sequence[str] = FEATURES) -> str:
-    """Return the feature of a name, which may be written with ``_``."""
+    """Return the feature with a name, in which ``_`` may stand for ``-``."""
     feature = name.replace("_", "-")
     if feature not in features:
         raise CommandRefused(f"No feature '{name}'. Features: {', '.join(sorted(features))}.")

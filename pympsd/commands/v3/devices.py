@@ -18,7 +18,7 @@ COLUMNS: Final = columns(
     *("Ordinal", "Server", "PCI ID", "Device UUID", "Name", "Total SMs", "Total Chunks", "Attributes"), heading=str
 )
 NOT_POSSIBLE: Final = "no-static-partitions no-memacct"
-"""The attributes of a device of the driver's own server."""
+"""The attributes of a device with the driver's own server."""
 
 
 @command(Syntax("device list", options={"server": SERVER, "format": FORMAT}), asks_servers=True)
@@ -39,7 +39,7 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
     for ordinal, name, index in places:
         device = daemon.devices[index]
         major, minor = device.compute_capability
-        # A tenant does not see the memory of others.
+        # A tenant must not see the memory of others.
         is_known = daemon.options.has_own_servers and sees_all(daemon, caller)
         chunks = chunk_count(device) if daemon.options.has_own_servers else 0
         size = chunk_size(device) if chunks else None

@@ -1,8 +1,8 @@
 """The commands ``drain``, ``undrain`` and ``get_drain_list``, in both protocols: pympsd's own, not the driver's.
 
-The theory is in `pympsd.state_machine.drains`. This module reads targets and checks privileges: everything, devices
-and cgroups are for root and the user who started the daemon; a server and its namespaces also for the server's user;
-a user, and the client processes of that user, also for that user.
+The theory is in `pympsd.state_machine.drains`. This module reads targets and checks privileges. Root and the user who
+started the daemon may drain every target. A server's user may also drain the server and its namespaces, and every
+user may drain that user and the user's client processes.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ TARGETS: Final = {
     "user": UID,
     "device": Option(str, "<device>"),
 }
-"""The options that name a target; --all is a flag, and a client is named by its PID alone."""
+"""The options that name a target. --all is a flag instead, and a client process is named by its PID alone."""
 
 
 def _read_action(text: str) -> bool:
@@ -160,7 +160,7 @@ def _record(existing: Drain, held_count: int) -> dict[str, Any]:
 def _find_target(
     daemon: Daemon, caller: Caller, name: str, options: dict[str, Any]
 ) -> tuple[DrainTarget, list[Client]]:
-    """Return the one target that words name, and the clients of a client process; raise Refused."""
+    """Return the target that the words name, and the clients of a client process. Raise CommandRefused."""
     if options.keys() == {"server", "namespace"} and "/" not in options["namespace"]:
         options = {"namespace": f"{options['server']}/{options['namespace']}"}
     if len(options) != 1:
@@ -185,7 +185,7 @@ def _find_target(
 
 
 def _find_clients(daemon: Daemon, name: str, target: DrainTarget) -> list[Client]:
-    """Return the clients with a PID; for ``undrain`` they may be gone."""
+    """Return the clients with a PID; for ``undrain`` they may have gone."""
     pid = _parse_pid(target.name)
     clients = [client for _, client in drains.find_running(daemon, pid)]
     if not pid or (name == "drain" and not clients):
@@ -194,12 +194,12 @@ def _find_clients(daemon: Daemon, name: str, target: DrainTarget) -> list[Client
 
 
 def _parse_pid(text: str) -> int:
-    """Return a PID; 0, which no process has, for a text that is not one."""
+    """Return a PID; 0, which is not a process's, if the text is not a PID."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
 
 
 def _find_server(daemon: Daemon, name: str) -> str:
-    """Return the name of the server with a name or a PID; raise Refused."""
+    """Return the name of the server that a name or a PID names; raise CommandRefused."""
     if name in daemon.named_servers or daemon.server_named(name) is not None or user_of_server(name) is not None:
         return name
     process = daemon.server_by_pid(_parse_pid(name))
@@ -219,7 +219,7 @@ def _find_namespace(daemon: Daemon, name: str) -> DrainTarget:
 
 
 def _check_may_drain(daemon: Daemon, caller: Caller, name: str, target: DrainTarget, clients: list[Client]) -> None:
-    """Raise Refused unless a caller may drain a target."""
+    """Raise CommandRefused unless a caller may drain a target."""
     if is_owner(daemon, caller):
         return
     owners = set(_owners(daemon, target, clients))

@@ -135,7 +135,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
 
 
 def _note_uninherited(daemon: Daemon, server: NamedServer, name: str, limits: Limits) -> str:
-    """Return a note on limits of the server's default namespace that a new one does not have."""
+    """Return a note on limits of the server's namespace ``default`` that a new namespace does not inherit."""
     default, indices = server.namespaces[DEFAULT].limits, server.ordinals(len(daemon.devices))
     is_capped = any(row.differs(default, Limits(), indices) for row in WITH_MAXIMUM)
     if not is_capped or limits != Limits():

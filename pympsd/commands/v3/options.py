@@ -13,14 +13,14 @@ MAX_SECONDS: Final = 86400
 
 
 def read_uid(text: str) -> int:
-    """Read the number of a user."""
+    """Return a uid; raise BadText."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < NO_USER):
         raise BadText("a user's number,", text)
     return int(text)
 
 
 def read_seconds(text: str) -> float:
-    """Read a number of seconds, above 0 and up to MAX_SECONDS; raise BadText."""
+    """Return a number of seconds above 0 and up to MAX_SECONDS; raise BadText."""
     seconds = _parse_seconds(text)
     if not seconds:
         raise BadText(f"a number of seconds above 0, up to {MAX_SECONDS},", text)
@@ -28,7 +28,7 @@ def read_seconds(text: str) -> float:
 
 
 def read_seconds_or_zero(text: str) -> float:
-    """Read a number of seconds from 0 to MAX_SECONDS; raise BadText."""
+    """Return a number of seconds from 0 to MAX_SECONDS; raise BadText."""
     seconds = _parse_seconds(text)
     if seconds is None:
         raise BadText(f"a number of seconds from 0 to {MAX_SECONDS},", text)
@@ -49,4 +49,4 @@ LIMITS: Final = {row.name: Option(row.read, row.form) for row in sorted(TABLE, k
 """An option for each row of the table of limits, by name."""
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)
 MAXIMA: Final = {f"max-{row.name}": LIMITS[row.name] for row in WITH_MAXIMUM}
-"""An option for each limit of which a server may have a maximum."""
+"""An option for each limit that may have a maximum in a server."""

@@ -1,4 +1,4 @@
-"""The output of ``list`` and ``describe``: a table, CSV (RFC 4180) or JSON. No cell is ever cut."""
+"""The output of ``list`` and ``describe``: a table, CSV (RFC 4180) or JSON. Cells are never cut."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Format:
 
     @classmethod
     def parse(cls, text: str) -> Format:
-        """Read a style, and ``,noheader`` after it."""
+        """Return the style that a text names, optionally followed by ``,noheader``."""
         style, comma, option = text.partition(",")
         if style not in STYLES or (comma and option != "noheader"):
             raise BadText("table, csv or json, optionally followed by ,noheader,", text)
@@ -47,56 +47,56 @@ class Column:
 
 @frozen
 class Shown:
-    """A cell whose text is not the text of its value: ``30.00`` of 30.0, ``unlimited`` of None."""
+    """A cell whose text differs from that of its value: ``30.00`` for 30.0, ``unlimited`` for None."""
 
     text: str
     value: Any
 
 
 Cell = str | int | float | bool | None | Shown | tuple[str, ...]
-"""A tuple is a list of words: an array in JSON, otherwise separated by commas."""
+"""The value of a cell. A tuple is a list of words: an array in JSON, otherwise separated by commas."""
 
 
 @frozen
 class Row:
-    """The cells of a row, in the order of the columns, and further values for JSON."""
+    """The cells of a row, in the order of the columns, and additional values for JSON."""
 
     cells: tuple[Cell, ...]
     extra: dict[str, Any] = field(factory=dict)
 
 
 def columns(*names: str, heading: Callable[[str], str] = str.upper) -> tuple[Column, ...]:
-    """Return columns; ``heading`` makes the heading of a column of its name."""
+    """Return columns; ``heading`` converts a column's name to its heading."""
     return tuple(Column(name, heading(name)) for name in names)
 
 
 def render_heading(name: str) -> str:
-    """Return the heading ``SERVER STATUS`` of a column ``server-status``."""
+    """Return a column's heading, such as ``SERVER STATUS`` for ``server-status``."""
     return name.upper().replace("-", " ")
 
 
 def is_json(style: Format | None) -> bool:
-    """Return whether rows need their further values, which may take longer than their cells."""
+    """Return whether rows need their additional values, which may take longer to compute than the cells."""
     return style is not None and style.style == "json"
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Row], style: Format | None) -> Decision:
-    """Return rows as the answer; it is not logged, because monitors ask again and again."""
+    """Return rows as the answer, which is not logged because monitors query repeatedly."""
     return data(render(columns, rows, style or Format()))
 
 
 def data(text: str) -> Decision:
-    """Return a text as the answer of a query; nothing at all for an empty one."""
+    """Return a text as the answer to a query. For an empty text, nothing is printed."""
     return Decision(Answer((AnswerPart(text, logged=False),) if text else ()))
 
 
 def confirm(*notes: str) -> Answer:
-    """Return the answer of a change that was made: no output, and a line on standard error for each note."""
+    """Return the answer to a successful change: no output, and a line on standard error for each note."""
     return Answer(diagnostic="\n".join(filter(None, notes)))
 
 
 def render(columns: Sequence[Column], rows: Sequence[Row], format: Format) -> str:
-    """Return the text of rows, without a newline at the end; an empty text for no rows without a header."""
+    """Return the text of rows, without a newline at the end; empty without rows and without a header."""
     if format.style == "json":
         return json.dumps([_record(columns, row) for row in rows])
     if format.style == "csv":
@@ -106,7 +106,7 @@ def render(columns: Sequence[Column], rows: Sequence[Row], format: Format) -> st
 
 
 def find_field(kind: str, fields: Sequence[str], word: str) -> str:
-    """Return the field that a word names, in which ``_`` may stand for ``-``; raise Refused."""
+    """Return the field that a word names, in which ``_`` may stand for ``-``; raise CommandRefused."""
     field = word.replace("_", "-")
     if field not in fields:
         raise CommandRefused(f"A {kind} has no field '{word}'. Fields: {', '.join(fields)}.")
@@ -152,7 +152,7 @@ def _csv_cell(text: str) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    # A line end in a cell, such as that of a command line, would look like a row.
+    # A line end in a cell, such as a command line's, would begin a new row.
     lines = [list(heading), *([" ".join(cell.splitlines()) for cell in row] for row in rows)]
     filled = [line for line in lines if line]
     widths = [max(map(len, cells)) + _BLANKS_BETWEEN for cells in zip(*filled, strict=True)]

@@ -1,4 +1,4 @@
-"""The module ``rules``, in both protocols: limits by rule, and which rule a process falls under."""
+"""The module ``rules``, in both protocols: list limits by rule, and examine which rule matches a process."""
 
 from typing import Final
 
@@ -60,8 +60,8 @@ def examine(
 
 
 def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
-    """Return the server and namespace of a process that is a client, or those that it would get without naming
-    any.
+    """Return the server and namespace of a client's process; for any other process, those that it would get by
+    default.
     """
     for process in daemon.servers.values():
         for client in process.clients.values():

@@ -131,7 +131,7 @@ def _refuse_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> CommandRefused
 
 
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
-    """Raise unless a caller may have a server that is a user's."""
+    """Raise CommandRefused unless a caller may have a server of a user."""
     if caller.uid == NO_USER or caller.uid not in (0, daemon.options.uid, uid):
         raise insufficient(caller, command_name, "server")
 

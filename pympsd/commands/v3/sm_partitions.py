@@ -113,7 +113,7 @@ def list_partitions(
         indices = owner.ordinals(len(daemon.devices))
         for index in indices if only is None else [only] if only in indices else []:
             rows += _rows(daemon, owner, index)
-            # A tenant's view lacks the chunks of other servers, and the driver's own server has none.
+            # A tenant's view lacks the chunks of other servers, and the driver's own server has no chunks.
             shows_free = all and daemon.options.has_own_servers and sees_all(daemon, caller)
             if shows_free and (free := free_of(daemon, index)):
                 rows.append(_free_row(owner, daemon.devices[index], free))

@@ -1,4 +1,4 @@
-"""Servers, namespaces, clients and limits of the daemon's state as protocol 3 names them and prints them."""
+"""Find and print servers, namespaces, clients and limits of the daemon's state as protocol 3 does."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def servers(daemon: Daemon) -> list[NamedServer]:
 
 
 def namespace_named(server: NamedServer, name: str) -> Namespace:
-    """Return the namespace of a name; raise Refused."""
+    """Return a server's namespace with a name; raise CommandRefused."""
     namespace = server.namespaces.get(name)
     if namespace is None:
         raise CommandRefused(f"No namespace named '{name}' on server '{server.name}'.")
@@ -29,19 +29,21 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
 
 
 def linux_namespace(daemon: Daemon, client: Client) -> int:
-    """Return 0 for a client in the daemon's PID namespace, otherwise the inode of its own."""
+    """Return the inode of a client's PID namespace; 0 for the daemon's own."""
     namespace = client.process.pid_namespace
     return 0 if namespace == daemon.options.pid_namespace else namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
-    """Return ``server/namespace (n)`` of a client, with n the inode of its PID namespace, or 0."""
+    """Return ``server/namespace (n)`` for a client; n is its PID namespace as in `linux_namespace`."""
     return f"{server.name}/{namespace_of(client)} ({linux_namespace(daemon, client)})"
 
 
 def limit_cell(daemon: Daemon, server: NamedServer, row: LimitRow, limits: Limits) -> Shown:
-    """Return a limit as a cell: one value if all of a server's devices have the same, otherwise one for each, by the
-    index that its clients see. A server without devices has no limits of memory.
+    """Return a limit as a cell: one value if it is the same on all of a server's devices, otherwise one for each
+    device.
+
+    Devices have the indices that the server's clients see. A server without devices has no memory limits.
     """
     indices = server.ordinals(len(daemon.devices))
     if row.is_for_devices and not indices:
@@ -52,7 +54,7 @@ def limit_cell(daemon: Daemon, server: NamedServer, row: LimitRow, limits: Limit
 def limit_values(
     daemon: Daemon, server: NamedServer, rows: Iterable[LimitRow], limits: Limits, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return limits as JSON has them, in the order of the rows; ``prefix``: that of the keys."""
+    """Return limits as values for JSON, in the order of the rows; ``prefix`` begins each key."""
     indices = server.ordinals(len(daemon.devices))
     return {
         f"{prefix}{row.key}": None if row.is_for_devices and not indices else row.json(limits, indices)
@@ -63,8 +65,9 @@ def limit_values(
 def limits_given(
     daemon: Daemon, server: NamedServer, before: Limits, options: Mapping[str, Any], prefix: str = ""
 ) -> Limits:
-    """Return the change of limits that options ask for; a limit by device may be that of some of the server's devices
-    only. ``before``: the limits that are changed; ``prefix``: that of the options' names. Raise Refused.
+    """Return the new values of the limits that options set. A limit by device may be set on some devices only.
+
+    ``before``: the limits to change; ``prefix``: the beginning of the options' names. Raise CommandRefused.
     """
     changes: dict[str, Any] = {}
     for row in LIMITS:
@@ -84,7 +87,7 @@ def limits_given(
 
 
 def keeps_limits(count: int) -> str:
-    """Return a note on the clients that keep the limits they started with."""
+    """Return a note on the number of clients that keep the limits with which they started."""
     if not count:
         return ""
     if count == 1:
@@ -93,14 +96,14 @@ def keeps_limits(count: int) -> str:
 
 
 def note_missing_partition(server: NamedServer, namespace: str, partition: str | None) -> str:
-    """Return a note on a namespace that is bound to an SM partition which its server does not have."""
+    """Return a note on a namespace whose SM partition its server does not have; empty otherwise."""
     if not partition or any(existing.name == partition for existing in server.partitions):
         return ""
     return describe_missing_partition(server.name, namespace, partition)
 
 
 def device_named(daemon: Daemon, word: str) -> int:
-    """Return the index of the device that a word names; raise Refused."""
+    """Return the index of the device that a word names; raise CommandRefused."""
     index = find_device(daemon.devices, word)
     if index is None:
         raise CommandRefused(f"No device '{word}'. Devices: {list_devices(daemon.devices)}.")
@@ -108,7 +111,7 @@ def device_named(daemon: Daemon, word: str) -> int:
 
 
 def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
-    """Return the daemon's index of the device that a word names as the server's clients do; raise Refused."""
+    """Return the daemon's index of the device that a word names as the server's clients do; raise CommandRefused."""
     indices = server.ordinals(len(daemon.devices))
     devices = [daemon.devices[number] for number in indices]
     index = find_device(devices, word)

@@ -1,4 +1,4 @@
-"""The existing cgroups, and the files of the kernel's dmem controller (Linux 6.14); they are never written.
+"""Read which cgroups exist, and their limits from the files of the kernel's dmem controller (Linux 6.14).
 
 The format of the files is that of cgroup-v2.rst, DMEM.
 """
@@ -27,7 +27,8 @@ _BUS_ID: Final = re.compile(
 class CgroupFiles:
     """The contents of a cgroup's files ``dmem.max`` and ``dmem.min``.
 
-    ``path`` is the cgroup's, below /sys/fs/cgroup. A content is empty if the file does not exist or cannot be read.
+    ``path`` is the cgroup's, below /sys/fs/cgroup. The contents are empty if the file does not exist or cannot be
+    read.
     """
 
     path: str
@@ -36,15 +37,15 @@ class CgroupFiles:
 
 
 def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles]) -> CgroupLimits:
-    """Return the limits of nested cgroups, outermost first, by ordinal of ``devices``.
+    """Return the limits of nested cgroups, outermost first, by index in ``devices``.
 
-    A line that is of no device, or cannot be read, does not count.
+    Lines that name none of the devices, or have another format, are ignored.
     """
     limits: CgroupLimits = {}
     guaranteed: dict[int, int] = {}
     for files in cgroups:
         hard, soft = _hard(devices, files.max), _soft(devices, files.min)
-        # A guarantee holds as far as the cgroups above have it, as in the kernel: its owner cannot give it more.
+        # As in the kernel, a guarantee cannot exceed the guarantees of the cgroups above it.
         guaranteed |= {ordinal: min(own, guaranteed.get(ordinal, own)) for ordinal, own in soft.items()}
         soft_limits = {ordinal: PinnedMemory(guaranteed[ordinal]) for ordinal in soft if guaranteed[ordinal]}
         if hard or soft_limits:
@@ -55,21 +56,21 @@ def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles
 
 
 def _hard(devices: Sequence[DeviceProperties], text: str) -> dict[int, PinnedMemory]:
-    """Return the least of each device's limits in a dmem.max."""
+    """Return the smallest of each device's limits in a dmem.max."""
     least = {ordinal: min(counts) for ordinal, counts in _group_by_device(devices, text).items()}
     return {ordinal: PinnedMemory(count) for ordinal, count in least.items() if count < MAX_MEMORY}
 
 
 def _soft(devices: Sequence[DeviceProperties], text: str) -> dict[int, int]:
-    """Return the least of each device's guarantees in a dmem.min, in bytes; 0: it has none."""
-    # A region's 0 is left out: nobody has set it.
+    """Return the smallest of each device's guarantees in a dmem.min, in bytes; 0 if the device has none."""
+    # 0 is the kernel's default, not a guarantee, so it is left out.
     return {index: min(filter(None, counts), default=0) for index, counts in _group_by_device(devices, text).items()}
 
 
 def _group_by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list[int]]:
     """Return the values of each device's regions, in bytes.
 
-    Of several regions the least counts: the memory of a client may lie in any of them, and nothing shows in which.
+    If a device has several regions, its smallest value counts: nothing shows in which region a client's memory is.
     """
     values: dict[int, list[int]] = {}
     for region, value in _lines(text):
@@ -87,19 +88,20 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 MAX_LEVELS: Final = 32
-"""No files are read below this depth, because a user can make many cgroups in one of its own, and the limits of each
-would be sent to a server. The limits of the cgroups above hold anyway."""
+"""Files below this depth are not read, because a user can nest many cgroups in one of its own, and all their limits
+would be sent to a server. The limits of the outer cgroups hold nevertheless.
+"""
 _ROOT: Final = Path(MOUNT)
 
 
 def has_dmem(root: Path = _ROOT) -> bool:
-    """Return whether the kernel has the dmem controller: the root of cgroup v2 has its capacity."""
+    """Return whether the kernel has the dmem controller, which shows its capacity in the root of cgroup v2."""
     return (root / "dmem.capacity").exists()
 
 
 def kernel_limits(devices: Sequence[DeviceProperties], cgroup: str, root: Path = _ROOT) -> CgroupLimits:
-    """Return the limits that the kernel has for a cgroup and those above, by ordinal of ``devices``."""
-    # The kernel writes .. for what is outside of this process's cgroup namespace. The root has no limits.
+    """Return the kernel's limits for a cgroup and the cgroups above it, by index in ``devices``."""
+    # A path with .. is outside of this process's cgroup namespace. The root has no limits.
     paths = [] if ".." in cgroup.split("/") else expand_cgroups([cgroup])[1 : MAX_LEVELS + 1]
     folders = ((path, root / path.removeprefix("/")) for path in paths)
     return limits_in(
@@ -109,7 +111,7 @@ def kernel_limits(devices: Sequence[DeviceProperties], cgroup: str, root: Path =
 
 
 def _text(file: Path) -> str:
-    """Return the text of a file; empty if none can be read."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return file.read_text("utf-8", "replace")
     except (OSError, ValueError):
@@ -117,7 +119,7 @@ def _text(file: Path) -> str:
 
 
 def find_existing_cgroups(paths: Iterable[str]) -> frozenset[str] | None:
-    """Return the paths that are cgroups of any hierarchy; None if that is unknown."""
+    """Return the paths that are cgroups of any hierarchy; None if that cannot be determined."""
     try:
         mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

@@ -15,13 +15,15 @@ from pympsd.channel.descriptors import UCRED
 from pympsd.service.processes.status import STATE, stat
 
 STARTING_SECONDS: Final = 2.0
-"""A daemon listens within this time after it has taken the lock."""
+"""The time within which a daemon listens after it has taken the lock."""
 POLL_SECONDS: Final = 0.05
 
 
 @frozen
 class Holder:
-    """A process that has the lock open, or listens at a socket; PID 0: it cannot be seen from here."""
+    """A process that has the lock open, or listens at a socket; PID 0 if its PID namespace is not
+    visible from here.
+    """
 
     pid: int
     uid: int
@@ -31,7 +33,7 @@ class Holder:
 
 
 def holders(lock: str) -> list[Holder]:
-    """Return the processes that have a lock open, as far as this user may see that; not this one."""
+    """Return the other processes that have a lock open, as far as this user may see that."""
     holding = []
     with suppress(OSError):
         status = os.stat(lock)
@@ -43,9 +45,9 @@ def holders(lock: str) -> list[Holder]:
 
 
 def are_foreign(holding: list[Holder], control: str) -> bool:
-    """Return whether none of a lock's holders can be a daemon: they are of other users, and none listens.
+    """Return whether a lock's holders cannot be a daemon, because they are of other users and none of them listens.
 
-    A daemon of another user that has just been started is given time for that.
+    Wait up to STARTING_SECONDS, because another user's daemon may just be starting.
     """
     if not holding or any(holder.uid in (0, os.geteuid()) for holder in holding):
         return False
@@ -61,7 +63,7 @@ def has_open(pid: int, status: os.stat_result) -> bool:
     """Return whether a process has a file open, as far as this user may see that."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended, or is another user's
         return False
     for name in names:
         with suppress(OSError):
@@ -71,8 +73,9 @@ def has_open(pid: int, status: os.stat_result) -> bool:
 
 
 def listener_of(control: str) -> tuple[int, int, int] | None:
-    """Return the PID (0: in a PID namespace that cannot be seen from here), user and group of the process that
-    listens, or listened before its keeper had the socket; None if nobody has it.
+    """Return PID, uid and gid of the process that began to listen at a socket; its keeper may have the socket by now.
+
+    The PID is 0 if its PID namespace is not visible from here. Return None if nobody listens.
     """
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
         with socket.socket(socket.AF_UNIX, kind) as sock:
@@ -84,7 +87,7 @@ def listener_of(control: str) -> tuple[int, int, int] | None:
 
 
 def find_listener(control: str) -> Holder | None:
-    """Return the process that listens; None if nobody does, or only the keeper of a process that has ended."""
+    """Return the process that listens at a socket; None if nobody does, or only the keeper of an ended process."""
     listener = listener_of(control)
     if listener is None:
         return None

@@ -1,6 +1,7 @@
-"""The directory of a server or a namespace: made, or used again as it is, because containers may have mounted it.
+"""The directory of a server or a namespace: created, or used again because containers may have mounted it.
 
-It belongs to the server's user, who can put anything there: nothing is reached through a link, or changed by name.
+It belongs to the server's user, who can put anything there. So links are not followed, and files are changed through
+descriptors, not by name.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ class Foreign(FileError, OSError):
 
 @contextlib.contextmanager
 def open_directory(top: str, server: str, namespace: str, uid: int) -> Iterator[int]:
-    """Create the missing parts of a directory; yield a descriptor of it. Raise OSError."""
+    """Create the missing parts of a directory, and yield a descriptor of the directory. Raise OSError."""
     with contextlib.ExitStack() as stack:
         fd = _close_at_end(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
         path = top
@@ -57,7 +58,7 @@ def listen(folder: int, kind: socket.SocketKind) -> socket.socket:
     remove(folder, files.CONTROL)
     with contextlib.ExitStack() as on_error:
         listener = on_error.enter_context(socket.socket(socket.AF_UNIX, kind))
-        with _umask(0o111):  # 0666, set as it is made: afterwards the name could be another file's
+        with _umask(0o111):  # mode 0666 from the start: later the name could be another file's
             listener.bind(f"/proc/self/fd/{folder}/{files.CONTROL}")
         listener.listen(BACKLOG)
         on_error.pop_all()
@@ -93,7 +94,7 @@ def _check_remains(folder: int, file: str) -> None:
 
 
 def _enter(parent: int, name: str, path: str, uid: int) -> int:
-    """Return a descriptor of a directory that is made if it is missing."""
+    """Return a descriptor of a directory; create the directory if it is missing."""
     is_new = True
     try:
         os.mkdir(name, DIRECTORY_MODE, dir_fd=parent)
@@ -105,7 +106,7 @@ def _enter(parent: int, name: str, path: str, uid: int) -> int:
         raise Foreign(f"{path} is not a directory: remove it") from None
     try:
         owner = os.fstat(fd).st_uid
-        # Users choose the names of servers, so existing files do not become theirs.
+        # Users choose the names of servers, so an existing directory is not given to a server's user.
         if owner != uid and not is_new:
             raise Foreign(f"{path} belongs to user {owner}: remove it")
         _check_no_daemon(fd, path)
@@ -118,7 +119,7 @@ def _enter(parent: int, name: str, path: str, uid: int) -> int:
 
 
 def _give(folder: int, uid: int) -> None:
-    """Make a directory a user's; raise OSError, which names the call, if the kernel denies that."""
+    """Give a directory to a user. Raise OSError, which names the call, if the kernel denies that."""
     try:
         os.fchown(folder, uid, -1)
     except OSError as error:
@@ -129,7 +130,7 @@ def _give(folder: int, uid: int) -> None:
 
 
 def _check_no_daemon(folder: int, path: str) -> None:
-    """Raise Foreign if a directory is the pipe directory of a daemon that runs or was killed."""
+    """Raise Foreign if a directory is the pipe directory of a running or a killed daemon."""
     for file in files.OF_A_RUNNING_DAEMON:
         with contextlib.suppress(FileNotFoundError):
             os.stat(file, dir_fd=folder, follow_symlinks=False)

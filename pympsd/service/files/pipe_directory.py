@@ -1,7 +1,7 @@
 """The pipe directory: lock, PID file, sockets and FIFO, with the modes of the reference.
 
-Files that a killed daemon left are replaced, and nothing else is (``remains``): a daemon does not start in a
-directory that has a file of another kind, or a socket of another program, under one of its names.
+Only files that a killed daemon left are replaced (``remains``). A daemon does not start in a directory where one of
+its names belongs to a file of another kind, or to another program's socket.
 
 A path with a symbolic link is refused if another user decides, or could decide, where it leads.
 """
@@ -25,7 +25,7 @@ from pympsd.service.files.lock_holders import Holder, are_foreign, find_listener
 from pympsd.vocabulary import files
 
 MAX_LINKS: Final = 40
-"""The maximum of links to follow, which is the kernel's (path_resolution(7))."""
+"""The maximum number of links to follow, the same as the kernel's (path_resolution(7))."""
 
 
 class UntrustedLink(FileError, OSError):
@@ -78,7 +78,7 @@ def _check_owner(link: str, status: os.stat_result, folder: os.stat_result) -> N
 
 
 def _is_open_to_others(folder: os.stat_result) -> bool:
-    """Return whether others than its owner can write to a folder; a user's private group is that user."""
+    """Return whether other users than its owner can write to a folder. A user's private group counts as that user."""
     is_private = folder.st_gid == os.getegid() == os.geteuid()
     return bool(folder.st_mode & (stat.S_IWOTH if is_private else stat.S_IWOTH | stat.S_IWGRP))
 
@@ -94,12 +94,13 @@ MODES = {
 }
 PID_MODE = 0o644
 DRIVERS_PID_MODE = 0o666
-"""The mode of the driver's PID file, as recorded. A script that trusts the file would kill any other PID that is
-written there."""
+"""The mode of the driver's PID file, as recorded: all users can write to it. A script that trusts the file would kill
+any PID that somebody writes there.
+"""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-"""A symbolic link is not followed: with it a user could make root's daemon open another file to all users."""
+"""Symbolic links are not followed: with one, a user could make root's daemon open any file to all users."""
 
 
 class Unusable(StartError):
@@ -111,7 +112,7 @@ class Unusable(StartError):
 
 
 class AlreadyRunning(StartError):
-    """Another daemon holds the lock of the directory; the message names who has it open, if visible."""
+    """Another daemon holds the lock of the directory; the message names the process, if it is visible."""
 
 
 @define
@@ -128,8 +129,8 @@ class PipeDirectory:
     def claim(cls, requested_path: str) -> PipeDirectory:
         """Lock the directory, creating it if its parent exists.
 
-        If users who do not run a daemon hold the lock, it is replaced, as far as this user may do so in the
-        directory.
+        Replace a lock that only other users' processes hold if none of these is a daemon, and if this user may
+        replace files in the directory.
 
         Raise AlreadyRunning if a daemon holds the lock. Raise Unusable if the directory cannot hold a daemon, if
         another user decides where its path leads, or if somebody's own files or sockets have a daemon's names there.
@@ -148,7 +149,7 @@ class PipeDirectory:
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
             for name in files.OF_THE_DAEMON:
-                # One that this user may not read is another user's, whose daemon may run: the lock decides.
+                # A PID file that this user may not read is another user's, whose daemon may run: the lock decides.
                 with contextlib.suppress(PermissionError):
                     remains.check(os.path.join(path, name))
             lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
@@ -173,7 +174,8 @@ class PipeDirectory:
         except Unusable:
             os.close(lock)
             raise
-        # The mode of a lock left by another user's daemon cannot be changed; it could be opened, which is enough.
+        # The mode of a lock that another user's daemon left cannot be changed; that the lock could be opened is
+        # enough.
         with contextlib.suppress(PermissionError):
             os.fchmod(lock, MODES[files.LOCK])
         return cls(requested_path, path, lock)
@@ -193,13 +195,13 @@ class PipeDirectory:
             return listener
 
     def set_modes(self, clients_only: bool, sockets: Collection[str]) -> None:
-        """Set the modes of sockets that depend on whether operators are refused at ``control``."""
+        """Set the modes of sockets, which depend on whether operators are refused at ``control``."""
         for file, mode in files.CLIENTS_ONLY_MODES.items():
             if file in sockets:
                 os.chmod(self.name(file), mode if clients_only else MODES[file])
 
     def open_fifo(self) -> int:
-        """Create the log FIFO and open it for reading and writing, so that it has no end of file."""
+        """Create the log FIFO and open it for reading and writing, so that reading it never meets an end of file."""
         with self._replace(files.LOG_FIFO):
             os.mkfifo(self.name(files.LOG_FIFO))
             _set_mode(self.name(files.LOG_FIFO))
@@ -224,7 +226,7 @@ class PipeDirectory:
             except OSError as error:
                 raise Unusable(self.requested_path, f"{path}: {error.strerror}; remove it") from None
         else:
-            # If the file stays, programs that would run without MPS are refused: no limit is lost.
+            # If the file stays, programs that would run without MPS are refused, so no limit is bypassed.
             with contextlib.suppress(OSError):
                 remains.remove(path)
 
@@ -280,7 +282,9 @@ class PipeDirectory:
 
 
 def _describe_holder(path: str, holding: list[Holder]) -> str:
-    """Return which process has the lock of a directory or, if this user cannot see that, which one listens there."""
+    """Name the process that has the lock of a directory or, if this user cannot see it, the process that listens
+    there.
+    """
     if holding:
         return f"{os.path.join(path, files.LOCK)} is open in {' and '.join(map(str, holding))}"
     control = os.path.join(path, files.CONTROL)
@@ -291,7 +295,7 @@ def _describe_holder(path: str, holding: list[Holder]) -> str:
 def _check_listeners(requested_path: str, path: str) -> None:
     """Raise Unusable if a program other than a daemon listens at a socket that a daemon would replace.
 
-    A daemon that runs or was killed has left a state file or a keeper's socket: then its sockets may be replaced.
+    A state file or a keeper's socket shows that the sockets are a daemon's; then they may be replaced.
     """
     if any(os.path.lexists(os.path.join(path, name)) for name in files.OF_A_RUNNING_DAEMON):
         return
@@ -305,7 +309,7 @@ def _check_listeners(requested_path: str, path: str) -> None:
 
 
 def _replace_lock(requested_path: str, file: str, holder: Holder) -> int:
-    """Take a new lock in place of one that is held by a process that is not a daemon, and return it."""
+    """Replace a lock that a process other than a daemon holds; return a descriptor of the new lock."""
     try:
         os.unlink(file)
         lock = os.open(file, LOCK_FLAGS | os.O_EXCL, MODES[files.LOCK])

@@ -10,8 +10,8 @@ replaced or removed only if it is of the kind that a daemon makes under that nam
     pympsd.state, pympsd.state.new                                a regular file that begins as a saved state does
     pympsd.nvml, pympsd.nvml.new                                  a regular file that begins as a list of devices
 
-An empty file also counts as a PID file or a state file, because a full disk or a power failure leaves such files.
-Everything else stays, links included, and is reported with its path (``NotOfADaemon``).
+An empty file also counts as a PID file or a state file, because a full disk or a power failure leaves such files. All
+other files, links included, stay and are reported with their paths (``NotOfADaemon``).
 """
 
 import errno
@@ -41,8 +41,8 @@ _KINDS: Final = {
 
 
 class NotOfADaemon(FileError, FileExistsError):
-    """A file that no daemon made has the name of one of its files; ``strerror`` states what was found, and a
-    remedy.
+    """A file that no daemon made has the name of a daemon's file; ``strerror`` states what the file is,
+    and a remedy.
     """
 
     def __init__(self, kind: str, expected: str, path: str) -> None:
@@ -53,9 +53,12 @@ class NotOfADaemon(FileError, FileExistsError):
 
 
 def check(path: str, folder: int | None = None) -> None:
-    """Raise NotOfADaemon if a file exists that no daemon made under this name; another OSError if it cannot be read.
+    """Raise NotOfADaemon if a file of this name exists that no daemon made.
 
-    ``path``: below ``folder``, a descriptor of an open directory, if there is one; its last part is the name.
+    Raise another OSError if it cannot be read.
+
+    ``path`` is relative to ``folder``, a descriptor of an open directory, if that is given. Its last part is the
+    name.
     """
     try:
         mode = os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode
@@ -79,7 +82,9 @@ def remove(path: str, folder: int | None = None) -> None:
 
 
 def _expect(name: str) -> tuple[str, int, Callable[[bytes], bool] | None]:
-    """Return the kind of file that a daemon has under a name: in words, its type, and a test of its first bytes."""
+    """Return the kind of file that a daemon has under a name: its description, its type, and a test of its first
+    bytes.
+    """
     if name in _SOCKETS:
         return "socket", stat.S_IFSOCK, None
     if name == files.LOG_FIFO:
@@ -109,7 +114,7 @@ def _has_content(path: str, folder: int | None, is_expected: Callable[[bytes], b
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, dir_fd=folder)
-    except FileNotFoundError:  # removed since
+    except FileNotFoundError:  # removed in the meantime
         return True
     try:
         status = os.fstat(fd)

@@ -1,9 +1,8 @@
 """The device memory of the clients of the driver's server, as NVML reports it to a child process.
 
 The child (pympsd_server/backends/cuda/driver/client_memory.py) is started for the first request, ends after some
-seconds without one, and is reaped immediately. A library of the driver may hang: a child that does not answer in time
-is killed, and for RETRY_SECONDS no other one is started. Memory that is not known is shown so; no query waits longer
-for it.
+seconds without a request, and is reaped immediately. The driver's library may hang. So a child that does not answer
+in time is killed, and another one is not started for RETRY_SECONDS; until then queries show the memory as unknown.
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ if TYPE_CHECKING:
 ANSWER_SECONDS: Final = 0.8
 """The longest time for an answer, the start of the child included."""
 FRESH_SECONDS: Final = 0.2
-"""An answer younger than this serves other servers and operators, too."""
+"""The time for which an answer is used again, for other servers and operators."""
 END_SECONDS: Final = 1.0
-"""The longest time for a killed child to end. A call of a driver that hangs in the kernel outlives SIGKILL."""
+"""The longest time to wait for a killed child. SIGKILL does not end it while it hangs in a call of the driver in the
+kernel.
+"""
 RETRY_SECONDS: Final = 60.0
 _PLACE: Final = ("backends", "cuda", "driver", "client_memory.py")
 _MAX_ANSWER_BYTES: Final = 1 << 20
@@ -49,16 +50,16 @@ class ClientMemory:
 
     log: FilteringBoundLogger
     nursery: trio.Nursery
-    """Its tasks wait for the ends of children."""
+    """Runs the tasks that wait until children end."""
     _process: trio.Process | None = field(default=None, init=False)
     _lock: trio.Lock = field(factory=trio.Lock, init=False)
     _answer: Memory = field(factory=dict, init=False)
     _answered_at: float = field(default=float("-inf"), init=False)
     _not_before: float = field(default=float("-inf"), init=False)
-    """No child is started before this time."""
+    """The time before which no child is started."""
 
     async def current(self) -> Memory:
-        """Return the memory of clients, nothing if it is not known."""
+        """Return the memory of clients, or an empty mapping if it is not known."""
         async with self._lock:
             if trio.current_time() - self._answered_at > FRESH_SECONDS:
                 self._answer = await self._ask()
@@ -85,7 +86,7 @@ class ClientMemory:
             return {}
 
     async def _exchange(self) -> bytes:
-        """Return the child's answer; empty if the child has ended, and then the next call starts another."""
+        """Return the child's answer; empty if the child has ended, after which the next call starts another one."""
         if self._process is None:
             self._process = await open_process(
                 [sys.executable, "-I", _script()],
@@ -111,14 +112,14 @@ class ClientMemory:
         return b""
 
     async def _reap(self, process: trio.Process) -> None:
-        """Close the descriptors of a child when it has ended, so that none stay until the next request."""
+        """Close the descriptors of a child as soon as it has ended, instead of at the next request."""
         await process.wait()
         async with self._lock:
             if self._process is process:
                 await self.close()
 
     async def close(self) -> None:
-        """End the child. One that a driver keeps in the kernel is not waited for longer than END_SECONDS."""
+        """End the child. Wait at most END_SECONDS, because the driver may keep it in the kernel."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -10,19 +10,19 @@ from typing import Final, Protocol
 from pympsd.channel.descriptors import close_all
 
 MINIMUM: Final = 16
-"""Granted however low the limit is."""
+"""The least quota, however low the limit of open descriptors is."""
 SPARE: Final = 32
 """Descriptors that a daemon needs in addition to those that an earlier one left."""
 UNLIMITED: Final = 1 << 20
-"""Assumed where RLIMIT_NOFILE sets no limit."""
+"""The limit to assume if RLIMIT_NOFILE sets none."""
 USER_DIVISOR: Final = 32
-"""Divides the quota of one user's descriptors that wait for servers to take them, and of watched clients."""
+"""A user's quota is the limit divided by this: of descriptors that wait for servers, and of watched clients."""
 QUEUED_DIVISOR: Final = 8
-"""Divides the quota of all users' descriptors that wait for servers."""
+"""The quota of all users' descriptors that wait for servers is the limit divided by this."""
 WATCHED_DIVISOR: Final = 16
-"""Divides the quota of all users' watched clients."""
+"""The quota of all users' watched clients is the limit divided by this."""
 ASSURED: Final = 4
-"""A user's descriptors that may wait for servers whatever other users have there."""
+"""The number of a user's descriptors that may always wait for servers, however many other users have there."""
 
 
 def raise_fd_limit() -> None:
@@ -62,7 +62,7 @@ class DescriptorHolder(Protocol):
 
     @property
     def queued_descriptors(self) -> int:
-        """The number of descriptors that were sent to the server and that it has not taken yet."""
+        """The number of descriptors that were sent to the server and that it has not received yet."""
 
     @property
     def watched_clients(self) -> int:
@@ -70,10 +70,10 @@ class DescriptorHolder(Protocol):
 
 
 def may_queue(server: DescriptorHolder, servers: Iterable[DescriptorHolder], exempt: AbstractSet[int]) -> bool:
-    """Return whether another client may be sent to a server: few enough of its user's wait for servers to take them.
+    """Return whether another client may be sent to a server: few enough of its user's clients wait there.
 
-    Users can stop their servers, and can have several. Therefore all ``servers`` count: those of the same user, and
-    those of all users except the ``exempt`` ones. Every user has ASSURED.
+    Users can stop their servers, and can have several. Therefore the descriptors of all ``servers`` count: per user,
+    and for all users together except the ``exempt`` ones. ASSURED descriptors of a user may always wait.
     """
     own, others = _counts(server, servers, exempt, lambda holder: holder.queued_descriptors)
     return own < ASSURED or (own < fd_quota(USER_DIVISOR) and own + others < fd_quota(QUEUED_DIVISOR))
@@ -91,9 +91,7 @@ def _counts(
     exempt: AbstractSet[int],
     count: Callable[[DescriptorHolder], int],
 ) -> tuple[int, int]:
-    """Return the descriptors of a server's user, and those of all other users together; nothing if the user is
-    exempt.
-    """
+    """Return the descriptors of a server's user, and those of all other users together (0 if the user is exempt)."""
     by_user: Counter[int] = Counter()
     for holder in servers:
         by_user[holder.uid] += count(holder)

@@ -21,7 +21,7 @@ CAP_SETGID: Final = 6
 CAP_SETUID: Final = 7
 _NAMES: Final = {CAP_SETGID: "CAP_SETGID", CAP_SETUID: "CAP_SETUID"}
 NO_ONE: Final = -1
-"""In place of a uid or gid whose real, effective and saved values differ."""
+"""Stands for a uid or gid whose real, effective and saved values differ."""
 
 
 class Denied(FileError):
@@ -36,7 +36,7 @@ class OwnIdentity:
     gid: int
     groups: frozenset[int]
     capabilities: int
-    """The effective ones, a bit each (capabilities(7))."""
+    """The effective capabilities, one bit each (capabilities(7))."""
     uids: tuple[range, ...]
     """The uids that exist in the user namespace."""
     gids: tuple[range, ...]
@@ -61,8 +61,8 @@ class OwnIdentity:
 def change_of_identity(own: OwnIdentity, uid: int, gid: int, groups: Collection[int]) -> dict[str, Any]:
     """Return the options of subprocess.Popen that start a process as a user with a group and supplementary groups.
 
-    The daemon's own user keeps the daemon's groups where these cannot be changed. Raise Denied for another user if a
-    call is denied.
+    A process of the daemon's own user keeps the daemon's groups if these cannot be changed. For another user, raise
+    Denied if the kernel would deny a call.
     """
     options: dict[str, Any] = {}
     if uid != own.uid:

@@ -6,10 +6,10 @@ client is the end of the process that its pidfd shows, and not the end of its co
 
 Namespaces make three cases, which the functions below keep apart:
 
-- another user namespace: the kernel maps a user without a number here to the overflow uid, which may also be a real
-  user's (nobody). `credentials` marks such a peer as foreign;
+- another user namespace: the kernel reports a user without a uid in this namespace with the overflow uid, which may
+  also be a real user's (nobody). `credentials` marks such a peer as foreign;
 - another PID namespace: the PID is 0 if it cannot be seen from here; the pidfd works nevertheless;
-- a container with this user namespace: its root is root here, too, and is not to lift the container's own limits
+- a container in this user namespace: its root is also root here, but must not lift the container's own limits
   (`operator_uid`).
 """
 
@@ -40,9 +40,9 @@ _GET_CGROUP_NAMESPACE, _GET_PID_NAMESPACE, _GET_USER_NAMESPACE = 0xFF01, 0xFF05,
 _GROUPS_ROOM = 1024
 """The largest buffer that getsockopt takes in Python: 256 groups."""
 ENVIRONMENT_BYTES = 1 << 18
-"""More of an environment is not read."""
+"""The maximum number of bytes of an environment that are read."""
 COMMAND_BYTES = 4096
-"""The rest of a longer command line is cut."""
+"""The maximum number of bytes of a command line that are kept."""
 AnySocket = socket.socket | trio.socket.SocketType
 
 
@@ -50,7 +50,7 @@ AnySocket = socket.socket | trio.socket.SocketType
 class KnownPeer:
     """A peer with its pidfd (-1 if none is available); the owner closes the pidfd.
 
-    The pidfd keeps naming this process even if its PID is used again (pidfd_open(2)).
+    The pidfd stands for this process even if its PID is used again (pidfd_open(2)).
     """
 
     peer: Peer
@@ -66,7 +66,7 @@ class KnownPeer:
 def credentials(sock: AnySocket) -> Peer:
     """Return the peer as the kernel recorded it; raise OSError if that cannot be read.
 
-    The source is the kernel (SO_PEERCRED and SO_PEERGROUPS, unix(7)), never the peer itself.
+    They come from the kernel (SO_PEERCRED and SO_PEERGROUPS, unix(7)), never from the peer itself.
     """
     pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     is_foreign = not is_one_user(uid) and not _is_in_our_user_namespace(sock, pid)
@@ -74,9 +74,9 @@ def credentials(sock: AnySocket) -> Peer:
 
 
 def send_credentials(sock: AnySocket, peer: Peer) -> None:
-    """Show a peer whose daemon this is, as far as the kernel lets it (``pympsd/channel/daemon_owner.py``).
+    """Show a peer whose daemon this is, as far as the kernel allows it (``pympsd/channel/daemon_owner.py``).
 
-    The credentials are the peer's own if this process may send them, which only root or the peer's user may.
+    The credentials sent are the peer's own if the kernel allows that, which it does for root and the peer's user.
     """
     data, gid = frames.encode(frames.CREDENTIALS), os.getegid()
     plain = socket.socket(fileno=sock.fileno())
@@ -86,7 +86,7 @@ def send_credentials(sock: AnySocket, peer: Peer) -> None:
             with contextlib.suppress(OSError):  # denied, or no such user or process here
                 plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 return
-        # Without a number for anybody nothing can be shown; the peer need not wait for that.
+        # If a uid cannot be sent, nothing can be shown, and the peer need not wait.
         with contextlib.suppress(OSError):
             plain.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     finally:
@@ -94,7 +94,7 @@ def send_credentials(sock: AnySocket, peer: Peer) -> None:
 
 
 def user_of(sock: AnySocket) -> int | None:
-    """Return the peer's uid, without using a descriptor; None if it cannot be read."""
+    """Return the peer's uid, without opening a descriptor; None if it cannot be read."""
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
     except OSError:
@@ -103,7 +103,7 @@ def user_of(sock: AnySocket) -> int | None:
 
 
 def _is_in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
-    # The overflow uid is also a real user's number (nobody): then the peer is in our own user namespace.
+    # The overflow uid may also be a real user's (nobody); then the peer is in this process's user namespace.
     try:
         own_namespace = os.stat("/proc/self/ns/user").st_ino
         if pid > 0:
@@ -118,7 +118,7 @@ def _is_in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
 
 
 def _namespace(pidfd: int, which: int) -> int:
-    """Return the inode of a namespace of a pidfd's process, which need not be visible; 0 if unknown."""
+    """Return the inode of one of a process's namespaces; 0 if unknown. The process need not be visible from here."""
     if pidfd < 0:
         return 0
     try:
@@ -137,15 +137,15 @@ def _groups(sock: AnySocket, pid: int) -> tuple[int, ...]:
     except OSError as error:
         if error.errno != errno.ERANGE:
             raise
-        # More groups than fit in the buffer.
+        # The peer has more groups than fit in the buffer.
         return status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"Groups")
     return struct.unpack(f"={len(packed) // 4}I", packed)
 
 
 def open_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
-    """Return the peer with a pidfd: from the kernel (SO_PEERPIDFD, Linux 6.5), else opened by PID.
+    """Return the peer with a pidfd, from SO_PEERPIDFD (Linux 6.5) or else opened by PID.
 
-    The kernel's also works for a process in another PID namespace, which has no PID here.
+    SO_PEERPIDFD also works for a process in another PID namespace, which has no PID here.
     """
     with contextlib.suppress(OSError):
         return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
@@ -155,10 +155,9 @@ def open_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
 
 
 def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
-    """Return the uid that decides an operator's privileges: in protocol 3 no user's if the operator is in a
-    container.
+    """Return the uid that decides an operator's privileges: in protocol 3, for an operator in a container, no user's.
 
-    Root in a container without a user namespace of its own is root here: it would lift the container's own limits.
+    Root in a container without a user namespace of its own is root here, and could lift the container's own limits.
     """
     if daemon.options.protocol == 2 or daemon.options.trusts_containers or not _is_in_container(sock, peer):
         return peer.operator
@@ -166,7 +165,7 @@ def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
 
 
 def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
-    """Return whether a process is in another PID or user namespace than this one, or cannot be seen."""
+    """Return whether a peer is in another PID or user namespace than this process, or cannot be seen."""
     known_peer = open_pidfd(sock, peer)
     try:
         pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
@@ -180,7 +179,7 @@ def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
 
 
 def process_of(pidfd: int) -> int:
-    """Return a number of a pidfd's process that no other has; 0 if the kernel has none (pidfs, Linux 6.9)."""
+    """Return a number that identifies a pidfd's process; 0 if the kernel has no such number (pidfs, Linux 6.9)."""
     if pidfd < 0:
         return 0
     try:
@@ -188,7 +187,7 @@ def process_of(pidfd: int) -> int:
     except OSError:  # no descriptor is left
         return 0
     try:
-        # Before pidfs all pidfds share the inode of anonymous files.
+        # Without pidfs all pidfds have the same inode, that of anonymous files.
         status, anonymous = os.fstat(pidfd), os.fstat(reference)
     finally:
         os.close(reference)
@@ -196,9 +195,8 @@ def process_of(pidfd: int) -> int:
 
 
 def command_of(pid: int, reported: str) -> str:
-    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read.
-
-    ``reported`` is the client's own statement.
+    """Return a process's command line for ps, as one line; if it cannot be read, ``reported``, the client's own
+    statement.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
@@ -209,9 +207,9 @@ def command_of(pid: int, reported: str) -> str:
 
 
 def cuda_variables_of(known_peer: KnownPeer) -> dict[str, str]:
-    """Return CUDA's variables, and RUN, in the environment that a process began with; none if it cannot be read.
+    """Return CUDA's variables, and RUN, in the environment with which a process began; none if it cannot be read.
 
-    From /proc/PID/environ: changes that the process has made since are not in it.
+    /proc/PID/environ does not have changes that the process has made since.
     """
     try:
         with open(f"/proc/{known_peer.peer.pid}/environ", "rb", buffering=0) as file:
@@ -247,7 +245,7 @@ def container_pid_of(pid: int) -> int:
 def command_of_hidden(known_peer: KnownPeer) -> str:
     """Return the text that ps shows as the command of a process without a PID here, from the kernel's report.
 
-    Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
+    It cannot name the cgroup: PIDFD_GET_INFO refuses a process whose PID namespace is not below this one (EREMOTE).
     """
     kinds = {"user": _GET_USER_NAMESPACE, "cgroup": _GET_CGROUP_NAMESPACE}
     inodes = {kind: _namespace(known_peer.pidfd, number) for kind, number in kinds.items()}

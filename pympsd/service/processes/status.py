@@ -25,31 +25,31 @@ def stat(pid: int) -> list[bytes]:
 
 def stat_of(folder: str) -> list[bytes]:
     """Return the fields of ``stat`` in a folder of /proc: a process's or a thread's."""
-    # The second field, the name in parentheses, may contain any characters: split after its end.
+    # The second field, the name in parentheses, may contain any characters, so split after its end.
     with suppress(OSError):
         return Path(f"/proc/{folder}/stat").read_bytes().rpartition(b")")[2].split()
     return []
 
 
 def status_numbers(status: bytes, name: bytes) -> tuple[int, ...]:
-    """Return the numbers of a field of /proc/PID/status (proc(5)); none if there is no such field."""
-    # At the start of a line: the process's name, which comes first, may contain the word.
+    """Return the numbers of a field of /proc/PID/status (proc(5)); none if the field does not exist."""
+    # Search at the start of a line only, because the process's name, which comes first, may contain the word.
     return tuple(map(int, status.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()))
 
 
 def start_time_of(pid: int) -> int:
     """Return a process's start time in clock ticks since boot; -1 if it does not exist.
 
-    PID and start time together name a process for as long as the machine runs, also after the PID was used again.
+    PID and start time together identify a process until the machine restarts, even if its PID is used again.
     """
     fields = stat(pid)
     return int(fields[STARTED]) if len(fields) > STARTED else -1
 
 
 def has_ended(pidfd: int, seconds: float = 0) -> bool:
-    """Return whether a process has ended or ends within ``seconds``.
+    """Return whether a process has ended or ends within ``seconds``; with 0, do not wait.
 
-    ``seconds`` 0 does not wait. The process need not be a child, and is not reaped.
+    The process need not be a child, and is not reaped.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -57,10 +57,10 @@ def has_ended(pidfd: int, seconds: float = 0) -> bool:
 
 
 async def process_end(pidfd: int) -> None:
-    """Wait for a process's end; OSError if the system can watch no more descriptors (epoll(7)).
+    """Wait until a process has ended. Raise OSError if the system cannot watch more descriptors (epoll(7)).
 
-    A wait may return for another file that had the same number: while the keeper has a copy of a descriptor that was
-    closed here, epoll continues to watch it under that number.
+    A wait may also return for another file that had the same descriptor number: while the keeper has a copy of a
+    descriptor that was closed here, epoll continues to watch it under that number.
     """
     while not has_ended(pidfd):
         await trio.lowlevel.wait_readable(pidfd)
@@ -73,7 +73,9 @@ def is_child(pid: int) -> bool:
 
 
 def is_asleep(pid: int) -> bool:
-    """Return whether no thread of a process runs, will soon, waits for a disk or is stopped; False if unknown."""
+    """Return whether all threads of a process sleep: none runs, is ready, waits for a disk or is stopped. False if
+    unknown.
+    """
     try:
         threads = [stat_of(f"{pid}/task/{thread}") for thread in os.listdir(f"/proc/{pid}/task")]
     except OSError:

@@ -24,7 +24,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import NEWEST, OLDEST, ClientHello, GoWithoutMps, Refused, SessionGranted, Versions, agree
 
 MAX_VARIABLES: Final = 256
-"""The maximum of environment variables in a hello, because each costs the daemon more than its text."""
+"""The maximum number of environment variables in a hello, because each one costs the daemon more than its text."""
 
 
 @define(eq=False)
@@ -34,14 +34,14 @@ class ClientSession(WaitingConversation):
     channel: MessageChannel
     hello: ClientHello
     to_server: str = ""
-    """The server and the namespace whose socket it came by."""
+    """The server and the namespace of the socket to which the client connected."""
     to_namespace: str = ""
     connection: int = 0
     """The id of its connection."""
     _process: ClientProcess | None = field(default=None, init=False)
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Wait until the client is admitted or refused, or is gone."""
+        """Wait until the client is admitted, is refused or has gone."""
         if agree(Versions(), self.hello.versions) is None:
             client_versions = self.hello.versions
             reason = (
@@ -82,7 +82,7 @@ class ClientSession(WaitingConversation):
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
         """Give the client one end of a new session and the server the other.
 
-        Raise OSError if descriptors run out, or if too much is queued for a server that does not take it.
+        Raise OSError if descriptors run out, or if too much is queued for a server that does not read.
         """
         assert isinstance(server, ServerSession)
         assert self._process is not None
@@ -110,6 +110,6 @@ class ClientSession(WaitingConversation):
         self.resolved.set()
 
     async def _hung_up(self) -> None:
-        # A waiting client has nothing to send: an end of file, or any data, ends the wait.
+        # A waiting client must not send anything: both an end of file and data end the wait.
         with contextlib.suppress(RemoteError):
             await self.channel.receive()

@@ -24,21 +24,23 @@ HELLO_SECONDS: Final = 10.0
 """A connection that sends no hello within this time is closed."""
 
 HELLO_COPIES: Final = 6
-"""While a client waits, its hello is kept as bytes, here and at the keeper, and as text: 4 bytes a character."""
+"""The memory for the hello of a waiting client, in multiples of its length: kept as bytes here and at the keeper, and
+as text with up to 4 bytes per character.
+"""
 
 
 @define
 class Conversation:
-    """Speaks with operators, and with ``accepts_clients`` with clients."""
+    """Serves operators, and also clients if ``accepts_clients``."""
 
     dispatcher: Dispatcher
     accepts_clients: bool
     server: str = ""
-    """The server whose socket this is, in protocol 3; empty: the daemon's own."""
+    """The server to which the socket belongs, in protocol 3; empty for the daemon's own."""
     namespace: str = ""
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
-        """Run a connection to its end; ``entry``: the keeper's; noted is the hello, if one was received."""
+        """Run a connection to its end. ``entry``: the keeper's entry; its note is the hello, if one was received."""
         channel = MessageChannel(sock, allowance=self.dispatcher.buffers.allowance(peer.uid))
         try:
             await self._greet(channel, sock, peer, entry)
@@ -72,7 +74,9 @@ class Conversation:
     async def _receive_hello(
         self, name: str, channel: MessageChannel, sock: trio.socket.SocketType
     ) -> tuple[bytes, Frame | None]:
-        """Return the note of the first frame that the keeper has, and the frame; None if there is none."""
+        """Return the first frame as noted at the keeper, and the frame itself; None if the connection ends without
+        one.
+        """
         await trio.lowlevel.wait_readable(sock)
         return self._note_hello(name, sock), await channel.receive()
 
@@ -86,9 +90,10 @@ class Conversation:
             self.dispatcher.log_refused(peer, reason)
 
     def _note_hello(self, name: str, sock: trio.socket.SocketType) -> bytes:
-        """Note a client's hello at the keeper while it still is in the socket: a daemon that is killed loses none.
+        """Note a client's hello at the keeper while it is still in the socket, so that it is not lost if this daemon
+        is killed.
 
-        Return the hello; nothing if it is not a client's, or not complete.
+        Return the hello; empty if it is not a client's, or is incomplete.
         """
         try:
             frame = next(FrameReader().feed(_receive_now(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
@@ -129,7 +134,7 @@ class Conversation:
         hello = messages.decode(first)
         if not isinstance(hello, messages.ClientHello) or not self.accepts_clients:
             raise RemoteError(f"{type(hello).__name__} opens no conversation here")
-        if not entry.note:  # it came in pieces
+        if not entry.note:  # the hello came in pieces
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known_peer = open_pidfd(sock, peer)
         try:
@@ -142,17 +147,17 @@ class Conversation:
 
 
 def _receive_now(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
-    """Return the bytes that can be received now, without a checkpoint of trio."""
+    """Return the bytes that can be received now, without a trio checkpoint."""
     plain = socket.socket(fileno=sock.fileno())
     try:
         return plain.recv(most, flags | socket.MSG_DONTWAIT)
-    except OSError:  # nothing, or an end that the next receive meets
+    except OSError:  # nothing to receive, or an end that the next receive reports
         return b""
     finally:
         plain.detach()
 
 
 def _discard(sock: trio.socket.SocketType, hello: bytes) -> None:
-    """Take a hello that was noted from the socket, if the earlier daemon had no time to do so."""
+    """Remove a noted hello from the socket, if the earlier daemon was killed before it did so."""
     if _receive_now(sock, len(hello), socket.MSG_PEEK) == hello:
         _receive_now(sock, len(hello))

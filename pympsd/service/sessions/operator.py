@@ -32,20 +32,20 @@ Channel = TypeVar("Channel", bound=SendQueue)
 
 @define(eq=False)
 class LineSession(ConnectedOperator, Generic[Channel]):
-    """An operator who sends lines, in either protocol; ``uid`` as the kernel reports it."""
+    """An operator who sends lines, on pympsd's wire or the driver's; ``uid`` as the kernel reports it."""
 
     session: int
     uid: int
     channel: Channel
     place: tuple[str, str] = ("", "")
-    """The server and namespace whose socket it came by."""
+    """The server and the namespace of the socket to which the operator connected."""
     _answered: trio.Event = field(factory=trio.Event, init=False)
 
     @abstractmethod
     async def receive_line(self) -> tuple[bytes, bytes | None] | None:
         """Return the next line, and the text of the file that it names, if any; None at the end.
 
-        Raises RemoteError for data that the protocol does not allow here.
+        Raise RemoteError for data that the protocol does not allow here.
         """
 
     async def run(self, dispatcher: Dispatcher) -> None:
@@ -58,7 +58,8 @@ class LineSession(ConnectedOperator, Generic[Channel]):
                 line, file = received
                 self._answered = trio.Event()
                 await dispatcher.feed_line(self.session, self.uid, line, file, self.place)
-                # One answer is read before the next line is: a flood stays in the flooder's own socket.
+                # Send each answer before reading the next line, so that a flood of lines stays in the sender's own
+                # socket.
                 if not self._answered.is_set():
                     await self._answered.wait()
                 await self.channel.drain()
@@ -74,7 +75,7 @@ class LineSession(ConnectedOperator, Generic[Channel]):
 
 @define(eq=False)
 class OperatorSession(LineSession[MessageChannel]):
-    """A connected user interface of pympsd's own."""
+    """A connected operator that uses pympsd's own tool or Python interface."""
 
     def report_working(self) -> None:
         """Report that the command takes some time."""
@@ -89,7 +90,7 @@ class OperatorSession(LineSession[MessageChannel]):
         """Send the answer: stdout, stderr, and whether the command was refused."""
         parts = _text_frames(frames.OPERATOR_STDOUT, answer.printed)
         if answer.diagnostic:
-            # It may quote the command, whose bytes are returned unchanged.
+            # The answer may quote the command, whose bytes are returned unchanged.
             parts += _text_frames(frames.OPERATOR_STDERR, f"{answer.diagnostic}\n")
         # In one send: most answers are short, and a send costs more than the command.
         self.channel.send_raw(
@@ -104,7 +105,7 @@ class OperatorSession(LineSession[MessageChannel]):
     async def receive_line(self) -> tuple[bytes, bytes | None] | None:
         """Return the next line, and the text of the file that was sent before it, if any; None at the end."""
         file: bytes | None = None
-        # Without anybody who reads the answers the rest is not done: it may be thousands of commands.
+        # If nobody reads the answers, the remaining lines are not carried out: there may be thousands.
         while (
             not self.channel.overflowed
             and (frame := await self.channel.receive(continues=file is not None)) is not None
@@ -124,14 +125,14 @@ class RefusedOperator:
     peer: Peer
     channel: MessageChannel
     server: str
-    """The server whose socket it came by; empty: the daemon's own."""
+    """The server to whose socket the operator connected; empty for the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Send a line that names the socket for commands, and refuse each line."""
         dispatcher.log_refused_operator(self.peer)
-        # Before the first line: an operator that asks for the protocol gets this instead.
+        # Send this before the first line: an operator that requests the protocol gets it instead.
         self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{clients_only(self.server)}\n")))
-        # It would not get the answer if the connection were closed with its commands unread.
+        # Read its commands: the operator would not get the answer if the connection were closed with commands unread.
         with trio.move_on_after(LEAVING_SECONDS):
             while (frame := await self.channel.receive()) is not None:
                 if frame.kind == frames.OPERATOR_LINE:
@@ -141,12 +142,14 @@ class RefusedOperator:
 
 @define
 class MachineSession:
-    """A pympsd-smi, which shows this daemon's devices and the processes on them: it asks nothing else."""
+    """A connected pympsd-smi, which shows this daemon's devices and the processes on them, and requests
+    nothing else.
+    """
 
     channel: MessageChannel
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Send which machine the daemon has, and where its state is."""
+        """Send the description of the daemon's machine, and the path of its state."""
         settings = dispatcher.settings
         answer = {
             "backend": settings.backend,
@@ -167,7 +170,7 @@ def _text_frames(kind: int, text: str) -> list[bytes]:
 
 @define
 class _StartingOperator:
-    """Waits for one answer."""
+    """Stands for an operator while the configuration file of the start is applied."""
 
     answers: list[Answer] = field(factory=list)
     answered: trio.Event = field(factory=trio.Event)
@@ -176,7 +179,7 @@ class _StartingOperator:
         """Do nothing: no operator waits."""
 
     def note(self, text: str, is_output: bool) -> None:
-        """Do nothing: a configuration file has no words that are left out."""
+        """Do nothing: notes are about words that a command leaves out, and a configuration file leaves none out."""
 
     def answer(self, answer: Answer) -> None:
         self.answers.append(answer)
@@ -187,7 +190,7 @@ class _StartingOperator:
 
 
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
-    """Apply a file as `config apply` does, and return when that is answered; write the failures to standard error."""
+    """Apply a file as `config apply` does, and wait for the answer. Write failures to standard error."""
     operator = _StartingOperator()
     session = dispatcher.ids.take()
     dispatcher.operators[session] = operator

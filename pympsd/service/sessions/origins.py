@@ -12,19 +12,19 @@ _DELETED = " (deleted)"
 
 
 def origin_of(known_peer: KnownPeer) -> Origin:
-    """Return the known properties of a client's process; a user of another user namespace does not match a rule."""
+    """Return the known properties of a client's process. A user of another user namespace does not match any rule."""
     peer = known_peer.peer
     groups = () if peer.foreign else tuple(dict.fromkeys((peer.gid, *peer.groups)))
     return Origin(peer.operator, groups, *_read_process(peer.pid, known_peer.pidfd))
 
 
 def origin_of_pid(pid: int) -> Origin | None:
-    """Return the known properties of a process; None if there is none with this PID."""
+    """Return the known properties of a process; None if no process has this PID."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return None
-    # The effective ones, as the kernel reports them of a peer.
+    # The effective IDs, which the kernel also reports for a peer.
     uid, gid = (status_numbers(status, name)[1] for name in (b"Uid", b"Gid"))
     groups = tuple(dict.fromkeys((gid, *status_numbers(status, b"Groups"))))
     try:
@@ -38,15 +38,15 @@ def origin_of_pid(pid: int) -> Origin | None:
 
 
 def cgroups_in(text: bytes) -> tuple[str, ...]:
-    """Return the paths in a /proc/PID/cgroup, each once; that of cgroup v2 is the last."""
-    # Users name cgroups: only a line feed, which the kernel has in no name, ends a line.
+    """Return the paths in a /proc/PID/cgroup, each once; the path of cgroup v2 is last."""
+    # Users choose the names of cgroups, so split at line feeds only, which the kernel does not allow in a name.
     lines = os.fsdecode(text).removesuffix("\n").split("\n") if text else []
     paths = [line.split(":", 2)[2].removesuffix(_DELETED) for line in lines]
     return tuple(dict.fromkeys(reversed(paths)))[::-1]
 
 
 def _read_process(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the cgroups and the executable of a process; None for properties that cannot be seen."""
+    """Return the cgroups and the executable of a process; None for each that cannot be read."""
     if pid <= 0:
         return None, None
     cgroups: tuple[str, ...] | None = None

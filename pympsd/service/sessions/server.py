@@ -33,16 +33,19 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
-"""Log lines per second that one server and its clients may cause."""
+"""The number of log lines that one server and its clients may cause per second."""
 MAX_CONTEXTS: Final = MAX_DEVICES * max(CLIENT_CONTEXTS.values())
-"""The contexts of all clients of a server, on all devices, whatever the branch of the driver."""
+"""The maximum number of contexts of all clients of a server, on all devices, for any branch of the driver."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
-"""The bytes that may be queued for a server before its clients are refused; with twice as much its link ends."""
+"""The number of bytes that may be queued for a server.
+
+Above it, its clients are refused; above twice as much, its link is closed.
+"""
 
 
 @define
 class ServerSession:
-    """A running server; one that an earlier daemon started has no channel until it returns."""
+    """A running server. A server that an earlier daemon started has no channel until it returns."""
 
     id: int
     uid: int
@@ -63,12 +66,12 @@ class ServerSession:
 
     @property
     def channel(self) -> MessageChannel:
-        """The link to the server; without a link, no client is admitted to the server."""
+        """The link to the server, which exists whenever a client is admitted."""
         assert self._channel is not None
         return self._channel
 
     def take_over(self, channel: MessageChannel, contexts: int) -> None:
-        """Adopt a returned server, which has ``contexts`` contexts; send it the held messages."""
+        """Adopt a server that has returned, and send it the held messages; ``contexts``: its number of contexts."""
         self._channel, self._contexts = channel, contexts
         channel.send(link.ServerAdopted())
         self._send_held()
@@ -82,7 +85,9 @@ class ServerSession:
         limits: ClientLimits | None,
         fds: tuple[int, ...],
     ) -> None:
-        """Send the server a client; take over ``fds``: its end of the session, and the client's pidfd if any."""
+        """Send the server a client; take over ``fds``: the server's end of the session, and the client's pidfd, if
+        any.
+        """
         peer = process.peer
         identity = client, peer.pid, peer.uid, process.command, process.pid_namespace
         message = link.AdmitClient(*identity, peer.gid, priority, environment, since=process.since)
@@ -93,31 +98,31 @@ class ServerSession:
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
-        """Request the server's end after its last client, or (forced) immediately.
+        """Request that the server end after its last client or, if ``forced``, immediately.
 
-        ``is_deletion``: clients get the reason.
+        ``is_deletion``: clients are told that the server was deleted.
         """
         self.send(link.ShutDown(forced, is_deletion))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Send the server the limits of its later clients."""
+        """Send the server the limits for its next clients."""
         self.send(link.LimitsChanged(percentage, memory_limits))
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
-        """Request the end of a client process's contexts; clients that are ``evicted`` get no new ones."""
+        """Request that the server end a client process's contexts; clients in ``evicted`` cannot create new ones."""
         self.send(link.TerminateClient(token, pid, by_reset, evicted))
 
     def note_waiting(self) -> None:
-        """Do nothing: the server reports clients that have gone unasked."""
+        """Do nothing, because the server reports by itself that clients have gone."""
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Let the server's executors write to a trace; a server that is not set up yet begins when it is."""
+        """Let the server's executors write to a trace, from when the server is set up."""
         if self.is_set_up:
-            with suppress(OSError):  # without a descriptor to spare its devices are not in the trace
+            with suppress(OSError):  # if descriptors run out, the server's devices are missing in the trace
                 self.channel.send(link.StartTrace(), (trace.duplicate(),))
 
     async def stop_trace(self) -> None:
-        """Return when its executors write to no trace any more."""
+        """Let the executors stop writing to the trace, and return when they have."""
         if self.is_set_up:
             self._trace_stopped = trio.Event()
             self.channel.send(link.StopTrace())
@@ -136,7 +141,7 @@ class ServerSession:
 
     @property
     def queued_descriptors(self) -> int:
-        """The number of descriptors that wait until it takes the clients sent to it."""
+        """The number of descriptors that were sent to the server and that it has not received yet."""
         return self._channel.queued_descriptors if self._channel is not None else 0
 
     @property
@@ -146,16 +151,16 @@ class ServerSession:
 
     @property
     def has_room(self) -> bool:
-        """Whether the hello of another client may be queued for it."""
+        """Whether the hello of another client may be queued for the server."""
         channel = self._channel
         return channel is None or (
             channel.queued_bytes < QUEUED_CLIENTS_BYTES and channel.allowance.has_room(NOTE_BYTES)
         )
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
-        """Feed ClientEnded when a client's process ends before the server reports it; take over the pidfd.
+        """Feed ClientEnded if a client's process ends before the server reports it; take over the pidfd.
 
-        With too many clients, or without a pidfd (-1), only the server reports it.
+        Do nothing if too many clients are watched, or without a pidfd (-1): then only the server reports the end.
         """
         server = dispatcher.state.servers.get(self.id)
         is_known = server is not None and client in server.clients
@@ -168,7 +173,7 @@ class ServerSession:
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
         """Watch a client that an earlier daemon admitted.
 
-        If another process has its PID by now, the client's end is reported late, but never too early.
+        If another process has the client's PID by now, the client's end is reported late, but never too early.
         """
         try:
             pidfd = os.pidfd_open(pid)
@@ -181,7 +186,7 @@ class ServerSession:
 
     async def _watch(self, dispatcher: Dispatcher, client: int, pidfd: int, scope: trio.CancelScope) -> None:
         try:
-            # If the system can watch no more descriptors (epoll(7)), the server reports the end.
+            # If the system cannot watch more descriptors (epoll(7)), the server reports the end.
             with suppress(OSError), scope:
                 await process_end(pidfd)
                 dispatcher.feed(events.ClientEnded(self.id, client))
@@ -286,7 +291,7 @@ class ServerSession:
             return
         fields = {**record.fields, **self._place(dispatcher, record)}
         try:
-            # Its user controls the content: no field may begin a line of its own.
+            # The server's user controls the content, so no field may start a new line.
             clean = {name: sanitise(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
             is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
             event = RENAMED_SERVER_EVENTS.get(record.event, record.event)
@@ -295,7 +300,9 @@ class ServerSession:
             raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
 
     def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
-        """Return the log field that names the namespace or the server; none if the server has one namespace."""
+        """Return the log field that names a record's namespace or its server; none if the server has only one
+        namespace.
+        """
         server = dispatcher.state.servers.get(self.id)
         named_server = dispatcher.state.named_servers.get(server.name) if server is not None else None
         if named_server is None or len(named_server.namespaces) == 1 or "namespace" in record.fields:
@@ -303,7 +310,10 @@ class ServerSession:
         return {"place": f"{named_server.name}/{record.namespace}" if record.namespace else named_server.name}
 
     def _may_log(self, dispatcher: Dispatcher, *texts: str) -> bool:
-        """Return whether the server may cause lines of these texts; first log the number of lines dropped before."""
+        """Return whether the server may cause log lines with these texts.
+
+        First log how many of its lines were dropped.
+        """
         cost = cost_of([" ".join(texts)])
         if self._rate_limit.take(cost, trio.current_time()) < cost:
             self._dropped += 1
@@ -318,9 +328,9 @@ class ServerSession:
 
 
 def _translate_for_older_servers(limits: ClientLimits) -> dict[str, Any]:
-    """Return the fields of AdmitClient for servers that an earlier pympsd started, which do not know limits by place.
+    """Return the fields of AdmitClient for servers of an earlier pympsd, which take one combined limit of each kind.
 
-    Nor do they have percentages by device: they get the least, which exceeds none.
+    Their percentage is the same on all devices, so they get the smallest one.
     """
     combined = limits.combine()
     bounds = (bound.client_priority.level for bound in limits.bounds if bound.client_priority is not None)

@@ -1,4 +1,4 @@
-"""The common part of all connecting clients: each waits until it is admitted or refused, or is gone."""
+"""The common part of all connecting clients: each waits until it is admitted, is refused or has gone."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -25,9 +25,11 @@ class WaitingConversation:
     since: float = field(factory=time.time, init=False)
     resolved: trio.Event = field(factory=trio.Event, init=False)
     server: RunningServer | None = field(default=None, init=False)
-    """The server it was admitted to."""
+    """The server to which the client was admitted."""
     run_id: str = field(default="", init=False)
-    """The id of the run by pympsd-run that the process belongs to; empty: none, or its library explains refusals."""
+    """The id of the run by pympsd-run to which the process belongs; empty outside of a run, or if the client's
+    library explains refusals itself.
+    """
 
     @property
     def peer(self) -> Peer:
@@ -41,7 +43,9 @@ class WaitingConversation:
         connected: ClientConnected,
         hung_up: Callable[[], Awaitable[None]],
     ) -> None:
-        """Feed the event of its connect; wait until it is admitted or refused, hangs up, or its process ends."""
+        """Feed the event of the client's connection; wait until the client is admitted, is refused,
+        hangs up or ends.
+        """
         dispatcher.clients[self.client] = session
         try:
             dispatcher.feed(connected)
@@ -74,13 +78,13 @@ async def wait_first(*waits: Callable[[], Awaitable[None]]) -> None:
 
 
 LAST_SECONDS: Final = 10.0
-"""Seconds to send the rest of the queue when a session ends."""
+"""The time to send the rest of the queue when a session ends."""
 
 
 async def run_with_sender(
     channel: SendQueue, session: Callable[[Dispatcher], Awaitable[None]], dispatcher: Dispatcher
 ) -> None:
-    """Run a session with its sender; at its end send the rest of the queue, within LAST_SECONDS.
+    """Run a session and the task that sends its queue; at the end, send the rest of the queue within LAST_SECONDS.
 
     Raise the error that ended the session: a violation of the protocol, or the limit that the peer has exceeded.
     """

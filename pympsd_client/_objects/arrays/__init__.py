@@ -1,1 +1,1 @@
-"""CUDA arrays, and the textures and surfaces that kernels read them by."""
+"""CUDA arrays, and the textures and surfaces through which kernels access them."""

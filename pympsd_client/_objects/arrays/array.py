@@ -25,33 +25,33 @@ class Array:
 
     @property
     def pitch(self) -> int:
-        """The bytes of a row."""
+        """The size of a row in bytes."""
         return self.description.width * element_bytes(self.description)
 
     @property
     def rows(self) -> int:
-        """The rows of a slice."""
+        """The number of rows in a slice."""
         return self.description.height or 1
 
     @property
     def slices(self) -> int:
-        """The slices, layers or faces."""
+        """The number of slices, layers or faces."""
         return self.description.depth or 1
 
     @property
     def slice_pitch(self) -> int:
-        """The bytes of a slice."""
+        """The size of a slice in bytes."""
         return self.pitch * self.rows
 
     @property
     def size(self) -> int:
-        """The bytes of the whole array."""
+        """The size of the whole array in bytes."""
         return self.slice_pitch * self.slices
 
 
 @define(eq=False)
 class MipmappedArray:
-    """Arrays in one piece of memory, each half as large as the one before."""
+    """Arrays in one piece of memory, each with half the dimensions of the one before."""
 
     handle: int
     context: Context
@@ -85,8 +85,8 @@ def _check_description(description: ArrayDescription | None) -> tuple[Context, A
 def create(given_description: ArrayDescription | None) -> int:
     """Return the handle of a new array, all zero.
 
-    INVALID_VALUE for a description that CUDA does not have, or larger than the device's attributes allow;
-    NOT_SUPPORTED for formats of video, graphics and compressed blocks; OUT_OF_MEMORY.
+    Raise INVALID_VALUE for a description that CUDA does not define or that exceeds the device's attributes,
+    NOT_SUPPORTED for formats of video, graphics and compressed blocks, OUT_OF_MEMORY.
     """
     context, description = _check_description(given_description)
     array = Array(context.allocate_handle(), context, 0, description)
@@ -97,7 +97,7 @@ def create(given_description: ArrayDescription | None) -> int:
 def destroy(handle: int) -> None:
     """Free an array once the context's earlier work is done.
 
-    Raise INVALID_HANDLE, also for a level of a mipmapped one.
+    Raise INVALID_HANDLE, also for a level of a mipmapped array.
     """
     array = arrays.find(handle)
     if array.is_level:
@@ -109,8 +109,7 @@ def destroy(handle: int) -> None:
 def create_mipmapped(given_description: ArrayDescription | None, requested_levels: int) -> int:
     """Return the handle of a new mipmapped array, all zero.
 
-    The number of levels is the one nearest to the request that the size allows, at least 1. Errors as of
-    cuArray3DCreate.
+    It has at least 1 level and at most as many as its size allows. Raises the errors of cuArray3DCreate.
     """
     context, description = _check_description(given_description)
     parts = [level(description, number) for number in range(level_count(description, requested_levels))]
@@ -125,7 +124,7 @@ def create_mipmapped(given_description: ArrayDescription | None, requested_level
 
 
 def level_of(handle: int, number: int) -> int:
-    """Return the array that is a level of a mipmapped one, always the same; raise INVALID_HANDLE, INVALID_VALUE."""
+    """Return the handle of a mipmapped array's level, always the same one; raise INVALID_HANDLE, INVALID_VALUE."""
     levels = mipmapped_arrays.find(handle).levels
     if number >= len(levels):
         raise invalid_value(f"level {number} of a mipmapped array that has {len(levels)}")

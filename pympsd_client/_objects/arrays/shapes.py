@@ -1,4 +1,4 @@
-"""The shapes and formats of CUDA arrays that a device has (CUDA driver API, cuArray3DCreate)."""
+"""The shapes and formats of CUDA arrays that a device supports (CUDA driver API, cuArray3DCreate)."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -13,26 +13,26 @@ from pympsd_client._arguments.errors import invalid_value, not_supported
 LAYERED, SURFACE, CUBEMAP, GATHER = 0x01, 0x02, 0x04, 0x08
 """CUDA_ARRAY3D_*"""
 _ATTACHED, _SPARSE, _DEFERRED = 0x30, 0x40, 0x80
-"""Flags for depth and colour attachments of graphics, which have no effect; flags that are not supported."""
+"""Flags for depth and colour attachments of graphics, which have no effect; the other two are not supported."""
 _FLAGS: Final = LAYERED | SURFACE | CUBEMAP | GATHER | _ATTACHED
 FACES: Final = 6
 _KNOWN_FORMATS: Final = {number: name for name, number in members("CUarray_format", "CU_AD_FORMAT_").items()}
 
 
 def element_bytes(of: ArrayDescription) -> int:
-    """Return the bytes of an element."""
+    """Return the size of an element in bytes."""
     return CHANNEL_BYTES[of.format] * of.channels
 
 
 def dimensions(of: ArrayDescription) -> int:
-    """Return 1, 2 or 3; layers do not count."""
+    """Return the number of dimensions: 1, 2 or 3. Layers are not a dimension."""
     if not of.height:
         return 1
     return 3 if of.depth and not of.flags & (LAYERED | CUBEMAP) else 2
 
 
 def check_format(format: int, channels: int) -> None:
-    """Raise NOT_SUPPORTED for a format that pympsd does not have, INVALID_VALUE for one that CUDA does not have."""
+    """Raise NOT_SUPPORTED for a format that only pympsd lacks, INVALID_VALUE for one that CUDA does not define."""
     if format not in CHANNEL_BYTES:
         if format in _KNOWN_FORMATS:
             raise not_supported(
@@ -47,7 +47,7 @@ def check_format(format: int, channels: int) -> None:
 
 
 def check(of: ArrayDescription, limits: Mapping[str, int]) -> None:
-    """Raise CudaError unless a device with these attributes has arrays of this description."""
+    """Raise CudaError unless a device with these attributes supports arrays of this description."""
     check_format(of.format, of.channels)
     if of.flags & (_SPARSE | _DEFERRED):
         raise not_supported(
@@ -103,12 +103,12 @@ def _is_within(of: ArrayDescription, name: str, suffix: str, limits: Mapping[str
 
 
 def level_count(of: ArrayDescription, requested: int) -> int:
-    """Return the number of levels of a mipmapped array: the requested one, from 1 to the number its size allows."""
+    """Return the number of levels of a mipmapped array: at least 1, at most ``requested`` or what its size allows."""
     longest = max(of.width, of.height, of.depth if dimensions(of) == 3 else 0)
     return min(max(requested, 1), longest.bit_length())
 
 
 def level(of: ArrayDescription, number: int) -> ArrayDescription:
-    """Return the description of a level: each dimension halves from one to the next, but for the layers."""
+    """Return the description of a level. Each level has half the dimensions of the one before, but as many layers."""
     width, height, depth = (max(1, size >> number) if size else 0 for size in (of.width, of.height, of.depth))
     return evolve(of, width=width, height=height, depth=depth if dimensions(of) == 3 else of.depth)

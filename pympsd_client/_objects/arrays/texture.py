@@ -1,7 +1,7 @@
 """Texture and surface objects (CUDA driver API, Texture Object Management and Surface Object Management).
 
-An object describes the memory that kernels read: an array, a mipmapped array, linear memory, or a view of one. It
-lies in device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
+An object describes the memory that kernels read: an array, a mipmapped array, linear memory, or a view of one of
+these. The object is in device memory of its context (`pympsd.wire.texture_object`), and its handle is its address.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.memory.allocations import allocate_unlisted, owner
 
 _VIEW_FORMATS: Final = (0x01, 0x08, 0x02, 0x09, 0x03, 0x0A, 0x10, 0x20)
-"""CUarray_format in the order of CUresourceViewFormat, which has each with 1, 2 and 4 channels, from 1 on."""
+"""CUarray_formats in the order of CUresourceViewFormat, which numbers each with 1, 2 and 4 channels, from 1 on."""
 _SEAMLESS: Final = 0x40
 """CU_TRSF_SEAMLESS_CUBEMAP"""
 _FLAGS: Final = 0x73
@@ -31,7 +31,7 @@ _FLAGS: Final = 0x73
 
 
 def texture_object(of: ResourceDescription, how: Sampling, view: View | None, context: Context) -> TextureObject:
-    """Return the object for a texture; raise CudaError if CUDA does not allow it."""
+    """Return the content of a texture object; raise CudaError if CUDA does not allow it."""
     _check_sampling(how)
     if of.flags:
         raise invalid_value(f"the flags of the resource must be 0, not {of.flags:#x}")
@@ -146,7 +146,7 @@ def _view_format(number: int, whole: TextureObject) -> tuple[int, int]:
 
 
 def surface_object(of: ResourceDescription) -> TextureObject:
-    """Return the object for a surface; raise CudaError if CUDA does not allow it."""
+    """Return the content of a surface object; raise CudaError if CUDA does not allow it."""
     if of.type != ARRAY or of.flags:
         raise invalid_value("the resource of a surface must be an array (type 0), and its flags 0")
     array = arrays.find(of.place)
@@ -157,7 +157,7 @@ def surface_object(of: ResourceDescription) -> TextureObject:
 
 @define(eq=False)
 class Object:
-    """A texture or surface object, with the structures that it was made of."""
+    """A texture or surface object, with the structures that describe it."""
 
     handle: int
     context: Context
@@ -181,8 +181,8 @@ def _place(context: Context, texture_object: TextureObject) -> int:
 def create_texture(description: bytes | None, how: bytes | None, view: bytes | None) -> int:
     """Return the handle of a new texture object of an array, a mipmapped array or linear memory.
 
-    INVALID_VALUE for NULL (but no view is needed) and values that CUDA does not allow; INVALID_HANDLE for no array;
-    NOT_SUPPORTED for views of compressed blocks.
+    Only ``view`` may be NULL. Raise INVALID_VALUE for values that CUDA does not allow, INVALID_HANDLE for a handle
+    that is not an array's, NOT_SUPPORTED for views of compressed blocks.
     """
     context = require_texturing_context()
     if description is None or how is None:

@@ -1,1 +1,1 @@
-"""Code that belongs to no context: libraries and their kernels, and the linking of images."""
+"""Device code: modules, launches and occupancy, libraries and their kernels, and the linking of images."""

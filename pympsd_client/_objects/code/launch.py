@@ -1,9 +1,9 @@
-"""cuLaunchKernel: checked once for each shape, then one packed record and one send.
+"""cuLaunchKernel: one check for each shape, then one packed record and one send for each launch.
 
 The first launch of a kernel with a shape (grid, block, dynamic shared bytes) checks it against the device and the
-kernel and remembers it in ``function.checked``. Each way of typing the parameters gets a packer, kept in
+kernel, and remembers it in ``function.checked``. Each combination of parameter types gets a packer, kept in
 ``function.packers``, which packs header, operands and parameters with a single struct call. So a repeated launch
-costs two dictionary look-ups, one pack and one send; and with the extension not even that
+costs two dictionary look-ups, one pack and one send; with the extension it costs even less
 (`_command_stream.launch_cache`).
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher
 
 _CACHED: Final = 256
-"""The number of shapes remembered for a kernel; when there are more, all are checked again."""
+"""The maximum number of shapes, and of packers, kept for a kernel; one shape more, and all are checked again."""
 _RAW: Final = ("raw",)
 _known: Final = functions.get
 
@@ -56,12 +56,11 @@ def launch(
 ) -> None:
     """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
 
-    A kernel of a library is launched in the context of the stream, the current one for the special streams.
-    ``cooperative``: all its blocks are to be resident at the same time;
-    ``cluster``: the blocks of a cluster that it asks for.
+    A library's kernel is launched in the stream's context, which for the special streams is the current one.
+    ``cooperative``: all blocks must be resident at the same time; ``cluster``: the dimensions of a cluster in blocks.
     """
     cache = launcher()
-    epoch = 0 if cache is None else cache.epoch  # look-ups from here on are valid until plans are invalidated
+    epoch = 0 if cache is None else cache.epoch  # look-ups after this line are valid while the epoch is the same
     function = _known(handle)
     if function is None:
         function = function_of(handle, resolve(number(stream))[0] if handle in kernels else None)
@@ -113,7 +112,7 @@ def _add_plan(
     if writer is None or process.calls_back or not is_plain:
         return
     layout = function.layout.parameters
-    # The kernel was looked up before the epoch was read: it may have been unloaded between.
+    # The caller may have looked the kernel up before it read the epoch, and it may have been unloaded in between.
     if not fits_plan(parameters, len(layout), record) or functions.get(function.handle) is not function:
         return
     values: tuple[tuple[int, str] | tuple[int, str, int], ...]
@@ -152,7 +151,7 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
             if packer is not None:
                 return packer(*fields, *values)
         except (struct.error, TypeError, OverflowError, ValueError, IndexError):
-            pass  # the checks below name the error, or find that ctypes would take the value
+            pass  # the checks below name the error, or accept a value that only ctypes can convert
     raw = function.packers.get(_RAW)
     if raw is None:
         raw = function.packers[_RAW] = raw_packer(function.layout)
@@ -170,10 +169,10 @@ def _remember(function: Function, types: Any) -> Any:
 
 
 def check_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as plain ints once it is within the limits of device and kernel.
+    """Check a shape against the limits of the device and the kernel, and return it as plain ints.
 
-    ``shape``: grid x, y, z, block x, y, z, dynamic shared bytes. INVALID_VALUE with the limit that is exceeded. A
-    shape that was checked is remembered, up to _CACHED of them.
+    ``shape``: grid x, y, z, block x, y, z, dynamic shared bytes. Raise INVALID_VALUE, which names the exceeded limit.
+    Up to _CACHED checked shapes are remembered.
     """
     shape = tuple(read_unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)

@@ -1,6 +1,6 @@
 """Libraries: code that each context loads as a module when it first uses it (CUDA driver API, Library Management).
 
-If the process has no context, a library is loaded briefly into one of its own, to find its kernels and variables.
+To list a library's kernels and variables in a process without a context, the client loads it into a temporary one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _OF_PROCESS: Final = "of this process (its library unloaded, or never loaded)"
 
 
 class Library:
-    """An image, and the module that it is in each context that has used it. Thread-safe.
+    """An image, and its module in each context that has used it. Thread-safe.
 
-    Kernels keep their handles when contexts come and go; attributes that the program sets for a device apply to later
-    contexts of the device too.
+    Kernels keep their handles when contexts are opened and closed. Attributes that the program sets for a device
+    apply to later contexts on the device too.
     """
 
     def __init__(self, image: bytes) -> None:
@@ -47,7 +47,7 @@ class Library:
         self._is_unloaded = False
 
     def module_in(self, context: Context) -> Module:
-        """Return the library's module in a context, loaded there if this is the first use; raise CudaError."""
+        """Return the library's module in a context, and load it there at the first use; raise CudaError."""
         with self._loading:
             if self._is_unloaded:
                 raise invalid_handle(f"{self.handle:#x} is not a library {_OF_PROCESS}")
@@ -57,7 +57,7 @@ class Library:
                 return module
             loaded = load(self._image, context)
             loaded.library = self.handle
-            # A context that closes drops its modules: remove those too.
+            # Forget the modules of contexts that have closed.
             self._modules = {
                 user: user_module
                 for user, user_module in self._modules.items()
@@ -83,10 +83,10 @@ class Library:
             )
 
     def layout_on(self, device: VisibleDevice | None = None) -> ModuleLayout:
-        """Return the library's kernels and variables as they are on a device (None: on any device).
+        """Return the layout of the library's kernels and variables on a device (None: on any device).
 
-        If no context has used the library yet, it is loaded into a usable context, or for a moment into one of its
-        own. Raise CudaError, for example INVALID_PTX.
+        If no context has used the library yet, it is loaded into a usable context, or into a temporary one. Raise
+        CudaError, for example INVALID_PTX.
         """
         with self._loading:
             layout = self._layouts.get(device) if device else next(iter(self._layouts.values()), None)
@@ -96,7 +96,7 @@ class Library:
                 return self.module_in(context).layout
 
     def function_layout(self, index: int, device: VisibleDevice | None = None) -> FunctionLayout:
-        """Return the description of a kernel as it is on a device (None: on any), loaded as `layout_on` does."""
+        """Return the layout of a kernel on a device (None: on any device), loading it as `layout_on` does."""
         with self._loading:
             layout = self.layout_on(device).functions[index]
             if layout.is_loaded:
@@ -118,7 +118,7 @@ class Library:
         return kernel
 
     def unload(self) -> None:
-        """Unload the library from all contexts; it, its kernels and their functions are invalid from now on."""
+        """Unload the library from all contexts; its handle and those of its kernels and functions become invalid."""
         with self._loading:
             self._is_unloaded = True
             libraries.pop(self.handle, None)
@@ -126,13 +126,13 @@ class Library:
                 kernels.pop(kernel.handle, None)
             for module in self._modules.values():
                 if modules.get(module.handle) is module:
-                    with suppress(CudaError):  # the error of the context, which its next call returns
+                    with suppress(CudaError):  # the context's error, which the next call in it returns
                         module.unload()
             self._modules = {}
 
 
 class Kernel:
-    """A kernel of a library: a function in each context, whose attributes are a device's."""
+    """A kernel of a library. It has a function in each context, and attributes for each device."""
 
     def __init__(self, library: Library, index: int, layout: FunctionLayout) -> None:
         self.handle: Final = new_handle()
@@ -143,7 +143,7 @@ class Kernel:
 
     @property
     def parameters(self) -> tuple[tuple[int, int], ...]:
-        """Offsets and sizes of its parameters in bytes; the kernel is loaded for it."""
+        """The (offset, size) of each parameter in bytes. Reading this loads the kernel."""
         return self.library.function_layout(self._index).parameters
 
     def function_in(self, context: Context) -> Function:
@@ -151,9 +151,9 @@ class Kernel:
         return self.library.module_in(context).function(self.name)
 
     def attribute(self, attribute_number: int, device: VisibleDevice) -> int:
-        """Return an attribute on a device: as it was set for the kernel, else as the image has it.
+        """Return an attribute's value on a device: the one that the program has set, or else the image's.
 
-        Raise INVALID_VALUE.
+        Raise INVALID_VALUE for an attribute that the kernel does not have.
         """
         name = attribute_name(attribute_number)
         attributes = self._layout(device).attributes
@@ -162,7 +162,7 @@ class Kernel:
         return self._set.get((device, name), attributes[name])
 
     def set_attribute(self, attribute_number: int, value: int, device: VisibleDevice) -> None:
-        """Change an attribute in all contexts of a device, present and later; see `Function.set_attribute`."""
+        """Change an attribute in all present and later contexts of a device; see `Function.set_attribute`."""
         name = attribute_name(attribute_number)
         check_attribute(self._layout(device), device, name, value)
         self._set[device, name] = value
@@ -170,7 +170,7 @@ class Kernel:
             module.function(self.name).apply_attribute(name, value)
 
     def apply(self, device: VisibleDevice, module: Module) -> None:
-        """Set the attributes of its function in a newly loaded module that were set for the kernel."""
+        """Apply the attributes that were set for this kernel to its function in a newly loaded module."""
         for (its_device, name), value in self._set.items():
             if its_device is device:
                 module.function(self.name).apply_attribute(name, value)
@@ -197,8 +197,8 @@ def kernel_of(handle: int) -> Kernel:
 def function_of(handle: int, context: Context | None = None) -> Function:
     """Return the loaded function of a handle, which may name a function or a library's kernel.
 
-    A library's kernel is looked up in ``context`` (None: the current one), and loaded there if this is its first use.
-    INVALID_HANDLE; INVALID_PTX and others if it is loaded now and cannot be.
+    A library's kernel is looked up in ``context`` (None: the current one), and loaded there at its first use. Raise
+    INVALID_HANDLE, or INVALID_PTX and others if loading fails.
     """
     function = find_function(handle, context)
     function.load()
@@ -206,9 +206,7 @@ def function_of(handle: int, context: Context | None = None) -> Function:
 
 
 def find_function(handle: int, context: Context | None = None) -> Function:
-    """Return the function of a handle, as `function_of`; the function of a module that was not looked up is not
-    loaded.
-    """
+    """Return the function of a handle as `function_of` does, but do not load a module's function."""
     function = functions.get(handle)
     if function is not None:
         return function
@@ -217,7 +215,7 @@ def find_function(handle: int, context: Context | None = None) -> Function:
 
 
 def new_library(image: bytes) -> Library:
-    """Make a library of an image; raise INVALID_IMAGE if it is empty."""
+    """Make a library from an image; raise INVALID_IMAGE if it is empty."""
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
     library = Library(image)
@@ -227,7 +225,10 @@ def new_library(image: bytes) -> Library:
 
 @contextmanager
 def _open_some_context(device: VisibleDevice | None) -> Iterator[Context]:
-    """Yield a usable context of a device (None: of any), or one for the block alone. Raise CudaError."""
+    """Yield a usable context on a device (None: on any), opening one for the block if there is none.
+
+    Raise CudaError.
+    """
     usable = _usable_context(device)
     if usable is not None:
         yield usable

@@ -39,9 +39,9 @@ class Link:
     def add(self, kind: int, data: bytes, name: str, registers: int) -> None:
         """Add an input.
 
-        ``kind``: a CUjitInputType; PTX, and fatbins with PTX, are linked. ``registers``: the limit of registers per
-        thread, 0: that of the options. Raise INVALID_PTX and others, with the message in the error log; NOT_SUPPORTED
-        for machine code; JIT_COMPILER_NOT_FOUND for NVVM IR.
+        ``kind``: a CUjitInputType; PTX and fatbins with PTX can be linked. ``registers``: the maximum number of
+        registers per thread, or 0 for the options' limit. Raise INVALID_PTX and others, with the message in the error
+        log; NOT_SUPPORTED for machine code; JIT_COMPILER_NOT_FOUND for NVVM IR.
         """
         if not 0 <= kind < len(_KINDS):
             raise invalid_value(f"the type of an input must be a CUjitInputType, 0 to {len(_KINDS) - 1}, not {kind}")
@@ -80,7 +80,7 @@ class Link:
         return ctypes.addressof(self._image), len(self._image)
 
     def _ptx_of(self, kind: int, data: bytes) -> bytes:
-        """Return the PTX of an input, which may be a fatbin. A cubin of the routed NVRTC is PTX, too."""
+        """Return the PTX of an input, which may be a fatbin. A cubin of pympsd's NVRTC consists of PTX, too."""
         if kind != _PTX and data.startswith(fatbin.MAGIC):
             try:
                 data = fatbin.ptx_of(data, self._context.device.properties.compute_capability)
@@ -96,7 +96,7 @@ class Link:
         raise self._log(not_supported(reason))
 
     def _load_layout(self, image: bytes) -> ModuleLayout:
-        """Return the layout of an image, which is loaded for this purpose and unloaded again."""
+        """Load an image, return its layout, and unload it."""
         try:
             module = load_image(image, self._context)
         except CudaError as error:

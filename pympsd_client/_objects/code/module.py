@@ -2,10 +2,10 @@
 
 The executor compiles an image and returns its layout: the kernels with their parameters and attributes, and the
 variables with their addresses. All queries are answered from the layout; only loading and unloading cost a message.
-Of a large image the executor returns only the names of kernels, and compiles each when the program first looks it up,
-as CUDA's lazy loading does: cuModuleGetFunction then costs a message, and raises the errors of that kernel.
-Other modules take part through `when_loaded` and `when_unloaded`: managed variables are moved to shared pages
-before the program learns their addresses.
+For a large image the executor returns only the kernels' names, and compiles each kernel when the program first looks
+it up, as CUDA's lazy loading does. Then cuModuleGetFunction costs a message, and raises the errors of that kernel.
+Other Python modules hook in through `when_loaded` and `when_unloaded`. For example, managed variables are moved to
+shared pages before the program can ask for their addresses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pympsd_client._objects.handle_table import HandleTable
 _ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
 _DYNAMIC_BYTES: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
 _PRINTING: Final = b"vprintf"
-"""The function that an image calls if its kernels print."""
+"""The name of the function that an image calls if its kernels print."""
 _MAX_INT: Final = (1 << 31) - 1
 _SETTABLE: Final = {
     "PREFERRED_SHARED_MEMORY_CARVEOUT": (-1, 100),
@@ -42,7 +42,7 @@ _SETTABLE: Final = {
     "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": (-_MAX_INT - 1, _MAX_INT),
     "CLUSTER_SCHEDULING_POLICY_PREFERENCE": (0, 2),
 }
-"""The other attributes that can be set, and their least and greatest values, as recorded with an H200."""
+"""The other attributes that can be set, and their least and greatest values, as recorded on an H200."""
 _ELF: Final = b"\x7fELF"
 _FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
 _FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
@@ -55,29 +55,25 @@ when_unloaded: Final[list[Callable[[Module], None]]] = []
 
 
 class Module:
-    """A loaded module. Its kernels get handles when they are first asked for.
-
-    ``layout`` is the executor's description of the module; ``library`` the handle of the library
-    that it was loaded for, or 0.
-    """
+    """A loaded module. ``layout`` is the executor's description of it."""
 
     def __init__(self, handle: int, context: Context, layout: ModuleLayout) -> None:
         self.handle: Final = handle
         self.context: Final = context
         self.layout = layout
         self.library = 0
-        """The handle of the library that it is loaded for; 0: none."""
+        """The handle of the library for which the module was loaded, or 0."""
         self._functions: Final[dict[str, Function]] = {
             item.name: Function(self, index, item) for index, item in enumerate(layout.functions)
         }
         self._globals = {item.name: item for item in layout.globals}
 
     def set_layout(self, layout: ModuleLayout) -> None:
-        """Change the addresses of its variables."""
+        """Replace the layout after the addresses of variables have changed."""
         self.layout, self._globals = layout, {variable.name: variable for variable in layout.globals}
 
     def function(self, name: str) -> Function:
-        """Return a kernel by name, loaded; raise NOT_FOUND, or INVALID_PTX and others if it cannot be loaded."""
+        """Load a kernel and return it; raise NOT_FOUND, or INVALID_PTX and others if it cannot be loaded."""
         self.context.usable()
         function = self._functions.get(name)
         if function is None:
@@ -99,14 +95,14 @@ class Module:
         return variable
 
     def variable_at(self, address: int) -> GlobalLayout | None:
-        """Return the variable that an address lies in, or None."""
+        """Return the variable that contains an address, or None."""
         for variable in self._globals.values():
             if variable.address <= address < variable.address + variable.size:
                 return variable
         return None
 
     def unload(self) -> None:
-        """Free the module once its running kernels have ended; its handles are invalid from now on."""
+        """Free the module once its running kernels have ended; its handle and its kernels' become invalid."""
         try:
             modules.destroy(self)
             for function in self._functions.values():
@@ -128,12 +124,12 @@ class Function:
         self.handle: Final = module.context.allocate_handle()
         self.attributes: Final = dict(layout.attributes)
         self.packers: Final[dict[tuple[Any, ...], Packer]] = {}
-        """One for each way of typing the parameters that a caller has used."""
+        """The packers of earlier launches, by the types of the parameters."""
         self.checked: Final[set[tuple[int, ...]]] = set()
-        """Grid, block and shared sizes that were found to be within the limits."""
+        """The shapes (grid, block and dynamic shared bytes) that have been checked and are within the limits."""
 
     def load(self) -> None:
-        """Have the executor compile it, unless it has: its layout is complete then. Raise INVALID_PTX and others."""
+        """Complete the layout: have the executor compile the kernel if it has not. Raise INVALID_PTX and others."""
         if self.layout.is_loaded:
             return
         answer = self.context.call(operations.LOAD_FUNCTION, self.module, self.index)
@@ -146,7 +142,7 @@ class Function:
     def attribute(self, attribute_number: int) -> int:
         """Return an attribute's value.
 
-        Raise INVALID_VALUE for one that does not exist or that pympsd does not have.
+        Raise INVALID_VALUE for an attribute that does not exist, or that pympsd does not support.
         """
         self.context.usable()
         name = attribute_name(attribute_number)
@@ -155,7 +151,10 @@ class Function:
         return self.attributes[name]
 
     def set_attribute(self, attribute_number: int, value: int) -> None:
-        """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; raise INVALID_VALUE otherwise."""
+        """Set MAX_DYNAMIC_SHARED_SIZE_BYTES, or one of the other settable attributes (_SETTABLE).
+
+        Raise INVALID_VALUE for any other attribute, and for a value out of range.
+        """
         self.context.usable()
         name = attribute_name(attribute_number)
         check_attribute(self.layout, self.context.device, name, value)
@@ -172,7 +171,7 @@ class Function:
 def attribute_name(attribute_number: int) -> str:
     """Return the name of a CUfunction_attribute without its prefix.
 
-    Raise INVALID_VALUE for one that does not exist.
+    Raise INVALID_VALUE for a number that does not exist.
     """
     name = _ATTRIBUTES.get(attribute_number, "MAX")
     if name == "MAX":
@@ -208,7 +207,7 @@ def _not_found(kind: str, name: str, items: dict[str, Any]) -> CudaError:
 def load(image: bytes, context: Context | None = None) -> Module:
     """Load an image into a context (None: the current one) and return the module.
 
-    Raise CudaError; after ERROR_INVALID_PTX its reason is the compiler's log.
+    Raise CudaError; the reason of ERROR_INVALID_PTX is the compiler's log.
     """
     module = load_image(image, context)
     try:
@@ -221,7 +220,7 @@ def load(image: bytes, context: Context | None = None) -> Module:
 
 
 def load_image(image: bytes, context: Context | None = None) -> Module:
-    """Load an image without calling `when_loaded`, for a look at its layout; raise CudaError."""
+    """Load an image without calling `when_loaded`, for example to read its layout; raise CudaError."""
     context = context or current()
     handle = context.allocate_handle()
     if not image:
@@ -241,7 +240,7 @@ def decode_layout(answer: bytes) -> ModuleLayout:
 
 
 def image_of(path: bytes) -> bytes:
-    """Return the contents of a file; raise FILE_NOT_FOUND when it cannot be read."""
+    """Return the content of a file; raise FILE_NOT_FOUND if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -251,7 +250,7 @@ def image_of(path: bytes) -> bytes:
 
 
 def image_at(memory: HostMemory) -> bytes:
-    """Return the image at a pointer or in a buffer: text up to its NUL, binaries by the size in their header."""
+    """Return the image at a pointer or in a buffer. Text ends at a NUL; a binary's header contains its size."""
     memory.check(0, to_be_written=False)
     head = ctypes.string_at(memory.address, 4 if memory.size is None else min(4, memory.size))
     if head == _FAT_WRAPPER:  # magic (4 bytes), version (4), pointer to the fatbin (fatbinary.h)
@@ -270,6 +269,6 @@ def _binary_size(address: int, head: bytes) -> int:
     if head == _FAT_BINARY:  # magic (4 bytes), version (2), header size (2), body size (8)
         header = ctypes.string_at(address, 16)
         return int.from_bytes(header[6:8], "little") + int.from_bytes(header[8:16], "little")
-    header = ctypes.string_at(address, 64)  # elf(5), Elf64_Ehdr: the section headers lie last
+    header = ctypes.string_at(address, 64)  # elf(5), Elf64_Ehdr; the section headers are at the end of the file
     sections = int.from_bytes(header[40:48], "little")
     return sections + int.from_bytes(header[58:60], "little") * int.from_bytes(header[60:62], "little")

@@ -1,6 +1,6 @@
 """Occupancy: the number of resident blocks of a kernel on a context's multiprocessors (CUDA driver API, Occupancy).
 
-The arithmetic is the executor's own (`pympsd.vocabulary.occupancy`), so the results hold there.
+The executor computes with the same functions (`pympsd.vocabulary.occupancy`), so both get the same results.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ from pympsd_client._arguments.launch_attributes import LaunchConfig
 from pympsd_client._objects.code.module import Function
 
 _TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
-"""CUoccupancyB2DSize: bytes of dynamic shared memory for a block of a given number of threads."""
+"""CUoccupancyB2DSize: returns the dynamic shared memory in bytes for a block with a given number of threads."""
 
 
 def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
-    """Return the number of blocks one multiprocessor holds, 0 if none fits; raise INVALID_VALUE for no threads."""
+    """Return how many blocks of ``threads`` threads fit one multiprocessor; raise INVALID_VALUE for 0 threads."""
     function.context.usable()
     if threads < 1:
         raise invalid_value(f"a block must have at least 1 thread, not {threads}")
@@ -41,9 +41,9 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
 
 
 def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> int:
-    """Return the dynamic shared bytes of each of ``blocks`` on one multiprocessor.
+    """Return how many dynamic shared bytes each block can have with ``blocks`` of them on one multiprocessor.
 
-    Raise INVALID_VALUE if too many.
+    Raise INVALID_VALUE if so many blocks do not fit.
     """
     if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
         raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
@@ -54,9 +54,9 @@ def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> in
 
 
 def largest_cluster(function: Function, config: LaunchConfig) -> int:
-    """Return the most blocks of a launch in one cluster.
+    """Return the maximum number of a launch's blocks in one cluster.
 
-    Raise NOT_SUPPORTED, INVALID_CLUSTER_SIZE if not one is active.
+    Raise NOT_SUPPORTED if the device has no clusters, INVALID_CLUSTER_SIZE if no cluster of these blocks fits.
     """
     sizes = [LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER]
     while sizes[-1] > 1:
@@ -70,7 +70,7 @@ def largest_cluster(function: Function, config: LaunchConfig) -> int:
 def active_clusters(function: Function, config: LaunchConfig) -> int:
     """Return the number of clusters that can be active at the same time.
 
-    Raise NOT_SUPPORTED, INVALID_CLUSTER_SIZE.
+    Raise NOT_SUPPORTED if the device has no clusters, INVALID_CLUSTER_SIZE for dimensions that are not allowed.
     """
     x, y, z = config.cluster
     size = x * y * z
@@ -83,7 +83,7 @@ def active_clusters(function: Function, config: LaunchConfig) -> int:
 
 
 def check_cluster(function: Function, shape: tuple[int, ...], cluster: tuple[int, int, int]) -> None:
-    """Raise CudaError unless a launch of a shape runs in clusters that it asks for; see `active_clusters`."""
+    """Raise CudaError unless at least one cluster of a launch can be active; see `active_clusters`."""
     gx, gy, gz, bx, by, bz, shared_bytes = map(int, shape)
     if not active_clusters(function, LaunchConfig((gx, gy, gz), (bx, by, bz), shared_bytes, cluster)):
         raise _bad_cluster(f"no cluster of {cluster} blocks fits the context's multiprocessors")
@@ -105,8 +105,8 @@ def _bad_cluster(reason: str) -> CudaError:
 def best_block(function: Function, dynamic_bytes: Callable[[int], int], max_threads: int) -> tuple[int, int]:
     """Return (blocks of a grid that fills the context's multiprocessors, threads of a block).
 
-    The block is the largest of those that give a multiprocessor the most threads.
-    ``max_threads``: the maximum of threads per block, 0: no bound.
+    The block is the largest one with which a multiprocessor has the most threads. ``max_threads``: the maximum number
+    of threads per block, or 0 for no maximum.
     """
     properties, attributes = function.context.device.properties.attributes, function.attributes
     bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), properties.get("MAX_THREADS_PER_BLOCK", 1024))
@@ -120,7 +120,7 @@ def best_block(function: Function, dynamic_bytes: Callable[[int], int], max_thre
 
 
 def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
-    """Return the function of a block's dynamic shared memory in bytes: the program's own, or a constant one."""
+    """Return a function from a block's threads to its dynamic shared bytes: the program's own, or a constant one."""
     if not pointer:
         return lambda threads: constant
     call = _TO_DYNAMIC_BYTES(pointer)
@@ -128,9 +128,9 @@ def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
 
 
 def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
-    """Raise unless all blocks of a launch can be resident at the same time, as a cooperative launch requires.
+    """Raise COOPERATIVE_LAUNCH_TOO_LARGE unless all blocks of a launch can be resident at the same time.
 
-    NOT_SUPPORTED on a device without such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
+    Raise NOT_SUPPORTED on a device without cooperative launches.
     """
     properties = function.context.device.properties
     if not properties.attributes.get("COOPERATIVE_LAUNCH"):

@@ -22,7 +22,7 @@ _COMMENT: Final = re.compile(rb"(?s)//[^\n]*|/\*.*?\*/")
 def limit_registers(image: bytes, registers: int) -> bytes:
     """Return an image whose kernels use at most this many registers per thread, unless the PTX sets its own limit.
 
-    0 means no limit. Images that are not PTX are returned as they are.
+    0 means no limit. An image that is not PTX is returned unchanged.
     """
     if registers <= 0 or b".entry" not in image or b"\0" in image.rstrip(b"\0"):
         return image
@@ -42,11 +42,11 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _LINES: Final = frozenset({".version", ".target", ".address_size", ".file", ".loc"})
-"""Directives that end with their line."""
+"""Directives that extend to the end of the line."""
 _LINKAGE: Final = frozenset({".visible", ".extern", ".weak", ".common"})
 _SHARED_NAMES: Final = frozenset({".weak", ".common"})
 _IN_EVERY_PROGRAM: Final = frozenset({"vprintf", "malloc", "free", "__assertfail", SET_CONDITIONAL})
-"""Functions that the device itself has (CUDA C++ Programming Guide: printf, malloc, assert, graphs)."""
+"""Functions that the device provides (CUDA C++ Programming Guide: printf, malloc, assert, graphs)."""
 _LOCATION: Final = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*$", re.MULTILINE)
 _VERSION: Final = re.compile(r"\.version\s+(\d+)\.(\d+)")
 _TARGET: Final = re.compile(r"\.target\s+sm_(\d+)([a-z]?)")
@@ -54,7 +54,7 @@ _NAME: Final = re.compile(r"(?<![\w$%.])[A-Za-z_$%][\w$]*")
 
 
 class LinkError(CallError):
-    """Inputs that do not fit together; the text is the linker's message."""
+    """The inputs cannot be linked; the text is the linker's message."""
 
 
 @frozen
@@ -67,7 +67,7 @@ class _Token:
 
 @define
 class _Item:
-    """A definition or declaration of a module; ``name`` is empty if it has none."""
+    """A definition or declaration in an input; ``name`` may be empty."""
 
     text: str
     name: str = ""
@@ -77,12 +77,12 @@ class _Item:
 
     @property
     def is_defined(self) -> bool:
-        """Whether declarations in other inputs refer to this."""
+        """Whether this is a definition, to which declarations in other inputs may refer."""
         return bool(self.name) and self.linkage != ".extern" and (self.has_body or not self.is_function)
 
     @property
     def is_local(self) -> bool:
-        """Whether no other input can refer to it."""
+        """Whether this is a definition that other inputs cannot refer to."""
         return self.is_defined and not self.linkage and ".entry" not in self.text
 
 
@@ -94,26 +94,26 @@ class _Input:
     items: list[_Item]
 
     def rename(self, names: dict[str, str]) -> None:
-        """Rename some of its symbols throughout the text."""
+        """Rename symbols throughout the input: ``names`` has the new names by the old ones."""
         for item in self.items:
             item.text = _NAME.sub(lambda match: names.get(match.group(), match.group()), item.text)
             item.name = names.get(item.name, item.name)
 
 
 def is_ptx(data: bytes) -> bool:
-    """Return whether an input begins as PTX does: with .version, after comments."""
+    """Return whether an input begins with .version, apart from comments, as PTX does."""
     return next((token.text for token in _tokens(data.decode("utf-8", "replace"))), "") == ".version"
 
 
 def declares_others(data: bytes) -> bool:
-    """Return whether a text declares functions or variables that another input is to define."""
+    """Return whether a text declares functions or variables that another input must define."""
     return any(item.linkage == ".extern" and not _is_dynamic(item) for item in _parse("", data).items)
 
 
 def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return one text for inputs (name, PTX); LinkError for a symbol that is defined twice.
+    """Join inputs, given as (name, PTX), into one text; raise LinkError for a symbol that is defined twice.
 
-    Symbols that are local to an input and have the same name as another input's are renamed.
+    An input's local symbols are renamed if another input has a symbol of the same name.
     """
     if len(inputs) == 1:
         return inputs[0][1]
@@ -131,7 +131,7 @@ def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def check_defined(inputs: Sequence[tuple[str, bytes]]) -> None:
-    """Raise LinkError for a symbol that an input uses, and that none defines."""
+    """Raise LinkError for a symbol that an input uses but no input defines."""
     parsed = [_parse(name, data) for name, data in inputs]
     defined = {item.name for source in parsed for item in source.items if item.is_defined}
     for source in parsed:
@@ -145,7 +145,7 @@ def _emit(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> Iter
     definition = definitions.get(item.name)
     if not item.name:
         yield item.text
-    elif definition is None:  # no input defines it: once is enough, of functions too
+    elif definition is None:  # only declared, so one declaration is enough, also of a function
         if item.name not in emitted:
             emitted.add(item.name)
             yield item.text
@@ -195,7 +195,7 @@ def _is_used(item: _Item, source: _Input) -> bool:
 
 
 def _is_dynamic(item: _Item) -> bool:
-    """Return whether it declares the dynamic shared memory, which no input defines."""
+    """Return whether an item declares dynamic shared memory, which no input defines."""
     return not item.is_function and ".shared" in item.text
 
 
@@ -232,7 +232,7 @@ def _items(text: str) -> Iterator[_Item]:
             if pending[0].text not in (".section", ".pragma"):
                 yield _item(text[pending[0].start : token.end], pending)
             pending = []
-    if pending:  # cut off: the executor reports the error
+    if pending:  # the text is incomplete, which the executor reports as an error
         yield _Item(text[pending[0].start :])
 
 

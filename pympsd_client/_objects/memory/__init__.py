@@ -1,1 +1,1 @@
-"""Memory that the program has: of devices, of the host, managed, mapped, imported; copies of its regions."""
+"""The program's memory: device, host, managed, mapped and imported memory, and copies of its regions."""

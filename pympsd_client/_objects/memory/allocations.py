@@ -1,8 +1,8 @@
-"""Device memory: allocation, freeing, whose an address is, fills (CUDA driver API, Memory Management).
+"""Device memory: allocation, freeing, the owners of addresses, fills (CUDA driver API, Memory Management).
 
 `allocations` is the table of everything that the program can address on a device: memory of cuMemAlloc, managed
-memory, blocks of pools, mappings, memory of graphs. Each kind is a subclass of `Allocation` with its own way of
-being freed.
+memory, blocks of pools, mappings, memory of graphs. Each kind is a subclass of `Allocation` with its own way to free
+it.
 
 **Two ways to free.** `Allocation.free` returns when the memory is free, after the context's work queued before
 (cuMemFree). `Allocation.free_in_order` returns immediately; the memory is free when a stream has reached this
@@ -10,13 +10,13 @@ point (cuMemFreeAsync). The executor gets a quiet record for it, or nothing if t
 
 **Invariants**
 
-- An allocation is taken out of the table *before* it is freed. Once it is free another thread may be given the same
-  address, and its new entry must not be removed. If freeing fails, the entry is put back.
-- Memory that is managed, of the host or registered has two addresses or is accessed by the CPU: `devices_address`
-  returns the one that a context's device uses. ``any_shared`` and ``any_synchronous`` spare the common case, without
-  such memory, the look-ups.
-- The sorted list of addresses is made when it is needed. An addition replaces ``_version`` last, so that a thread
-  that sorts at the same moment notices and sorts again.
+- An allocation is removed from the table *before* it is freed. As soon as it is free, another thread may get the same
+  address, and that thread's new entry must not be removed. If freeing fails, the entry is put back.
+- Managed, host and registered memory is accessed by the CPU too, registered memory at an address of its own.
+  `devices_address` returns the address that a context's device uses. While ``any_shared`` and ``any_synchronous`` are
+  False, as in most programs, no look-ups are needed.
+- The sorted list of addresses is made when it is needed. An addition replaces ``_version`` as its last step, so that
+  a thread that sorts at the same moment notices and sorts again.
 
 `PageStates` is the state of each page of a range: advice, and the target of its last prefetch.
 """
@@ -43,7 +43,7 @@ from pympsd_client._objects.stream import synchronize
 
 PAGE_BYTES: Final = 4096
 HOST: Final = -1
-"""CU_DEVICE_CPU, in place of a device's number."""
+"""CU_DEVICE_CPU, which takes the place of a device's number."""
 
 
 @frozen
@@ -56,17 +56,17 @@ class Place:
 
 @frozen
 class PageState:
-    """The state of a page."""
+    """The state of a page of managed memory: its advice, and the target of its last prefetch."""
 
     is_read_mostly: bool = False
     preferred: Place | None = None
     accessed_by: frozenset[int] = frozenset()
-    """Numbers of devices, and HOST."""
+    """The numbers of the devices, or HOST."""
     prefetched: Place | None = None
 
 
 class PageStates:
-    """The states of ``size`` bytes' pages; a change of a part of a page changes the whole page."""
+    """The states of the pages of ``size`` bytes; a change of a part of a page changes the whole page."""
 
     def __init__(self, size: int) -> None:
         self._starts = [0]
@@ -74,13 +74,13 @@ class PageStates:
         self._size = _round_up(size)
 
     def change(self, start: int, end: int, change: Callable[[PageState], PageState]) -> None:
-        """Change the state of the pages that hold bytes ``start`` to ``end``."""
+        """Apply ``change`` to the states of the pages that contain bytes ``start`` to ``end``."""
         first, last = self._split(start // PAGE_BYTES * PAGE_BYTES), self._split(min(_round_up(end), self._size))
         for index in range(first, last):
             self._states[index] = change(self._states[index])
 
     def _split(self, at: int) -> int:
-        """Return the index of the run that begins at an offset, making it begin there."""
+        """Make a run of pages begin at an offset, and return its index."""
         if at >= self._size:
             return len(self._starts)
         index = bisect_right(self._starts, at) - 1
@@ -91,7 +91,7 @@ class PageStates:
         return index + 1
 
     def list_states(self, start: int, end: int) -> Iterator[PageState]:
-        """Yield the states of the pages that hold bytes ``start`` to ``end``, each run of pages once."""
+        """Yield the states of the pages that contain bytes ``start`` to ``end``, one for each run of equal pages."""
         for index in range(bisect_right(self._starts, start) - 1, len(self._starts)):
             if self._starts[index] >= end:
                 return
@@ -109,7 +109,7 @@ _PITCH_ALIGNMENT: Final = 512
 
 @define(eq=False)
 class Allocation:
-    """An allocation of ``size`` bytes by its address, with the context that made it."""
+    """An allocation of ``size`` bytes, with its address as ``handle`` and the context that made it."""
 
     handle: int
     context: Context
@@ -120,43 +120,41 @@ class Allocation:
     is_host: bool = False
     """Whether the memory is page-locked host memory."""
     states: PageStates | None = None
-    """The states of managed memory's pages, once one has changed; else None."""
+    """The states of managed memory's pages; None until one has changed."""
     _buffer_id: int = 0
 
     @property
     def is_shared(self) -> bool:
-        """Whether the program reaches it by its address, too."""
+        """Whether the CPU can access the memory at the same address."""
         return self.is_managed or self.is_host
 
     @property
     def is_reached(self) -> bool:
-        """Whether the context's device reaches the allocation."""
+        """Whether the context's device can access the memory."""
         return True
 
     @property
     def is_mapping(self) -> bool:
-        """True if the program has mapped it as physical memory, so that a range may continue in the next one."""
+        """Whether the program has mapped the memory (cuMemMap), so that a range may continue in the next mapping."""
         return False
 
     def is_accessible_from(self, context: Context) -> bool:
-        """Return whether calls in streams of another device's context can use the memory: they can, except for memory
-        of pools.
-        """
+        """Return whether calls in streams of another device's context can use the memory (pools may forbid it)."""
         return True
 
     def free(self) -> None:
-        """Free the allocation once the context's earlier work is done; return then. Raise CudaError."""
+        """Free the memory and return, when the context's earlier work is done. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free the allocation when a stream has reached this point; return immediately. Raise CudaError."""
+        """Return immediately, and free the memory when the stream has reached this point. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
         transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))
 
     @property
     def buffer_id(self) -> int:
-        """An id that no other memory of this process has or had."""
+        """The memory's id, which no other memory of this process has or had."""
         if not self._buffer_id:
             self._buffer_id = next_buffer_id()
         return self._buffer_id
@@ -164,45 +162,45 @@ class Allocation:
 
 @define(eq=False)
 class FreedImmediately(Allocation):
-    """An allocation that does not wait in a stream to be freed: `free` frees it when it is called, or refuses."""
+    """An allocation that cannot be freed in stream order: `free_in_order` is the same as `free`, which may refuse."""
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free the allocation as `free` does."""
+        """Free the memory as `free` does."""
         self.free()
 
 
 def is_shareable(allocation: Allocation) -> bool:
-    """Return whether cuIpcGetMemHandle accepts an allocation: only those of cuMemAlloc."""
+    """Return whether cuIpcGetMemHandle accepts an allocation, which must be from cuMemAlloc."""
     return type(allocation) is Allocation and not allocation.is_shared
 
 
 class Allocations(HandleTable[Allocation]):
-    """The allocations by address."""
+    """The table of all allocations by address."""
 
     def __init__(self) -> None:
         super().__init__("allocation", "freed, or never made")
-        self._ordering: Final = RLock()  # a finalizer may ask while this thread sorts
+        self._ordering: Final = RLock()  # a finalizer may look up an address while this thread sorts
         self._ordered: list[int] = []
         self._version = self._ordered_version = object()
-        """A new object after every addition; ``_ordered`` is the order of the object that it belongs to."""
+        """A new object after every addition; ``_ordered`` is up to date if ``_ordered_version`` is this object."""
         self.any_synchronous = False
-        """Whether an allocation was ever made synchronous."""
+        """Whether an allocation was ever synchronous."""
         self.any_shared = False
-        """Whether there was ever an allocation that the program reaches by its address."""
+        """Whether an allocation ever existed that the CPU can access."""
 
     def add(self, owned: Allocation) -> Allocation:
         """Enter an allocation and return it."""
         self._objects[owned.handle] = owned
-        self._version = object()  # last: a thread that orders them at this moment does it again
+        self._version = object()  # last, so that a thread that sorts at this moment sorts again
         return owned
 
     def put_back(self, owned: Allocation) -> None:
-        """Enter an allocation again whose freeing has failed."""
+        """Put back an allocation that could not be freed."""
         super().put_back(owned)
         self._version = object()
 
     def find_containing(self, address: int) -> Allocation | None:
-        """Return the allocation that an address lies in, or None."""
+        """Return the allocation that contains an address, or None."""
         with self._ordering:
             version = self._version
             if version is not self._ordered_version or len(self._ordered) > 2 * len(self._objects):
@@ -213,12 +211,12 @@ class Allocations(HandleTable[Allocation]):
         return allocation if allocation is not None and address < allocation.handle + allocation.size else None
 
     def is_shared(self, address: int) -> bool:
-        """Return whether the program reaches an address, too, because it is managed or host memory."""
+        """Return whether the CPU can access an address, because it is in managed or host memory."""
         allocation = self.find_containing(address) if self.any_shared else None
         return allocation is not None and allocation.is_shared
 
     def is_synchronous(self, *addresses: int) -> bool:
-        """Return whether one of these addresses lies in an allocation that is synchronous."""
+        """Return whether one of these addresses is in a synchronous allocation."""
         if not self.any_synchronous:
             return False
         return any(
@@ -232,8 +230,8 @@ allocations: Final = Allocations()
 def allocate(count: int) -> int:
     """Return the address of new device memory of the current context.
 
-    ``count``: bytes, at least 1, else INVALID_VALUE. OUT_OF_MEMORY if the device has no more, or an MPS limit is
-    reached.
+    ``count``: bytes, at least 1. Raise INVALID_VALUE for 0, OUT_OF_MEMORY if the device or an MPS limit does not
+    allow so many.
     """
     context = require_context()
     if count == 0:
@@ -242,7 +240,7 @@ def allocate(count: int) -> int:
 
 
 def allocate_unlisted(context: Context, size: int) -> int:
-    """Return the address of new device memory that no cuMemFree frees: of arrays, pools, graphs.
+    """Return the address of new device memory that cuMemFree does not free: of arrays, pools and graphs.
 
     Raise OUT_OF_MEMORY.
     """
@@ -251,9 +249,9 @@ def allocate_unlisted(context: Context, size: int) -> int:
 
 
 def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, int]:
-    """Return the address of new device memory for rows, and the bytes between them, a multiple of 512.
+    """Return the address of new device memory for rows, and the bytes from row to row, a multiple of 512.
 
-    INVALID_VALUE for elements of other than 4, 8 or 16 bytes and for an empty extent; OUT_OF_MEMORY.
+    Raise INVALID_VALUE for an element size other than 4, 8 or 16 bytes and for an empty extent; OUT_OF_MEMORY.
     """
     if element_bytes not in _ELEMENT_BYTES:
         raise invalid_value(f"the element size must be 4, 8 or 16 bytes, not {element_bytes}")
@@ -264,11 +262,11 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
 
 
 def free(address: int) -> None:
-    """Free memory that cuMemAlloc or a pool returned, after the context's earlier work; return then.
+    """Free memory that cuMemAlloc or a pool returned, when the context's earlier work is done, and return then.
 
-    INVALID_VALUE for any other address, also one within an allocation. Address 0: no effect.
+    Raise INVALID_VALUE for any other address, also one within an allocation. Address 0 has no effect.
     """
-    # Taken out first: once it is free another thread may be given the same address.
+    # Removed first, because another thread may get the same address as soon as the memory is free.
     allocation = allocations.remove(address)
     if allocation is None:
         current().usable()
@@ -283,15 +281,15 @@ def free(address: int) -> None:
 
 
 def info() -> tuple[int, int]:
-    """Return free and total bytes for the current context; total is the MPS limit if there is one."""
+    """Return the free and the total bytes of the current context; the total is its MPS limit if it has one."""
     free, total = current().query(operations.MEMORY_INFO)
     return int(free), int(total)
 
 
 def ordinal_at(address: int) -> int:
-    """Return the ordinal of the device that an address belongs to, found by its window or as a module's variable.
+    """Return the ordinal of the device whose window or whose module's variable contains an address.
 
-    A real GPU's driver places variables itself, outside of every device's window.
+    A real GPU's driver places variables outside of the windows.
     """
     ordinal = ordinal_of(address)
     if all(device.ordinal != ordinal for device in process.require().devices):
@@ -302,13 +300,13 @@ def ordinal_at(address: int) -> int:
 
 
 def is_on_a_device(address: int) -> bool:
-    """Return whether an address is in the window of a visible device, or is a module's variable."""
+    """Return whether an address is in a visible device's window or in a module's variable."""
     ordinal = ordinal_at(address)
     return any(device.ordinal == ordinal for device in process.require().devices)
 
 
 def owner(address: int) -> Context:
-    """Return a context on the device that an address belongs to; raise INVALID_VALUE when it is on none."""
+    """Return a context on the device that an address belongs to; raise INVALID_VALUE if it is not on a device."""
     current().usable()
     ordinal = ordinal_at(address)
     if not is_on_a_device(address):
@@ -319,9 +317,9 @@ def owner(address: int) -> Context:
 
 
 def devices_address(context: Context, address: int, count: int) -> int:
-    """Return the address at which a context's device accesses shared memory of the program; 0 if it does not.
+    """Return the address at which a context's device accesses memory that the CPU accesses too, or 0 if it cannot.
 
-    Shared memory is managed, registered, or a host's pool's or mapping's.
+    Such memory is managed, registered, or in a pool or a mapping of host memory.
     """
     allocation = allocations.find_containing(address) if allocations.any_shared else None
     if allocation is None:
@@ -336,14 +334,13 @@ def devices_address(context: Context, address: int, count: int) -> int:
 
 
 other_ranges: Final[list[Callable[[], Iterator[tuple[int, int]]]]] = []
-"""Functions that yield start and size of memory that `allocations` does not contain: arrays, memory of graphs."""
+"""Functions that yield (start, size) of memory that `allocations` does not contain: of arrays and graphs."""
 
 
 def check_range(address: int, count: int) -> None:
-    """Raise INVALID_VALUE unless all of a range is in one allocation, or in mapped memory without gaps, with access.
+    """Raise INVALID_VALUE unless a range is within one allocation, or within accessible mappings without gaps.
 
-    The executor checks it too, but a call that does not wait would leave the error to a later call, and the bytes of
-    host memory would have been read.
+    The executor checks it too, but a call that does not wait would leave the error to a later call.
     """
     owner(address)
     first = allocations.get(address) or allocations.find_containing(address)
@@ -371,7 +368,7 @@ def _beyond(address: int, count: int, start: int, size: int) -> CudaError:
 
 
 def _find_other_memory(address: int) -> tuple[int, int]:
-    """Return start and size of the memory at an address that no function for allocations has returned."""
+    """Return (start, size) of the memory at an address that is not in `allocations`; raise INVALID_VALUE."""
     for module in modules.list_all():
         if (variable := module.variable_at(address)) is not None:
             return variable.address, variable.size
@@ -385,11 +382,11 @@ def _find_other_memory(address: int) -> tuple[int, int]:
 
 
 def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:
-    """Return (context, stream) for work on an address that is to come after a stream's earlier work.
+    """Return (context, stream) for work on an address that must follow a stream's earlier work.
 
-    That is the given context and stream, unless the address is on another device. Then the stream is waited for, and
-    the work goes to the legacy stream of a context on that device. INVALID_VALUE for memory of a pool that gives the
-    stream's device no access.
+    These are the given context and stream, unless the address is on another device. Then this function waits for the
+    stream, and returns the legacy stream of a context on that device. Raise INVALID_VALUE for memory of a pool that
+    gives the stream's device no access.
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream
@@ -406,7 +403,7 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
 def fill(
     context: Context, stream: int, destination: int, value: int, width: int, count: int, pitch: int, height: int
 ) -> None:
-    """Set ``count`` elements of ``width`` bytes in each row, in stream order; return immediately.
+    """Set ``count`` elements of ``width`` bytes in each of ``height`` rows, in stream order; return immediately.
 
     Rows begin ``pitch`` bytes apart.
     """
@@ -415,7 +412,7 @@ def fill(
 
 
 def check_fill(destination: int, width: int, count: int, pitch: int, height: int) -> int:
-    """Return the pitch, 0 for one row; raise INVALID_VALUE unless address and pitch suit the elements."""
+    """Return the pitch, or 0 for a single row; raise INVALID_VALUE if address or pitch do not suit the elements."""
     if destination % width:
         raise invalid_value(f"{destination:#x} is not aligned to the element's {width} bytes")
     if height == 1:

@@ -19,9 +19,9 @@ _FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")
 
 @frozen(eq=False)
 class ImportedRange:
-    """Imported memory: ``size`` bytes at ``start``, accessible until it is unmapped or its context closes.
+    """Imported memory: ``size`` bytes at ``start``, accessible until they are unmapped or their context closes.
 
-    The host's is mapped in this process, too.
+    Imported host memory is mapped in this process, too.
     """
 
     context: Context
@@ -44,7 +44,7 @@ _ranges: Final[set[ImportedRange]] = set()
 def import_range(context: Context, secret: int) -> ImportedRange:
     """Map the memory that another client has exported or shared under a secret; raise CudaError.
 
-    INVALID_VALUE if the context's device has none.
+    The error is INVALID_VALUE if the context's device has no memory under this secret.
     """
     handle = context.allocate_handle()
     size, is_of_host = context.query(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)
@@ -65,12 +65,12 @@ def import_range(context: Context, secret: int) -> ImportedRange:
             raise
     finally:
         if context.sticky_error is None:
-            context.call(operations.RELEASE_MEMORY, handle)  # the mapping keeps the memory
+            context.call(operations.RELEASE_MEMORY, handle)  # the mapping keeps the memory alive
     return imported
 
 
 def secret_of_file(fd: int) -> int | None:
-    """Return the secret in the name of the file of exported memory; None for another file."""
+    """Return the secret in the name of an exported memory's file; None for any other file."""
     try:
         match = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
     except OSError:

@@ -1,16 +1,17 @@
 """Managed memory: cuMemAllocManaged, and managed variables of modules (``__managed__``).
 
-The program and the kernels use managed memory by one address, without copies. Here its pages are shared: the
-executor makes them and maps them, and the client maps them at the same address (`shared_pages`). Pages do
-not migrate; advice and prefetches are recorded page by page (`page_states`), only so that queries return them.
+The program and the kernels use managed memory by one address, without copies. Here they share its pages: the executor
+makes and maps the pages, and the client maps them at the same address (`shared_pages`). Pages do not migrate. Advice
+and prefetches are recorded for each page (`allocations.PageStates`), only so that queries return them.
 
     kernel  ->  executor's mapping  ->  |  the same pages  |  <-  client's mapping  <-  program
 
 - Freeing waits for the context's work and unmaps the pages here, because the program must not touch them
   afterwards; so `free_in_order` waits too.
-- A module's variables are moved to such pages when the module is loaded, before the program can learn their
+- A module's variables are moved to such pages when the module is loaded, before the program can ask for their
   addresses (PLACE_MANAGED). They are freed with the module; cuMemFree refuses them.
-- Pages are the process's, not the context's: when a context closes, those that were made in it are unmapped here.
+- The executor keeps the pages for the process, not for the context. So when a context closes, this module frees the
+  pages that were made in it.
 """
 
 from typing import Final
@@ -28,12 +29,12 @@ from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
 @define(eq=False)
 class Managed(FreedImmediately):
-    """An allocation of managed memory, which the program must not reach any more when a call has freed it."""
+    """An allocation of managed memory. Freeing it waits, because the program must not access it afterwards."""
 
     pages: SharedPages = field(kw_only=True)
 
     def free(self) -> None:
-        """Free the memory once the context's earlier work is done; return then. Raise CudaError."""
+        """Free the memory and return, when the context's earlier work is done. Raise CudaError."""
         self.context.synchronize()
         peer_access.wait_for_peers(self.pages.device)
         _managed.pop(self.handle, None)
@@ -44,7 +45,7 @@ _managed: Final[dict[int, Managed]] = {}
 
 
 def allocate(context: Context, size: int) -> int:
-    """Return the address of new zeroed managed memory; raise CudaError."""
+    """Return the address of new managed memory, all zero; raise CudaError."""
     pages = share(context, size)
     allocation = Managed(pages.address, context, size, pages=pages, is_managed=True)
     _managed[allocation.handle] = allocation
@@ -63,10 +64,10 @@ when_closed.append(_drop_allocations)
 
 @define(eq=False)
 class ManagedVariable(FreedImmediately):
-    """A managed variable, as an allocation that only its module's unloading frees."""
+    """A managed variable, an allocation that is freed only when its module is unloaded."""
 
     def free(self) -> None:
-        """Fail with INVALID_VALUE."""
+        """Raise INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is a variable of a module; cuModuleUnload frees it")
 
 
@@ -74,7 +75,7 @@ _pages: Final[dict[Module, SharedPages]] = {}
 
 
 def place_variables(module: Module) -> None:
-    """Move a new module's managed variables to pages of this process, before the program learns their addresses."""
+    """Move a new module's managed variables to shared pages, before the program can ask for their addresses."""
     size = module.layout.managed_bytes
     if not size:
         return

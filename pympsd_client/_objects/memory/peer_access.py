@@ -1,11 +1,11 @@
-"""Peer access: which devices' kernels access this process's memory on which other devices, and for whom.
+"""Peer access: which devices' kernels can access this process's memory on other devices, and what requires it.
 
-An executor maps all device memory of the process on another device, or none of it. So access that one context, pool
-or mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
+An executor maps all device memory of the process on another device, or none of it. So the access that one context,
+pool or mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
 
-Page-locked and managed memory is accessible without such access: an executor maps such memory of another device while
-the process has contexts on both. Functions that free it and wait, as cuMemFreeHost does, wait for the devices that
-map it (`PeerAccess.wait_for_peers`).
+Page-locked and managed memory does not need such access: an executor maps another device's memory of these kinds
+while the process has contexts on both. Functions that free it and wait, such as cuMemFreeHost, also wait for the
+devices that map it (`PeerAccess.wait_for_peers`).
 """
 
 from contextlib import suppress
@@ -21,7 +21,7 @@ from pympsd_client._objects.context import Context, contexts, this_thread, usabl
 from pympsd_client._objects.process import process
 
 Pair = tuple[int, int]
-"""The ordinals of the device whose kernels have access, and of that whose memory it is."""
+"""The ordinals of the device whose kernels have access, and of the device whose memory they access."""
 
 
 def is_possible(device: VisibleDevice, peer: VisibleDevice) -> bool:
@@ -40,11 +40,11 @@ class PeerAccess:
         self._contexts: set[tuple[Context, Context]] = set()
         """Pairs of contexts: the first has access to the memory of the second."""
         self._memory: set[tuple[int, Pair]] = set()
-        """Memory pools (handle) and mapped memory (address), each with a pair that it gives access to."""
+        """Pools (by handle) and mappings (by address) with access, each with the pair of devices."""
         self._sharing: set[int] = set()
         """The ordinals of the devices that have page-locked or managed memory."""
         self._mapped: set[tuple[int, int]] = set()
-        """The ordinals of devices, each with the first address of the other devices' memory in its executor."""
+        """Ordinals of devices, each with the first address of another device's memory that its executor maps."""
 
     def _forget_old_connection(self) -> None:
         if self._connection is not process.connection:
@@ -55,7 +55,7 @@ class PeerAccess:
     def enable(self, context: Context, peer: Context) -> None:
         """Give a context access to another context's memory (cuCtxEnablePeerAccess).
 
-        PEER_ACCESS_ALREADY_ENABLED, and OUT_OF_MEMORY if the memory cannot be mapped; then nothing has changed.
+        Raise PEER_ACCESS_ALREADY_ENABLED, or OUT_OF_MEMORY if the memory cannot be mapped; then nothing has changed.
         """
         with self._lock:
             self._forget_old_connection()
@@ -80,7 +80,7 @@ class PeerAccess:
             self._update(context.device.ordinal, window_of(peer.device.ordinal))
 
     def set_of(self, memory: int, pair: Pair, allowed: bool) -> None:
-        """Give kernels of a device access to a pool's or mapped memory, or take it; raise OUT_OF_MEMORY."""
+        """Give a device's kernels access to a pool or a mapping, or revoke it; raise OUT_OF_MEMORY."""
         with self._lock:
             self._forget_old_connection()
             if allowed:
@@ -90,19 +90,19 @@ class PeerAccess:
             self._update(pair[0], window_of(pair[1]))
 
     def is_of(self, memory: int, pair: Pair) -> bool:
-        """Return whether a pool's or mapped memory can be accessed so."""
+        """Return whether a device's kernels have access to a pool or a mapping."""
         with self._lock:
             self._forget_old_connection()
             return (memory, pair) in self._memory
 
     def drop(self, memory: int) -> None:
-        """Drop the access to freed memory."""
+        """Revoke all access to a destroyed pool or an unmapped mapping."""
         with self._lock, suppress(CudaError):
             for entry in [entry for entry in self._memory if entry[0] == memory]:
                 self.set_of(*entry, False)
 
     def share(self, device: VisibleDevice) -> None:
-        """Let the other devices' kernels access page-locked memory that a device has now; raise OUT_OF_MEMORY."""
+        """Let the other devices' kernels access a device's page-locked memory from now on; raise OUT_OF_MEMORY."""
         with self._lock:
             self._forget_old_connection()
             self._sharing.add(device.ordinal)
@@ -113,20 +113,20 @@ class PeerAccess:
                     except CudaError as error:
                         if error.code == Result.ERROR_OUT_OF_MEMORY:
                             raise
-                        # else one of the devices has failed, and its kernels with it
+                        # Otherwise one of the devices has failed, and its kernels run no more.
 
     def is_mapped(self, device: VisibleDevice, owner: VisibleDevice) -> bool:
         """Return whether a device's kernels can access the page-locked memory of another device."""
         return (device.ordinal, mapped_window_of(owner.ordinal)) in self._mapped
 
     def wait_for_peers(self, device: VisibleDevice) -> None:
-        """Wait until the devices that map a device's page-locked memory have done their work, which may access it."""
+        """Wait for the work, which may access a device's page-locked memory, of all devices that map this memory."""
         address = mapped_window_of(device.ordinal)
         if this_thread.in_host_function:
-            return  # that work may wait for this function, which must free nothing; but finalizers do
+            return  # called by a finalizer; waiting would deadlock if that work waits for the host function
         for context in tuple(contexts.values()):
             if (context.device.ordinal, address) in self._mapped:
-                with suppress(CudaError):  # its kernels have ended, then
+                with suppress(CudaError):  # on an error its kernels have ended
                     context.call(operations.SYNCHRONIZE_CONTEXT)
 
     def _is_allowed(self, device: int, address: int) -> bool:
@@ -137,7 +137,7 @@ class PeerAccess:
         return pair in pairs or any(pair == allowed for _, allowed in self._memory)
 
     def _update(self, device: int, address: int) -> None:
-        """Map, or unmap, another device's memory from an address on, if that is to change; raise CudaError."""
+        """Map or unmap another device's memory, which begins at ``address``, if access changes; raise CudaError."""
         context, peer, mapped = usable_on(device), usable_on(ordinal_of(address)), (device, address)
         if context is None:
             return
@@ -150,7 +150,7 @@ class PeerAccess:
             self._mapped.add(mapped)
 
     def on_open(self, context: Context) -> None:
-        """Map the memory that needs no access of contexts, when the first context of a device opens."""
+        """Map the memory that does not need cuCtxEnablePeerAccess, when a context opens."""
         own = context.device
         with self._lock:
             self._forget_old_connection()
@@ -160,11 +160,11 @@ class PeerAccess:
                     if owner.ordinal in self._sharing:
                         expected.add((device.ordinal, mapped_window_of(owner.ordinal)))
             for device_and_address in expected:
-                with suppress(CudaError):  # the context is there, though its kernels do not reach that memory
+                with suppress(CudaError):  # the context opens even if its kernels cannot access that memory
                     self._update(*device_and_address)
 
     def on_close(self, context: Context) -> None:
-        """Drop the access of a context that closes, and to its memory."""
+        """Revoke all access of a closing context and to its memory."""
         ordinal = context.device.ordinal
         with self._lock:
             self._forget_old_connection()
@@ -172,7 +172,7 @@ class PeerAccess:
             is_last = not any(other.active and other.device.ordinal == ordinal for other in tuple(contexts.values()))
             for device, address in [entry for entry in self._mapped if ordinal in (entry[0], ordinal_of(entry[1]))]:
                 if is_last and device == ordinal:
-                    self._mapped.discard((device, address))  # its executor unmaps everything
+                    self._mapped.discard((device, address))  # its executor itself unmaps everything
                 elif is_last and (accessing := usable_on(device)) is not None:
                     self._mapped.discard((device, address))
                     with suppress(CudaError):

@@ -1,19 +1,19 @@
 """Page-locked host memory of this process, and its accounting (CUDA driver API, Memory Management).
 
 - **Allocated** memory (cuMemHostAlloc) is shared with the executor of the context that was current. That executor
-  copies from and to it directly. Copies with other devices work as for pageable memory. Kernels access it by its
-  address, those of other emulated devices too (`peer_access`).
+  copies from and to it directly; copies of other devices treat it as pageable memory. Kernels access it at the same
+  address, also kernels of other emulated devices (`peer_access`).
 - **Registered** memory (cuMemHostRegister) stays the program's own until the program requests the address at which
-  kernels access it. Then shared pages replace the program's pages in place, and unregistering replaces those by
-  private ones again; the bytes stay (`RegisteredPages`). No Python code runs while a page is replaced, but a native
-  thread may: what it writes to that page at that moment may be lost. Around a fork the pages are private, so that
+  kernels access it. Then shared pages replace the program's pages in place, with the same content. Unregistering
+  replaces them by private pages again (`RegisteredPages`). No Python code runs while a page is replaced, but a native
+  thread may, and what it writes to that page at that moment may be lost. During a fork the pages are private, so that
   parent and child do not write to each other's memory.
 - **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
   Allocations in progress count (``_pending_bytes``).
-- As in CUDA with unified addressing the memory belongs to the process, not to a context: it stays until it is
+- As in CUDA with unified addressing, the memory belongs to the process, not to a context, and stays until it is
   freed.
 
-Copies look up addresses without a lock. So the tuple of starts and regions is replaced as a whole.
+Copies look up addresses without a lock. So the starts and regions are one tuple, which is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 try:
     from pympsd_client.native import _pages
-except ImportError:  # it was installed without a C compiler
+except ImportError:  # pympsd was installed without a C compiler
     _pages = None  # type: ignore[assignment]
 
 _LINE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) [0-9a-f]+ (\S+ [0-9]+) *(.*)\n")
@@ -53,18 +53,21 @@ _PRIVATE: Final = "rw-p"
 
 @frozen(eq=False)
 class RegisteredPages:
-    """``pages`` of an executor that are mapped at ``start`` in the program, too."""
+    """``pages`` of an executor that are mapped at ``start`` in this process, too."""
 
     start: int
     pages: SharedPages
 
     @property
     def end(self) -> int:
-        """The end of the pages in the program."""
+        """The address after the last of the pages in this process."""
         return self.start + self.pages.size
 
     def replace_pages(self) -> None:
-        """Replace the program's pages for the first time; raise CudaError. NOT_SUPPORTED for pages that it shares."""
+        """Replace the program's pages for the first time; raise CudaError.
+
+        The error is NOT_SUPPORTED for pages that cannot be replaced, such as shared or read-only ones.
+        """
         if _pages is None:
             raise _refusal("this client was installed without a C compiler, and cannot replace pages")
         at = self.start
@@ -80,7 +83,7 @@ class RegisteredPages:
         self.share([(self.start, self.end)])
 
     def share(self, ranges: list[tuple[int, int]]) -> None:
-        """Replace the program's pages in some ranges by the shared ones; raise CudaError, and change none."""
+        """Replace the program's pages in some ranges by the shared ones; on failure undo this and raise CudaError."""
         for low, high in ranges:
             try:
                 done = _pages.replace(low, self.pages.address + low - self.start, high - low, True)
@@ -91,7 +94,10 @@ class RegisteredPages:
                 raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system cannot map {high - low} bytes again")
 
     def make_private(self) -> list[tuple[int, int]]:
-        """Replace the shared pages by private ones, in the ranges that still have them; return these ranges."""
+        """Replace the shared pages by private ones, except where the program has unmapped them.
+
+        Return the replaced ranges.
+        """
         own_file = next((file for low, high, _, file, _ in _mappings() if low <= self.pages.address < high), None)
         ranges = [
             (max(low, self.start), min(high, self.end))
@@ -101,7 +107,7 @@ class RegisteredPages:
         for low, high in ranges:
             new_pages = map_nothing(high - low)
             done = _pages.replace(low, new_pages, high - low, False)
-            if done < high - low:  # the rest stays shared
+            if done < high - low:  # the remaining pages stay shared
                 unmap(new_pages + done, high - low - done)
         return ranges
 
@@ -124,7 +130,7 @@ DEVICE_MAP: Final = 2
 WRITE_COMBINED: Final = 4
 IO_MEMORY: Final = 4
 READ_ONLY: Final = 8
-"""Flags. CU_MEMHOSTALLOC_* has the first three, CU_MEMHOSTREGISTER_* the first two and the last two."""
+"""Flags of cuMemHostAlloc (the first three) and cuMemHostRegister (the first two and the last two)."""
 
 _MS_ASYNC: Final = 1
 _msync = ctypes.CDLL(None, use_errno=True).msync
@@ -133,25 +139,25 @@ _msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 @frozen
 class PinnedRegion:
-    """``size`` page-locked bytes from ``address``; ``pages`` is None if the caller owns the memory."""
+    """``size`` page-locked bytes at ``address``; ``pages`` is None if the memory is registered."""
 
     address: int
     size: int
     flags: int
     pages: SharedPages | None
     context: Context | None = None
-    """The context that was current, for the attributes of its address."""
+    """The context that was current at the call, for the attributes of the address."""
     buffer_id: int = field(factory=next_buffer_id, init=False)
 
     @property
     def is_mapped(self) -> bool:
-        """Whether kernels of the context it was allocated in reach it, by the same address."""
+        """Whether kernels of the region's context can access it at the same address."""
         device = None if self.pages is None or self.context is None else self.context.device
         return device is not None and bool(device.properties.attributes.get("CAN_MAP_HOST_MEMORY"))
 
     @property
     def charged(self) -> int:
-        """The bytes of all pages that contain it."""
+        """The size in bytes of all pages that contain the region."""
         return _whole_pages(self.address, self.size)[1]
 
 
@@ -162,16 +168,16 @@ class Pinned:
         self._shared_memory: Final = shared_memory
         self._regions: Final[dict[int, PinnedRegion]] = {}
         self._pending_bytes = 0
-        """Bytes of allocations in progress."""
+        """The number of bytes of allocations in progress."""
         self._shared: tuple[tuple[int, ...], tuple[PinnedRegion, ...]] = ((), ())
         """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
         self._changes = 0
-        """The number of changes of the regions: a finalizer may free some while this thread orders them."""
+        """The number of changes of the regions, because a finalizer may free some while this thread sorts them."""
         self._changing: Final = RLock()
         self._mapped: Final[dict[int, RegisteredPages]] = {}
         """The pages of registered memory that kernels can access, by the registered address."""
         self._private: list[tuple[RegisteredPages, list[tuple[int, int]]]] = []
-        """The ranges that are private during a fork."""
+        """The pages and their ranges that are private during a fork."""
 
     def allocate(
         self,
@@ -184,7 +190,8 @@ class Pinned:
         """Return the address of ``size`` new bytes, zero and page-aligned.
 
         ``flags`` combine CU_MEMHOSTALLOC_*. ``bounded``: whether the size of /dev/shm bounds the memory (devices
-        before Volta). ``make`` makes the pages of a size. INVALID_VALUE, OUT_OF_MEMORY, and the errors of ``make``.
+        before Volta). ``make`` returns new pages of a size. Raise INVALID_VALUE, OUT_OF_MEMORY, and the errors of
+        ``make``.
         """
         if size == 0:
             raise invalid_value("an allocation must have at least 1 byte")
@@ -214,10 +221,10 @@ class Pinned:
             self._shared = tuple(region.address for region in shared), tuple(shared)
 
     def free(self, address: int) -> None:
-        """Free an allocation; raise INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
+        """Free the allocation that starts at ``address``; raise INVALID_VALUE. Address 0 has no effect."""
         if address == 0:
             return
-        peer_access.wait_for_peers(self._pages_at(address).device)  # before any change: it may be interrupted
+        peer_access.wait_for_peers(self._pages_at(address).device)  # before any change, because it can be interrupted
         with self._changing:
             pages = self._pages_at(address)
             del self._regions[address]
@@ -233,8 +240,8 @@ class Pinned:
     def is_reached_by(self, transport: Transport, address: int, count: int) -> bool:
         """Return whether the executor behind a transport copies from and to these bytes directly.
 
-        ``address`` and ``count``: the host's side of a copy, in bytes. INVALID_VALUE if they begin in page-locked
-        memory but do not end in the same allocation. Called for every copy, without a lock.
+        ``address`` and ``count``: the host's side of a copy, in bytes. Raise INVALID_VALUE if it begins in
+        page-locked memory but does not end in the same allocation. Called for every copy, without a lock.
         """
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
@@ -251,10 +258,10 @@ class Pinned:
         return region.pages.transport is transport
 
     def register(self, address: int, size: int, flags: int, bounded: bool, context: Context | None = None) -> None:
-        """Count the caller's own memory as page-locked; the caller frees it after unregistering it.
+        """Count the caller's own memory as page-locked. The caller has to unregister it before freeing it.
 
-        ``flags`` combine CU_MEMHOSTREGISTER_*. INVALID_VALUE if not all of it is memory of this process;
-        HOST_MEMORY_ALREADY_REGISTERED if it overlaps page-locked memory; NOT_SUPPORTED for IOMEMORY and READ_ONLY.
+        ``flags`` combine CU_MEMHOSTREGISTER_*. Raise INVALID_VALUE if not all of it is memory of this process,
+        HOST_MEMORY_ALREADY_REGISTERED if it overlaps page-locked memory, NOT_SUPPORTED for IOMEMORY and READ_ONLY.
         """
         if address == 0 or size == 0:
             raise invalid_value("cuMemHostRegister takes an address and at least 1 byte")
@@ -298,7 +305,7 @@ class Pinned:
 
     def _map(self, context: Context, region: PinnedRegion) -> RegisteredPages:
         start, size = _whole_pages(region.address, region.size)
-        registered = RegisteredPages(start, share(context, size))  # waits, so without the lock
+        registered = RegisteredPages(start, share(context, size))  # without the lock, because it waits
         try:
             with self._changing:
                 if self._regions.get(region.address) is not region or region.address in self._mapped:
@@ -320,7 +327,10 @@ class Pinned:
         return registered
 
     def addresses_of(self, address: int) -> tuple[int, int]:
-        """Return the program's address and the kernels' of registered memory by either; else it, and 0."""
+        """Return the program's and the kernels' address of registered memory, given either.
+
+        For any other address return the address and 0.
+        """
         for at, mapped in tuple(self._mapped.items()):
             region, offset = self._regions.get(at), mapped.pages.address - mapped.start
             for host_address in (address, address - offset):
@@ -329,12 +339,12 @@ class Pinned:
         return address, 0
 
     def prepare_fork(self) -> None:
-        """Give the child pages of its own, and change nothing until the fork is done."""
+        """Make registered pages private before a fork, and lock the tables until it is done."""
         self._changing.acquire()
         self._private = [(mapped, mapped.make_private()) for mapped in tuple(self._mapped.values())]
 
     def finish_fork(self, in_child: bool) -> None:
-        """Share the parent's pages with the executor again."""
+        """Unlock the tables after a fork; in the parent, share the registered pages with the executor again."""
         try:
             if in_child:
                 self._mapped.clear()
@@ -346,9 +356,9 @@ class Pinned:
             self._changing.release()
 
     def unregister(self, address: int) -> None:
-        """Undo a registration, after the earlier work if kernels reach the memory; return then.
+        """Undo the registration at an address; if kernels can access the memory, wait for their work first.
 
-        INVALID_VALUE within one, HOST_MEMORY_NOT_REGISTERED for anything else.
+        Raise INVALID_VALUE for an address within registered memory, HOST_MEMORY_NOT_REGISTERED for any other.
         """
         with self._changing:
             region = self._regions.get(address)
@@ -366,14 +376,14 @@ class Pinned:
             mapped = self._mapped.pop(address, None)
         if mapped is not None:
             if region.context is not None:
-                with suppress(CudaError):  # its kernels have ended, then
+                with suppress(CudaError):  # on an error its kernels have ended
                     region.context.synchronize()
             peer_access.wait_for_peers(mapped.pages.device)
             mapped.make_private()
             mapped.pages.close()
 
     def holds(self, address: int) -> bool:
-        """Return whether kernels access the program's own memory at an address."""
+        """Return whether an address is one at which kernels access page-locked memory."""
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
         if at >= 0 and address < starts[at] + regions[at].size:
@@ -405,15 +415,15 @@ class Pinned:
     def _size(self) -> int:
         try:
             status = os.statvfs(self._shared_memory)
-        except OSError:  # no shared memory: nothing fits
+        except OSError:  # without shared memory nothing fits
             return 0
         return status.f_blocks * status.f_frsize
 
 
 def is_memory(address: int, size: int) -> bool:
-    """Return whether a range is all memory of this process."""
+    """Return whether all pages of a range are mapped in this process."""
     start, length = _whole_pages(address, size)
-    # It changes nothing, and fails if a page is not mapped.
+    # This msync changes nothing, and fails if a page is not mapped.
     return start + length < 1 << 64 and _msync(start, length, _MS_ASYNC) == 0
 
 

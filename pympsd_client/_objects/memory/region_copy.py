@@ -1,10 +1,9 @@
 """Copies of rows and slices: cut into boxes that fit a staging slot, or made by the device in one record.
 
-A `CopyRegion` is one side of a copy, an `CopyExtent` is its shape. If the device reaches both sides (device memory,
-page-locked or managed memory), one COPY_3D record copies everything. Otherwise the host's side is pageable:
-`_boxes` cuts the extent into boxes of at most a slot's size, whole slices if they fit, else whole rows, else parts
-of rows, and each box is one `Piece` of a staged copy (`_objects.copies`). Copies between devices go through a
-buffer of this process, box by box.
+A `CopyRegion` is one side of a copy, a `CopyExtent` is its shape. If the device reaches both sides (device memory,
+page-locked or managed memory), one COPY_3D record copies everything. Otherwise the host's side is pageable. Then
+`_boxes` cuts the extent into boxes of at most a slot's size, and each box is one `Piece` of a staged copy
+(`_objects.copies`). Copies between devices go through a buffer of this process, box by box.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.stream import resolve, synchronize
 
 _PIECES_UNDER_WAY: Final = 4
-"""The number of pieces of a copy to the host under way: one slot is copied out while the executor fills others."""
+"""The maximum number of pending pieces of a copy to the host; the executor fills slots while one is copied out."""
 
 
 @frozen
@@ -40,18 +39,18 @@ class CopyExtent:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes in it."""
+        """The number of bytes in the extent."""
         return self.width * self.height * self.depth
 
     @property
     def operands(self) -> tuple[int, int, int]:
-        """The extent as COPY_3D names it."""
+        """The extent as operands of COPY_3D."""
         return self.width, self.height, self.depth
 
 
 @frozen
 class CopyRegion:
-    """One side of a copy: host or device memory from ``address``, with the bytes between rows and between slices."""
+    """One side of a copy: host or device memory at ``address``, with the bytes from row to row and slice to slice."""
 
     is_host: bool
     address: int
@@ -59,17 +58,17 @@ class CopyRegion:
     slice_pitch: int
 
     def span(self, extent: CopyExtent) -> int:
-        """Return the number of bytes from the first to the last one of an extent; 0 if it is empty."""
+        """Return the number of bytes from the first to the last byte of an extent; 0 if it is empty."""
         if not extent.bytes:
             return 0
         return (extent.depth - 1) * self.slice_pitch + (extent.height - 1) * self.pitch + extent.width
 
     def at(self, x: int, y: int, z: int) -> CopyRegion:
-        """Return the region that begins at a byte of a row of a slice."""
+        """Return the region that begins at byte ``x`` of row ``y`` of slice ``z``."""
         return evolve(self, address=self.address + z * self.slice_pitch + y * self.pitch + x)
 
     def operands(self, space: CopySpace) -> tuple[int, int, int, int]:
-        """Return the region as COPY_3D names it."""
+        """Return the region as operands of COPY_3D."""
         return space, self.address, self.pitch, self.slice_pitch
 
 
@@ -85,7 +84,7 @@ def _pack(is_host: bool, address: int, extent: CopyExtent) -> CopyRegion:
 
 
 def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream: int, wait: bool) -> None:
-    """Copy an extent in stream order; return when it is done if ``wait``, or if pageable memory is involved.
+    """Copy an extent in stream order; with ``wait``, or to pageable memory, wait until it has been copied.
 
     Raise CudaError.
     """
@@ -113,7 +112,7 @@ def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream
     if pinned.is_reached_by(at.usable().transport, host.address, host.span(extent)):
         spaces = (CopySpace.PINNED, CopySpace.DEVICE) if destination.is_host else (CopySpace.DEVICE, CopySpace.PINNED)
         sides = (*destination.operands(spaces[0]), *source.operands(spaces[1]))
-        # Elsewhere than in the caller's stream nothing would wait for it.
+        # In another context the copy is not in the caller's stream, so later work would not wait for it.
         waits = wait or at is not context
         copy_by_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
     elif source.is_host and (reached := devices_address(at, host.address, host.span(extent))):
@@ -170,7 +169,7 @@ def _copy_between_devices(
 def _pieces(
     device: CopyRegion, host: CopyRegion, extent: CopyExtent, limit: int, stream: int, *, to_host: bool
 ) -> Iterator[Piece]:
-    """Yield the pieces of a staged copy; a box lies without gaps in its slot."""
+    """Yield the pieces of a staged copy; in its slot a box has no gaps between rows."""
     for corner, box in _boxes(extent, limit):
         yield Piece(
             box.bytes,
@@ -198,7 +197,7 @@ def _recorder(device: CopyRegion, box: CopyExtent, stream: int, *, to_host: bool
 
 
 def _boxes(extent: CopyExtent, limit: int) -> Iterator[tuple[tuple[int, int, int], CopyExtent]]:
-    """Yield (corner, extent) of boxes of at most ``limit`` bytes: whole slices, else rows, else parts of rows."""
+    """Yield (corner, extent) of boxes of at most ``limit`` bytes: whole slices if they fit, else rows, else parts."""
     width = min(extent.width, limit)
     height = min(extent.height, limit // width) if width == extent.width else 1
     depth = min(extent.depth, limit // (width * height)) if height == extent.height and width == extent.width else 1
@@ -212,7 +211,7 @@ def _boxes(extent: CopyExtent, limit: int) -> Iterator[tuple[tuple[int, int, int
 
 
 def _move(destination: CopyRegion, source: CopyRegion, extent: CopyExtent) -> None:
-    """Copy host memory to host memory, row by row, or in one piece if both lie without gaps."""
+    """Copy host memory to host memory, row by row, or in one piece if neither side has gaps."""
     packed = (extent.width, extent.width * extent.height)
     if all((region.pitch, region.slice_pitch) == packed for region in (destination, source)):
         ctypes.memmove(destination.address, source.address, extent.bytes)

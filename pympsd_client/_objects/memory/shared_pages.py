@@ -1,9 +1,9 @@
 """Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly.
 
-The executor allocates the pages, and this process maps them by their descriptor. The address may be in use here; then
-the executor is asked for another one (`share`). This process unmaps freed pages immediately, the executor after the
-work submitted before. Kernels of the process's other emulated devices access them, too (`peer_access`): where CUDA
-waits before it frees, the caller of `close` waits for these devices.
+The executor allocates the pages, and this process maps them by their descriptor. If the address is in use here, the
+executor is asked for another one (`share`). This process unmaps freed pages immediately, the executor after the work
+submitted before. Kernels of the process's other emulated devices can access the pages too (`peer_access`). For
+functions that wait before they free, the caller of `close` waits for these devices.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from pympsd_client._objects.context import Context
 
 _NO_CONTEXT: Final = 0
-"""It belongs to the process: freeing it names no context."""
+"""The context id in records that free page-locked memory, which belongs to the process."""
 _ADDRESS: Final = struct.Struct("=Q")
 _MAX_TRIES: Final = 16
-"""The number of pieces, some of them in pairs, that may be allocated in vain for one that this process can map."""
+"""The maximum number of pieces that are allocated and not used until this process can map one."""
 _preparing: Final = Lock()
 _mapped_here: Final[dict[int, int]] = {}
-"""Sizes by address."""
+"""The sizes of `map_memory`'s mappings in bytes, by their addresses."""
 
 
 @frozen(eq=False)
@@ -53,17 +53,17 @@ class SharedPages:
     device: VisibleDevice
 
     def close(self) -> None:
-        """Free the pages: in this process immediately, in the executor when the work submitted before is done."""
-        unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
+        """Free the pages, in this process immediately, in the executor when the work submitted before is done."""
+        unmap(self.address, self.size)  # first, because the executor may reuse the address as soon as it is free
         _free(self.transport, self.address)
 
 
 def share(context: Context, size: int) -> SharedPages:
-    """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError.
+    """Return ``size`` new bytes, all zero, shared with the executor of a context; raise CudaError.
 
-    The executor chooses the address. If this process has its program, a library or its heap there, the executor is
-    asked again. It chooses the next free addresses, so the memory that it has returned stays allocated until then,
-    and as much more as is needed to get past the mappings of this process.
+    The executor chooses the address. If something else is mapped there in this process, such as its program, a
+    library or its heap, the executor is asked again. It always chooses the next free address, so memory that could
+    not be mapped stays allocated meanwhile, and more is allocated to get past this process's mappings.
     """
     transport = context.usable().transport
     in_the_way: list[int] = []
@@ -81,7 +81,7 @@ def share(context: Context, size: int) -> SharedPages:
                     raise _not_mapped(size, address, error) from None
             occupied = free_address(_maps(), address, size) - address - size
             if occupied > 0:
-                with suppress(CudaError):  # more than this process may have: try without
+                with suppress(CudaError):  # the process may not have so much memory; try without
                     address, _, fd = _allocate(context, occupied)
                     os.close(fd)
                     in_the_way.append(address)
@@ -97,7 +97,7 @@ def share(context: Context, size: int) -> SharedPages:
 
 
 def free_address(maps: str, address: int, size: int) -> int:
-    """Return the first address from ``address`` on where ``size`` bytes are free, by /proc/self/maps (proc(5))."""
+    """Return the first address from ``address`` on with ``size`` free bytes, by ``maps`` (/proc/self/maps)."""
     for line in maps.splitlines():
         start, end = (int(bound, 16) for bound in line.split(maxsplit=1)[0].split("-"))
         if start >= address + size:
@@ -123,12 +123,12 @@ def _allocate(context: Context, size: int) -> tuple[int, int, int]:
 
 
 def export_memory(context: Context, handle: int) -> int:
-    """Return a new descriptor of physical memory of the executor's; raise CudaError."""
+    """Return a new descriptor of the executor's physical memory; raise CudaError."""
     return require_descriptor(call_for_descriptor(context, operations.EXPORT_MEMORY, handle)[1])
 
 
 def map_memory(context: Context, handle: int, address: int, size: int) -> None:
-    """Map physical memory of the executor's in this process, too, at the same address; raise CudaError."""
+    """Map the executor's physical memory in this process too, at the same address; raise CudaError."""
     try:
         map_at(export_memory(context, handle), address, size)
     except OSError as error:
@@ -137,14 +137,14 @@ def map_memory(context: Context, handle: int, address: int, size: int) -> None:
 
 
 def unmap_memory(address: int) -> None:
-    """Undo `map_memory`, if there was one."""
+    """Undo `map_memory` at an address; without effect if nothing was mapped."""
     size = _mapped_here.pop(address, None)
     if size is not None:
         unmap(address, size)
 
 
 def call_for_descriptor(context: Context, operation: OperationLayout, *operands: int) -> tuple[bytes, int | None]:
-    """Send a record and wait for its answer; return the operands and the descriptor that came with it, or None.
+    """Send a record and wait for its answer; return its operands and its descriptor, or None if it has none.
 
     The caller owns the descriptor and checks it with `require_descriptor`. Descriptors of earlier calls that Ctrl-C
     interrupted are closed first, and their memory is freed. Raise CudaError.
@@ -153,7 +153,7 @@ def call_for_descriptor(context: Context, operation: OperationLayout, *operands:
     transport = opened.transport
     fds = _descriptors_of(transport, opened.context_id)
     for body in fds.decline():
-        if body:  # page-locked memory; other exported memory stays its owner's
+        if body:  # page-locked memory; other answers export memory that its owner keeps
             _free(transport, *_ADDRESS.unpack_from(body))
     sequence = transport.sequence()
     record = operation.record(opened.context_id, sequence, *operands)
@@ -163,7 +163,10 @@ def call_for_descriptor(context: Context, operation: OperationLayout, *operands:
 
 
 def require_descriptor(fd: int | None) -> int:
-    """Return a descriptor that came; raise OPERATING_SYSTEM if this process may not open more."""
+    """Return a descriptor that an answer brought; raise OPERATING_SYSTEM if this process may not open more.
+
+    Raise MPS_RPC_FAILURE if the answer brought none.
+    """
     if fd is None:
         raise connection_lost("the executor allocated memory but sent no descriptor")
     if fd == NO_ROOM:
@@ -172,13 +175,13 @@ def require_descriptor(fd: int | None) -> int:
 
 
 def _descriptors_of(transport: Transport, context_id: int) -> ReceivedFds:
-    """Return the received descriptors; from now on every reader of the stream receives them."""
+    """Return the received descriptors, and make every thread that reads the stream receive them from now on."""
     with _preparing:
         if transport.received_fds is None:
             transport.received_fds = ReceivedFds()
         fds = transport.received_fds
         if not fds.ready:
-            # Another thread may be reading without them now: this answer makes it start over.
+            # Another thread may be reading without receiving descriptors; with this answer it starts again.
             sequence = transport.sequence()
             transport.call(sequence, operations.MEMORY_INFO.record(context_id, sequence, flags=FLAG_QUIET))
             fds.ready = True
@@ -189,10 +192,10 @@ def _free(transport: Transport, address: int) -> None:
     sequence = transport.sequence()
     transport.expect(sequence)
     try:
-        # Urgent: it is not stream work, and is exempt from backpressure.
+        # Urgent, because it is not work in a stream, and need not wait for backpressure.
         transport.post(operations.FREE_PINNED.record(_NO_CONTEXT, sequence, address), urgent=True)
         transport.answer(sequence)
-    except CudaError:  # the executor has gone, and its memory with it
+    except CudaError:  # the executor has exited, which frees its memory
         return
     finally:
         transport.discard(sequence)

@@ -1,22 +1,22 @@
 """Virtual memory management: reserved addresses, physical memory by handle, and mappings (CUDA driver API).
 
-cuMemAddressReserve is answered by the client alone: each device's window of addresses has an area for reservations,
-in which `Reservations` finds free ranges. cuMemCreate makes `Physical` memory in an executor. cuMemMap makes a
-`Mapping`, an allocation that copies and kernels use like any other, once cuMemSetAccess has given access.
+The client handles cuMemAddressReserve alone: each device's window of addresses has an area for reservations, in which
+`Reservations` finds free ranges. cuMemCreate makes `Physical` memory in an executor. cuMemMap makes a `Mapping`, an
+allocation that copies and kernels use like any other once cuMemSetAccess has given access.
 
     reservation   |<------------------ addresses of device 0 ------------------>|
     mapping                 |<-- Mapping, access {0: rw, 1: rw} -->|
     physical                   Physical(handle, references, mappings)
 
-**Lifetime.** Physical memory lives until the program has released its handle (``references``) *and* it is mapped
-nowhere (``mappings``). CUDA needs no context for it: if the program has none on the device, a context of the
-client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it. Otherwise the memory is in
-a context of the program, and is lost with it; CUDA's stays. A program that cleans up after cuCtxDestroy does not
-notice, because addresses to which nothing is mapped can be unmapped.
+**Lifetime.** Physical memory exists until the program has released its handle (``references``) *and* it is not mapped
+any more (``mappings``). In CUDA it does not need a context. Here, if the program has no context on the device, the
+client opens one for the memory (`VirtualMemory.owner_on`) and closes it when its last memory is freed. Otherwise the
+memory is in a context of the program and is lost when the context closes, unlike in CUDA. A program that cleans up
+after cuCtxDestroy does not notice, because addresses to which nothing is mapped can be unmapped.
 
-**Several devices.** Addresses belong to the device whose context was current when they were reserved. To map
-another device's memory there, that device's executor imports it (``imported``), which needs peer access. Access of
-a further device goes through the device of the addresses (`peer_access`).
+**Several devices.** Addresses belong to the device whose context was current when they were reserved. That device's
+executor imports another device's memory to map it there (``imported``), which needs peer access. Further devices
+access the memory through the device of the addresses (`peer_access`).
 
 **Invariants:** mappings never overlap; only whole mappings are unmapped or given access; addresses in use are not
 freed.
@@ -43,7 +43,7 @@ from pympsd_client._objects.process import process
 
 
 class Reservations:
-    """The ranges reserved in an area of addresses, by their starts."""
+    """The reserved ranges in an area of addresses."""
 
     def __init__(self, base: int, end: int) -> None:
         self._base = base
@@ -78,7 +78,7 @@ class Reservations:
         return start
 
     def free(self, start: int, size: int) -> bool:
-        """Free a range; return whether it was one."""
+        """Free a range; return False if it was not reserved as such."""
         if self._sizes.get(start) != size:
             return False
         del self._sizes[start]
@@ -86,7 +86,7 @@ class Reservations:
         return True
 
     def is_reserved(self, start: int, size: int) -> bool:
-        """Return whether all of a range is reserved; it may be several ranges."""
+        """Return whether all of a range is reserved, perhaps by several reservations."""
         at = start
         while at < start + size:
             index = bisect_right(self._starts, at) - 1
@@ -103,7 +103,7 @@ class Reservations:
 class Physical:
     """Physical memory. ``references``: the number of times that the program has to release its handle.
 
-    ``is_host``: it is the host's, which is mapped in this process too if the host has access.
+    ``is_host``: whether it is host memory, which is mapped in this process too if the host has access.
     """
 
     handle: int
@@ -117,27 +117,27 @@ class Physical:
 
 @define(eq=False)
 class Mapping(FreedImmediately):
-    """A mapping of physical memory: an allocation that only cuMemUnmap removes."""
+    """A mapping of physical memory, an allocation that only cuMemUnmap removes."""
 
     physical: Physical = field(kw_only=True)
     imported: int = 0
-    """The handle under which the device of the addresses has another device's memory; 0 for memory of its own."""
+    """The handle of another device's memory that the device of the addresses has imported; 0 for its own memory."""
     access: dict[int, int] = field(factory=dict)
-    """CUmemAccess_flags by the ordinals of devices; other devices have no access."""
+    """CUmemAccess_flags by the device's ordinal; other devices have no access."""
     host_access: int = 0
 
     @property
     def is_reached(self) -> bool:
-        """Whether the device of its addresses has access."""
+        """Whether the device of the addresses has access, which it has if any device has."""
         return any(self.access.values())
 
     @property
     def is_mapping(self) -> bool:
-        """Whether the allocation is physical memory that the program has mapped: True."""
+        """True: the program has mapped this memory."""
         return True
 
     def free(self) -> None:
-        """Refuse: INVALID_VALUE."""
+        """Raise INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is mapped by cuMemMap; cuMemUnmap it")
 
 
@@ -147,11 +147,11 @@ class VirtualMemory:
     def __init__(self) -> None:
         self._lock: Final = RLock()
         self._reservations: Final[dict[int, Reservations]] = {}
-        """The reservations, by the ordinal of the device whose window contains them."""
+        """The reservations in each device's window, by the device's ordinal."""
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
         self._owners: Final[dict[int, Context]] = {}
-        """Contexts opened by the client, by device ordinal: the program has memory there but had no context."""
+        """Contexts that the client has opened for memory on devices without a context, by the device's ordinal."""
         when_closed.append(self._drop)
 
     # --- addresses
@@ -159,8 +159,8 @@ class VirtualMemory:
     def reserve(self, ordinal: int, size: int, alignment: int, preferred: int) -> int:
         """Reserve a range of addresses of a device and return its start.
 
-        ``size`` and ``alignment``: bytes. ``preferred``: the address that the program asks for, used if the range is
-        free there; 0: any. OUT_OF_MEMORY if no range fits.
+        ``size`` and ``alignment``: bytes. ``preferred``: the address that the program asks for, which it gets if the
+        range is free there; 0 for any. Raise OUT_OF_MEMORY if no range is large enough.
         """
         with self._lock:
             reservations = self._reservations.get(ordinal)
@@ -184,10 +184,10 @@ class VirtualMemory:
     # --- handles
 
     def owner_on(self, device: VisibleDevice) -> Context:
-        """Return a context for new memory of a device; raise CudaError.
+        """Return a context for new memory on a device; raise CudaError.
 
-        CUDA needs no context for this memory. If the program has none there, a context is opened, which stays open
-        as long as it has memory.
+        CUDA does not need a context for this memory. If the program has none on the device, this function opens one,
+        which stays open as long as it has memory.
         """
         with self._lock:
             if (usable := usable_on(device.ordinal)) is not None:
@@ -203,14 +203,14 @@ class VirtualMemory:
         return physical.handle
 
     def find(self, handle: int) -> Physical:
-        """Return physical memory whose handle the program has; raise INVALID_VALUE."""
+        """Return the physical memory of a handle that the program has not released; raise INVALID_VALUE."""
         physical = self._physical.get(handle)
         if physical is None or not physical.references:
             raise invalid_value(f"{handle:#x} is not a handle of memory of this process (released, or never created)")
         return physical
 
     def release(self, handle: int) -> None:
-        """Release a reference; free the memory when it has none and is mapped nowhere."""
+        """Release a reference; free the memory if this was the last one and it is not mapped."""
         with self._lock:
             physical = self.find(handle)
             physical.references -= 1
@@ -228,7 +228,7 @@ class VirtualMemory:
                 self._close_unused(physical.context)
 
     def _close_unused(self, owner: Context) -> None:
-        """Close a context of `owner_on` if it holds no memory any more."""
+        """Close a context if `owner_on` has opened it and it no longer has any memory."""
         used = [physical.context for physical in self._physical.values()]
         used += [mapping.context for mapping in self._mappings.values()]
         if owner in self._owners.values() and owner not in used:
@@ -237,7 +237,7 @@ class VirtualMemory:
             owner.close(process.require())
 
     def retain_at(self, address: int) -> int:
-        """Return the handle of the memory that is mapped at an address, with one reference more.
+        """Add a reference to the memory that is mapped at an address, and return its handle.
 
         Raise INVALID_VALUE.
         """
@@ -249,11 +249,11 @@ class VirtualMemory:
     # --- mappings
 
     def map(self, physical: Physical, address: int, size: int) -> None:
-        """Map all of physical memory at reserved addresses.
+        """Map physical memory as a whole at reserved addresses; no device has access until cuMemSetAccess.
 
-        The addresses are of the device whose context was current when they were reserved. Memory of another device is
-        mapped there if that device has peer access, else NOT_SUPPORTED. INVALID_VALUE for another size than the
-        memory's, and for addresses that are not reserved or in use. The mapping has no access until cuMemSetAccess.
+        Addresses belong to the device whose context was current when they were reserved. Raise NOT_SUPPORTED for
+        memory of a device to which that device has no peer access. Raise INVALID_VALUE for a size other than the
+        memory's, and for addresses that are in use or not reserved.
         """
         if size != physical.size:
             raise invalid_value(f"memory must be mapped as a whole: {physical.size} bytes, not {size}")
@@ -280,9 +280,9 @@ class VirtualMemory:
             allocations.add(mapping)
 
     def unmap(self, address: int, size: int) -> None:
-        """Unmap the mappings in a range of reserved addresses. As on an H100, the range may have none.
+        """Unmap the mappings in a range of reserved addresses, which as on an H100 may have none.
 
-        INVALID_VALUE for a range that ends within a mapping, and for addresses that are not reserved.
+        Raise INVALID_VALUE for a range that begins or ends within a mapping, and for addresses that are not reserved.
         """
         with self._lock:
             mappings = self._list_between(address, size)
@@ -300,16 +300,16 @@ class VirtualMemory:
                 peer_access.drop(mapping.handle)
                 allocations.remove(mapping.handle)
                 mapping.physical.mappings -= 1
-                with suppress(CudaError):  # the memory of a context that has failed goes with it
+                with suppress(CudaError):  # the memory of a context that has failed is freed with it
                     self._free_unused(mapping.physical)
                 self._close_unused(mapping.context)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
         """Make a range of whole mappings accessible to a device, or not.
 
-        ``flags``: a CUmemAccess_flags, 0 for no access. Memory that any device accesses is accessible to the device
-        of the addresses too, through which the other devices access it. INVALID_VALUE if the range is not made of
-        whole mappings.
+        ``flags``: a CUmemAccess_flags, 0 for no access. Memory that any device can access is accessible to the device
+        of the addresses too, through which the other devices access it. Raise INVALID_VALUE if the range does not
+        consist of whole mappings.
         """
         with self._lock:
             mappings = self._exactly(address, size)
@@ -334,7 +334,7 @@ class VirtualMemory:
                 mapping.host_access = flags
 
     def find_mapping(self, address: int) -> Mapping:
-        """Return the mapping that an address is in; raise INVALID_VALUE."""
+        """Return the mapping that contains an address; raise INVALID_VALUE."""
         with self._lock:
             return self._find_containing(address)
 
@@ -371,7 +371,7 @@ class VirtualMemory:
                     peer_access.drop(mapping.handle)
                     if mapping.context is not context:
                         _unmap_imported(mapping)
-                    if mapping.physical.context is not context:  # the memory of another device stays
+                    if mapping.physical.context is not context:  # another device's memory continues to exist
                         mapping.physical.mappings -= 1
                         with suppress(CudaError):
                             self._free_unused(mapping.physical)
@@ -381,7 +381,7 @@ class VirtualMemory:
 
 
 def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
-    """Import physical memory into another device; return its context and the handle there. Raise NOT_SUPPORTED."""
+    """Import physical memory into another device; return a context on it and the new handle. Raise NOT_SUPPORTED."""
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
         raise not_supported(
@@ -395,7 +395,7 @@ def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
 
 
 def _unmap_imported(mapping: Mapping) -> None:
-    """Unmap memory whose own context has closed."""
+    """Unmap imported memory whose own context has closed."""
     allocations.remove(mapping.handle)
     if mapping.context.active:
         with suppress(CudaError):

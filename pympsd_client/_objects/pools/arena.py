@@ -1,11 +1,10 @@
-"""The memory that one pool has in one context: chunks of the device, and the ranges of them that are free for each
-stream.
+"""The memory of one pool in one context: chunks of device memory, and the free ranges in them.
 
-Freed memory is a range with a `FreePoint`: the stream in which it was freed. The range is immediately free for that
-stream's later work, and for other streams when the stream has reached the point (CUDA driver API, Stream Ordered
-Memory Allocator). `Arena.reclaim` moves ranges whose point has passed to ``free``, which every stream may use.
-`Arena.take_over` does not wait for points to pass: it makes one stream wait for all other streams by events and gives
-it everything.
+Freed memory is a range with a `FreePoint`, a point in the stream in which it was freed. Later work of that stream may
+use the range immediately, other streams may use it when the stream has reached the point (CUDA driver API, Stream
+Ordered Memory Allocator). `Arena.reclaim` moves ranges whose point has been reached to ``free``, which every stream
+may use. `Arena.take_over` does not wait until then: it makes one stream wait for all others by events, and gives it
+all free memory.
 
 Ranges never join across the end of a chunk, so that a chunk that is free as a whole can be given back.
 """
@@ -40,11 +39,11 @@ class Ranges:
 
     @property
     def bytes(self) -> int:
-        """The bytes in all of them."""
+        """The number of bytes in all ranges."""
         return sum(self._ends) - sum(self._starts)
 
     def take(self, size: int) -> int | None:
-        """Take ``size`` bytes from the first range that has as many; return their start, None if no range has."""
+        """Take ``size`` bytes from the first range that has so many, and return their start; None if none has."""
         starts, ends = self._starts, self._ends
         for index, start in enumerate(starts):
             remaining = ends[index] - start - size
@@ -57,7 +56,7 @@ class Ranges:
         return None
 
     def give(self, start: int, end: int, chunk_start: int, chunk_end: int) -> None:
-        """Add a range that lies in a chunk of memory."""
+        """Add a range that is within a chunk of memory."""
         starts, ends = self._starts, self._ends
         at = bisect_right(starts, start)
         joins_left = at > 0 and start != chunk_start and ends[at - 1] == start
@@ -74,7 +73,7 @@ class Ranges:
             ends.insert(at, end)
 
     def remove(self, start: int, end: int) -> bool:
-        """Remove a range if it is free here as a whole; return whether it was."""
+        """Remove a range if exactly this range is free; return whether it was."""
         at = bisect_right(self._starts, start) - 1
         if at < 0 or self._starts[at] != start or self._ends[at] != end:
             return False
@@ -83,16 +82,16 @@ class Ranges:
 
 
 _GROWTH_BYTES: Final = 32 << 20
-"""A chunk is as large as all before it together, up to this, so that few are needed."""
+"""The maximum size in bytes to which chunks grow. Each doubles the pool, so that few are needed."""
 _QUERIES: Final = 8
-"""Streams that are queried at a time, whether they have reached the frees in them."""
+"""The number of free points that `reclaim_some` checks."""
 
 
 @frozen
 class FreePoint:
-    """A point of a stream at which memory was freed.
+    """A point in a stream at which memory was freed.
 
-    ``stream`` is the stream's name in records; ``event`` takes its place once the stream is destroyed.
+    ``stream`` is the stream's name in records; ``event`` replaces it when the stream is destroyed.
     """
 
     context: Context
@@ -100,7 +99,7 @@ class FreePoint:
     event: int = 0
 
     def is_passed(self) -> bool:
-        """Return whether all earlier work is done there; a context that has failed, or closed, does no more."""
+        """Return whether all earlier work of the stream is done, as it is if the context has failed or closed."""
         operation = operations.QUERY_EVENT if self.event else operations.QUERY_STREAM
         try:
             self.context.call(operation, self.event or self.stream)
@@ -109,7 +108,7 @@ class FreePoint:
         return True
 
     def as_event(self) -> FreePoint:
-        """Return the same point as an event, before the stream is destroyed."""
+        """Return the same point with an event, so that the stream can be destroyed."""
         event = self.context.allocate_handle()
         self.context.post(operations.CREATE_EVENT, event, 0)
         self.context.post(operations.RECORD_EVENT, event, self.stream)
@@ -130,25 +129,25 @@ class FreePoint:
 
 @define(eq=False)
 class Arena:
-    """Chunks of a context's memory. Its pool locks it."""
+    """A pool's memory in one context. Protected by the pool's lock."""
 
     context: Context
     chunks: dict[int, int]
-    """Their ends by their starts."""
+    """The ends of the chunks by their starts."""
     free: Ranges
     """Memory that every stream may use."""
     freed: dict[FreePoint, Ranges]
-    """Memory that was freed in a stream, oldest first, which only that stream may use yet."""
+    """Memory that only the stream may use in which it was freed, oldest first."""
     source: Chunks
     _starts: list[int]
 
     @classmethod
     def of(cls, context: Context, source: Chunks) -> Arena:
-        """Return an empty one."""
+        """Return an empty arena."""
         return cls(context, {}, Ranges(), {}, source, [])
 
     def take(self, size: int, point: FreePoint) -> int | None:
-        """Return the start of memory that is free for a stream; None if there is none."""
+        """Take ``size`` bytes that are free for a stream and return their start; None if it has no such range."""
         own_ranges = self.freed.get(point) if self.freed else None
         if own_ranges is not None:
             start = own_ranges.take(size)
@@ -159,7 +158,7 @@ class Arena:
         return self.free.take(size)
 
     def give(self, start: int, size: int, point: FreePoint | None) -> None:
-        """Add memory that was freed in a stream, or is free for all."""
+        """Add memory that was freed at a point of a stream (None: that is free for all streams)."""
         ranges = self.free
         if point is not None:
             point_ranges = self.freed.get(point)
@@ -169,12 +168,12 @@ class Arena:
         ranges.give(start, start + size, *self.chunk_of(start))
 
     def chunk_of(self, address: int) -> tuple[int, int]:
-        """Return the start and the end of the chunk that an address lies in."""
+        """Return the start and the end of the chunk that contains an address."""
         start = self._starts[bisect_right(self._starts, address) - 1]
         return start, self.chunks[start]
 
     def reclaim(self, is_passed: Callable[[FreePoint], bool]) -> int:
-        """Make memory free for all whose stream has passed the point of the free; return its bytes."""
+        """Make the memory free for all streams whose point has passed; return the number of bytes."""
         reclaimed_bytes = 0
         for point in tuple(self.freed):
             if is_passed(point):
@@ -183,12 +182,12 @@ class Arena:
         return reclaimed_bytes
 
     def reclaim_some(self) -> int:
-        """Ask the streams in which something was freed longest ago; return the bytes that are free for all now."""
+        """Check the _QUERIES oldest free points, and reclaim those that have passed; return the number of bytes."""
         oldest = tuple(self.freed)[:_QUERIES]
         return self.reclaim(lambda point: point in oldest and point.is_passed())
 
     def take_over(self, point: FreePoint) -> int:
-        """Make all free memory free for one stream, which is made to wait for the other streams; return its bytes."""
+        """Make one stream wait for the others, and give it all free memory; return the number of bytes."""
         other_points = [
             freed_point for freed_point in self.freed if freed_point != point and freed_point.context is point.context
         ]
@@ -210,7 +209,7 @@ class Arena:
         return ranges.bytes
 
     def growth(self, size: int, reserved: int) -> int:
-        """Return the bytes of the next chunk for an allocation by a pool that has ``reserved`` bytes."""
+        """Return the size in bytes of the next chunk for an allocation in a pool that has ``reserved`` bytes."""
         return round_up(max(size, min(reserved, _GROWTH_BYTES)))
 
     def grow(self, size: int) -> None:
@@ -221,9 +220,10 @@ class Arena:
         self.free.give(start, start + size, start, start + size)
 
     def release(self, excess: int, at_most: bool) -> int:
-        """Give chunks that are free for all back to the device: at least ``excess`` bytes if there are, or at most.
+        """Give chunks that are free for all streams back to the device, and return the number of bytes.
 
-        Return their bytes. The executor frees them when the context's earlier work is done.
+        It is at least ``excess`` if so much is free; with ``at_most`` it is not more than ``excess``. The executor
+        frees the chunks when the context's earlier work is done.
         """
         released = 0
         for start, end in sorted(self.chunks.items(), key=lambda chunk: chunk[0] - chunk[1]):
@@ -241,5 +241,5 @@ class Arena:
 
 
 def round_up(size: int) -> int:
-    """Return a size in whole chunks."""
+    """Round a size up to a multiple of CHUNK_BYTES."""
     return -(-size // CHUNK_BYTES) * CHUNK_BYTES

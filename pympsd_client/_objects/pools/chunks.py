@@ -1,4 +1,4 @@
-"""The sources of the memory of pools: the device, pages that the program reaches too, or memory for export."""
+"""The sources of pools' memory: the device, pages that the CPU can access too, or memory for export."""
 
 import os
 from typing import Final, Protocol
@@ -16,7 +16,7 @@ from pympsd_client._objects.memory.shared_pages import SharedPages, export_memor
 from pympsd_client._objects.memory.virtual import virtual_memory
 
 CHUNK_BYTES: Final = MAPPING_GRANULE
-"""Chunks are multiples of this."""
+"""The sizes of chunks are multiples of this."""
 
 
 class Chunks(Protocol):
@@ -26,10 +26,10 @@ class Chunks(Protocol):
         """Return the start of a new chunk; raise CudaError."""
 
     def remove(self, start: int, size: int) -> None:
-        """Give a chunk back when the context's earlier work is done; raise CudaError."""
+        """Free a chunk when the context's earlier work is done; raise CudaError."""
 
     def drop(self) -> None:
-        """Drop all of them, because their context closes."""
+        """Drop all chunks when their context closes."""
 
 
 @frozen(eq=False)
@@ -47,12 +47,12 @@ class DeviceChunks:
         Allocation(start, self.context, size).free_in_order(self.context, 0)
 
     def drop(self) -> None:
-        """Drop all chunks: the executor frees them with the context."""
+        """Do nothing, because the executor frees the chunks with the context."""
 
 
 @frozen(eq=False)
 class ProgramChunks:
-    """Chunks that the program reaches too: managed and host memory."""
+    """Chunks of managed and host memory, which the CPU can access too."""
 
     _context: Context
     _pages: dict[int, SharedPages] = field(factory=dict, init=False)
@@ -68,14 +68,14 @@ class ProgramChunks:
         self._pages.pop(start).close()
 
     def drop(self) -> None:
-        """Unmap all chunks: they are not the context's."""
+        """Unmap all chunks, which do not belong to the context."""
         for pages in self._pages.values():
             pages.close()
 
 
 @frozen(eq=False)
 class ExportedChunks:
-    """Chunks of memory that other processes import: a device's, or the host's, which the program reaches too."""
+    """Chunks of device or host memory that other processes can import."""
 
     _context: Context
     _is_host: bool
@@ -105,9 +105,9 @@ class ExportedChunks:
         return start
 
     def remove(self, start: int, size: int) -> None:
-        """Unmap a chunk and release it; it lives while another process has it mapped."""
+        """Unmap a chunk and release it; its memory exists as long as another process has it mapped."""
         context = self._context
-        context.call(operations.SYNCHRONIZE_CONTEXT)  # unlike freeing, unmapping does not wait for the work
+        context.call(operations.SYNCHRONIZE_CONTEXT)  # because unmapping, unlike freeing, does not wait for work
         unmap_memory(start)
         context.call(operations.UNMAP_MEMORY, start, size)
         context.call(operations.RELEASE_MEMORY, self._handles.pop(start))
@@ -115,7 +115,7 @@ class ExportedChunks:
         virtual_memory.free_addresses(start, self._sizes.pop(start))
 
     def secret(self, start: int) -> int:
-        """Return the data with which other processes import a chunk; raise CudaError."""
+        """Return the secret with which other processes import a chunk; raise CudaError."""
         secret = self._secrets.get(start)
         if secret is None:
             fd = export_memory(self._context, self._handles[start])
@@ -129,7 +129,7 @@ class ExportedChunks:
         return secret
 
     def drop(self) -> None:
-        """Free the addresses: the executor unmaps them with the context."""
+        """Free the addresses of all chunks; the executor unmaps the chunks with the context."""
         for start, size in self._sizes.items():
             unmap_memory(start)
             virtual_memory.free_addresses(start, size)

@@ -1,6 +1,6 @@
-"""Memory of graphs: allocated with the node, at one address for all launches (CUDA driver API, Graph Management).
+"""Memory of graphs: allocated with the node, at the same address in all launches (CUDA driver API, Graph Management).
 
-The memory is released when the node, all executable graphs with it, and the program's use of it have ended;
+The memory is released when the node and all executable graphs with it are destroyed and the program does not use it;
 ``holders`` counts them.
 """
 
@@ -20,14 +20,14 @@ from pympsd_client._objects.pools.pool import PoolKind
 
 
 class GraphMemoryUse:
-    """The graph memory of one device, in bytes. It is in use from the node's creation on."""
+    """The graph memory of one device, in bytes. It counts as used from the node's creation on."""
 
     def __init__(self) -> None:
         self.current = self.used_high = self.reserved_high = 0
-        self._changing: Final = RLock()  # a finalizer may call it again
+        self._changing: Final = RLock()  # a finalizer may call `change` again
 
     def change(self, size: int) -> None:
-        """Count memory that is allocated, or (negative) given back."""
+        """Add allocated bytes, or subtract freed ones if ``size`` is negative."""
         with self._changing:
             self.current += size
             if self.current > self.used_high:
@@ -40,22 +40,22 @@ _usages: Final[dict[int, GraphMemoryUse]] = {}
 
 
 def usage_of(number: int) -> GraphMemoryUse:
-    """Return the usage of a device."""
+    """Return the graph memory of the device with this number."""
     return _usages.setdefault(number, GraphMemoryUse())
 
 
 @define(eq=False)
 class GraphAllocation(Allocation):
-    """The memory of an allocation node. ``holders``: the graphs that have the node, and its use outside of them."""
+    """The memory of an allocation node. ``holders`` counts the graphs that have the node, and the program's use."""
 
     pages: SharedPages | None = field(default=None, kw_only=True)
-    """The pages of managed and host memory, which the program reaches too."""
+    """The pages, if it is managed or host memory."""
     holders: int = field(default=1, init=False)
     _is_freed: bool = field(default=False, init=False)
     is_live: bool = field(default=False, init=False)
-    """Whether a launched graph has left it to the program."""
+    """Whether a launched graph has left the memory to the program."""
     _changing: RLock = field(factory=RLock, init=False)
-    """A finalizer may count while this thread counts."""
+    """Protects the counts; reentrant, because a finalizer may count while this thread counts."""
 
     def hold(self) -> None:
         """Count one more holder."""
@@ -63,7 +63,7 @@ class GraphAllocation(Allocation):
             self.holders += 1
 
     def drop(self) -> None:
-        """Release a holder's claim; the last release gives the memory back when the earlier work is done."""
+        """Count one holder less; the last one frees the memory when the earlier work is done."""
         with self._changing:
             self.holders -= 1
             is_last = not (self.holders or self._is_freed)
@@ -77,36 +77,36 @@ class GraphAllocation(Allocation):
                 super().free_in_order(self.context, 0)
 
     def begin(self) -> None:
-        """Leave the allocation to the program: from now on it can be freed."""
+        """Leave the memory to the program, which can free it from now on."""
         if not self.is_live:
             self.is_live = True
             self.hold()
             allocations.add(self)
 
     def end(self) -> None:
-        """Take the allocation from the program again."""
+        """Take the memory back from the program."""
         if self.is_live:
             self.is_live = False
             allocations.remove(self.handle)
             self.drop()
 
     def free(self) -> None:
-        """Take the allocation from the program when the context's earlier work is done."""
+        """Take the memory back from the program when the context's earlier work is done."""
         self.context.synchronize()
         self.end()
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Take the allocation from the program; the memory stays with its node."""
+        """Take the memory back from the program; the node keeps it."""
         self.end()
 
 
 graph_allocations: Final = HandleTable[GraphAllocation]("memory of a node", "freed, or never allocated")
-"""The memory of all nodes by address, whether the program has it now or not."""
+"""The memory of all nodes by address, whether or not the program has it at present."""
 other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation in graph_allocations.list_all()))
 
 
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
-    """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
+    """Return new memory for an allocation node, of the kind that a pool of ``kind`` has; raise CudaError."""
     if size == 0:
         raise invalid_value("an allocation must have at least 1 byte")
     if size > context.device.properties.memory_bytes:
@@ -123,14 +123,14 @@ def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
 
 
 def live_at(address: int) -> GraphAllocation | None:
-    """Return the graph memory that begins at an address and is the program's, or None."""
+    """Return the graph memory at an address if a launch has left it to the program, else None."""
     allocation = allocations.get(address)
     return allocation if isinstance(allocation, GraphAllocation) else None
 
 
 def release_quietly(allocation: GraphAllocation) -> None:
-    """Release a holder's claim when an error would come too late."""
+    """Call `GraphAllocation.drop` and ignore errors, for callers that can no longer report them."""
     try:
         allocation.drop()
-    except CudaError:  # the executor is gone, and the memory with it
+    except CudaError:  # the executor has exited, which frees the memory
         return

@@ -1,4 +1,4 @@
-"""Imported pools of other processes: their allocations are mapped, and nothing is allocated from them."""
+"""Imported pools of other processes, whose allocations can be mapped but which cannot allocate."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pympsd_client._objects.process import process
 
 @define(eq=False)
 class _Chunk:
-    """A chunk of the other process, and the number of its blocks that this process has."""
+    """A chunk of the other process's pool, and the number of its blocks that this process has imported."""
 
     range: ImportedRange
     blocks: int = 0
     freed: set[FreePoint] = field(factory=set)
-    """The streams in which the last blocks were freed: the memory is unmapped when all earlier work there is done."""
+    """The points at which the last blocks were freed; when all have passed, the memory is unmapped."""
 
 
 @define(eq=False)
@@ -39,7 +39,7 @@ class ImportedBlock(PoolAllocation):
     references: int = 1
 
     def free(self) -> None:
-        """Drop the block immediately: its work is done."""
+        """Drop the block immediately, because its work is done."""
         self.pool.release(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
@@ -60,7 +60,7 @@ class ImportedPool(Pool):
         self._when_ended: Callable[[Pool], None] | None = None
 
     def allocate(self, size: int, user: Context, stream: int) -> int:
-        """Refuse: INVALID_VALUE."""
+        """Raise INVALID_VALUE."""
         raise invalid_value("the pool is another process's, which alone allocates from it")
 
     def _context(self, ordinal: int) -> Context:
@@ -70,7 +70,7 @@ class ImportedPool(Pool):
         return self.context_on(device)
 
     def import_block(self, handle: SharedHandle) -> int:
-        """Return where an allocation is mapped that the other process has exported; raise CudaError."""
+        """Map an allocation that the other process has exported, and return its address; raise CudaError."""
         if handle.pool != self._source_secret:
             raise invalid_value("the allocation belongs to a pool other than the imported one")
         with self._importing:
@@ -94,7 +94,7 @@ class ImportedPool(Pool):
             return allocations.add(imported).handle
 
     def release(self, block: ImportedBlock, point: FreePoint | None) -> None:
-        """Release an import of a block; the last release drops the block."""
+        """Undo one import of a block at a point (None: immediately); the last one drops the block."""
         with self._importing:
             block.references -= 1
             if block.references:
@@ -141,7 +141,7 @@ class ImportedPool(Pool):
             self._unmap_unused()
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """Keep the point of a stream's frees as an event."""
+        """Keep a stream's free points as events, because the stream is about to be destroyed."""
         point = FreePoint(context, stream)
         with self._importing:
             for chunk in self._chunks.values():
@@ -150,7 +150,7 @@ class ImportedPool(Pool):
                     chunk.freed.add(point.as_event())
 
     def drop(self, context: Context) -> None:
-        """Drop the chunks of a context that closes: they are unmapped with it."""
+        """Drop the chunks of a closing context, which unmaps them."""
         with self._importing:
             for key in tuple(self._chunks):
                 if key[0] is context:
@@ -158,7 +158,7 @@ class ImportedPool(Pool):
             self._end_unused()
 
     def destroy(self, when_ended: Callable[[Pool], None]) -> None:
-        """Call ``when_ended`` as soon as no part of the pool is mapped."""
+        """Call ``when_ended`` as soon as none of the pool's memory is mapped."""
         with self._importing:
             self._when_ended = when_ended
             self._unmap_unused()

@@ -3,31 +3,34 @@
 **The problem.** cuMemAllocAsync and cuMemFreeAsync are called in every step of a training loop. A message to the
 executor for each would cost as much as cuMemAlloc.
 
-**The idea.** The client divides memory itself. A pool has an `Arena` in each context, which holds *chunks*; the
-executor is informed when a chunk is added or given back, and of nothing else. All rules of stream order are kept
-here:
+**The idea.** The client divides memory itself. A pool has an `Arena` in each context, which consists of *chunks*; the
+executor gets a message only when a chunk is added or given back. All rules of stream order are kept here:
 
     chunk     |  block A (in use)  |  freed in stream 1  |  free for all  |
                                       ^ stream 1 may have it immediately; others when stream 1 has passed that point
 
-An allocation tries, in this order: memory that its stream may use; memory that other streams, when asked, have
-finished with; a new chunk; and if there is no memory left, everything that is free, after making its stream wait for
-all other streams by events.
+An allocation tries, in this order:
 
-**When memory becomes free for all.** A call waits for the stream, or for all (`before_waiting`); the arena asks
-streams; the stream or its context ends. Waiting calls also give chunks back to the device, above the release
-threshold.
+1. memory that its stream may use;
+2. memory with which a query shows that other streams have finished;
+3. a new chunk;
+4. if the device has no more memory, everything that is free, after making its stream wait for all other streams by
+   events.
+
+**When memory becomes free for all.** A call waits for the stream, or for all streams (`before_waiting`); the arena
+queries streams; the stream or its context is destroyed. Waiting calls also give chunks above the release threshold
+back to the device.
 
 **Invariants**
 
-- ``_bytes_in_use`` counts the blocks that the program has, ``reserved`` the bytes of all chunks. `Pool.used` adds
-  freed blocks that still wait for their stream.
-- The points of a stream that is destroyed become events first, so that they can still be asked for.
-- Locks are reentrant: an object that a call drops may free memory again.
-- A destroyed pool lives on in ``_all`` until the program has freed its last block.
+- ``_bytes_in_use`` counts the bytes of the program's blocks, ``reserved`` the bytes of all chunks. `Pool.used` also
+  counts freed blocks whose stream has not reached the free.
+- When a stream is destroyed its free points become events, which can be queried afterwards.
+- Locks are reentrant, because the finalizer of an object that a call drops may free memory.
+- A destroyed pool stays in ``_all`` until the program has freed its last block.
 
-A pool belongs to a device, but its memory belongs to contexts, and goes with them: the executor accounts memory to
-contexts (docs/decisions/014-memory-pools.md).
+A pool belongs to a device, but its memory belongs to contexts and is freed with them, because the executor accounts
+memory to contexts (docs/decisions/014-memory-pools.md).
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ _ALIGNMENT: Final = 512
 
 @define(eq=False)
 class PoolAllocation(Allocation):
-    """An allocation that a pool's access holds for."""
+    """An allocation from a pool, whose access rights apply to it."""
 
     pool: Pool = field(kw_only=True)
 
@@ -71,12 +74,12 @@ class PoolAllocation(Allocation):
 
 @define(eq=False)
 class Block(PoolAllocation):
-    """An allocation from a pool; ``taken`` are the bytes that it has in its chunk."""
+    """An allocation from a pool; ``taken`` is the number of bytes that it occupies in its chunk."""
 
     taken: int = field(kw_only=True)
 
     def free(self) -> None:
-        """Free the block immediately: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
+        """Free the block immediately; cuMemFree requires that its work is done (CUDA programming guide)."""
         self.pool.free(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
@@ -95,17 +98,17 @@ class PoolKind:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the program reaches it by its address, too."""
+        """Whether the CPU can access the memory at the same address."""
         return self.is_managed or self.is_host
 
 
 class Pool:
     """One pool. Thread-safe.
 
-    Sizes are bytes. ``reserved`` counts the pool's chunks, `used` the program's blocks; ``reserved_high`` and
-    `used_high` are their watermarks. ``release_threshold``: reserved bytes that the pool keeps when a call has
-    waited. ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are the reuse attributes of
-    CUmemPool_attribute.
+    Sizes are in bytes. ``reserved`` is the size of the pool's chunks, `used` that of the program's blocks;
+    ``reserved_high`` and `used_high` are their watermarks. ``release_threshold``: the reserved bytes that the pool
+    keeps when a call has waited. ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are the reuse
+    attributes of CUmemPool_attribute.
     """
 
     is_imported = False
@@ -114,9 +117,10 @@ class Pool:
     def __init__(
         self, kind: PoolKind, device: VisibleDevice | None, max_bytes: int = 0, is_exported: bool = False
     ) -> None:
-        """``device``: the owner of the memory, None: any context; ``max_bytes``: bytes it may reserve, 0: no bound.
+        """Make a pool without chunks.
 
-        ``is_exported``: other processes may import it.
+        ``device``: the device of the memory, or None for that of each allocation's stream. ``max_bytes``: the maximum
+        of ``reserved``, 0 for none. ``is_exported``: whether other processes may import the pool.
         """
         self.handle: Final = new_handle()
         self.secret: Final = int.from_bytes(os.urandom(16), "little") if is_exported else 0
@@ -133,12 +137,12 @@ class Pool:
         self._primary: Primary | None = None
         """The primary context that the pool has retained, if any."""
         self._arenas: Final[dict[Context, Arena]] = {}
-        # An allocation may end a context's stream, and a waiting call may reclaim memory: both take the lock again.
+        # Reentrant, because an allocation may destroy a stream, and a waiting call may reclaim memory.
         self._lock: Final = RLock()
 
     @property
     def used(self) -> int:
-        """The bytes that the program has, or has freed in streams that have not reached that point."""
+        """The bytes of blocks that are in use, or were freed at points that their streams have not reached."""
         with self._lock:
             self._reclaim_all()
             return self._used_bytes()
@@ -153,23 +157,23 @@ class Pool:
 
     @property
     def used_high(self) -> int:
-        """The most bytes that were used since `reset_used_high`."""
+        """The maximum of `used` since `reset_used_high`."""
         with self._lock:
             self._max_bytes_in_use = max(self._max_bytes_in_use, self._used_bytes())
             return self._max_bytes_in_use
 
     def reset_used_high(self) -> None:
-        """Begin again to observe the most that is used."""
+        """Set `used_high` to the bytes that are used now."""
         with self._lock:
             self._max_bytes_in_use = self._used_bytes()
 
     def reset_reserved_high(self) -> None:
-        """Begin again to observe the most that is reserved."""
+        """Set ``reserved_high`` to the bytes that are reserved now."""
         with self._lock:
             self.reserved_high = self.reserved
 
     def context_on(self, device: VisibleDevice) -> Context:
-        """Return a usable context of a device: its primary context, which the pool retains, if there is no other."""
+        """Return a usable context on a device; if there is none, retain its primary context."""
         try:
             return context_on(device.ordinal)
         except CudaError:
@@ -182,9 +186,9 @@ class Pool:
     def allocate(self, size: int, user: Context, stream: int) -> int:
         """Return the address of ``size`` bytes for the later work of a stream, or 0 for 0 bytes.
 
-        ``user`` is the stream's context, which may be of a device other than the pool's; ``stream`` is its name in
-        records. The memory may have been freed in the same stream a moment ago. Raise OUT_OF_MEMORY if neither the
-        device nor the pool's maximum allow it, even with all of the pool's free memory.
+        ``user`` is the stream's context, which may be on a device other than the pool's; ``stream`` is the stream's
+        name in records. The memory may have been freed in the same stream a moment ago. Raise OUT_OF_MEMORY if the
+        pool's free memory is not enough and the device or the pool's maximum does not allow more.
         """
         user.usable()
         if size == 0:
@@ -217,7 +221,7 @@ class Pool:
         return ProgramChunks(context) if self.kind.is_shared else DeviceChunks(context)
 
     def export(self, block: Block) -> tuple[int, int]:
-        """Return the secret of the memory that a block lies in, and its offset there in bytes; raise CudaError."""
+        """Return the secret of the chunk that contains a block, and the block's offset in bytes; raise CudaError."""
         with self._lock:
             arena = self._arenas[block.context]
             assert isinstance(arena.source, ExportedChunks)
@@ -239,9 +243,7 @@ class Pool:
         return start
 
     def _grow(self, arena: Arena, size: int) -> CudaError | None:
-        """Add a chunk to an arena, a smaller one if there is no memory for a large one; return the error if none was
-        added.
-        """
+        """Add a chunk to an arena, a smaller one if memory is short; if none can be added, return the error."""
         error: CudaError | None = None
         for chunk in dict.fromkeys((arena.growth(size, self.reserved), round_up(size))):
             if self.max_bytes and self.reserved + chunk > self.max_bytes:
@@ -265,12 +267,12 @@ class Pool:
     def free(self, block: Block, point: FreePoint | None) -> None:
         """Free a block at a point of a stream (None: immediately).
 
-        Later work of that stream may have the memory immediately, other streams when the point has passed. No effect
-        if the block's context has been closed, because its memory is gone with it.
+        Later work of that stream may use the memory immediately, other streams when the point has passed. No effect
+        if the block's context has been closed, which frees the memory.
         """
         with self._lock:
             arena = self._arenas.get(block.context)
-            if arena is None:  # its context has been closed
+            if arena is None:  # the block's context has been closed
                 return
             self._bytes_in_use -= block.taken
             if point is not None and point.context is not block.context and point.is_passed():
@@ -280,7 +282,7 @@ class Pool:
                 self._end()
 
     def trim(self, keep: int) -> None:
-        """Give free memory back to the device, but keep at least ``keep`` reserved bytes."""
+        """Give free chunks back to the device, but keep at least ``keep`` reserved bytes."""
         with self._lock:
             self._reclaim_all()
             self._release(keep, at_most=True)
@@ -295,8 +297,8 @@ class Pool:
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
         """Return a function to call after a wait for a stream (None: for all streams), or None.
 
-        The memory that was freed in the stream is taken out before the wait and given back after it: free for all if
-        the wait was successful, else for its stream as before. Memory that is freed during the wait stays with its
+        The memory that was freed in the stream is set aside before the wait and given back after it: to all streams
+        if the wait was successful, else to its stream as before. Memory that is freed during the wait stays with its
         stream.
         """
         with self._lock:
@@ -324,7 +326,7 @@ class Pool:
         return after
 
     def after_waiting_for_event(self, context: Context) -> None:
-        """Release the bytes above the threshold."""
+        """Give memory above the release threshold back to the device."""
         with self._lock:
             arena = self._arenas.get(context)
             if arena is not None and self.reserved > self.release_threshold:
@@ -337,7 +339,7 @@ class Pool:
             self._end()
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """Keep the point of a stream's frees as an event."""
+        """Keep a stream's free point as an event, because the stream is about to be destroyed."""
         point = FreePoint(context, stream)
         with self._lock:
             for arena in self._arenas.values():
@@ -346,7 +348,7 @@ class Pool:
                     arena.freed[point.as_event()] = ranges
 
     def drop(self, context: Context) -> None:
-        """Drop the memory of a context that closes; memory that was freed in its streams is free for all."""
+        """Drop the memory of a closing context; other memory that was freed in its streams becomes free for all."""
         with self._lock:
             arena = self._arenas.pop(context, None)
             if arena is not None:
@@ -383,21 +385,21 @@ class Pool:
 class Pools:
     """The pools of this process: the default, the current and the created ones. Thread-safe.
 
-    After a new connection (a test's, or cuInit after a failure) all earlier pools are forgotten.
+    With a new connection (in a test, or by cuInit after a failure) all earlier pools are forgotten.
     """
 
     def __init__(self) -> None:
         self._lock: Final = RLock()
         self._connection: Connection | None = None
         self._all: dict[int, Pool] = {}
-        """The pools that have memory or may get some, including destroyed ones that still have some."""
+        """All pools by handle, including destroyed ones that have memory in use."""
         self._named: dict[int, Pool] = {}
-        """The pools that are not destroyed, by handle."""
+        """The pools that have not been destroyed, by handle."""
         self._defaults: dict[PoolKind, Pool] = {}
         self._current: dict[PoolKind, Pool] = {}
 
     def default(self, kind: PoolKind, device: VisibleDevice | None) -> Pool:
-        """Return the default pool of memory of a kind."""
+        """Return the default pool for memory of a kind."""
         with self._lock:
             self._forget_old_connection()
             pool = self._defaults.get(kind)
@@ -420,7 +422,7 @@ class Pools:
         return pool
 
     def current(self, kind: PoolKind, device: VisibleDevice | None) -> Pool:
-        """Return the pool of memory of a kind that was made current, else the default one."""
+        """Return the pool that the program has made current for memory of a kind, else the default one."""
         if self._connection is process.connection and kind in self._current:
             return self._current[kind]
         return self.default(kind, device)
@@ -456,7 +458,7 @@ class Pools:
     # --- events of streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Call `Pool.before_waiting` of every pool; return one function for all of theirs, or None."""
+        """Call `Pool.before_waiting` of every pool; return a function that calls all returned ones, or None."""
         prepared = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
         afters = [after_wait for after_wait in prepared if after_wait is not None]
 

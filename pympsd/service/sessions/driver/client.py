@@ -1,7 +1,8 @@
-"""One conversation of libcuda: it has one in cuInit, and one for each context that it makes.
+"""One conversation of libcuda, which has one in cuInit and one for each context that it creates.
 
-It waits until it gets its connection to a server; a refusal closes it (CUDA_ERROR_MPS_CONNECTION_FAILED there),
-because its protocol has no place for a reason. Limits of the client's own environment go from it to its server.
+The client waits until it gets its connection to a server. A refusal closes the conversation, because the protocol has
+no place for a reason; the program gets CUDA_ERROR_MPS_CONNECTION_FAILED. The client sends limits of its own
+environment to its server itself.
 """
 
 import os
@@ -25,34 +26,37 @@ from pympsd.vocabulary.variables import RUN, Reader, problems
 from pympsd.wire.driver.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
-"""Time for the client to report that it is connected to its server."""
+"""The time that the client has to report that it is connected to its server."""
 MAX_RUN_ID: Final = 64
-"""The characters of the id of a run that are kept."""
+"""The maximum number of characters of a run's id that are kept."""
 SECOND_END_SECONDS: Final = 0.2
-"""Time for a client to take its end if an earlier daemon may have sent it: later it has, and takes no other."""
+"""The time that a client has to receive its end again if an earlier daemon may have sent it.
+
+A client that has not received it then has the earlier one.
+"""
 
 
 @define(eq=False)
 class DriverClientSession(WaitingConversation):
-    """A conversation between its role and its connection to a server."""
+    """A conversation, from when its role is known until the client is connected to a server."""
 
     channel: PacketChannel
     dispatcher: Dispatcher
     key: int
-    """The id of its connection to this daemon."""
+    """The id of the client's connection to this daemon."""
     to_server: str = ""
-    """The server and the namespace whose socket it came by."""
+    """The server and the namespace of the socket to which the client connected."""
     to_namespace: str = ""
     is_ready: bool = field(default=False, init=False)
     offer: Offer | None = None
-    """Its connection to a server, until a server has it."""
+    """The client's connection to a server, until a server has it."""
     offered_at: float = field(default=0.0, init=False)
     _offered: trio.Event = field(factory=trio.Event, init=False)
     _admitted: DriverServerSession | None = field(default=None, init=False)
-    """The server that it was admitted to. Until that server takes the client, the client may still go to another."""
+    """The server to which the client was admitted. Until that server has the client, another may get it."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Wait until the client is handed over to a server or refused, or is gone."""
+        """Wait until the client is handed over to a server, is refused or has gone."""
         variables = peers.cuda_variables_of(self.known_peer)
         self.run_id = variables.get(RUN, "")[:MAX_RUN_ID]
         self._report_settings(variables)
@@ -71,7 +75,7 @@ class DriverClientSession(WaitingConversation):
             dispatcher.feed(ClientGonePushed(self._admitted.id, self.client))
 
     def _report_settings(self, variables: dict[str, str]) -> None:
-        """Log the wrong settings of a new client process: the driver ignores them and reports nothing."""
+        """Log the wrong settings of a new client process, because the driver ignores them silently."""
         pid, uid = self.peer.pid, self.peer.uid
         servers = self.dispatcher.state.list_running_servers()
         if not pid or any(client.pid == pid for server in servers for client in server.clients.values()):
@@ -96,7 +100,7 @@ class DriverClientSession(WaitingConversation):
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
-        """Give the client its end of a connection, and wait for the server; raise OSError."""
+        """Send the client its end of a connection, and queue the client for the server. Raise OSError."""
         assert isinstance(server, DriverServerSession)
         if self.offer is None:
             self.offer = Offer.make(self.dispatcher, self.key)
@@ -111,7 +115,7 @@ class DriverClientSession(WaitingConversation):
             self.channel.send_raw(DESCRIPTOR, (os.dup(self.offer.clients),))
 
     def take(self) -> Offer:
-        """Return the connection, which is the caller's then: the server is given it."""
+        """Return the connection, which the caller then owns, to send it to the server."""
         assert self.offer is not None
         offer, self.offer = self.offer, None
         self.server = self._admitted
@@ -119,7 +123,7 @@ class DriverClientSession(WaitingConversation):
         return offer
 
     def wait_again(self) -> None:
-        """Wait for another server, because the one that the client was admitted to has ended or is ending."""
+        """Wait for another server, because the client's server has ended or is ending."""
         self._admitted = None
         self.dispatcher.feed(self._connection_event())
 
@@ -132,10 +136,10 @@ class DriverClientSession(WaitingConversation):
         self.resolved.set()
 
     async def _wait_until_left(self) -> None:
-        """Return when it hangs up; until then note when it takes its end of a connection."""
+        """Wait until the client hangs up; note when it receives its end of a connection."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._note_taken)
-            # Left there: if this daemon is killed the next one learns that the client has its end.
+            # The packet stays in the socket: from it, the next daemon can tell that the client has its end.
             if await self.channel.peek(PACKET_BYTES) and self.offer is not None:
                 self._note_ready()
                 await trio.sleep_forever()
@@ -143,7 +147,7 @@ class DriverClientSession(WaitingConversation):
 
     async def _note_taken(self) -> None:
         await self._offered.wait()
-        with suppress(OSError):  # out of descriptors: it is not known
+        with suppress(OSError):  # if descriptors run out, it stays unknown whether the client has its end
             if self.offer is not None and self.offer.is_inherited and not self.channel.has_unaccepted():
                 self._send_end()
                 with trio.move_on_after(SECOND_END_SECONDS):

@@ -24,7 +24,7 @@ from pympsd.wire.driver.server_commands import END_IF_IDLE
 HELLO_SECONDS: Final = 10.0
 """A connection without credentials and role is closed after this time."""
 SPAWN_SECONDS: Final = 1.0
-"""Time for a server that connects to become known as the process that was just started."""
+"""The time that a server that connects has to become known as the process that was just started."""
 POLL_SECONDS: Final = 0.005
 
 
@@ -35,17 +35,20 @@ class DriverConversation:
     dispatcher: Dispatcher
     accepts_clients: bool
     server: str = ""
-    """The server whose socket this is, in protocol 3; empty: the daemon's own."""
+    """The server to which the socket belongs, in protocol 3; empty for the daemon's own."""
     namespace: str = ""
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
-        """Run a connection, which has had the hello, to its end; ``entry``: the keeper's, noted is the role."""
+        """Run a connection, to which the hello was sent, to its end.
+
+        ``entry``: the keeper's entry; its note is the role.
+        """
         channel = PacketChannel(sock, self.dispatcher.buffers.allowance(peer.uid))
         try:
             packet = entry.note or await self._role(channel, peer, entry)
             if packet:
                 await self._run_session(entry, role_of(packet), channel, sock, peer)
-            # The keeper has a copy, with which the peer would not see the end immediately.
+            # Shut the connection down: the keeper has a copy, and the peer would not see the end immediately.
             channel.shut_down()
         except LimitExceeded as error:
             channel.shut_down()
@@ -61,7 +64,7 @@ class DriverConversation:
             channel.close()
 
     async def _role(self, channel: PacketChannel, peer: Peer, entry: KeptFd[bytes]) -> bytes:
-        """Return the packet of the peer's role; empty if it sends none, or no credentials."""
+        """Return the packet with the peer's role; empty if the peer sends none, or sends no credentials."""
         with trio.fail_after(HELLO_SECONDS):
             packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
         if len(packet) == ROLE_BYTES and not entry.is_new:
@@ -73,7 +76,7 @@ class DriverConversation:
             if server is not None and packet:
                 server.is_unknown(f"{packet[:32]!r} where {CREDENTIALS!r} and credentials are due")
             return b""
-        # A server that starts is bounded by the state machine.
+        # No time-out for a starting server: the state machine limits how long it may take.
         with trio.CancelScope() if self._server(peer.pid) else trio.fail_after(HELLO_SECONDS):
             return await channel.receive(PACKET_BYTES)
 
@@ -139,10 +142,10 @@ class DriverConversation:
             await server.serve(channel, registration)
 
     async def _find_expected(self, pid: int) -> DriverServerSession | None:
-        """Return the server that was started as this process and is not registered yet."""
+        """Return the session of the server that was started as this process, if it is not registered yet."""
         with trio.move_on_after(SPAWN_SECONDS):
             while self._server(pid) is None:
-                # The process may run before the event of its start.
+                # The process may connect before the event of its start is handled.
                 servers = self.dispatcher.state.servers.values()
                 if not any(server.phase is Phase.SPAWNING for server in servers):
                     return None

@@ -1,10 +1,11 @@
-"""Handing clients over to the driver's server: one after another, as it serves one new client at a time.
+"""Hand clients over to the driver's server, one after another, because it serves one new client at a time.
 
-A client waits in its conversation with the daemon until it has its end of the connection and it is its turn: if its
-server ends before that, it gets the next one.
+A client waits in its conversation with the daemon until it has its end of the connection and its turn comes. If its
+server ends before that, the client gets the next server.
 
-An `Offer` is a client's connection to its server. The client is sent its end first, and the server when the client
-has taken it, so no server waits for a client that takes nothing, because it is stopped or malicious.
+An `Offer` is a client's connection to its server. First the client is sent its end. Only when the client has received
+it, the server is sent the other end, so a server never waits for a client that is stopped or malicious and does not
+read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ from pympsd.wire.driver import server_commands as commands
 
 @define
 class Offer:
-    """Both ends, each held by the keeper too: the next daemon continues with them."""
+    """Both ends of a client's connection to its server.
+
+    The keeper holds them too, so the next daemon can continue with them.
+    """
 
     key: int
     """The id of the client's conversation."""
@@ -42,7 +46,7 @@ class Offer:
     clients: int
     """A descriptor: a copy of the client's end."""
     is_inherited: bool = False
-    """An earlier daemon may have sent either end already."""
+    """Whether an earlier daemon made the connection; it may have sent one end or both."""
 
     @classmethod
     def make(cls, dispatcher: Dispatcher, key: int) -> Offer:
@@ -50,18 +54,19 @@ class Offer:
         clients, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with clients, servers:
             for end in (clients, servers):
-                # The driver's server does not answer a client without it.
+                # Without this option the driver's server does not answer a client.
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             offer = cls(key, servers.detach(), clients.detach())
         keeper = dispatcher.keeper
-        # In the link of a keeper that is stopped an end would outlive the client, whose end the server would not see.
+        # Do not send the ends to a keeper that is stopped: they would stay in its link, and the server would not see
+        # that the client has ended.
         if keeper is not None and not keeper.is_silent:
             dispatcher.hold(new_client_name(key), offer.clients)
             dispatcher.hold(offer_name(key), offer.servers)
         return offer
 
     def close(self) -> None:
-        """Close both ends here."""
+        """Close both ends in this process."""
         os.close(self.servers)
         os.close(self.clients)
 
@@ -71,41 +76,43 @@ class Offer:
             dispatcher.drop(name)
 
     def is_taken_by(self, server: int) -> bool:
-        """Return whether a process has the server's end: the earlier daemon was killed as it handed that over."""
+        """Return whether a server's process has the server's end, because the earlier daemon was killed just after it
+        sent it.
+        """
         return has_open(server, os.fstat(self.servers))
 
 
 FIRST_ANSWER_SECONDS: Final = 1.0
-"""Time for a client to answer its server, which waits for nothing else until then."""
+"""The time that a client has to answer its server, which waits only for that."""
 ANSWER_CHECKS: Final = 20
-"""The number of times that an answer is looked for in that period."""
+"""The number of checks for the answer within FIRST_ANSWER_SECONDS."""
 ASLEEP_CHECKS: Final = 4
-"""After this many checks in a row a client that sleeps and has not read its server's message is unresponsive.
+"""A client is unresponsive if it sleeps and has not read its server's message in this many checks in a row.
 
-A client that is stopped for a moment, or gets little processor time, has FIRST_ANSWER_SECONDS."""
+A client that is stopped for a moment, or gets little processor time, has FIRST_ANSWER_SECONDS instead."""
 STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 
 
 class NewClient(Protocol):
-    """A client that was admitted to the server, and has no connection to it yet (vendor.client)."""
+    """A client that was admitted to the server, and has no connection to it yet (sessions.driver.client)."""
 
     client: int
     run_id: str
-    """See Waiting."""
+    """The id of the client's run, as in WaitingConversation."""
     is_ready: bool
-    """It has its end of the connection."""
+    """Whether the client has received its end of the connection."""
     offered_at: float
-    """When it was sent that."""
+    """When that end was sent to the client, on trio's clock."""
 
     @property
     def peer(self) -> Peer:
         """The process at the other end of the connection, as the kernel reports it."""
 
     def take(self) -> Offer:
-        """Return the connection that the server is given; it is then the caller's."""
+        """Return the connection to send to the server; the caller then owns it."""
 
     def wait_again(self) -> None:
-        """Queue the client for another server, because the one that it was admitted to has ended or is ending."""
+        """Queue the client for another server, because this one has ended or is ending."""
 
 
 _Entry = tuple[NewClient, int, ClientLimits | None]
@@ -113,36 +120,40 @@ _Entry = tuple[NewClient, int, ClientLimits | None]
 
 @define(eq=False)
 class Handoffs:
-    """The clients that are yet to be handed over to a server."""
+    """The clients that wait to be handed over to a server."""
 
     _dispatcher: Dispatcher
     _server: int
     _pid: int
     priority: int = 0
-    """The priority of later clients that the server was sent last."""
+    """The priority for new clients that was last sent to the server."""
     earlier: tuple[tuple[str, int], ...] = ()
-    """The clients' ends, with their names at the keeper, of connections that an earlier daemon sent the server."""
+    """Names at the keeper, and descriptors, of the clients' ends of connections that an earlier daemon sent to the
+    server.
+    """
     exchange: trio.Lock = field(factory=trio.Lock, init=False)
-    """Held while a client is handed over."""
+    """Locked while a client is handed over."""
     set_limits: Callable[[ClientLimits], None] = lambda _: None
-    """Sends the server the limits of the client that it gets next."""
+    """Sends the server the limits for its next client."""
     _queue: list[_Entry] = field(factory=list, init=False)
     """The waiting clients, with their priorities and limits."""
     _unresponsive: set[int] = field(factory=set, init=False)
     """The users whose last client did not answer the server."""
     last: NewClient | None = field(default=None, init=False)
-    """The client that was handed over last, or is just now."""
+    """The client that was handed over last, or is being handed over."""
     _current: int = field(default=0, init=False)
-    """The client that is being handed over."""
+    """The id of the client that is being handed over; 0 if none is."""
     _current_name: str = field(default="", init=False)
     _has_ended: bool = field(default=False, init=False)
-    """Its process has ended."""
+    """Whether the process of that client has ended."""
     _answer_scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _added: trio.Event = field(factory=trio.Event, init=False)
 
     @property
     def may_be_delayed(self) -> bool:
-        """Whether all that wait are clients that take no connection, or of users whose last client did not answer."""
+        """Whether every waiting client either does not receive its end, or is of a user whose last client did not
+        answer.
+        """
         late = trio.current_time() - FIRST_ANSWER_SECONDS
         return all(
             client.peer.uid in self._unresponsive or (not client.is_ready and client.offered_at < late)
@@ -150,12 +161,12 @@ class Handoffs:
         )
 
     def add(self, client: NewClient, priority: int, limits: ClientLimits | None = None) -> None:
-        """Hand over a client when it is its turn."""
+        """Hand over a client when its turn comes."""
         self._queue.append((client, priority, limits))
         self._added.set()
 
     def look(self) -> None:
-        """Note that a client has its end of its connection."""
+        """Note that a client has received its end of its connection."""
         self._added.set()
 
     def remove(self, client: NewClient) -> None:
@@ -163,26 +174,26 @@ class Handoffs:
         self._queue = [entry for entry in self._queue if entry[0] is not client]
 
     def note_end(self, client: int) -> None:
-        """Note that a client's process has ended: the server need not wait for its answer."""
+        """Note that a client's process has ended, so that nobody waits for its answer."""
         if client == self._current:
             self._has_ended = True
             self._answer_scope.cancel()
 
     def clients(self) -> tuple[int, ...]:
-        """Return the clients that are yet to be handed over."""
+        """Return the ids of the clients that were not handed over yet."""
         return tuple(entry[0].client for entry in self._queue)
 
     def give_back(self) -> None:
-        """Let the clients that are yet to be handed over wait for the next server: this one ends."""
+        """Let the clients that were not handed over yet wait for the next server, because this one is ending."""
         queue, self._queue = self._queue, []
         for entry in queue:
             entry[0].wait_again()
 
     async def run(self, link: ServerLink, is_adopted: bool) -> None:
-        """Hand over one client after another: the server takes the next client when the one before has answered."""
+        """Hand over one client after another; the server gets the next client when the previous one has answered."""
         if is_adopted:
             async with self.exchange:
-                # Answered when the server has carried out an earlier daemon's commands.
+                # The server answers when it has carried out the earlier daemon's commands.
                 await self._await_answer(link, [end for _, end in self.earlier])
                 self._release(self.earlier)
         while True:
@@ -195,9 +206,9 @@ class Handoffs:
                     await self._hand_over(link, *entry)
 
     def _next(self) -> _Entry | None:
-        """Return the first client that is ready, of users whose last client answered if there is one."""
+        """Return the first ready client of a user whose last client answered, or else the last ready client."""
         ready = [entry for entry in self._queue if entry[0].is_ready]
-        # Of those the last: a user's many unresponsive clients do not delay the one that comes after them.
+        # The last, so that a user's many unresponsive clients do not delay a client that comes after them.
         return next(
             (entry for entry in ready if entry[0].peer.uid not in self._unresponsive), ready[-1] if ready else None
         )
@@ -209,7 +220,8 @@ class Handoffs:
         self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)
         keeper = self._dispatcher.keeper
-        # Before sending: without this end the next daemon cannot free the server from an unresponsive client.
+        # Hold the client's end before sending: without it the next daemon cannot free the server from an unresponsive
+        # client.
         if keeper is not None and not keeper.is_silent:
             self._dispatcher.hold(self._current_name, offer.clients, str(self._server).encode())
         try:
@@ -235,9 +247,9 @@ class Handoffs:
         self._current = 0
 
     async def _await_answer(self, link: ServerLink, ends: Sequence[int], pid: int = 0) -> bool:
-        """Wait until the server has taken all packets; return whether a living client did not answer it.
+        """Wait until the server has received all packets; return whether a living client did not answer the server.
 
-        ``pid``: the client's, if that is known.
+        ``pid``: the client's PID; 0 if unknown.
         """
         self._has_ended, is_unresponsive = False, False
         answered = trio.Event()
@@ -250,15 +262,15 @@ class Handoffs:
         return is_unresponsive
 
     async def _answers_in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
-        """Return whether the server answers in time; time in which the server or this process is stopped does not
-        count.
+        """Return whether the server answers in time, which is shorter for a client that is asleep.
 
-        A client that is asleep has less time.
+        Time in which the server or this process is stopped does not count.
         """
         remaining, asleep = ANSWER_CHECKS, 0
         with trio.CancelScope() as self._answer_scope:
             while remaining and asleep < ASLEEP_CHECKS and not answered.is_set():
-                # However long this process is stopped, that is one check: its end and the answer are seen together.
+                # If this process is stopped, that counts as one check, because trio sees the end of the time and the
+                # answer together.
                 with trio.move_on_after(FIRST_ANSWER_SECONDS / ANSWER_CHECKS):
                     await answered.wait()
                 remaining -= not is_stopped(self._pid)
@@ -266,9 +278,10 @@ class Handoffs:
         return answered.is_set()
 
     def _free(self, ends: Iterable[int], is_unresponsive: bool) -> None:
-        """Free the server from clients that do not answer it: other clients would wait as long.
+        """Free the server from clients that do not answer it, because all other clients would wait for them.
 
-        Driver 580's server never continues if such a client leaves without an answer; any answer lets it continue.
+        Driver 580's server never continues if such a client leaves without an answer. It continues after any answer,
+        so one is sent in the client's place.
         """
         if is_unresponsive:
             self._dispatcher.log.warning("client_unresponsive", server=self._pid)
@@ -288,7 +301,7 @@ class Handoffs:
             os.close(fd)
 
     def close(self) -> None:
-        """Clean up after the server's end."""
+        """Release everything that was held for a server that has ended."""
         self._release(self.earlier)
         if self._current:
             self._dispatcher.drop(self._current_name)
@@ -296,7 +309,7 @@ class Handoffs:
 
 
 def _is_unread(end: int) -> bool:
-    """Return whether something lies at a client's end of its connection that it has not read."""
+    """Return whether a client has not read everything that arrived at its end of its connection."""
     poll = select.poll()
     poll.register(end, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,7 +1,7 @@
 """The session of the driver's server, which is polled for the reports that pympsd's own servers send by themselves.
 
-It is asked for an operator's query, and while a client waits for its end. Its clients' processes are watched,
-so the turn passes on at the end of the last one.
+The daemon asks the server when an operator queries it, and while a client waits for the server to end. It also
+watches the processes of the server's clients, so the next user's turn begins when the last one ends.
 """
 
 import random
@@ -32,20 +32,22 @@ from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
 
 ANSWER_SECONDS: Final = 1.0
-"""Time that an operator waits for a server's answers."""
+"""The longest time that an operator waits for a server's answers."""
 FIRST_PAUSE: Final = 0.02
-"""Seconds between two questions whether a server's clients have gone; doubled each time, up to LAST_PAUSE."""
+"""Seconds between the first two questions whether a server's clients have gone; doubled each time, up to
+LAST_PAUSE.
+"""
 LAST_PAUSE: Final = 0.1
 LOGGED_PAUSE: Final = 1.6
-"""As LAST_PAUSE, for the question that a server with clients logs."""
+"""Used instead of LAST_PAUSE for the question that a server with clients logs."""
 
 _FULL: Final = re.compile(re.escape(str(SERVER_LINES["connection_limit"].r580)).replace(r"\{most\}", r"(\d{1,6})"))
-"""The server's line on a client for which a device has no connection."""
+"""The line that the server logs when a device has no connection left for a client."""
 
 
 @define(eq=False)
 class DriverServerSession:
-    """A server process of the driver's; it has no link until it registers."""
+    """A process of the driver's server, which has no link until it registers."""
 
     dispatcher: Dispatcher
     id: int
@@ -55,29 +57,29 @@ class DriverServerSession:
     taken_over: dict[int, Client] | None = None
     """The clients of a server that an earlier daemon started, by id."""
     pidfds: dict[int, int] = field(factory=dict)
-    """Their pidfds, until they are watched."""
+    """The pidfds of these clients, until they are watched."""
     _is_leaving: bool = False
-    """It was asked to end when its last client has gone."""
+    """Whether the server was asked to end when its last client has gone."""
     registered: trio.Event = field(factory=trio.Event, init=False)
     ended: trio.Event = field(factory=trio.Event, init=False)
-    """Its connection has ended."""
+    """Set when the server's connection has ended."""
     _link: ServerLink | None = field(default=None, init=False)
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
-    """The limits of later clients that it was sent last."""
+    """The memory limits for new clients, in bytes by device index, that were last sent to the server."""
     _limits_unknown: bool = field(
         default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
     """True if an earlier daemon started the server and this one has not sent it limits yet."""
     _refreshed: trio.Event | None = field(default=None, init=False)
-    """Set when the questions of a refresh that is under way are answered."""
+    """Set when the running refresh has all its answers; None if no refresh runs."""
     _requested_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
-    """It has answered that it ends."""
+    """Whether the server has answered that it ends."""
     _wanted: trio.Event = field(factory=trio.Event, init=False)
-    """A client or user waits for its end."""
+    """Set while a client or user waits for the server to end."""
     _changed: trio.Event = field(factory=trio.Event, init=False)
-    """A client's process has ended."""
+    """Set when a client's process has ended."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
     clients: WatchedClients = field(
         default=Factory(
@@ -94,7 +96,7 @@ class DriverServerSession:
 
     @property
     def queued_descriptors(self) -> int:
-        """None: the driver's server gets a client when it requests one, so none is queued."""
+        """Always 0, because the driver's server gets a client only when it can take one."""
         return 0
 
     @property
@@ -104,17 +106,17 @@ class DriverServerSession:
 
     @property
     def has_room(self) -> bool:
-        """Always true: nothing is queued for it."""
+        """Always true, because clients are not queued for the driver's server."""
         return True
 
     @property
     def link(self) -> ServerLink:
-        """The connection; without a link, no client is admitted to the server."""
+        """The connection to the server, which exists whenever a client is admitted."""
         assert self._link is not None
         return self._link
 
     def _register(self, channel: PacketChannel, registration: bytes) -> None:
-        """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
+        """Accept the server's registration, and send the limits for its clients. Raise RemoteError."""
         shared_memory_of(registration)
         server = self.dispatcher.state.servers[self.id]
         self._percentage = server.thread_percentage.value
@@ -138,7 +140,7 @@ class DriverServerSession:
         self.dispatcher.feed(events.DevicesReported(tuple(properties)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Send a registered server the limits of its later clients, if they have changed."""
+        """Send a registered server the limits for its new clients, if they have changed."""
         if self._link is None:
             return
         if percentage != self._percentage:
@@ -150,9 +152,9 @@ class DriverServerSession:
         self._memory_limits = memory_limits
 
     def _set_next(self, limits: ClientLimits) -> None:
-        """Send the server the limits of its next client, as far as they differ from those sent last."""
+        """Send the server those limits for its next client that differ from the last ones sent."""
         if self._limits_unknown:
-            # An earlier daemon may have sent it others.
+            # An earlier daemon may have sent other limits.
             self._limits_unknown = False
             count = len(self.dispatcher.state.devices)
             self._percentage, self._memory_limits = 0.0, dict.fromkeys(range(count), 0)
@@ -160,7 +162,7 @@ class DriverServerSession:
         self.set_limits(percentage_on(combined).value, count_bytes(combined.pinned_memory))
 
     def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
-        """Return limits in which removed ones are the device's whole memory."""
+        """Return the limits to send: a removed limit becomes the device's whole memory."""
         devices = self.dispatcher.state.devices
         removed = {
             device: devices[device].memory_bytes or MAX_MEMORY
@@ -170,7 +172,7 @@ class DriverServerSession:
         return {**removed, **memory_limits}
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
-        """Request the end of a client process's contexts; the driver's server can still give the process new ones."""
+        """Request that the server end a client process's contexts. The process can still create new ones."""
 
         def report(code: int) -> None:
             self.dispatcher.feed(events.TerminationAnswered(self.id, token, code))
@@ -181,14 +183,16 @@ class DriverServerSession:
             self.clients.terminations.terminate(self._link, pid, report)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
-        """Ask the server to end after its last client; forced: close the connection, which ends the server."""
+        """Ask the server to end after its last client; if ``forced``, close the connection, which ends it
+        immediately.
+        """
         self._is_leaving = True
         self._wanted.set()
         if forced and self._link is not None:
             self._link.channel.shut_down()
 
     def note_waiting(self) -> None:
-        """Look from now on whether its clients have gone."""
+        """Begin to check whether the server's clients have gone."""
         self._wanted.set()
 
     def start_trace(self, trace: TraceFile) -> None:
@@ -200,7 +204,8 @@ class DriverServerSession:
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientGonePushed when a client's process ends; take over the pidfd.
 
-        With too many clients, or without a pidfd (-1), it is noticed when a client waits and the server is asked.
+        Do nothing if too many clients are watched, or without a pidfd (-1): then the end is noticed when the server
+        is asked.
         """
         server = dispatcher.state.servers.get(self.id)
         record = server.clients.get(client) if server is not None else None
@@ -216,7 +221,10 @@ class DriverServerSession:
         self._changed.set()
 
     def note_line(self, text: str) -> None:
-        """Note a line that the server has logged: if it is full, it has refused the client that it got last."""
+        """Note a line that the server has logged.
+
+        If it states that a device is full, the server has refused its last client.
+        """
         full, client = _FULL.fullmatch(text), self.handoffs.last
         if full is None or client is None:
             return
@@ -229,7 +237,7 @@ class DriverServerSession:
         self.dispatcher.note_refusal(client.peer, code, reason, client.run_id, "cuCtxCreate")
 
     async def refresh(self) -> bool:
-        """Ask for status, clients and contexts; return whether the answers came in time."""
+        """Ask the server for its status, clients and contexts; return whether it answered within ANSWER_SECONDS."""
         if self._link is None or self._ends or self.ended.is_set():
             return True
         if self._refreshed is None:
@@ -241,7 +249,7 @@ class DriverServerSession:
             self._link.ask(commands.device_clients(), devices.extend)
             self._link.ask(commands.status(), lambda status: self._report(status, processes, devices))
         refreshed = self._refreshed
-        # Several operators wait for the same answers, and none longer than the first for a server that is silent.
+        # Operators that ask meanwhile wait for the same answers, and no longer than the first one.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_memory)
             with trio.move_on_at(self._requested_at + (0 if is_stopped(self.pid) else ANSWER_SECONDS)):
@@ -249,7 +257,7 @@ class DriverServerSession:
         return refreshed.is_set()
 
     async def _read_memory(self) -> None:
-        """Note the memory of the clients, as far as NVML reports it."""
+        """Record the memory of the clients, as far as NVML reports it."""
         source, server = self.dispatcher.client_memory, self.dispatcher.state.servers.get(self.id)
         if source is None or server is None or not server.clients:
             return
@@ -281,9 +289,11 @@ class DriverServerSession:
             self._refreshed = None
 
     async def serve(self, channel: PacketChannel, registration: bytes) -> None:
-        """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
+        """Handle a server from its registration until its connection ends; kill a server that violates
+        the protocol.
+        """
         if self.id not in self.dispatcher.state.servers:
-            self.ended.set()  # its process has ended since it sent the registration
+            self.ended.set()  # the process has ended since it sent the registration
             return
         try:
             self._register(channel, registration)
@@ -297,7 +307,7 @@ class DriverServerSession:
         """Handle a server that registered with an earlier daemon, until its connection ends."""
         self._link = ServerLink(channel)
         self.registered.set()
-        # The last commands of the earlier daemon may not have reached it.
+        # The server may not have received the last commands of the earlier daemon.
         self._percentage, self.handoffs.priority, self._memory_limits = 0.0, -1, {}
         self._link.ask(commands.resume(random.randrange(1, 100 << 10) / 1024), lambda _: None)
         self._ask_devices()
@@ -328,7 +338,10 @@ class DriverServerSession:
         self.kill()
 
     def is_unknown(self, reason: str) -> None:
-        """Handle an unknown message: if it has served no client yet, its driver may be of another kind."""
+        """Handle an unknown message.
+
+        If the server has not served a client yet, its driver may be an unsupported one.
+        """
         server = self.dispatcher.state.servers.get(self.id)
         if server is not None and not server.verified:
             version = driver_version()
@@ -337,7 +350,7 @@ class DriverServerSession:
             self.dispatcher.feed(events.ServerUnknown(self.id, text))
 
     async def _pass_the_turn(self) -> None:
-        """Ask, while a client or user waits for its end, whether its clients have gone."""
+        """While a client or user waits for the server to end, keep asking whether the server's clients have gone."""
         pause = FIRST_PAUSE
         while not self._ends:
             if not (self._is_leaving or self._is_waited_for()):
@@ -353,18 +366,24 @@ class DriverServerSession:
                 pause = FIRST_PAUSE
 
     def _is_waited_for(self) -> bool:
-        """Return whether clients may wait for this server's end; with ``--users together`` only at the maximum."""
+        """Return whether clients may wait for this server to end.
+
+        With ``--users together`` they wait only if the maximum number of servers runs.
+        """
         state = self.dispatcher.state
         return bool(state.queue) and (state.is_full or not state.options.serves_users_together)
 
     async def _ask_whether_idle(self) -> bool:
-        """Ask the server to end if none of its clients has a context; return whether it refused, having clients."""
+        """Ask the server to end if none of its clients has a context; return whether it refused because it has
+        clients.
+        """
         server = self.dispatcher.state.servers.get(self.id)
         if server is None or not (server.clients or self._is_leaving):
             return False
         if server.clients and await self.link.answer(commands.clients()) != ():
             return False
-        # Without a limit: a client that it is sent before it has answered would be lost if it ends.
+        # Wait without a time-out: a client that is sent to the server before it answers would be lost if the server
+        # ends.
         async with self.handoffs.exchange:
             if not self.handoffs.may_be_delayed:
                 return False

@@ -1,4 +1,6 @@
-"""The connection to the driver's server: commands out without waiting, answers in, in the order of the questions."""
+"""The connection to the driver's server: it sends commands without waiting; answers come in the order of the
+questions.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +19,9 @@ T = TypeVar("T")
 
 @define
 class _Pending:
-    """A question that was sent: the reader of its answer, and the size of the packet that it waits for (0: any)."""
+    """A question that was sent: the reader of its answer, and the expected size in bytes of the next
+    packet (0: any).
+    """
 
     reader: Reader[Any]
     size: int
@@ -32,7 +36,7 @@ class ServerLink:
     _pending: deque[_Pending] = field(factory=deque, init=False)
 
     def send(self, packets: tuple[bytes, ...], fd: int = -1) -> None:
-        """Send a command; the descriptor, if there is one, goes with its last packet and is closed here."""
+        """Send a command; a descriptor (not -1) is sent with the last packet, and closed here."""
         for packet in packets[:-1]:
             self.channel.send_raw(packet)
         self.channel.send_raw(packets[-1], () if fd < 0 else (fd,))
@@ -57,7 +61,10 @@ class ServerLink:
         return answers[0]
 
     async def run(self) -> RemoteError | None:
-        """Send and receive until the server closes the connection, or gives a wrong answer, which is returned."""
+        """Send and receive until the server closes the connection.
+
+        Return the error if the server gives a wrong answer.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.channel.run_sender)
             wrong: RemoteError | None = None

@@ -1,4 +1,6 @@
-"""The vendor's nvidia-cuda-mps-control as an operator: lines with their lengths in, printed lines out."""
+"""The vendor's nvidia-cuda-mps-control as an operator: it sends lines with their lengths, and prints the lines it
+gets.
+"""
 
 import trio
 from attrs import define
@@ -17,7 +19,7 @@ class ToolSession(LineSession[PacketChannel]):
     """A connected tool."""
 
     def report_working(self) -> None:
-        """Do nothing: the tool waits without a limit."""
+        """Do nothing, because the tool waits without a time-out."""
 
     def note(self, text: str, is_output: bool) -> None:
         """Send a line of output; the protocol has no place for diagnostics."""
@@ -32,7 +34,10 @@ class ToolSession(LineSession[PacketChannel]):
         self._answered.set()
 
     async def drain(self) -> None:
-        """End the answers, and wait until they are sent: the tool would report a connection that just ends."""
+        """Send the end of the answers, and wait until all are sent.
+
+        Without it the tool would report a lost connection.
+        """
         self.channel.send_raw(END_OF_ANSWERS)
         await super().drain()
 
@@ -54,13 +59,13 @@ class RefusedTool:
     peer: Peer
     channel: PacketChannel
     server: str
-    """The server whose socket it came by; empty: the daemon's own."""
+    """The server to whose socket the tool connected; empty for the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Let the tool print where commands are taken, and take none."""
+        """Send a line that names the socket for commands, and refuse all lines."""
         dispatcher.log_refused_operator(self.peer)
         self.channel.send_raw(encode_printed(clients_only(self.server)))
-        # It would not print that if the connection were closed with its lines unread.
+        # Read its lines: the tool would not print the answer if the connection were closed with lines unread.
         with trio.move_on_after(LEAVING_SECONDS):
             while await _next_line(self.channel) is not None:
                 pass

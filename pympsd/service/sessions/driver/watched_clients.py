@@ -1,8 +1,8 @@
-"""The clients of a server of the driver's: it does not report their ends, so their pidfds are watched.
+"""The clients of a driver's server, which does not report when they end, so their pidfds are watched.
 
-The driver's server is never asked to terminate the same context twice (`DriverTerminations`). Asked again while the
-context is still there, it answers nothing any more, to any question, until the client's process ends (measured on
-driver 580). A context stays there until its process destroys or resets it.
+The driver's server is never asked to terminate the same context twice (`DriverTerminations`). If it is asked again
+while the context exists, it stops answering all questions until the client's process ends (measured on driver 580). A
+context exists until its process destroys or resets it.
 """
 
 import os
@@ -24,7 +24,7 @@ from pympsd.wire.driver import server_commands as commands
 
 @define(eq=False)
 class DriverTerminations:
-    """Terminates clients, and remembers their contexts by PID; ``changed`` is called with a PID and its contexts."""
+    """Terminates clients, and remembers their contexts by PID. ``changed`` is called with a PID and its contexts."""
 
     _changed: Callable[[int, frozenset[int]], None]
     _terminated: dict[int, frozenset[int]] = field(factory=dict)
@@ -34,7 +34,7 @@ class DriverTerminations:
         self._terminated[pid] = contexts
 
     def find(self, pid: int) -> frozenset[int]:
-        """Return the contexts of a process that have been terminated, as far as they may still be there."""
+        """Return the contexts of a process that were terminated and may still exist."""
         return self._terminated.get(pid, frozenset())
 
     def forget(self, pid: int) -> None:
@@ -42,7 +42,7 @@ class DriverTerminations:
         self._terminated.pop(pid, None)
 
     def terminate(self, link: ServerLink, pid: int, answered: Callable[[int], None]) -> None:
-        """Let the server terminate a process's contexts; ``answered`` is called with a CUresult number."""
+        """Let the server terminate a process's contexts; ``answered`` is then called with a CUresult number."""
 
         def ask(devices: tuple[commands.DeviceClients, ...]) -> None:
             present = _contexts(devices, pid)
@@ -50,14 +50,14 @@ class DriverTerminations:
             if terminated:
                 answered(Result.ERROR_INVALID_CONTEXT if terminated == present else Result.ERROR_NOT_SUPPORTED)
                 return
-            # Before the request: another operator may request the same, or this daemon may be killed, before the
-            # answer.
+            # Note this before the request: before the answer, another operator may request the same, or this daemon
+            # may be killed.
             self._note(pid, present)
             link.ask(commands.terminate(pid), note_result)
 
         def note_result(code: int) -> None:
             if not code:
-                # A context that was made since then may have been terminated too.
+                # A context that was created in the meantime may have been terminated too.
                 link.ask(commands.device_clients(), lambda devices: self._note(pid, _contexts(devices, pid)))
             answered(code)
 
@@ -75,7 +75,7 @@ def _contexts(devices: tuple[commands.DeviceClients, ...], pid: int) -> frozense
 
 @define(eq=False)
 class WatchedClients:
-    """Calls ``_gone`` with a client's id when its process ends, until the server has (``_ended``)."""
+    """Calls ``_gone`` with a client's id when its process ends, until the server has ended (``_ended``)."""
 
     _dispatcher: Dispatcher
     _server: int
@@ -86,13 +86,13 @@ class WatchedClients:
         default=Factory(lambda self: DriverTerminations(self._note_terminated), takes_self=True), init=False
     )
     _noted: dict[int, tuple[int, ClientNote]] = field(factory=dict, init=False)
-    """Their pidfds, and their notes at the keeper, by id."""
+    """Pidfds and notes at the keeper, by the client's id."""
 
     def __len__(self) -> int:
         return len(self._noted)
 
     def add(self, nursery: trio.Nursery | None, client: int, record: Client | None, pidfd: int) -> None:
-        """Watch a client; take over the pidfd. Do nothing without one (-1), or if there are too many clients."""
+        """Watch a client; take over the pidfd. Do nothing if it is -1, or if too many clients are watched."""
         if pidfd < 0:
             return
         server = self._dispatcher.servers.get(self._server)
@@ -117,7 +117,7 @@ class WatchedClients:
                 self._dispatcher.hold_during(client_name(client), pidfd, msgspec.json.encode(note)),
             ):
                 await process_end(pidfd)
-                # Several may be shown with PID 0.
+                # Several clients may have PID 0.
                 if sum(noted_client.pid == note.pid for _, noted_client in self._noted.values()) == 1:
                     self.terminations.forget(note.pid)
                 self._gone(client)

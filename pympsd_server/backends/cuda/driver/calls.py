@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: values are returned, errors raised as BackendError; some fault the device for good."""
+"""Calls of the CUDA driver: they return its values and raise its errors as BackendError; some errors are final."""
 
 import sys
 import threading
@@ -17,12 +17,12 @@ cu: Final[Any] = _driver
 
 NOT_READY: Final = int(Result.ERROR_NOT_READY)
 _STICKY_ERRORS: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
-"""CUresult numbers after which no call in the process succeeds any more: those that, by the CUDA driver API, leave
-the process in an inconsistent state, or require it to be relaunched."""
+"""CUresult numbers after which every call in the process fails. According to the CUDA driver API they leave the
+process in an inconsistent state, or require that it is relaunched."""
 
 
 def describe(code: int) -> tuple[str, str]:
-    """Return the name and the sentence of a CUresult."""
+    """Return the name and the description of a CUresult."""
     try:
         result = cu.CUresult(code)
         name, text = cu.cuGetErrorName(result)[1], cu.cuGetErrorString(result)[1]
@@ -32,7 +32,7 @@ def describe(code: int) -> tuple[str, str]:
 
 
 def failure(code: int, what: str) -> BackendError:
-    """Return the error for a CUresult."""
+    """Return the BackendError for a CUresult; ``what`` is the call that failed."""
     name, text = describe(code)
     try:
         result = Result(code)
@@ -42,7 +42,7 @@ def failure(code: int, what: str) -> BackendError:
 
 
 def plain_call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the driver without a context; BackendError for any result but success."""
+    """Call the driver without a context; return its value or a tuple of values. Raise BackendError if it fails."""
     code, *values = function(*arguments)
     if int(code):
         raise failure(int(code), getattr(function, "__name__", "a driver call"))
@@ -50,7 +50,7 @@ def plain_call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Driver:
-    """The driver with one context, which is current in every thread that calls."""
+    """The driver with one context, which becomes current in every thread that makes calls."""
 
     def __init__(self, context: Any, on_fault: Callable[[Status], None]) -> None:
         self._context = context
@@ -69,7 +69,7 @@ class Driver:
             self._thread.entered = True
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function; return its value, or its values as a tuple. BackendError when it fails."""
+        """Call a function; return its value, or its values as a tuple. Raise BackendError if it fails."""
         self.enter()
         code, *values = function(*arguments)
         if int(code):
@@ -87,7 +87,7 @@ class Driver:
         return True
 
     def handle_failure(self, code: int, what: str) -> BackendError:
-        """Return the error for a call that failed with a CUresult; report it if the device is faulted by it."""
+        """Return the error for a call that failed with a CUresult; report the error if it faults the device."""
         error = failure(code, what)
         if code in _STICKY_ERRORS:
             self._on_poison(Status(error.code, error.reason))
@@ -97,12 +97,12 @@ class Driver:
 def report_internal_error(where: str, error: Exception) -> None:
     """Report an exception that should never have been raised."""
     text = "".join(traceback.format_exception(error)).rstrip()
-    with suppress(OSError, ValueError):  # it may be closed
+    with suppress(OSError, ValueError):  # standard error may be closed
         print(f"pympsd executor: internal error in {where}, continuing: {text}", file=sys.stderr, flush=True)
 
 
 def call_isolated(where: str, act: Callable[[], None]) -> None:
-    """Call functions of one client, so that their errors affect no other client; report all but a BackendError."""
+    """Call a function of one client so that its errors do not affect others; report any but a BackendError."""
     try:
         act()
     except BackendError:

@@ -1,9 +1,11 @@
-"""Print the device memory of MPS clients as JSON, a line for each line of standard input: a child of the daemon.
+"""Print the device memory of MPS clients as JSON, one line for each line of standard input.
 
-The driver's own MPS server does not report its clients' memory; NVML does. The daemon never loads a library of the
-driver, because that may hang or crash. A line is ``{"GPU-...": {"4711": 1048576}}``: bytes by PID, as this process's
-PID namespace shows PIDs, by device UUID; or ``{"error": "why"}``. The program ends at the end of its input, and after
-IDLE_SECONDS without a request, so that it does not keep the driver in use.
+The daemon runs this program as a child, because a library of the driver may hang or crash. The driver's own MPS
+server does not report its clients' memory; NVML does.
+
+A line maps the UUID of each device to bytes by PID, ``{"GPU-...": {"4711": 1048576}}``, or is ``{"error": "why"}``.
+PIDs are those of this process's PID namespace. The program ends at the end of its input, or after IDLE_SECONDS
+without a request, so that it does not keep the driver in use.
 """
 
 import ctypes
@@ -19,7 +21,7 @@ _INSUFFICIENT_SIZE: Final = 7
 _NOT_AVAILABLE: Final = (1 << 64) - 1
 _UUID_BYTES: Final = 96
 _ATTEMPTS: Final = 4
-"""The number of requests for the processes, while more processes start than the request had space for."""
+"""How often the list of processes is requested if it does not fit; the space doubles each time."""
 
 
 class _Process(ctypes.Structure):
@@ -47,7 +49,7 @@ class Nvml:
         self._call("nvmlInit_v2")
 
     def memory(self) -> dict[str, dict[int, int]]:
-        """Return the bytes that MPS clients hold, by PID, by device UUID; raise NvmlError."""
+        """Return, for the UUID of each device, the bytes that MPS clients hold by PID; raise NvmlError."""
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
         usage = {}
@@ -80,7 +82,7 @@ class Nvml:
 
 
 def main() -> None:
-    """Answer requests."""
+    """Answer each line of standard input, until it ends or no line has come for IDLE_SECONDS."""
     try:
         nvml = Nvml()
         reason = ""

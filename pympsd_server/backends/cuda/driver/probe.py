@@ -1,6 +1,6 @@
-"""Print the GPUs of this machine as JSON: a child process of the daemon, because a driver may hang or crash.
+"""Print the GPUs of this machine as JSON. The daemon runs this as a child, because a driver may hang or crash.
 
-``{"devices": [...]}``, ``{"absent": "why"}`` if there is no driver or no device, or ``{"unusable": "why"}``.
+The output is ``{"devices": [...]}``, ``{"absent": "why"}`` if there is no device to use, or ``{"unusable": "why"}``.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _STUB_LIBRARY: Final = 34
 
 
 def pci_of(bus_id: str) -> str:
-    """Return the bus id that the driver writes as ``0000:00:06.0`` the way device_query does: ``0000:00.06.00``."""
+    """Convert a bus id from the driver's form, ``0000:00:06.0``, to device_query's form, ``0000:00.06.00``."""
     domain, bus, device_and_function = bus_id.lower().split(":")
     device, function = device_and_function.split(".")
     return f"{domain[-4:]}:{bus}.{device}.{int(function, 16):02x}"
@@ -60,7 +60,7 @@ def _properties(driver: Any, number: int) -> dict[str, Any]:
     attributes = {}
     for name, attribute in driver.CUdevice_attribute.__members__.items():
         code, value = driver.cuDeviceGetAttribute(attribute, device)
-        if not int(code):  # an older driver has not all of them
+        if not int(code):  # an older driver lacks some
             attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")] = int(value)
     return {
         "name": _text(driver.cuDeviceGetName(128, device)[1]),
@@ -75,13 +75,13 @@ def _properties(driver: Any, number: int) -> dict[str, Any]:
 
 
 def _sm_chunks(driver: Any, device: Any) -> tuple[int, int] | None:
-    """Return the groups of SMs that the driver splits the device into, and the SMs in each; None if it does not."""
+    """Return how many groups of SMs the driver splits the device into, and the SMs of a group; None if it refuses."""
     try:
         code, every = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
         if int(code):
             return None
         code, groups, count, _ = driver.cuDevSmResourceSplitByCount(every.sm.smCount, every, 0, 1)
-    except RuntimeError:  # a driver before 12.4 has no such functions
+    except RuntimeError:  # a driver before 12.4 lacks these functions
         return None
     return None if int(code) or not count else (int(count), int(groups[0].sm.smCount))
 
@@ -91,7 +91,7 @@ def _text(name: bytes) -> str:
 
 
 if __name__ == "__main__":
-    # Variables that a client or an operator set for other programs must not hide devices, nor lead to a daemon.
+    # Variables that a client or an operator set for other programs must not hide devices or lead to a daemon.
     for variable in [name for name in os.environ if name.startswith(("CUDA_VISIBLE_DEVICES", "CUDA_MPS_"))]:
         del os.environ[variable]
     os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"

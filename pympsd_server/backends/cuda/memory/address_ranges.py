@@ -10,9 +10,9 @@ from pympsd.errors import DeviceError
 
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
-"""The least that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
+"""The smallest piece that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
 REGISTERED_BYTES: Final = 16 << 20
-"""Host memory is registered in parts that end at multiples of this: registering one blocks all launches (7 ms)."""
+"""Host memory is registered in parts that end at multiples of this: registering a part blocks launches for 7 ms."""
 
 
 class NoRange(DeviceError):
@@ -20,13 +20,14 @@ class NoRange(DeviceError):
 
 
 def round_up(count: int, to: int) -> int:
-    """Return the least multiple of ``to`` that is not below ``count``."""
+    """Return ``count``, rounded up to a multiple of ``to``."""
     return -(-count // to) * to
 
 
 def split_at_registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (offset, address, length) of the registered parts that contain some bytes, because the driver copies
-    within one part only.
+    """Split a range of host memory where registered parts end; yield (offset, address, length) of each piece.
+
+    The driver copies only within one part.
     """
     at, end = address, address + count
     while at < end:
@@ -42,7 +43,7 @@ class FreeRanges:
         self._ranges = [(base, base + size)]
 
     def take(self, count: int, alignment: int = GRANULE_BYTES) -> int:
-        """Return the start of the lowest free range that fits; raise NoRange."""
+        """Take the lowest range that fits, and return its start; raise NoRange if none does."""
         size = round_up(count, GRANULE_BYTES)
         for index, (low, high) in enumerate(self._ranges):
             start = round_up(low, alignment)
@@ -53,7 +54,7 @@ class FreeRanges:
         raise NoRange(f"no free range of {size} bytes")
 
     def give(self, start: int, count: int) -> None:
-        """Return a range that was taken."""
+        """Give back a range that was taken."""
         low, high = start, start + round_up(count, GRANULE_BYTES)
         at = bisect_left(self._ranges, (low, high))
         if at < len(self._ranges) and self._ranges[at][0] == high:
@@ -66,7 +67,7 @@ class FreeRanges:
 
 @frozen
 class Pages:
-    """Physical memory under an allocation: ``whole`` (start, size) is one mapping, ``shared`` are single pages."""
+    """Physical memory under an allocation: ``whole`` (start, size) is one mapping, ``shared`` lists single pages."""
 
     whole: tuple[int, int] | None
     shared: tuple[int, ...]
@@ -75,8 +76,8 @@ class Pages:
 class AddressWindow:
     """The allocations of a window of addresses, and the pages under them.
 
-    Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped in one piece, and
-    the rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation
+    Allocations smaller than a page share pages. A larger one begins at a page; its whole pages are mapped in one
+    piece, and the rest is in a page that small ones may share. A shared page is unmapped with the last allocation
     that touches it.
     """
 
@@ -84,10 +85,10 @@ class AddressWindow:
         self._free = FreeRanges(base, size)
         self._sizes: dict[int, int] = {}
         self._users: dict[int, int] = {}
-        """By the address of each shared page: the number of allocations that touch it."""
+        """The number of allocations that touch each shared page, by the page's address."""
 
     def allocate(self, count: int) -> tuple[int, Pages]:
-        """Return the address of ``count`` bytes and the pages that are new; raise NoRange."""
+        """Return the address for ``count`` bytes and the pages that must be mapped for them; raise NoRange."""
         size = round_up(count, GRANULE_BYTES)
         start = self._free.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
         self._sizes[start] = size

@@ -1,12 +1,12 @@
 """The cleanup thread: actions that must be done later, as soon as they can be done without waiting.
 
 Unloading a module or unregistering host memory waits for every running kernel, and unregistering also delays the
-other clients' launches: both are done when no work runs. The memory of a client's unfinished kernels stays until they
-have ended. Nothing signals these conditions, so the thread tries each action every 10 ms, and sleeps without limit
-when it has none.
+other clients' launches, so both are done when no work runs. The memory of a client's unfinished kernels stays until
+they have ended. Nothing signals these conditions, so the thread tries each action every 10 ms, and sleeps while it
+has no action.
 
-An action is tried until it reports that it is done, or raises: the error of one must not keep the rest from being
-tried. A BackendError means that the device is faulted, and then the process releases everything with its end.
+An action is tried until it reports that it is done, or raises an exception, which must not keep the other actions
+from being tried. A BackendError means that the device is faulted; the end of the process then releases everything.
 """
 
 import threading
@@ -47,7 +47,7 @@ class CleanupThread:
         self._wake.set()
 
     def close(self) -> None:
-        """Stop the thread; nothing more is done."""
+        """Stop the thread, and drop the actions that are not done."""
         self._closed.set()
         self._wake.set()
         if threading.current_thread() is not self._thread:
@@ -69,8 +69,8 @@ class CleanupThread:
 def _is_over(attempt: Callable[[], bool]) -> bool:
     try:
         return attempt()
-    except BackendError:  # a faulted device releases everything with its process
+    except BackendError:  # a faulted device: the end of the process releases everything
         return True
-    except Exception as error:  # the other tasks must be done all the same
+    except Exception as error:  # must not keep the other tasks from being done
         report_internal_error("the cleanup thread", error)
         return True

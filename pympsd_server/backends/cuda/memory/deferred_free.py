@@ -1,10 +1,10 @@
 """Deferred free: memory and modules are freed when no work of their client can use them any more.
 
 **The problem.** All contexts of a client share one address space on the device, and this backend checks the addresses
-of a request when it is queued, not when it runs. If one context frees memory while work of another is queued that
-was checked before, the memory must stay until that work is done; otherwise the next owner of the addresses, perhaps
-another user, would be overwritten. Waiting for the work in the call would block the client's worker, and the driver's
-own cuMemFree would wait for every kernel of every client.
+of a request when it is queued, not when it runs. If one context frees memory while checked work of another is queued,
+the memory must stay until that work is done. Otherwise the work would overwrite the next owner of the addresses,
+perhaps another user. Waiting for the work in the call would block the client's worker, and the driver's own cuMemFree
+would wait for every kernel of every client.
 
 **The idea.** A free is split in two. In the call, the client loses access to the addresses (`ClientSpace.disown`), so
 no later request can name them. The release itself is deferred: first until the freeing context's own work is done
@@ -12,15 +12,13 @@ no later request can name them. The release itself is deferred: first until the 
 done.
 
 **Batches.** Releases wait together. One batch at a time waits for a marker in each context; later releases form
-the next batch. However much a client frees, no more than one marker for each of its streams is
-watched.
+the next batch. However much a client frees, no more than one marker for each of its streams is watched.
 
     free A --+                         +-- free C, free D (next batch)
     free B --+-- batch 1: markers in contexts 1, 2, 3 ---> released --> batch 2: markers ... ---> released
 
-Only the client's worker starts batches, because recording a marker may block in the driver. If the worker has nothing
-more to do, the cleanup thread tries instead: it releases the waiting memory when all contexts of the client are
-drained.
+Only the client's worker starts batches, because recording a marker may block in the driver. In case the worker has
+nothing more to do, the cleanup thread also releases the waiting memory when all contexts of the client are drained.
 
 **What must never happen.** A release while a held host function of a sibling could still let older work run
 (`is_drained` counts held work), and a release in the thread that calls completions: one context may have had a
@@ -42,13 +40,13 @@ Act = Callable[[], None]
 
 
 class SiblingContext(Protocol):
-    """A context, as its client's frees wait for it."""
+    """The part of a context that its client's frees use to wait for it."""
 
     def call_after_work(self, act: Act) -> None:
         """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
     def is_drained(self) -> bool:
-        """Return whether none of its work is left, neither running nor held."""
+        """Return whether all work of the context has ended, so that it neither runs nor is held."""
 
 
 @define(eq=False)
@@ -57,15 +55,18 @@ class DeferredFree:
 
     _cleanup: CleanupThread
     contexts: dict[SiblingContext, None] = field(factory=dict, init=False)
-    """The contexts of the device, with destroyed ones that still run. Guarded by the device's lock."""
+    """The client's contexts, including destroyed ones whose work runs. The device's lock guards it."""
     _lock: Lock = field(factory=Lock, init=False)
     _waiting: list[Act] = field(factory=list, init=False)
     _has_batch: bool = field(default=False, init=False)
-    """A batch waits for the work that was queued when it was started."""
+    """Whether a batch waits for the work that was queued when the batch was started."""
     _is_tried: bool = field(default=False, init=False)
 
     def add(self, act: Act, context: SiblingContext) -> None:
-        """Call ``act`` when no context but the given one has work left from before; immediately if none has."""
+        """Call ``act`` when the client's contexts other than ``context`` have finished the work that they had queued.
+
+        If they are drained now, call it immediately.
+        """
         if self._are_drained(context):
             act()
             return
@@ -77,8 +78,9 @@ class DeferredFree:
         self._cleanup.try_until(self._try)
 
     def start_batch(self) -> None:
-        """Start freeing the waiting memory when the work queued before the call is done. Called by the client's
-        worker.
+        """Start a batch, which frees the waiting memory when the work queued before the call is done.
+
+        Only the client's worker calls this.
         """
         with self._lock:
             if self._has_batch or not self._waiting:
@@ -96,11 +98,14 @@ class DeferredFree:
     def _pass(self, batch: list[Act]) -> None:
         with self._lock:
             self._has_batch = False
-        # A context may have held very many allocations: not in the thread that calls all completions.
+        # A context may have had very many allocations; the thread that calls all completions has no time for them.
         self._cleanup.add(lambda: True, lambda: _do_all(batch))
 
     def _try(self) -> bool:
-        """Free a client's waiting memory when all its contexts are idle and its worker starts no batch."""
+        """Free the waiting memory if all contexts are drained and the worker starts no batch meanwhile.
+
+        Return True if no memory waits any more.
+        """
         with self._lock:
             waiting, count = self._waiting, len(self._waiting)
             if not count:
@@ -122,4 +127,4 @@ class DeferredFree:
 
 def _do_all(batch: list[Act]) -> None:
     for act in batch:
-        call_isolated("a deferred free", act)  # the rest of the batch must be released nevertheless
+        call_isolated("a deferred free", act)  # an error must not keep the rest from being released

@@ -2,8 +2,8 @@
 
 Unregistering host memory and unloading modules wait for every running kernel, and they delay other clients' launches,
 so they are done only when the device is idle. On a device that is never idle, the waiting memory would grow without
-end, and releasing it nevertheless would block all clients until the running kernels have ended
-(docs/decisions/007-page-locked-memory.md). So each kind has a limit, and past it something cheaper happens: shared
+end, but releasing it would block all clients until the running kernels have ended
+(docs/decisions/007-page-locked-memory.md). So each kind has a limit, above which something cheaper happens: shared
 memory of new clients is not registered (copies go through slots), and unloaded modules stay charged to their client.
 """
 
@@ -18,9 +18,9 @@ from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
 
 MAX_SHARED_BYTES: Final = 512 << 20
-"""Bytes of shared memory of exited clients that stay registered; past it no more is registered for others."""
+"""The most bytes of exited clients' shared memory that stay registered; above it, others' is not registered."""
 MAX_MODULE_BYTES: Final = 64 << 20
-"""Bytes of unloaded modules that no client is charged for; past it each stays charged until it is released."""
+"""The most bytes of unloaded modules that no client is charged for; above it, modules stay charged until released."""
 
 
 @define(eq=False)
@@ -55,7 +55,7 @@ class DeferredRelease:
 
 
 class ClientMappings(RegisteredMappings):
-    """The mappings of one client; not registered while exited clients have left too much: slots are used then."""
+    """The mappings of one client. If exited clients have left too much, none is registered, and copies use slots."""
 
     def __init__(self, driver: Driver, exited: DeferredRelease) -> None:
         super().__init__(driver)
@@ -71,6 +71,6 @@ class ClientMappings(RegisteredMappings):
         return address
 
     def release_later(self) -> None:
-        """Unregister all when no work runs on the device: the client has exited."""
+        """Unregister all mappings of the client, which has exited, when no work runs on the device."""
         if self._registered_bytes:
             self._exited.add(self._registered_bytes, self.release)

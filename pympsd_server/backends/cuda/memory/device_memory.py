@@ -11,11 +11,11 @@ gets and which pages of 2 MiB lie under it; this class maps those pages and unma
 - Memory is cleared when it is mapped and when it is freed, in a stream of its own with the highest priority;
   `allocate` returns when that is done. So a client never reads another client's data.
 - Up to _SPARE_PAGES unused pages stay mapped: a program that allocates and frees a little maps nothing.
-- `free` is called only for memory that no work can use any more (`reclaim.deferred_free`).
+- `free` is called only for memory that no work can use any more (`memory.deferred_free`).
 
-**Invariants.** Every page under a living allocation is mapped exactly once, and an address outside of all allocations
-is either unmapped or in a spare or shared page, cleared. The driver must reserve the window that the executor asks
-for, because clients compute addresses in it: if it reserves another one, the device cannot be opened.
+**Invariants.** Every page under a living allocation is mapped exactly once. An address outside all allocations is
+unmapped, or in a cleared part of a spare or shared page. The driver must reserve the window that the executor asks
+for, because clients compute addresses in it; if it reserves another one, the device cannot be opened.
 """
 
 from threading import Lock
@@ -35,7 +35,7 @@ class DeviceMemory:
     """The allocations of all clients. Safe to use from several threads."""
 
     def __init__(self, driver: Driver, device: int, window: int) -> None:
-        """Reserve the window; BackendError when the driver reserves other addresses."""
+        """Reserve the window; raise BackendError if the driver reserves other addresses."""
         self._driver = driver
         self._lock = Lock()
         reserved = int(driver.call(cu.cuMemAddressReserve, 1 << WINDOW_BITS, 0, window, 0))
@@ -45,14 +45,14 @@ class DeviceMemory:
         self._window = window
         self._addresses = AddressWindow(window, 1 << WINDOW_BITS)
         self._mapped: dict[int, tuple[int, Any]] = {}
-        """(size, handle) by address."""
+        """The mappings, as (size, handle), by address."""
         self._spare: dict[int, None] = {}
         self._kind, self._access = _kind_of(device)
         _, greatest = driver.call(cu.cuCtxGetStreamPriorityRange)
         self._cleaner = driver.call(cu.cuStreamCreateWithPriority, cu.CUstream_flags.CU_STREAM_NON_BLOCKING, greatest)
 
     def allocate(self, count: int) -> int:
-        """Return the address of ``count`` zero bytes; BackendError OUT_OF_MEMORY."""
+        """Return the address of ``count`` bytes that are zero, or raise BackendError OUT_OF_MEMORY."""
         with self._lock:
             try:
                 address, pages = self._addresses.allocate(count)
@@ -106,7 +106,7 @@ class DeviceMemory:
         try:
             handle = call(cu.cuMemCreate, size, self._kind, 0)
         except BackendError:
-            # The spare pages may be the memory that is missing.
+            # Without the spare pages there may be enough.
             for page in tuple(self._spare):
                 self._unmap(page)
             handle = call(cu.cuMemCreate, size, self._kind, 0)
@@ -122,7 +122,7 @@ class DeviceMemory:
     def _unmap(self, start: int) -> None:
         self._spare.pop(start, None)
         mapped = self._mapped.pop(start, None)
-        if mapped is None:  # it could not be mapped
+        if mapped is None:  # mapping it has failed
             return
         self._driver.call(cu.cuStreamSynchronize, self._cleaner)  # it may be clearing these bytes
         size, handle = mapped

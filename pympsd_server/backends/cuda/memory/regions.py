@@ -1,5 +1,4 @@
-"""The regions of copies and fills: checked, in as few dimensions as they have, and as the driver takes them.
-Sans-I/O."""
+"""Check the regions of copies and fills, simplify them, and split them into pieces for the driver. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -28,9 +27,9 @@ def simplify(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ..
 
 
 def simplify_copy(copy: Copy, most: int) -> Copy:
-    """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches.
+    """Return a copy in as few dimensions as possible; raise BackendError INVALID_VALUE for impossible pitches.
 
-    Rows that are slices of one row each are left as slices if they lie too far apart for a pitch.
+    Slices of one row each stay slices if they are too far apart for a pitch of ``most`` bytes.
     """
     for region in (copy.destination, copy.source):
         region.check_pitches(copy.extent, most)
@@ -56,19 +55,22 @@ class Side(NamedTuple):
 
     @classmethod
     def of(cls, region: Region) -> Side:
-        """Return the side that a region is."""
+        """Return a region as a side of a copy."""
         if region.host is None:
             return cls(False, region.base, region.pitch, region.slice_pitch)
         return cls(True, address_of(region.host), region.pitch, region.slice_pitch)
 
     def at(self, column: int, row: int, layer: int) -> Side:
-        """Return the side that begins at a position in this one."""
+        """Return the side that begins at a byte (column), a row and a slice (layer) of this one."""
         address = self.address + layer * self.slice_pitch + row * self.pitch + column
         return Side(self.is_host, address, self.pitch, self.slice_pitch)
 
 
 def split_into_registered_pieces(host: Side, extent: Extent) -> Iterator[tuple[int, int, int, Extent]]:
-    """Yield (column, row, slice, extent) of pieces that lie in one registered part each: the driver copies those."""
+    """Split a copy where registered parts of the host memory end; yield (column, row, slice, extent) of each piece.
+
+    The driver copies only within one part.
+    """
     width, height, depth = extent.width, extent.height, extent.depth
     span = (height - 1) * host.pitch + width
     layer = 0
@@ -95,7 +97,7 @@ def _row_pieces(host: Side, layer: int, width: int, height: int) -> Iterator[tup
 
 
 def _count_fitting(address: int, length: int, apart: int, most: int) -> int:
-    """Return how many of ``most`` pieces of a length, ``apart`` from each other, the registered part still holds."""
+    """Return how many of ``most`` pieces, which begin ``apart`` bytes apart, fit in the rest of a registered part."""
     free_bytes = REGISTERED_BYTES - address % REGISTERED_BYTES
     if length > free_bytes:
         return 0

@@ -1,6 +1,6 @@
 """Device memory that overlapping copies pass through: one piece for each stream, charged to its client.
 
-The copies of a stream run one after another, so those that wait in it share a piece; the last one frees it.
+The copies of a stream run one after another, so they share a piece; the last copy that waits frees it.
 """
 
 from collections.abc import Hashable
@@ -13,14 +13,14 @@ from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 
 SCRATCH_BYTES: Final = 16 << 20
-"""The largest piece; longer copies pass through it part by part."""
+"""The size of the largest piece; longer copies pass through it part by part."""
 
 
 class Account(Protocol):
     """The account that a client's memory is charged to."""
 
     def take(self, count: int, what: str) -> None:
-        """Charge bytes; BackendError OUT_OF_MEMORY."""
+        """Charge bytes, or raise BackendError OUT_OF_MEMORY."""
 
     def give(self, count: int) -> None:
         """Release bytes that were charged."""
@@ -44,11 +44,11 @@ class ScratchPool:
     _memory: DeviceMemory
     _lock: Lock = field(factory=Lock, init=False)
     _of: dict[Hashable, Scratch] = field(factory=dict, init=False)
-    """The largest piece of each stream that has any."""
+    """The largest piece of each stream that has one."""
 
     def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
-        """Return a piece for a copy of ``count`` bytes in a stream; BackendError OUT_OF_MEMORY."""
-        # Powers of two: copies that are each a little longer than the last make few pieces.
+        """Return a piece for a copy of ``count`` bytes in a stream, or raise BackendError OUT_OF_MEMORY."""
+        # A power of two, so that copies that are each a little longer than the last make few pieces.
         size = min(1 << (count - 1).bit_length(), SCRATCH_BYTES)
         with self._lock:
             scratch = self._of.get(stream)
@@ -61,7 +61,7 @@ class ScratchPool:
         return scratch
 
     def give(self, scratch: Scratch) -> None:
-        """Return a piece when a copy is done with it, or was never issued."""
+        """Give back a piece when a copy is done with it, or was never issued."""
         with self._lock:
             scratch.users -= 1
             if scratch.users:

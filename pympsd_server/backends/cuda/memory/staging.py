@@ -1,8 +1,10 @@
 """Host memory that the device reads and writes: slots for small copies, clients' shared memory for large ones.
 
-Registering waits for no kernel but delays other clients' launches while it lasts (7 ms for 16 MiB); unregistering
-waits for every running kernel, so that is left to the cleanup thread. Source:
-docs/decisions/004-what-the-gpu-decided.md."""
+Registering memory does not wait for kernels, but it delays other clients' launches while it lasts (7 ms for 16 MiB).
+Unregistering waits for every running kernel, so it is left to the cleanup thread.
+
+Source: docs/decisions/004-what-the-gpu-decided.md.
+"""
 
 import ctypes
 import errno
@@ -22,15 +24,15 @@ from pympsd_server.backends.cuda.memory.address_ranges import FreeRanges, NoRang
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10
-"""Larger copies go directly from and to memory that can be registered."""
+"""Copies larger than this go directly from and to memory that can be registered."""
 _AREA_BYTES: Final = 16 << 20
 _MAX_SLOT_BYTES: Final = 512 << 20
-"""The most that slots of copies that are not done take; more is OUT_OF_MEMORY."""
+"""The most bytes of memory for the slots of unfinished copies; more is OUT_OF_MEMORY."""
 _MAX_CLIENT_BYTES: Final = 32 << 20
-"""The maximum for one client. A client within the protocol uses its shared memory's 16 MiB, and as much again for a
-context that it destroyed."""
+"""The most bytes of one client's slots. A client that follows the protocol uses at most its 16 MiB of shared memory,
+and as much again for a context that it has destroyed."""
 _POPULATE_WRITE: Final = 23
-"""MADV_POPULATE_WRITE; kernels before 5.14 do not have it, and the driver makes the pages while it pins them."""
+"""MADV_POPULATE_WRITE. Linux before 5.14 lacks it; there the driver makes the pages while it pins them."""
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -49,7 +51,7 @@ class _Area:
 
 @frozen(eq=False)
 class Slot:
-    """Registered memory of the executor."""
+    """Registered memory of the executor that one copy passes through."""
 
     address: int
     view: memoryview
@@ -75,7 +77,7 @@ class Staging:
         return _Area(memory, address, FreeRanges(0, size))
 
     def take(self, count: int, client: Hashable) -> Slot:
-        """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY at the limits."""
+        """Return a slot of ``count`` bytes; raise BackendError OUT_OF_MEMORY at the limits."""
         with self._lock:
             client_bytes = self._taken[client]
             if client_bytes and client_bytes + count > _MAX_CLIENT_BYTES:
@@ -98,7 +100,7 @@ class Staging:
         return self._slot(count, client)
 
     def give(self, slot: Slot) -> None:
-        """Return a slot once the device is done with it."""
+        """Give back a slot once the device is done with it."""
         with self._lock:
             slot._area.free.give(slot.address - slot._area.address, slot.view.nbytes)
             self._taken[slot.client] -= slot.view.nbytes
@@ -140,12 +142,12 @@ class RegisteredMappings:
         address = address_of(memoryview(memory))
         try:
             self._driver.call(cu.cuMemHostRegister, address, len(memory), 0)
-        except BackendError:  # the system lets no more be pinned: slots are used
+        except BackendError:  # the system does not pin more memory: copies use slots
             return 0
         return address
 
     def release(self) -> None:
-        """Unregister all of it; this waits for every running kernel."""
+        """Unregister all mappings; this waits for every running kernel."""
         for _, address in self._mappings.values():
             if address:
                 self._driver.call(cu.cuMemHostUnregister, address)
@@ -162,11 +164,14 @@ class RegisteredMemory:
         self._registered: list[int] = []
 
     def register(self) -> None:
-        """Register the memory in parts, so that others launch in between; after a BackendError, call ``release``."""
+        """Register the memory in parts, so that others can launch in between.
+
+        The caller must call ``release`` even after a BackendError.
+        """
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in split_at_registered_parts(self._address, self._memory.nbytes):
-            # Make the pages first: that takes longer than pinning them, but delays no other client.
+            # Make the pages first, which takes longer than pinning them, but does not delay other clients.
             if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
                 reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

@@ -17,7 +17,7 @@ _MAX_ADDRESS = 1 << 63
 
 @define(eq=False)
 class ClientSpace:
-    """Shared by the contexts of one client. ``lock`` is held while the budget or the owned ranges are changed."""
+    """What the contexts of one client share. ``lock`` is held while the budget or the owned ranges are changed."""
 
     memory: DeviceMemory
     budget: ClientBudget
@@ -27,7 +27,7 @@ class ClientSpace:
     _owned: OwnedRanges = field(factory=OwnedRanges, init=False)
 
     def take(self, count: int, what: str) -> None:
-        """Charge bytes; BackendError OUT_OF_MEMORY."""
+        """Charge bytes, or raise BackendError OUT_OF_MEMORY."""
         with self.lock:
             self.budget.take(count, what)
 
@@ -37,7 +37,7 @@ class ClientSpace:
             self.budget.give(count)
 
     def allocate(self, count: int) -> int:
-        """Return the address of new memory; BackendError OUT_OF_MEMORY."""
+        """Return the address of new memory, or raise BackendError OUT_OF_MEMORY."""
         self.take(round_up_to_granules(count), "an allocation")
         try:
             address = self.memory.allocate(count)
@@ -59,12 +59,12 @@ class ClientSpace:
             self._owned.add(address, count)
 
     def disown(self, address: int) -> None:
-        """End their access to the memory; no effect if they could not."""
+        """End the calls' access to the range at an address; no effect if they have none."""
         with self.lock:
             self._owned.remove(address)
 
     def check(self, address: int, count: int) -> None:
-        """BackendError INVALID_VALUE unless all of ``count`` bytes lie in one range of the client's."""
+        """Raise BackendError INVALID_VALUE unless all ``count`` bytes are in one range of the client's."""
         if not count:
             return
         with self.lock:

@@ -12,15 +12,16 @@ The end is the difficult part, because this device can neither stop a kernel nor
 A context whose kernels do not end in time stays on the device's list as *unfinished*, with all its memory, until they
 have ended; the server then ends the executor if nobody else uses it.
 
-`is_quiet` must be true only if no work of the context runs: not in a stream, not in a call that a worker is in the
-midst of (`native_state.active`, the queue's lock). All freeing depends on it.
+`is_quiet` must be true only if no work of the context runs, neither in a stream nor in a call that a worker is making
+(`native_state.active`, the queue's lock). All freeing depends on it.
 
-The parts of the port that this backend refuses are virtual memory management, and conditional nodes of graphs.
+This backend refuses two optional parts of the port, whose capabilities are false. The executor passes the error that
+is raised here to the client:
 
-Both are optional (the capabilities ``maps_virtual_memory`` and ``evaluates_conditions`` are false): the executor
-answers a client with the error that is raised here. A client's calls are checked against its own allocations, which
-this backend maps itself, so a client cannot be allowed to map memory; and a kernel's cudaGraphSetConditional refers
-to a graph of the driver, which this backend, executing a graph node by node, does not create.
+- Virtual memory management (``maps_virtual_memory``). A client's calls are checked against its own allocations, which
+  this backend maps itself, so a client cannot be allowed to map memory.
+- Conditional nodes of graphs (``evaluates_conditions``). A kernel's cudaGraphSetConditional refers to a graph of the
+  driver, but this backend executes a graph node by node and does not create one.
 """
 
 from __future__ import annotations
@@ -62,32 +63,32 @@ class NoConditions:
 
 
 CONTEXT_BYTES: Final = 10 << 20
-"""The bytes that a context is charged for itself: those of its first streams, 0.55 MiB each."""
+"""The bytes that a context is charged for itself, because its first streams take 0.55 MiB each."""
 STREAM_BYTES: Final = 576 << 10
 _STREAMS_INCLUDED: Final = 16
 END_SECONDS: Final = 2.0
-"""The seconds that ending a context waits for its kernels; they cannot be stopped."""
+"""The time that ending a context waits for its kernels, which cannot be stopped."""
 _POLL_SECONDS: Final = 0.0005
 
 
 class ContextOwner(Protocol):
-    """The device, as its contexts use it at their end."""
+    """The part of the device that its contexts use when they end."""
 
     closed: bool
 
     @property
     def is_faulted(self) -> bool:
-        """Whether the driver returns nothing but an error any more."""
+        """Whether a fault makes every call of the driver fail."""
 
     def fault(self, status: Status) -> None:
-        """Poison every context."""
+        """Give every context the sticky error ``status``."""
 
     def remove(self, context: CudaContext) -> None:
         """Remove a context that has released everything."""
 
 
 class CudaContext(NoVirtualMemory, NoConditions):
-    """Created by CudaDevice. Its work goes through ``queue``."""
+    """A client context, created by CudaDevice. Its work goes through ``queue``."""
 
     def __init__(
         self,
@@ -103,14 +104,14 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self.partition = partition
         self.id = context_id
         self.charged = 0
-        """The bytes that it was charged for itself."""
+        """The bytes that the client was charged for the context itself."""
         self.queue = IssueQueue(on_fault, context_id)
         self.queue.set_timed(services.times.timeline is not None)
         self._owner = owner
         self._services = services
         self._level = level
         self._deadline: float | None = None
-        """The time at which its end stops waiting for its kernels; None until it is abandoned."""
+        """When ``destroy`` stops waiting for kernels, on the monotonic clock; None until the context is abandoned."""
         self._is_ending = False
         self._resources = ContextResources(self.queue, space, services, self)
         self.default_stream = self._stream(blocking=True, priority=0)
@@ -165,7 +166,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return CudaEvent(self.queue, self._services, timing)
 
     def open_event(self, event: Event) -> Event:
-        """Refuse: BackendError NOT_SUPPORTED, because an event's recordings belong to its client's own queue."""
+        """Raise BackendError NOT_SUPPORTED, because the recordings of an event belong to its own context's queue."""
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device share no events")
 
     def notify(self, done: Completion) -> None:
@@ -173,7 +174,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self.queue.notify(done)
 
     def set_limit(self, limit: ContextLimit, count: int) -> None:
-        """Refuse: BackendError NOT_SUPPORTED, because the driver's limits are those of all clients."""
+        """Raise BackendError NOT_SUPPORTED, because the driver's limits apply to all clients."""
         reason = "all clients of a GPU work in one context of the driver, so none sets its limits"
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
 
@@ -187,7 +188,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         def done(status: Status) -> None:
             if status.code is Result.SUCCESS:
                 act()
-            else:  # called by its end, which stops no kernel
+            else:  # the context has ended, but its kernels may still run
                 self._services.cleanup.add(self.is_quiet, act)
 
         self.notify(done)
@@ -196,11 +197,11 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     @property
     def status(self) -> Status:
-        """SUCCESS, or the sticky error that faulted it."""
+        """SUCCESS, or the sticky error of a faulted, terminated or destroyed context."""
         return self.queue.status
 
     def suspect_kernels(self) -> list[str]:
-        """Return the kernels launched last in streams that may have unfinished work."""
+        """Return the names of the kernels launched last in streams that may have unfinished work."""
         names = {
             int(kernel.handle): kernel.layout.name for module in self._resources.modules for kernel in module.kernels
         }
@@ -210,8 +211,10 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return [names[function] for function in busy if function in names]
 
     def terminate(self, status: Status) -> None:
-        """Accept no more work and free its memory; BackendError LAUNCH_TIMEOUT when kernels still run after
-        PATIENCE_SECONDS.
+        """Accept no more work and free the context's memory.
+
+        Raises:
+            BackendError: LAUNCH_TIMEOUT if kernels still run after END_SECONDS.
         """
         if self.status.code is Result.SUCCESS:
             self.queue.close(status)
@@ -222,14 +225,14 @@ class CudaContext(NoVirtualMemory, NoConditions):
             self._resources.release_all()
 
     def abandon(self) -> None:
-        """Accept no more work and wait for none; the time of ``destroy``, which must follow, begins here."""
+        """Accept no more work, without waiting. ``destroy`` must follow; its END_SECONDS begin here."""
         if self._deadline is None:
             self._deadline = time.monotonic() + END_SECONDS
         self.queue.is_destroyed = True
         self.queue.close(DESTROYED)
 
     def destroy(self) -> None:
-        """Accept no more work and free everything once it has ended; waits for that PATIENCE_SECONDS at most."""
+        """Accept no more work and free everything once the work has ended; wait END_SECONDS for that at most."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -242,12 +245,12 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether the context was destroyed: the device keeps it until none of its work runs."""
+        """Whether the context was destroyed; the device keeps it until all its work has ended."""
         return self.queue.is_destroyed
 
     def is_quiet(self) -> bool:
-        """Return whether none of its work is running. True on a faulted device, because its work has ended."""
-        # A worker may be in a call, which is not counted yet; the lock keeps streams from release.
+        """Return whether no work of the context is running; true on a faulted device, because all work has ended."""
+        # A worker may be making a call that is not counted yet. The lock keeps streams from being released.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
         try:
@@ -261,7 +264,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return True
 
     def is_drained(self) -> bool:
-        """Return whether none of its work is left, neither running nor held."""
+        """Return whether all work of the context has ended, so that it neither runs nor is held."""
         # Held work of an ended context is never issued.
         holds = self.queue.order.holds and self.status.code is Result.SUCCESS
         return not holds and self.is_quiet()
@@ -274,7 +277,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return True
 
     def release(self) -> None:
-        """Free all its resources; none of its work runs. A faulted device releases everything with its process."""
+        """Free all resources, once no work runs; on a faulted device the end of the process releases them."""
         if self._owner.is_faulted:
             self._owner.remove(self)
             return

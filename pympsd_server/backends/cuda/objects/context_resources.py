@@ -1,7 +1,7 @@
-"""Allocations and modules of a context. They are freed when no context of their client can have work that uses them.
+"""Allocations and modules of a context, which are freed when no context of their client can have work that uses them.
 
 A client's contexts share their addresses. The addresses in a request are checked when it is queued, so nothing is
-freed before all work is done that the client had queued by then, in any of its contexts.
+freed until all work that the client had queued before, in any of its contexts, is done.
 """
 
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.interface import BackendError, Completion, Status
 
 MAX_ALLOCATIONS: Final = 1 << 18
-"""The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
+"""The most allocations of one context; even a small one costs the executor a few hundred bytes."""
 
 
 @define(eq=False)
 class ContextResources:
-    """The resources of one context. Used by its client's worker, at the end by the thread that ends the context."""
+    """The resources of one context, for its client's worker, and at the end for the thread that ends the context."""
 
     _queue: IssueQueue
     _space: ClientSpace
     _services: DeviceServices
     _context: SiblingContext
     _allocations: dict[int, int] = field(factory=dict, init=False)
-    """Sizes by address."""
+    """The sizes of the allocations in bytes, by address."""
     _being_freed: set[int] = field(factory=set, init=False)
     _modules: dict[CudaModule, None] = field(factory=dict, init=False)
 
@@ -72,7 +72,7 @@ class ContextResources:
         except BackendError:
             self._being_freed.discard(address)
             raise
-        self._space.disown(address)  # later requests would come after the work that it waits for
+        self._space.disown(address)  # work of later requests would not be waited for
         self._space.deferred_free.start_batch()
 
     def _free_now(self, address: int) -> None:
@@ -82,7 +82,7 @@ class ContextResources:
             self._space.free(address, count)
 
     def _call_when_unused(self, act: Callable[[], None], done: Completion) -> None:
-        """Call ``done`` when the work that this context has queued is done, ``act`` when the client's is."""
+        """Call ``done`` when the work queued in this context is done, ``act`` when the client's other work is too."""
 
         def note_own_work_done(status: Status) -> None:
             if status.code is Result.SUCCESS:
@@ -102,7 +102,7 @@ class ContextResources:
         self._space.deferred_free.start_batch()
         code, read = loadable(self._services.driver, image)
         charge = round_up_to_granules(read.device_bytes)
-        self._space.take(charge, "a module")  # before it is loaded: to unload it again would have to wait
+        self._space.take(charge, "a module")  # before it is loaded, because unloading it again would have to wait
         try:
             module = CudaModule(self._queue, self.unload, self._services.driver, code, read)
         except BaseException:
@@ -149,7 +149,7 @@ class ContextResources:
     # --- the context's end
 
     def release_all(self) -> None:
-        """Release everything, now or after other contexts' work; no work of this context is running."""
+        """Release everything when other contexts' work allows it; no work of this context may be running."""
         for address in tuple(self._allocations):
             self._space.disown(address)
         for module in self.modules:

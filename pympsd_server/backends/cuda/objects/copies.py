@@ -1,7 +1,7 @@
-"""Copies, which never block a worker until they are done.
+"""Copies. A worker never waits until one is done.
 
-Small ones from and to the host go through a slot of the executor's registered memory, large ones directly from and to
-the client's shared memory once that is registered. A client's pinned memory is accessed by the device itself.
+Small copies from and to the host go through a slot of the executor's registered memory, large ones directly from and
+to the client's shared memory once that is registered. The device accesses a client's pinned memory itself.
 
 A `BufferedCopy` goes through a buffer that is returned when the copy is done: a slot, or scratch memory.
 """
@@ -24,7 +24,7 @@ from pympsd_server.backends.interface import Completion, Copy, Extent, Fill, Reg
 
 
 class CopyStream(QueuedStream, Protocol):
-    """A stream, as its copies use it."""
+    """The part of a stream that its copies use."""
 
     queue: IssueQueue
     space: ClientSpace
@@ -36,7 +36,7 @@ class CopyStream(QueuedStream, Protocol):
         """Streams are keys."""
 
     def put(self, work: Callable[[], None], *, what: str) -> None:
-        """Issue work to the driver, now or when the hold on it has ended; BackendError on a faulted context.
+        """Issue work to the driver, now or when the hold on it has ended; raise BackendError on a faulted context.
 
         ``what``: its name in a timeline.
         """
@@ -49,7 +49,7 @@ class CopyStream(QueuedStream, Protocol):
 class BufferedCopy:
     """A copy whose buffer is released once: when the device is done with it, or when it will never be issued.
 
-    A copy that a host function holds is never issued if its context ends before; only its completion is called then.
+    If its context ends while a host function holds the copy, it is never issued; only its completion is called.
     """
 
     _stream: CopyStream
@@ -62,7 +62,7 @@ class BufferedCopy:
     """Taking the element out is atomic: it decides whether the copy is issued or its buffer released unused."""
 
     def put(self, done: Completion) -> None:
-        """Put the copy in its stream; ``done`` is called when the copy is over."""
+        """Put the copy in its stream; ``done`` is called when the copy is done or dropped."""
         completions = self._stream.queue.completions
 
         def over(status: Status) -> None:
@@ -91,7 +91,7 @@ class BufferedCopy:
 
     def _finish_copy(self, complete: PendingCompletion) -> None:
         try:
-            # After the context's end the bytes are not needed, and the client's memory may be another's.
+            # After the context's end nobody needs the bytes, and the client's memory may belong to another client.
             if self._stream.queue.status.code is Result.SUCCESS:
                 self._finish()
         finally:
@@ -101,7 +101,7 @@ class BufferedCopy:
                 complete(Status())
 
     def _drop(self) -> None:
-        # By the cleanup thread: a context may end in the midst of a call that holds the locks which releasing takes.
+        # The cleanup thread releases, because a context may end during a call that holds the locks needed for it.
         if self._is_first():
             self._stream.services.cleanup.add(lambda: True, self._release)
 
@@ -117,7 +117,7 @@ _NEAR_BYTES: Final = 1 << 20
 
 
 def put_copy(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
-    """Put a copy in its stream; its regions were checked and simplified."""
+    """Put a copy in its stream, after the caller has checked and simplified its regions."""
     to, start = copy.destination.space, copy.source.space
     if to is Space.STAGING or start is Space.STAGING:
         _put_staged(stream, copy, done)
@@ -137,7 +137,7 @@ def _put(stream: CopyStream, work: Callable[[], None], done: Completion | None) 
 
 
 def _ignore(status: Status) -> None:
-    """Do nothing: no completion was asked for."""
+    """Do nothing, because the caller has no completion."""
 
 
 # --- from and to the host
@@ -178,7 +178,7 @@ def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None
 
 
 def _slot(stream: CopyStream, host: Region, count: int) -> Slot | None:
-    """Return a slot for a copy; None when it is large and the device can access the bytes themselves."""
+    """Return a slot for a copy; None if the copy is large and the device can access the client's bytes directly."""
     if count > DIRECT_BYTES and host.host is not None and stream.space.mappings.can_access(host.host):
         return None
     return stream.services.staging.take(count, stream.space)
@@ -188,7 +188,7 @@ def _put_pinned(stream: CopyStream, copy: Copy, done: Completion | None) -> None
     call = stream.services.driver.call
 
     def issue() -> None:
-        # It refers to the bytes, which so outlive their registration; the driver then copies them like any others.
+        # This function keeps the bytes alive beyond their registration; the driver then copies them like any others.
         to, start = Side.of(copy.destination), Side.of(copy.source)
         for *position, extent in split_into_registered_pieces(to if to.is_host else start, copy.extent):
             _issue(call, to.at(*position), start.at(*position), extent, stream.handle)
@@ -211,7 +211,7 @@ def _put_on_device(stream: CopyStream, destination: int, source: int, count: int
             stream.notify(done)
         return
     if distance >= min(count, _NEAR_BYTES):
-        # Pieces no longer than the distance do not overlap, and the result of those that do is undefined.
+        # Pieces no longer than the distance do not overlap; a copy between bytes that overlap is undefined.
         def issue() -> None:
             for start, length in _pieces(count, min(count, distance), destination > source):
                 move(destination + start, source + start, length)
@@ -239,7 +239,7 @@ def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:
 
 def _issue(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
     if not extent.is_linear:
-        # CUDA_MEMCPY3D counts the slice pitch in rows.
+        # CUDA_MEMCPY3D takes the slice pitch as a number of rows.
         if extent.depth > 1 and (extent.height == 1 or any(side.slice_pitch % side.pitch for side in (to, start))):
             layer = Extent(extent.width, extent.height)
             for index in range(extent.depth):
@@ -265,9 +265,7 @@ def _parameters(to: Side, start: Side, extent: Extent) -> Any:
 
 
 def check_fill(fill: Fill) -> tuple[Extent, Region]:
-    """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for copies that the driver cannot
-    do.
-    """
+    """Return a fill's simplified extent and region; raise BackendError INVALID_VALUE if the driver cannot do it."""
     fill.check_elements()
     extent, region = fill.extent, fill.destination
     if not extent.is_linear:

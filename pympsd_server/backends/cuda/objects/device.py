@@ -1,13 +1,13 @@
 """A real GPU: one primary context of the driver, shared by all clients of this executor.
 
 `CudaDevice` builds the parts that all contexts share (`DeviceServices`) and holds the tables of contexts and clients.
-Sharing one context, as MPS does, makes the device fast; its price is written in `CAPABILITIES`: kernels of one client
-can reach the memory of another of the same user, a fault ends the work of all, and a kernel cannot be stopped. The
-executor's owner replaces the process; a program with a device of its own would reset the device instead.
+Sharing one context, as MPS does, makes the device fast. `CAPABILITIES` states the price: kernels of one client can
+reach the memory of another client of the same user, a fault ends the work of all, and a kernel cannot be stopped.
+After a fault the executor's owner replaces the process.
 
-A fault is noticed by any thread that calls the driver. `fault` keeps the first error, adds the names of the kernels
-that were launched last in streams with unfinished work, and faults every context; from then on nothing is freed one
-by one, because the driver answers every call with the same error, and the process releases everything with its end.
+Any thread that calls the driver may notice a fault. `fault` keeps the first error, adds the names of the kernels that
+were launched last in streams with unfinished work, and faults every context. From then on nothing is freed one by
+one, because the driver answers every call with the same error; the end of the process releases everything.
 
 The driver's environment is prepared before cuInit: settings that clients or operators made for other programs must
 not hide devices or lead to a daemon, and kernels are loaded eagerly, because a lazy load delays all clients'
@@ -63,16 +63,17 @@ CAPABILITIES: Final = Capabilities(
     maps_host_memory=True,
 )
 _SET: Final = {
-    "CUDA_MODULE_LOADING": "EAGER",  # else the first launch of a kernel loads it, and delays all clients then
+    "CUDA_MODULE_LOADING": "EAGER",  # else the first launch of a kernel loads it, which delays all clients
     "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
 }
 _REMOVED: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_")
 
 
 def prepare_environment(environment: Any) -> None:
-    """Set the environment that the driver reads at cuInit: no client's settings, and none of MPS.
+    """Prepare the environment that the driver reads at cuInit: remove the settings of clients and of MPS.
 
-    BackendError NOT_SUPPORTED for an impossible number of hardware queues.
+    Raises:
+        BackendError: NOT_SUPPORTED if it has an impossible number of hardware queues.
     """
     try:
         connections = read(environment, CONNECTIONS)
@@ -88,10 +89,10 @@ class CudaDevice(AccountedDevice):
     """One device of this machine. ``ordinal`` chooses its window of addresses."""
 
     native: NativeAccess
-    """True if streams can write the marks in which a native worker sees the end of work."""
+    """The native worker's access to the device; missing if streams cannot write the marks that show it work's end."""
 
     def __init__(self, properties: DeviceProperties, ordinal: int) -> None:
-        """Open the device; BackendError when the driver has no such device, or refuses."""
+        """Open the device; raise BackendError if the driver does not have it, or refuses to open it."""
         prepare_environment(os.environ)
         try:
             plain_call(cu.cuInit, 0)
@@ -101,7 +102,7 @@ class CudaDevice(AccountedDevice):
         self.properties = properties
         self._lock = Lock()
         self._contexts: dict[CudaContext, int] = {}
-        """The contexts that are not released, with the key of their client."""
+        """The contexts that are not released, each with the address space of its client."""
         self._clients: dict[int, ClientSpace] = {}
         self._error: Status | None = None
         self._fault_lock = Lock()
@@ -128,7 +129,7 @@ class CudaDevice(AccountedDevice):
         self._exited_mappings = DeferredRelease(cleanup, self.is_quiet, MAX_SHARED_BYTES)
         if (calls := native_calls(driver, properties.attributes)) is not None:
             self.native = CudaNativeAccess(calls, lambda code: driver.handle_failure(code, "a launch or a wait"))
-        # The memory of the context itself counts as taken, and that of other users' executors and other programs.
+        # The memory of the driver's context, of other users' executors and of other programs counts as taken.
         self.budget = DeviceBudget(properties.memory_bytes, self._measure_used)
 
     def _measure_used(self) -> int:
@@ -142,12 +143,12 @@ class CudaDevice(AccountedDevice):
 
     @property
     def stream_priorities(self) -> tuple[int, int]:
-        """Least and greatest stream priority."""
+        """The lowest and the highest stream priority."""
         return PRIORITIES
 
     @property
     def trace(self) -> Mapping[str, int]:
-        """Counters: contexts, kernels_started, kernels_finished (known to have), bytes_allocated, bytes_used ..."""
+        """Counters: contexts, kernels_started, kernels_finished (as far as known), bytes_allocated, bytes_used ..."""
         with self._lock:
             contexts = tuple(self._contexts)
         for context in contexts:
@@ -159,7 +160,7 @@ class CudaDevice(AccountedDevice):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The multiprocessors of the contexts; the number of blocks resident on them cannot be seen."""
+        """The multiprocessors of the contexts; the number of blocks that were resident on them is unknown, so 0."""
         max_blocks = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
         with self._lock:
             return [
@@ -170,7 +171,7 @@ class CudaDevice(AccountedDevice):
 
     @property
     def batch_traces(self) -> Sequence[BatchTrace]:
-        """Empty: the device does not report when blocks begin."""
+        """Empty, because the device does not report when blocks begin."""
         return ()
 
     @property
@@ -187,7 +188,7 @@ class CudaDevice(AccountedDevice):
 
     @property
     def host_memory_base(self) -> int:
-        """Host memory may lie anywhere."""
+        """0, because kernels can access host memory anywhere."""
         return 0
 
     def register_host_memory(
@@ -205,7 +206,7 @@ class CudaDevice(AccountedDevice):
     # --- contexts
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Report all work from now on to a timeline, which only Python issues then; or to none.
+        """Report all work from now on to a timeline, or to none. While there is one, only Python issues work.
 
         The timeline gets no slices of the device's time, only when work in a stream began and ended.
         """
@@ -277,7 +278,7 @@ class CudaDevice(AccountedDevice):
         return all(context.is_quiet() for context in contexts)
 
     def fault(self, status: Status) -> None:
-        """Poison every context: the driver returns nothing but this error any more. Safe from any thread."""
+        """Fault every context, because the driver now answers every call with this error. Safe from any thread."""
         with self._fault_lock:
             if self._error is not None:
                 return
@@ -292,26 +293,26 @@ class CudaDevice(AccountedDevice):
 
     @property
     def is_faulted(self) -> bool:
-        """Whether the driver returns nothing but an error any more."""
+        """Whether a fault makes every call of the driver fail."""
         return self._error is not None
 
     def close(self) -> None:
-        """Accept no more work and call all completions. Kernels that run end with the process."""
+        """Accept no more work and call all completions. Running kernels end with the process."""
         self.closed = True
         for context in tuple(self._contexts):
             context.abandon()
         self.services.watcher.close()
         self.services.cleanup.close()
-        with suppress(BackendError):  # a faulted device releases everything with its process
+        with suppress(BackendError):  # a faulted device: the end of the process releases everything
             if self._error is None and self.is_quiet():
-                for context in tuple(self._contexts):  # those that the cleanup thread has not released by now
+                for context in tuple(self._contexts):  # those that the cleanup thread has not released yet
                     context.release()
                 self.services.staging.close()
                 self.services.memory.close()
 
 
 def _find(uuid: str) -> Any:
-    """Return the handle of the device with a UUID; BackendError NO_DEVICE if it is gone."""
+    """Return the handle of the device with a UUID; raise BackendError NO_DEVICE if the driver does not have it."""
     for number in range(plain_call(cu.cuDeviceGetCount)):
         handle = plain_call(cu.cuDeviceGet, number)
         if uuid_text(bytes(plain_call(cu.cuDeviceGetUuid, handle).bytes)) == uuid:

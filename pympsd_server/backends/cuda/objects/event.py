@@ -1,4 +1,4 @@
-"""Events of a client: each stands for the position of a stream at which it was last recorded."""
+"""Events of a client: each marks the position in a stream where it was last recorded."""
 
 from collections.abc import Hashable
 
@@ -15,7 +15,7 @@ from pympsd_server.backends.interface import BackendError, Completion, Event, St
 
 @define(eq=False)
 class Recording:
-    """One recording of an event: a marker, as soon as it is issued."""
+    """One recording of an event; it has a marker once it is issued."""
 
     stream: Hashable
     marker: StreamMarker | None = field(default=None, init=False)
@@ -23,13 +23,13 @@ class Recording:
 
     @property
     def passed(self) -> bool:
-        """Whether the work before it is done."""
+        """Whether the work before the recording is done."""
         return self.marker is not None and self.marker.passed
 
 
 @define(eq=False)
 class CudaEvent:
-    """A position in a stream; ``recording`` is what it last recorded."""
+    """A position in a stream, set by the last ``recording``; None before the first."""
 
     queue: IssueQueue
     _services: DeviceServices
@@ -42,7 +42,7 @@ class CudaEvent:
         return self.recording is None or self.recording.passed
 
     def notify(self, done: Completion) -> None:
-        """Call back when its position is passed."""
+        """Call ``done`` when the work before the event is done."""
         recording = self.recording
         if recording is None or recording.step is None:
             done(self.queue.status)

@@ -1,11 +1,11 @@
-"""Partitions of the multiprocessors: green contexts over groups of a split, made when first needed and kept.
+"""Partitions of the multiprocessors: green contexts over groups of SMs, made when first needed and then kept.
 
-There are two splits: into pairs for limits, and into chunks for static partitions.
+The device is split into groups in two ways: into pairs for limits, and into chunks for static partitions.
 
-Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available
+Making a partition waits for every running kernel (0.4 ms if none runs) and takes 6 MiB; a kept one is available
 immediately. Source: docs/decisions/004-what-the-gpu-decided.md.
 
-`SmGroups` chooses the groups of multiprocessors for a context: unused ones, else those with the fewest users.
+`SmGroups` chooses the groups for a context: unused ones if it can, otherwise those with the fewest users.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class SmGroups:
         self._users = [0] * self.count
 
     def count_groups(self, multiprocessors: int) -> int:
-        """Return the number of groups for a limit, rounded up; 0 if it does not limit a context."""
+        """Return the number of groups for a limit, rounded up; 0 if the limit is 0 or includes all groups."""
         groups = -(-multiprocessors // self.size)
         return groups if 0 < groups < self.count else 0
 
     def take(
         self, count: int, reusable: Iterable[tuple[int, ...]] = (), among: Sequence[int] | None = None
     ) -> tuple[int, ...]:
-        """Return the groups for a context: a ``reusable`` set if it is used no more than the least used groups.
+        """Take groups for a context: the least used ones, or a ``reusable`` set if that is not used more.
 
-        ``among``: the groups that it may have; None: any.
+        ``among``: the groups that the context may have; None for any.
         """
         every = range(self.count) if among is None else among
         fewest = sorted(every, key=lambda number: (self._users[number], number))[:count]
@@ -71,10 +71,10 @@ class SmGroups:
 
 
 def part_of(chunks: Sequence[int], multiprocessors: int, size: int, remainder: int) -> tuple[int, tuple[int, ...]]:
-    """Return how many chunks of a static partition hold this many multiprocessors, and those among which they are.
+    """Return how many chunks of a static partition a limit needs, and the chunks to choose them from.
 
-    A part of it has whole chunks of ``size`` only: the one numbered ``remainder`` has another number. All of them for
-    more than these have, and for 0: no limit.
+    A limit gets only chunks of ``size`` multiprocessors, so not the one numbered ``remainder``, which has a different
+    size. A limit of 0, or of more than the other chunks have, gets all ``chunks``.
     """
     whole = tuple(chunk for chunk in chunks if chunk != remainder)
     count = -(-multiprocessors // size)
@@ -86,7 +86,7 @@ PARTITION_BYTES: Final = 6 << 20
 """Device memory that a green context takes (measured on an H200)."""
 _BLOCKS_EACH: Final = 64
 _IGNORE_COSCHEDULING: Final = 1
-"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose kind cuda-bindings 13.1 renamed."""
+"""CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose enumeration cuda-bindings 13.1 renamed."""
 _WHERE: Final = b"""
 .version 7.0
 .target sm_70
@@ -105,7 +105,7 @@ AGAIN:
     ret;
 }
 \0"""
-"""Writes the multiprocessor of each block, and occupies it a while so that the other blocks run elsewhere."""
+"""A kernel that writes the multiprocessor of each block, and keeps it busy so that the other blocks run elsewhere."""
 
 
 @frozen
@@ -117,7 +117,7 @@ class Partition:
     green: Any = None
     groups: tuple[int, ...] = ()
     split: Split | None = None
-    """Whose groups they are."""
+    """The split that ``groups`` refers to."""
 
 
 @define
@@ -145,8 +145,9 @@ class Partitions:
         self._where = driver.call(cu.cuModuleGetFunction, driver.call(cu.cuModuleLoadData, _WHERE), b"where")
 
     def take(self, multiprocessors: int, chunks: tuple[int, ...] = ()) -> Partition:
-        """Return a partition of this many multiprocessors, rounded up to whole groups; 0: all of them, or all in the
-        chunks of a static partition, if there are any; raise BackendError.
+        """Return a partition of this many multiprocessors, rounded up to whole groups; raise BackendError.
+
+        0 means all multiprocessors. With ``chunks``, the multiprocessors are those of a static partition.
         """
         with self._lock:
             if chunks:
@@ -201,7 +202,7 @@ class Partitions:
         return Partition(self._measure_multiprocessors(green, count), green, groups, split)
 
     def _measure_multiprocessors(self, green: Any, multiprocessors: int) -> tuple[int, ...]:
-        """Return the ids of a green context's multiprocessors: the driver reports only their number."""
+        """Measure the ids of a green context's multiprocessors, because the driver reports only their number."""
         call, blocks = self._driver.call, multiprocessors * _BLOCKS_EACH
         stream = call(cu.cuGreenCtxStreamCreate, green, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING), 0)
         address, smids = self._memory.allocate(4 * blocks), bytearray(4 * blocks)

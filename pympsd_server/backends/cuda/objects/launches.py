@@ -1,4 +1,4 @@
-"""Kernel launches: checked before they are queued, as far as that needs no driver, then issued to the driver."""
+"""Kernel launches: checked, as far as possible without the driver, before they are queued, and issued to it later."""
 
 import ctypes
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ _SIZE: Final = 2
 
 @frozen(eq=False)
 class PreparedLaunch:
-    """A launch of a kernel that was found in its module."""
+    """A launch with its kernel."""
 
     kernel: Kernel
     launch: Launch
 
     def check(self, attributes: Mapping[str, int]) -> None:
-        """BackendError INVALID_VALUE for a launch that the device or the kernel cannot run."""
+        """Raise BackendError INVALID_VALUE for a launch that the device or the kernel cannot run."""
         layout, launch = self.kernel.layout, self.launch
         for what, extent in (("GRID", launch.grid), ("BLOCK", launch.block)):
             for axis, value in zip("XYZ", extent, strict=True):

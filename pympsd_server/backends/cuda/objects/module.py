@@ -1,4 +1,4 @@
-"""Loaded code: the driver's linker, which delays no client, makes PTX and fatbins a cubin, which is then loaded."""
+"""Loaded code. The driver's linker, which does not delay clients, first turns PTX or a fatbin into a cubin."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LOG_BYTES: Final = 8192
 _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
-"""Matches the driver's linker's report of an undefined function."""
+"""Matches the linker's report of an undefined function."""
 _MAX_PARAMETERS: Final = 4096
 """More parameters than any kernel has."""
 
 
 def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
-    """Return an image that needs no compiling, and its contents; BackendError with the linker's message."""
+    """Return an image that needs no compiling, and its contents; raise BackendError with the linker's message."""
     kind = kind_of(image)
     if kind == "cubin":
         return image, read_cubin(image)
@@ -44,7 +44,7 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
     except BackendError as error:
         if error.code is not Result.ERROR_NO_BINARY_FOR_GPU:
             raise
-        # Its code is linked already: the linker refuses that, the loader accepts it.
+        # Its code is linked already. The linker refuses such code; the loader accepts it.
         return image, read_fatbin(image)
     read = read_cubin(cubin)
     # From linked code the linker may also make an empty cubin.
@@ -89,7 +89,7 @@ class CudaModule:
         code: bytes,
         read: Cubin,
     ) -> None:
-        """Load the result of ``loadable``, which waits for every running kernel; BackendError if it is refused.
+        """Load the result of ``loadable``, which waits for every running kernel; raise BackendError if it is refused.
 
         ``unload`` releases a module after the work queued before the call.
         """
@@ -132,14 +132,14 @@ class CudaModule:
 
     @property
     def variable_ranges(self) -> Mapping[int, int]:
-        """The sizes of its variables by address; several names may stand for one address."""
+        """The sizes of the module's variables in bytes, by address; several variables may have one address."""
         sizes: dict[int, int] = {}
         for variable in self.globals:
             sizes[variable.address] = max(variable.size, sizes.get(variable.address, 0))
         return sizes
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel by its index; BackendError INVALID_HANDLE when it does not exist."""
+        """Return a kernel by its index; raise BackendError INVALID_HANDLE if it does not exist."""
         if not 0 <= index < len(self.kernels):
             reason = f"function {index} of a module that has {len(self.kernels)}"
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
@@ -151,7 +151,7 @@ class CudaModule:
         return 0
 
     def place_managed(self, address: int) -> None:
-        """Fail with NOT_SUPPORTED."""
+        """Raise BackendError NOT_SUPPORTED, because the driver places managed variables itself."""
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "the driver places managed variables itself")
 
     def unload(self) -> None:
@@ -168,7 +168,7 @@ def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
     attributes = {}
     for name, attribute in cu.CUfunction_attribute.__members__.items():
         code, value = cu.cuFuncGetAttribute(attribute, handle)
-        if not int(code):  # an older driver has not all of them
+        if not int(code):  # an older driver lacks some
             attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
     attributes[REGISTERS_OF_A_WARP] = warp_registers(attributes["NUM_REGS"])
     parameters = _parameters(handle)

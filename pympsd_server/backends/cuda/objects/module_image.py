@@ -1,4 +1,4 @@
-"""The kind and the contents of module images: the driver takes an image by address and trusts its contents. Sans-I/O.
+"""Check and read module images, because the driver takes an image by its address and trusts its contents. Sans-I/O.
 
 A cubin is an ELF file for machine 190 (EM_CUDA); its variables are the objects of its symbol table. Sources:
 ELF-64 object file format; cuobjdump -elf; fatbinary.h for the magic number.
@@ -29,9 +29,9 @@ _ALLOCATED: Final = 2
 _OBJECT: Final = 1
 _FUNCTION: Final = 2
 _DATA: Final = (b".nv.global", b".nv.constant3")
-"""The prefixes of the names of sections that hold variables."""
+"""What the names of sections with variables begin with."""
 _TIMES: Final = 2
-"""A well made file is read once; names may share their ends, and bytes of code may look like a header."""
+"""A file's size times this may be read from it: names may share their ends, and code may look like a header."""
 _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
 """The exceptions that reading a malformed file raises."""
 
@@ -42,9 +42,10 @@ class _TooLarge(Exception):
 
 @define
 class _File:
-    """An image. Only its names are copied; ``left`` bytes of the image may still be read.
+    """An image of which ``left`` more bytes may be read. Only its names are copied.
 
-    Headers may overlap and all claim the entire file: reading few bytes could take hours and gigabytes.
+    Without this bound a small file, whose headers overlap and all claim the entire file, could take hours and
+    gigabytes to read.
     """
 
     image: bytes
@@ -52,17 +53,17 @@ class _File:
 
     @classmethod
     def of(cls, image: bytes) -> _File:
-        """Return a file that nothing was read from."""
+        """Return an image that is yet to be read."""
         return cls(image, _TIMES * len(image))
 
     def count_read(self, count: int) -> None:
-        """Count bytes that are about to be read."""
+        """Count bytes that are about to be read; raise _TooLarge if they are too many."""
         self.left -= count
         if self.left < 0:
             raise _TooLarge(f"what is in it takes more than the {len(self.image)} bytes that it has")
 
     def text(self, start: int, end: int) -> str:
-        """Return the name at ``start``, which has its NUL before ``end``."""
+        """Return the name at ``start``; raise ValueError if it does not end with a NUL before ``end``."""
         stop = self.image.find(b"\0", start, end)
         self.count_read(max(0, (end if stop < 0 else stop) - start))
         if stop < 0:
@@ -72,7 +73,7 @@ class _File:
 
 @frozen
 class _Section:
-    """A section of a cubin; its bytes are those from ``start`` to ``end``, none if the file holds none."""
+    """A section of a cubin; its bytes in the image are those from ``start`` to ``end``."""
 
     name: int
     kind: int
@@ -96,7 +97,7 @@ class Cubin:
 
 
 def kind_of(image: bytes) -> str:
-    """Return ``ptx``, ``cubin`` or ``fatbin``; BackendError INVALID_PTX if empty, INVALID_IMAGE if other."""
+    """Return ``ptx``, ``cubin`` or ``fatbin``; raise BackendError INVALID_PTX if empty, INVALID_IMAGE if neither."""
     if image.startswith(_ELF):
         return "cubin"
     if image.startswith(_FATBIN):
@@ -110,7 +111,7 @@ def kind_of(image: bytes) -> str:
 
 
 def check_fatbin(image: bytes) -> None:
-    """BackendError INVALID_IMAGE unless the image is as long as its header states."""
+    """Raise BackendError INVALID_IMAGE if the image is shorter than its header states."""
     if len(image) >= _FATBIN_HEADER.size:
         _, _, header, size = _FATBIN_HEADER.unpack_from(image)
         if header >= _FATBIN_HEADER.size and header + size <= len(image):
@@ -119,7 +120,7 @@ def check_fatbin(image: bytes) -> None:
 
 
 def read_cubin(image: bytes) -> Cubin:
-    """Read a cubin; BackendError NO_BINARY_FOR_GPU if it is malformed, NOT_SUPPORTED if MPS does not support it."""
+    """Read a cubin; raise BackendError NO_BINARY_FOR_GPU if malformed, NOT_SUPPORTED if MPS does not support it."""
     try:
         cubin = _read(_File.of(image), 0)
     except (*_DAMAGE, _TooLarge) as error:
@@ -131,8 +132,10 @@ def read_cubin(image: bytes) -> Cubin:
 def read_fatbin(image: bytes) -> Cubin:
     """Return the variables of a fatbin's cubins that are not compressed, and the largest size of these.
 
-    If all are compressed: no variables, and the size of the file. BackendError NOT_SUPPORTED when one of those read
-    uses a feature that MPS does not support, INVALID_IMAGE when they overlap.
+    If all are compressed, return no variables and the size of the file.
+
+    Raises:
+        BackendError: NOT_SUPPORTED if a cubin uses what MPS does not support; INVALID_IMAGE if they overlap.
     """
     try:
         file, cubins, at = _File.of(image), [], image.find(_ELF)
@@ -196,7 +199,7 @@ def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list
         rows = memoryview(file.image)[table.start : table.end]
         for name, info, _, index, _, size in _SYMBOL.iter_unpack(rows):
             kind = info & 15
-            # Local symbols too: those of variables that are not .visible, which NVRTC's are not.
+            # Local symbols too, because NVRTC's variables are not .visible.
             if kind == _OBJECT and size and 0 < index < len(sections) and holds_data(index):
                 variables.append(file.text(names.start + name, names.end))
             elif kind == _FUNCTION and not index:
@@ -205,5 +208,5 @@ def _symbols(file: _File, sections: list[_Section], names_at: int) -> tuple[list
 
 
 def _drop_duplicates(names: list[str]) -> tuple[str, ...]:
-    """Return each name once, in order: several symbols may have the same name."""
+    """Return each name once, in order, because several symbols may have the same name."""
     return tuple(dict.fromkeys(names))

@@ -16,8 +16,8 @@ from pympsd_server.native.states import ContextState, DriverCalls, KernelRow, St
 
 _LIBRARY: Final = "libcuda.so.1"
 _CAN_WRITE: Final = "CAN_USE_64_BIT_STREAM_MEM_OPS"
-"""The attribute for the present form of these operations; CAN_USE_STREAM_MEM_OPS_V1, for the first form, is 0 by
-now."""
+"""The attribute for the second form of these operations. Present drivers report CAN_USE_STREAM_MEM_OPS_V1, the
+attribute for the first form, as 0."""
 
 
 def native_calls(driver: Driver, attributes: Mapping[str, int]) -> DriverCalls | None:

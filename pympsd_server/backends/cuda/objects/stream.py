@@ -29,13 +29,13 @@ from pympsd_server.backends.interface import BackendError, Completion, Copy, Eve
 from pympsd_server.native.states import STREAM_EVENTS, StreamState
 
 _LEVELS: Final = 3
-"""Stream priorities that a client has; those of a client below normal all come after those of a normal one."""
+"""The number of stream priorities that a client has. A client below normal gets lower ones than a normal client."""
 PRIORITIES: Final = (0, 1 - _LEVELS)
-"""Least and greatest stream priority."""
+"""The lowest and the highest stream priority."""
 
 
 def create_handle(driver: Driver, partition: Partition, level: int, priority: int) -> Any:
-    """Return a CUstream in a partition; ``level`` is its client's, as Quota.priority."""
+    """Return a new CUstream in a partition; ``level`` is the client's ``Quota.priority``."""
     least, greatest = PRIORITIES
     driver_priority = max(greatest, min(least, priority)) - (0 if level else _LEVELS)
     flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -56,7 +56,7 @@ class CudaStream:
         blocking: bool,
         charge: int,
     ) -> None:
-        """``create`` returns its CUstream; BackendError when the driver refuses an object that the stream needs."""
+        """``create`` returns the CUstream. Raise BackendError if the driver refuses an object for the stream."""
         self.queue = queue
         self.space = space
         self.services = services
@@ -72,14 +72,14 @@ class CudaStream:
             undo.callback(services.driver.call, cu.cuStreamDestroy, self.handle)
             self._resources = undo.pop_all()
         self.native_state = StreamState(handle=int(self.handle), word=self.word.address, is_blocking=blocking)
-        """The counts of its work, which a native worker keeps too."""
+        """The counts of the stream's work, which a native worker updates too."""
         self.native_state.marked = self.word.value
         self.native_state.events[:] = [int(event) for event in events]
         self._charge = charge
         self._driver = services.driver
         self._started = 0
         self._ended = 0
-        """Kernels that were counted as started, and as ended."""
+        """The kernels that the device's counters include as started and as finished."""
 
     @property
     def blocking(self) -> bool:
@@ -136,7 +136,7 @@ class CudaStream:
     # --- events and completions
 
     def record(self, event: Event) -> None:
-        """Make the event stand for the present end of the stream."""
+        """Make the event mark the present end of the stream."""
         own = self._check_event(event)
         recording = Recording(self)
 
@@ -177,10 +177,10 @@ class CudaStream:
             self.watch(self.marker(), lambda: complete(Status()))
 
     def launch_host_function(self, begin: Completion) -> PendingFunction:
-        """Call ``begin`` when the stream reaches this point; it resumes when the function is finished."""
+        """Call ``begin`` when the stream reaches this point; the stream resumes when the function is finished."""
         function = PendingFunction(self.queue)
         complete = self.queue.completions.add(function.begin_with(begin))
-        with self.queue.lock:  # a function that begins immediately must not be finished before its step is known
+        with self.queue.lock:  # a function that begins immediately must not finish before its step is set
             try:
                 function.step = self.queue.put(self, lambda: self._complete_when_done(complete), is_held=True)
             except BackendError:
@@ -190,7 +190,7 @@ class CudaStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all work is done that was queued before the call, or that this stream would wait for."""
+        """Whether all work queued in the stream is done, and all work of other streams that it would wait for."""
         queue = self.queue
         with queue.lock:
             if queue.order.find_predecessors(self):
@@ -212,7 +212,7 @@ class CudaStream:
         self.queue.put(self, leave, on_faulted=lambda status: None)
 
     def _try_to_discard(self) -> bool:
-        """Discard the stream if no work of it is running; do not wait for a worker, which may be blocked."""
+        """Discard the stream if its work is done; return whether it is. Do not wait for a worker with the lock."""
         lock = self.queue.lock
         if not lock.acquire(blocking=False):
             return False
@@ -225,7 +225,7 @@ class CudaStream:
             lock.release()
 
     def discard(self) -> None:
-        """Release the handle, once; no work of it is running."""
+        """Release a stream that runs no work; a second call has no effect."""
         queue = self.queue
         with queue.lock:
             if self not in queue.streams:
@@ -236,15 +236,15 @@ class CudaStream:
             self.release()
 
     def release(self) -> None:
-        """Release the driver's objects for it; its queue does not have the stream."""
+        """Release the stream's driver objects; its queue must not contain the stream."""
         self._resources.close()
 
     # --- issuing; the queue's lock is held
 
     def put(self, work: Callable[[], None], after: tuple[Step, ...] = (), what: str = "") -> None:
-        """Issue work to the driver, now or when the hold on it has ended; BackendError on a faulted context.
+        """Issue work to the driver, now or when the hold on it has ended; raise BackendError on a faulted context.
 
-        ``what``: its name in a timeline; empty: it is not shown.
+        ``what``: the name of the work in a timeline; empty if the timeline does not show it.
         """
         times = self.services.times
         submitted = time.perf_counter_ns() if times.timeline is not None else 0
@@ -295,7 +295,7 @@ class CudaStream:
     def is_completed(self) -> bool:
         """Ask the driver whether everything issued is done."""
         state = self.native_state
-        # In this order, so that work issued during the query is not taken for done.
+        # Read these first, so that work issued during the query does not count as done.
         launched, issued = state.launched, state.issued
         if state.completed != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
             state.completed = issued

@@ -1,9 +1,7 @@
 """Completions that a context's work has yet to call: each is called once, by the work's end or the context's.
 
-`CompletionWords` are words of host memory that streams write marks to. The end of work is seen by reading them,
-without the driver.
-
-It is seen 0.8 us sooner than by asking an event, and reading waits for no lock of the driver's (decision 004).
+`CompletionWords` are words of host memory that streams write marks to. A worker reads them to see the end of work. It
+sees that 0.8 us sooner than by querying an event, and never waits for a lock of the driver (decision 004).
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ class PendingCompletion:
     _done: Completion
 
     def __call__(self, status: Status) -> None:
-        """Call the completion, unless it was called."""
+        """Call the completion, unless it was called before."""
         if self._owner.take(self):
             self._done(status)
 
 
 @define(eq=False)
 class PendingCompletions:
-    """The pending completions of one context. Safe to use from several threads; none is called under the lock."""
+    """The pending completions of one context. Safe to use from several threads; the lock is not held during calls."""
 
     _lock: Lock = field(factory=Lock, init=False)
     _open: dict[PendingCompletion, None] = field(factory=dict, init=False)
@@ -52,7 +50,7 @@ class PendingCompletions:
             return self._open.pop(pending, pending) is None
 
     def end(self, status: Status) -> None:
-        """Call all pending functions; functions added later are called by the code that adds them."""
+        """Call all pending completions; the code that adds one later must call it."""
         with self._lock:
             waiting = tuple(self._open)
         for pending in waiting:
@@ -77,7 +75,7 @@ class Countdown:
 
 
 _APART_BYTES: Final = 64
-"""A cache line each: workers poll theirs without pause."""
+"""The distance between words, a cache line, because workers poll their words without pause."""
 _AREA_BYTES: Final = 65536
 
 
@@ -95,14 +93,14 @@ class CompletionWord:
 
 @define(eq=False)
 class CompletionWords:
-    """The words of one device. A word that is used again keeps the value it has. Thread-safe."""
+    """The words of one device, for reuse: a word keeps its value. Safe to use from several threads."""
 
     _driver: Driver
     _lock: Lock = field(factory=Lock, init=False)
     _free: list[CompletionWord] = field(factory=list, init=False)
 
     def take(self) -> CompletionWord:
-        """Return an unused word; BackendError when the driver has no memory."""
+        """Return an unused word; raise BackendError if the driver has no memory for more."""
         with self._lock:
             if not self._free:
                 flags = cu.CU_MEMHOSTALLOC_PORTABLE | cu.CU_MEMHOSTALLOC_DEVICEMAP
@@ -112,6 +110,6 @@ class CompletionWords:
             return self._free.pop()
 
     def give(self, word: CompletionWord) -> None:
-        """Return a word when all writes to it are done. Its memory stays: freeing it waits for all kernels."""
+        """Give back a word when all writes to it are done. Its memory is kept: freeing it would wait for kernels."""
         with self._lock:
             self._free.append(word)

@@ -6,9 +6,9 @@ stream has not waited for yet are noted (`note_unseen`). Completions are kept in
 once: by the thread that watches markers when the work is done, or by `fault` and `close` when the context ends.
 
 Two kinds of threads meet here. Workers issue work and hold `lock`, perhaps for long, because a driver call may block.
-The thread that detects a fault must not wait for them: `fault` takes only `_fault_lock`, which is held for an
-instant, sets `closed` for the native worker, and calls the completions. A call that a worker has already
-begun may still reach the driver; its result is ignored."""
+The thread that detects a fault must not wait for them, so `fault` takes only `_fault_lock`, which is held for an
+instant, sets `closed` for the native worker, and calls the completions. A call that a worker has begun may still
+reach the driver; its result is ignored."""
 
 import ctypes
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ _Value = TypeVar("_Value")
 
 
 class QueuedStream(OrderedStream, Protocol):
-    """A stream, as its queue uses it."""
+    """The part of a stream that its queue uses."""
 
     native_state: StreamState
 
@@ -49,14 +49,14 @@ class QueuedStream(OrderedStream, Protocol):
         """Call ``callback`` when the device has reached a marker."""
 
     def discard(self) -> None:
-        """Release the stream; no work of it is running."""
+        """Release the stream, which runs no work."""
 
 
 class IssueQueue:
-    """The streams of one context. Work is issued under ``lock``; completions come from the device's watcher."""
+    """The streams of one context. Work is issued under ``lock``; the device's watcher calls completions."""
 
     def __init__(self, on_fault: Callable[[Status], None], context_id: int = 0) -> None:
-        """``id``: the context's."""
+        """``on_fault`` gets the sticky error of a fault; ``context_id`` is the context's id in timelines."""
         self.id = context_id
         self.stream_numbers = count()
         self.lock = RLock()
@@ -65,7 +65,7 @@ class IssueQueue:
         self.streams: dict[QueuedStream, None] = {}
         self.default_stream: QueuedStream | None = None
         self.native_state = ContextState()
-        """Whether a native worker may execute records of the context."""
+        """The state by which a native worker decides whether it may execute records of the context."""
         self.is_destroyed = False
         self._is_timed = False
         self._on_fault = on_fault
@@ -74,7 +74,7 @@ class IssueQueue:
         self._fault_lock = Lock()
 
     def set_timed(self, timed: bool) -> None:
-        """Set whether its work is reported to a timeline; only Python issues it then."""
+        """Set whether the context's work is reported to a timeline; if it is, only Python issues work."""
         with self.lock:
             self._is_timed = timed
             self._note_held()
@@ -91,7 +91,7 @@ class IssueQueue:
         self.native_state.default_stream = ctypes.pointer(stream.native_state)
 
     def enter(self, table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-        """Add a new object to a table; BackendError if the context was destroyed: the caller must release it."""
+        """Add an object to a table. Raise BackendError if the context was destroyed; the caller then releases it."""
         with self.lock:
             if self.is_destroyed:
                 raise BackendError(DESTROYED.code, DESTROYED.reason)
@@ -104,7 +104,7 @@ class IssueQueue:
             self.native_state.unseen += 1
 
     def take_unseen(self) -> list[QueuedStream]:
-        """Return the streams that have such work; the default stream must now wait for it."""
+        """Return the streams that `note_unseen` was called for; the caller makes the default stream wait for them."""
         if not self.native_state.unseen:
             return []
         unseen = [stream for stream in self.streams if stream.native_state.unseen]
@@ -137,10 +137,10 @@ class IssueQueue:
         is_held: bool = False,
         alone: bool = False,
     ) -> Step:
-        """Issue work in a stream, now or when the hold on it has ended; BackendError on a faulted context.
+        """Issue work in a stream, now or when the hold on it has ended; raise BackendError on a faulted context.
 
-        With ``on_faulted`` the sticky error is passed to it instead of raised. ``is_held`` and ``alone``: see
-        submission_order.py.
+        If there is an ``on_faulted``, it is called with the sticky error instead. submission_order.py explains
+        ``is_held`` and ``alone``.
         """
         step = Step(stream, issue, is_held)
         with self.lock:
@@ -162,7 +162,7 @@ class IssueQueue:
         after: Iterable[Step] = (),
         alone: bool = False,
     ) -> None:
-        """Put work that calls ``done``, which is called at the context's end too; not when the work is refused."""
+        """Put work that calls ``done``. The end of the context calls it too; if the work is refused, nothing does."""
         complete = self.completions.add(done)
         try:
             self.put(stream, lambda: issue(complete), after, on_faulted=complete, alone=alone)
@@ -171,7 +171,7 @@ class IssueQueue:
                 raise
 
     def release_step(self, step: Step) -> None:
-        """Let a held step pass. The lock is held."""
+        """Let a held step pass. The caller holds the lock."""
         self.order.release(step)
         self._note_held()
 
@@ -186,7 +186,7 @@ class IssueQueue:
             raise BackendError(self.status.code, self.status.reason)
 
     def fault(self, status: Status) -> None:
-        """Keep the error (the first), accept no more work, complete all. Takes no lock that work is issued under."""
+        """Keep the first error, accept no more work, and call all completions, without the lock for issuing work."""
         with self._fault_lock:
             if self.status.code is not Result.SUCCESS:
                 return
@@ -196,7 +196,7 @@ class IssueQueue:
         self.completions.end(status)
 
     def close(self, status: Status) -> None:
-        """Accept no more work; all completions, and all work from now on, get an error."""
+        """Accept no more work; all completions, and all later work, get the error ``status``."""
         self.status = status
         self.native_state.closed = 1
         self.completions.end(status)
@@ -211,7 +211,7 @@ class PendingFunction:
     step: Step | None = field(default=None, init=False)
 
     def begin_with(self, begin: Completion) -> Completion:
-        """Return a completion that notes that the function has begun, then calls ``begin``."""
+        """Return a completion that notes that the function has begun and then calls ``begin``."""
 
         def on_begin(status: Status) -> None:
             self._begun = True
@@ -220,10 +220,11 @@ class PendingFunction:
         return on_begin
 
     def finish(self) -> None:
-        """Resume the stream; no effect a second time. BackendError INVALID_VALUE before it has begun."""
+        """Resume the stream; a second call has no effect. Raise BackendError INVALID_VALUE if it has not begun."""
         queue = self._queue
         with queue.lock:
-            if queue.status.code is not Result.SUCCESS:  # read under the lock: after the end nothing is issued
+            # Read it under the lock, because nothing is issued after the context's end.
+            if queue.status.code is not Result.SUCCESS:
                 return
             if not self._begun or self.step is None:
                 raise BackendError(Result.ERROR_INVALID_VALUE, "the host function has not begun")

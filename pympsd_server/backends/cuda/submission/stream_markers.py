@@ -1,8 +1,8 @@
 """Markers in streams, and the thread that sees when the device passes them.
 
-It polls rather than waits: after a kernel of 5 us, launch included, an event that is polled is seen after 13 us, a
-blocking wait or a host function comes after 48 us (docs/decisions/004-what-the-gpu-decided.md). The markers of a
-stream are passed in order, so only its first is polled.
+The thread polls because that is faster. After a kernel that takes 5 us with its launch, polling an event sees its end
+after 13 us; a blocking wait ends, and a host function is called, only after 48 us
+(docs/decisions/004-what-the-gpu-decided.md). A stream passes its markers in order, so only its first is polled.
 """
 
 import threading
@@ -18,18 +18,18 @@ from pympsd_server.backends.cuda.driver.calls import Driver, call_isolated, cu, 
 from pympsd_server.backends.interface import BackendError, Status
 
 _BUSY_POLL_SECONDS: Final = 0.0005
-"""The time after a passed marker in which the thread polls without a pause."""
+"""How long the thread polls without a pause after a marker was passed."""
 _PAUSE_SECONDS: Final = 0.00005
 _LONG_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.02
 _LONG_PAUSE_SECONDS: Final = 0.0005
-"""When no marker was passed for _LONG_SECONDS, polling more often would cost the workers more than it gains."""
+"""The pause if no marker was passed for _LONG_SECONDS. Polling more often would cost workers more than it gains."""
 _WHERE: Final = "the thread that sees work done"
 
 
 @define(eq=False)
 class EventPool:
-    """CUevents to use again: making one is a driver call, and every completion takes one."""
+    """CUevents for reuse, because making one takes a driver call, and every completion needs one."""
 
     _driver: Driver
     _free: dict[bool, deque[Any]] = field(factory=lambda: {False: deque(), True: deque()}, init=False)
@@ -63,13 +63,13 @@ class StreamMarker:
 
     @property
     def passed(self) -> bool:
-        """Whether the work before it is done; BackendError when the device is faulted."""
+        """Whether the work before the marker is done; raises BackendError if the device is faulted."""
         if not self._passed:
             self._passed = self._driver.is_done(cu.cuEventQuery, self.event)
         return self._passed
 
     def __del__(self) -> None:
-        # A wait that was issued refers to the event's work at that time.
+        # The event can be reused, because a wait that was issued before keeps the work that it waits for.
         if hasattr(self, "event"):
             self._events.give(self.event, self.timing)
 
@@ -78,9 +78,9 @@ class MarkerWatcher:
     """The thread that calls back when markers are passed, in the order of each stream."""
 
     def __init__(self, look: Callable[[], object], fault: Callable[[Status], None]) -> None:
-        """``look`` asks the driver about all unfinished work: a fault that no completion waits for is seen by that.
+        """``look`` asks the driver about all unfinished work, to notice a fault that no completion waits for.
 
-        ``fault`` is called when a marker cannot be queried: the state of all work is unknown then.
+        ``fault`` is called if a marker cannot be queried, because the state of all work is unknown then.
         """
         self._look = look
         self._poison = fault
@@ -91,7 +91,7 @@ class MarkerWatcher:
         self._thread.start()
 
     def add(self, stream: Hashable, marker: StreamMarker, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in the thread when a marker is passed; never if the device is faulted before."""
+        """Call ``callback`` in the thread when a marker is passed; never if the device is faulted first."""
         self._new.append((stream, marker, callback))
         self._wake.set()
 
@@ -117,7 +117,7 @@ class MarkerWatcher:
                 queues.setdefault(stream, deque()).append((marker, callback))
             try:
                 any_passed = sum(_advance(queue) for queue in queues.values())
-            except Exception as error:  # the contexts call all pending completions
+            except Exception as error:  # the fault makes the contexts call all pending completions
                 queues.clear()
                 self._poison(_status_of(error))
                 continue

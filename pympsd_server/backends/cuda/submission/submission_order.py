@@ -36,7 +36,7 @@ from pympsd_server.backends.interface import BackendError
 
 
 class OrderedStream(Protocol):
-    """A stream, as far as order goes."""
+    """The part of a stream that order depends on."""
 
     @property
     def blocking(self) -> bool:
@@ -79,9 +79,9 @@ class SubmissionOrder:
         return [tails[stream_key] for stream_key in streams if stream_key in tails]
 
     def submit(self, step: Step, after: Iterable[Step] = (), alone: bool = False) -> None:
-        """Issue a step, now or when it may be; BackendError only when it is issued now and refused.
+        """Issue a step, now or when the steps before it have passed; raise BackendError only if it is refused now.
 
-        It comes after the work before it in its stream, unless it is ``alone``, and after those named.
+        It comes after the work before it in its stream, unless it is ``alone``, and after the steps in ``after``.
         """
         before = [] if alone else self.find_predecessors(step.stream)
         first = {id(earlier): earlier for earlier in (*before, *after) if not earlier.passed}
@@ -102,7 +102,7 @@ class SubmissionOrder:
             self._tails[step.stream] = step
 
     def release(self, step: Step) -> None:
-        """Let a held step pass and issue the steps that may follow; no effect a second time."""
+        """Let a held step pass and issue the steps that may follow; a second call has no effect."""
         ready = deque(self._let_pass(step))
         while ready:
             following = ready.popleft()
@@ -129,5 +129,5 @@ class SubmissionOrder:
         return free
 
     def drop(self) -> None:
-        """Drop all steps; none of them is ever issued."""
+        """Drop all steps; they are never issued."""
         self._tails.clear()

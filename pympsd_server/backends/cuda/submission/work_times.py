@@ -1,6 +1,7 @@
-"""When the device did each piece of work, for a timeline: by CUevents around it, and one whose time is known.
+"""When the device did each piece of work, for a timeline: CUevents around it, compared with an event of known time.
 
-The time between events is in single-precision milliseconds, so the one they are compared with is never old.
+The driver returns the time between events in single-precision milliseconds, so the event of known time, called the
+reference, must not be old.
 """
 
 import time
@@ -17,10 +18,10 @@ from pympsd_server.backends.device_interface import Timeline
 from pympsd_server.backends.interface import BackendError
 
 _AGE_NS: Final = 1_000_000_000
-"""The time after which another event is recorded to compare with."""
+"""The age at which the reference is replaced."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
-"""The time in which the device must reach such an event: at the beginning, and when there is an earlier one."""
+"""How long the thread waits until the device reaches a new reference: for the first one, and for later ones."""
 
 
 class TimedStream(Protocol):
@@ -40,7 +41,7 @@ class TimedStream(Protocol):
 
 @frozen
 class _Known:
-    """A marker that the device has reached at a time, in nanoseconds."""
+    """A marker, and when the device reached it, in nanoseconds of CLOCK_MONOTONIC."""
 
     marker: StreamMarker
     at: int
@@ -57,7 +58,7 @@ class WorkTimes:
     _reference: _Known | None = field(default=None, init=False)
 
     def start(self, timeline: Timeline) -> None:
-        """Report all work from now on to a timeline; BackendError NOT_READY if the device is stuck."""
+        """Report all work from now on to a timeline; raise BackendError NOT_READY if the device is stuck."""
         if self._stream is None:
             self._stream = self._driver.call(cu.cuStreamCreate, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._renew(_FIRST_NS)
@@ -66,7 +67,7 @@ class WorkTimes:
         self.timeline = timeline
 
     def stop(self) -> None:
-        """Report nothing more to it."""
+        """Stop reporting to the timeline."""
         self.timeline = self._reference = None
 
     def enclose(self, stream: TimedStream, what: str, submitted: int, work: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ class WorkTimes:
         return round(milliseconds * 1e6)
 
     def _renew(self, timeout_ns: int) -> None:
-        """Record an event and keep its time, if the device reaches the event soon."""
+        """Replace the reference, if the device reaches the new event in time."""
         before = time.perf_counter_ns()
         marker = StreamMarker(self._driver, self._events, self._stream, timing=True)
         while not marker.passed:

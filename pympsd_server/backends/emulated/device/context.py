@@ -222,7 +222,7 @@ class EmulatedContext:
             done(self.status)
 
     def set_limit(self, limit: ContextLimit, count: int) -> None:
-        """Set a limit in bytes; BackendError INVALID_VALUE for the heap's once a kernel has called malloc."""
+        """Set a limit in bytes; raise BackendError INVALID_VALUE for the heap's once a kernel has called malloc."""
         self.check()
         if limit is ContextLimit.PRINT_BYTES:
             self._facilities.output.limit = count
@@ -304,7 +304,7 @@ class EmulatedContext:
     def terminate(self, status: Status) -> None:
         """Stop running work, drop waiting work and free all memory; ``status`` is the sticky error.
 
-        BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after STOP_TIMEOUT_SECONDS.
+        BackendError LAUNCH_TIMEOUT if kernels that cannot be stopped still run after STOP_TIMEOUT_SECONDS.
         """
         self.scheduler.fault(self, status)
         if not self.scheduler.wait_until_at_rest(self, self._stop_timeout):

@@ -79,7 +79,7 @@ class ContextMemory:
         return self._budget.used
 
     def allocate(self, count: int) -> int:
-        """Return the address of ``count`` new bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Return the address of ``count`` new bytes, or raise BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count <= 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
         with self.client.lock:
@@ -112,7 +112,7 @@ class ContextMemory:
             raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
     def defer_free(self, address: int) -> None:
-        """Note that an allocation will be freed; BackendError INVALID_VALUE unless it is one, once."""
+        """Note that an allocation will be freed; raise BackendError INVALID_VALUE unless it is one, once."""
         with self.client.lock:
             if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
@@ -141,7 +141,7 @@ class ContextMemory:
         return shared[0]
 
     def share(self, address: int) -> tuple[int, int]:
-        """Return the secret of an allocation, and its offset in the memory that is imported; BackendError."""
+        """Return the secret of an allocation, and its offset in the imported memory; BackendError if refused."""
         with self.client.lock:
             self.mapped.check_room()
             if address not in self._allocations or address in self._deferred:
@@ -184,7 +184,7 @@ class ContextMemory:
             self.finish_free(address)
 
     def link(self, program: Program, multiprocessors: int, facilities: Facilities) -> LoadedModule:
-        """Place a program's variables; BackendError OUT_OF_MEMORY if they do not fit."""
+        """Place a program's variables; raise BackendError OUT_OF_MEMORY if they do not fit."""
         with self.client.lock:
             self._check_open()
             try:

@@ -124,7 +124,7 @@ class EmulatedDevice(AccountedDevice):
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
     ) -> EmulatedContext:
-        """Create a context; BackendError OUT_OF_MEMORY if the device's or the quota's memory is too small."""
+        """Create a context; raise BackendError OUT_OF_MEMORY if the device's or the quota's memory is too small."""
         with self._lock:
             if self._closed:
                 raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")

@@ -138,7 +138,7 @@ class EmulatedModule:
         ]
 
     def function(self, index: int) -> FunctionLayout:
-        """Return a kernel's layout; BackendError INVALID_HANDLE, or INVALID_PTX if it cannot be translated."""
+        """Return a kernel's layout; raise BackendError INVALID_HANDLE, or INVALID_PTX if it cannot be translated."""
         return _function(
             self.kernel(index), self.owner.properties.attributes, self.owner.properties.compute_capability
         )
@@ -166,7 +166,7 @@ class EmulatedModule:
         self.owner.place_managed(self, {name: address + offset for name, offset in offsets.items()})
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel by its index; BackendError INVALID_HANDLE when it does not exist, INVALID_PTX and
+        """Return a kernel by its index; raise BackendError INVALID_HANDLE if it does not exist, INVALID_PTX and
         others.
         """
         if not 0 <= index < len(self._names):

@@ -102,7 +102,7 @@ class HostMemory:
         """The pieces by client, by address."""
 
     def add(self, key: int, address: int, memory: memoryview, file: File) -> None:
-        """Add memory of a client; BackendError OUT_OF_MEMORY if it cannot be mapped."""
+        """Add memory of a client; raise BackendError OUT_OF_MEMORY if it cannot be mapped."""
         client = self._clients.get(key)
         if client is not None:
             try:
@@ -121,7 +121,7 @@ class HostMemory:
             _detach(client, address)
 
     def attach_all(self, key: int) -> None:
-        """Map all of a client's into its new address space, or none; BackendError OUT_OF_MEMORY."""
+        """Map all of a client's into its new address space, or none, or raise BackendError OUT_OF_MEMORY."""
         client, attached = self._clients[key], list[int]()
         for address, (memory, file) in self._pieces.get(key, {}).items():
             try:
@@ -193,7 +193,7 @@ class ClientSpaces:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def enter(self, key: int, client: ClientSpace) -> None:
-        """Count one more context of a client; BackendError OUT_OF_MEMORY, and it is not counted."""
+        """Count one more context of a client; raise BackendError OUT_OF_MEMORY, and it is not counted."""
         if not client.contexts:
             self._clients[key] = client
             client.reserved.clients += 1

@@ -44,7 +44,7 @@ class MappedMemory:
         self._memories: dict[EmulatedMemory, None] = {}
 
     def create(self, count: int, shareable: bool, charge: Charge | None) -> EmulatedMemory:
-        """Return memory without an address, the host's if that is to be charged; BackendError."""
+        """Return memory without an address, the host's if that is to be charged, or raise BackendError."""
         if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
             reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
@@ -127,20 +127,20 @@ class MappedMemory:
         return memory
 
     def import_(self, secret: int) -> EmulatedMemory:
-        """Return memory that a client of this device has exported; BackendError INVALID_VALUE."""
+        """Return memory that a client of this device has exported, or raise BackendError INVALID_VALUE."""
         with self._client.lock:
             self.check_room()
         return self._enter(self._client.exports.use(secret))
 
     def map(self, memory: PhysicalMemory, address: int) -> None:
-        """Map memory of one of the client's contexts; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Map memory of one of the client's contexts, or raise BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         assert isinstance(memory, EmulatedMemory)
         with self._client.lock:
             self.check_room()
             self._client.mappings.add(memory, address)
 
     def unmap(self, address: int, count: int) -> None:
-        """Unmap a range of whole mappings; BackendError INVALID_VALUE."""
+        """Unmap a range of whole mappings, or raise BackendError INVALID_VALUE."""
         with self._client.lock:
             self.check_room()
             unused = self._client.mappings.remove(address, count)
@@ -148,20 +148,20 @@ class MappedMemory:
             storage.leave()
 
     def set_access(self, address: int, count: int, accessible: bool) -> None:
-        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
+        """Make a range of whole mappings accessible or inaccessible, or raise BackendError INVALID_VALUE."""
         with self._client.lock:
             self.check_room()
             self._client.mappings.set_access(address, count, accessible)
 
     def publish(self, address: int) -> File:
-        """Return the file with the client's allocations, or its host memory; BackendError INVALID_VALUE."""
+        """Return the file with the client's allocations, or its host memory, or raise BackendError INVALID_VALUE."""
         with self._client.lock:
             self._check_own_space()
             with refusals():
                 return self._client.space.publish(address)
 
     def map_peer(self, address: int, process: int, file: File) -> None:
-        """Make the client's memory on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Make a client's memory on another device accessible, or raise BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         with self._client.lock:
             self._check_own_space()
             distance = self._distance(address)
@@ -181,7 +181,7 @@ class MappedMemory:
         return self._enter(pages)
 
     def unmap_peer(self, address: int) -> None:
-        """Undo `map_peer`; BackendError INVALID_VALUE."""
+        """Undo `map_peer`, or raise BackendError INVALID_VALUE."""
         with self._client.lock:
             self._check_own_space()
             self._client.space.unmap_peer(self._distance(address))

@@ -43,7 +43,7 @@ class Storage(ABC):
         """Map the pages in an address space, not accessible yet. Raises OSError."""
 
     def duplicate(self) -> int:
-        """Return a new descriptor of the pages. Raises OSError; BackendError INVALID_VALUE if they have none."""
+        """Return a new descriptor of the pages; raise OSError, or BackendError INVALID_VALUE without a descriptor."""
         raise _invalid("the memory was not created to be exported")
 
     def publish(self) -> File:
@@ -155,7 +155,7 @@ class Exports:
         self._by_secret.pop(storage.secret, None)
 
     def use(self, secret: int) -> Storage:
-        """Return storage, with one user more; BackendError INVALID_VALUE."""
+        """Return storage, with one user more, or raise BackendError INVALID_VALUE."""
         storage = self._by_secret.get(secret)
         if storage is None or not storage.use():
             raise _invalid("the descriptor is of no memory of this device that is still in use")
@@ -182,7 +182,7 @@ class EmulatedMemory:
         return self.storage.is_of_host
 
     def export(self) -> int:
-        """Return a new descriptor with which another process can name the memory; BackendError INVALID_VALUE."""
+        """Return a new descriptor by which another process can import the memory; BackendError INVALID_VALUE."""
         try:
             return self.storage.duplicate()
         except OSError as error:
@@ -190,11 +190,11 @@ class EmulatedMemory:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def publish(self) -> File:
-        """Return the file in which other executors find it; BackendError INVALID_VALUE."""
+        """Return the file in which other executors find it, or raise BackendError INVALID_VALUE."""
         return self.storage.publish()
 
     def release(self) -> None:
-        """Free the memory once it is mapped nowhere; no effect a second time."""
+        """Free the memory once it is mapped nowhere; a second call has no effect."""
         if not self._is_released:
             self._is_released = True
             self._released(self)
@@ -228,7 +228,7 @@ class Mappings:
         return cls(space, {})
 
     def add(self, memory: EmulatedMemory, address: int) -> None:
-        """Map memory at an address; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Map memory at an address, or raise BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         mapping = _Mapping(address, memory.storage, memory.owner)
         low, high = self.space.base + VIRTUAL_OFFSET, self.space.base + MAPPED_OFFSET
         if address % MAPPING_GRANULE or not low <= address or mapping.end > high:
@@ -246,7 +246,7 @@ class Mappings:
         self._by_start[address] = mapping
 
     def _find_within(self, address: int, count: int) -> list[_Mapping]:
-        """Return the mappings that a range consists of; BackendError INVALID_VALUE if it has gaps or cuts one."""
+        """Return the mappings in a range; raise BackendError INVALID_VALUE if it has gaps or cuts one."""
         mappings, at = [], address
         while at < address + count:
             mapping = self._by_start.get(at)
@@ -271,7 +271,7 @@ class Mappings:
         return mapping.storage
 
     def set_access(self, address: int, count: int, accessible: bool) -> None:
-        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
+        """Make a range of whole mappings accessible or inaccessible, or raise BackendError INVALID_VALUE."""
         self._find_within(address, count)
         self.space.set_accessible(address, count, accessible)
 
