@@ -11,7 +11,7 @@
 
 enum { STREAM_EVENTS = 4 };
 
-/* A stream: the work that was issued and the part of it that is known to be done. */
+/* A stream: how much work was issued, and how much of it is known to be done. */
 struct stream_state {
     uint64_t handle;                /* CUstream */
     uint64_t word;                  /* address, for host and device, of the 32-bit completion word */
@@ -52,7 +52,7 @@ struct kernel_row {
     uint32_t dynamic_bytes;         /* that a launch may ask for */
 };
 
-/* The driver's functions by address, so that the native code needs neither headers nor a device to be tested. */
+/* The addresses of the driver's functions, so that the native code can be tested without headers or a device. */
 struct driver_calls {
     void *context;                  /* CUcontext, made current in the worker's thread */
     int (*set_current)(void *context);
