@@ -424,7 +424,8 @@ VARIABLES: Final = (
     Setting(
         STRICT_BOUNDS,
         Reader.DAEMON,
-        "`1`: on the emulated GPU an access one byte beyond an allocation is a fault; by default kernels reach the rest of its 2-MiB page, as on a GPU",
+        "`1`: on the emulated GPU an access one byte beyond an allocation is a fault; by default kernels reach the "
+        "rest of its 2-MiB page, as on a GPU",
         "backend `emulated`: the daemon does not start; others: reported",
         _switch,
         default="0",

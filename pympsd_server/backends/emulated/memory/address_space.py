@@ -23,9 +23,9 @@ Invariants:
   either completely or not at all while another thread allocates. All changes are made under the client's lock.
 - Between two allocations lies a gap of GUARD_BYTES, so that with strict bounds an overrun faults. With the bounds of
   hardware, kernels reach the whole pages of 2 MiB in which there is an allocation, as on a GPU (`Bounds.reach`).
-- Bytes outside of the allocations that kernels do not reach are zero and have no memory of the host: `free` zeroes an
-  allocation with the pages around it that are in nobody's reach afterwards. `allocate` zeroes bytes that are within the
-  reach of other allocations, so that new memory is always zero.
+- Bytes that kernels do not reach are zero and have no memory of the host: `free` zeroes an allocation and the part of
+  its pages that nobody reaches afterwards. New memory is zero, because `allocate` zeroes bytes that kernels reach
+  already.
 """
 
 import mmap
@@ -403,12 +403,10 @@ class AddressSpace(AccessibleMemory):
         generations = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
         if arrays is None or arrays.ranges is not ranges or arrays.peers != generations:
-            own = np.array(ranges[0], np.int64), np.array(ranges[1], np.int64)
-            parts = [self.bounds.reach(*own, self._window.allocatable)]
-            for peer, _, low, high in peers:
-                starts, ends = self.bounds.reach(low, high, peer.size)
-                parts.append((peer.place + starts, peer.place + ends))
-            arrays = _Arrays(ranges, generations, *map(np.concatenate, zip(*parts, strict=True)))
+            own = self.bounds.reach(*(np.array(bounds, np.int64) for bounds in ranges), self._window.allocatable)
+            starts = [own[0], *(peer.place + low for peer, _, low, _ in peers)]
+            ends = [own[1], *(peer.place + high for peer, _, _, high in peers)]
+            arrays = _Arrays(ranges, generations, np.concatenate(starts), np.concatenate(ends))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 
