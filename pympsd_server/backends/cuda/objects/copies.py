@@ -101,7 +101,7 @@ class BufferedCopy:
                 complete(Status())
 
     def _drop(self) -> None:
-        # The cleanup thread releases, because a context may end during a call that holds the locks needed for it.
+        # The cleanup thread releases the buffer: a context may end during a call that holds the locks needed for it.
         if self._is_first():
             self._stream.services.cleanup.add(lambda: True, self._release)
 
@@ -211,7 +211,7 @@ def _put_on_device(stream: CopyStream, destination: int, source: int, count: int
             stream.notify(done)
         return
     if distance >= min(count, _NEAR_BYTES):
-        # Pieces no longer than the distance do not overlap; a copy between bytes that overlap is undefined.
+        # Pieces no longer than the distance do not overlap; the driver does not define copies that overlap.
         def issue() -> None:
             for start, length in _pieces(count, min(count, distance), destination > source):
                 move(destination + start, source + start, length)

@@ -1,4 +1,4 @@
-"""Kernel launches: checked, as far as possible without the driver, before they are queued, and issued to it later."""
+"""Kernel launches: checked as far as possible before they are queued, and then issued to the driver."""
 
 import ctypes
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ _FUNCTION: Final = 2
 _DATA: Final = (b".nv.global", b".nv.constant3")
 """What the names of sections with variables begin with."""
 _MAX_READS: Final = 2
-"""A file's size times this may be read from it: names may share their ends, and code may look like a header."""
+"""A file may be read this many times, because names may share their ends, and code may look like a header."""
 _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
 """The exceptions that reading a malformed file raises."""
 
@@ -97,7 +97,7 @@ class Cubin:
 
 
 def kind_of(image: bytes) -> str:
-    """Return ``ptx``, ``cubin`` or ``fatbin``; raise BackendError INVALID_PTX if empty, INVALID_IMAGE if neither."""
+    """Return ``ptx``, ``cubin`` or ``fatbin``; raise BackendError INVALID_PTX if empty, INVALID_IMAGE if none."""
     if image.startswith(_ELF):
         return "cubin"
     if image.startswith(_FATBIN):
@@ -130,7 +130,7 @@ def read_cubin(image: bytes) -> Cubin:
 
 
 def read_fatbin(image: bytes) -> Cubin:
-    """Return the variables of a fatbin's cubins that are not compressed, and the largest size of these.
+    """Return the variables of a fatbin's uncompressed cubins, and the size of the largest of these cubins.
 
     If all are compressed, return no variables and the size of the file.
 

@@ -1,7 +1,7 @@
 """One client context on the emulated device: its memory, modules, streams, and all its unfinished work.
 
 A context belongs to one client process, which may have several on a device; they share its address space. The context
-decides in which order its own work runs (`order`), the scheduler when.
+decides in which order its own work runs (`order`), the scheduler decides when.
 
 Order is a graph. A stream keeps only its *tail*, its last unfinished item, and ``busy`` has the streams with a tail.
 New work comes after the tail of its stream. CUDA's legacy default stream and all blocking streams also wait for each

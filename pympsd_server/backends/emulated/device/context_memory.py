@@ -112,7 +112,7 @@ class ContextMemory:
             raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
     def defer_free(self, address: int) -> None:
-        """Note that an allocation will be freed; raise BackendError INVALID_VALUE if it is none, or was noted."""
+        """Note that an allocation will be freed; raise BackendError INVALID_VALUE if it does not exist (any more)."""
         with self.client.lock:
             if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
@@ -122,7 +122,7 @@ class ContextMemory:
         """Free an allocation after ``defer_free``, unless closing the context has freed everything in between."""
         with self.client.lock:
             self._deferred.discard(address)
-            # After that another client of the same space may have the address.
+            # After closing, another client of the same space may have the address.
             unused = self._release(address) if address in self._allocations else None
         if unused is not None:
             unused.leave()

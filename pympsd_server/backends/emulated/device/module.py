@@ -54,7 +54,7 @@ def load(image: bytes, compute_capability: tuple[int, int], user: int = 0) -> Pr
 
 @contextmanager
 def refusals_as_backend_errors() -> Iterator[None]:
-    """Raise the translator's refusals and failures as BackendError: INVALID_PTX, or NOT_SUPPORTED by MPS."""
+    """Convert the translator's refusals and failures to BackendError INVALID_PTX, or NOT_SUPPORTED for MPS."""
     try:
         yield
     except BackendError:

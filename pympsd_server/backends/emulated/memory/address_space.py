@@ -59,7 +59,7 @@ class Bounds:
     allocation: int
     shared: int
     overrun: int
-    """The bytes behind the last unit of an allocation that kernels reach, unless its page ends there."""
+    """How many bytes kernels reach behind the last unit of an allocation, unless its page ends there."""
     variable_unit: int
     """The unit for all variables of a module, which share their pages with its code; 1 if each has its own end."""
 
@@ -74,7 +74,7 @@ class Bounds:
         return ends
 
     def end_of_shared(self, size: int) -> int:
-        """Return the bytes that a block reaches of its ``size`` bytes of shared memory."""
+        """Return how many bytes of shared memory a block reaches that has ``size`` bytes of it."""
         return size + -size % self.shared
 
 
@@ -107,15 +107,15 @@ class AccessibleMemory(ABC):
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
 
     def is_untouched(self, address: int, nbytes: int) -> bool:
-        """Return whether bytes are known to be zero without a look at them."""
+        """Return whether bytes are known to be zero without reading them."""
         return False
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Return a copy of bytes. Raises IllegalAddress as `view`."""
+        """Return a copy of bytes. Raises IllegalAddress, as `view` does."""
         return bytes(self.view(address, nbytes))
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes. Raises IllegalAddress as `view`."""
+        """Write bytes. Raises IllegalAddress, as `view` does."""
         source = memoryview(data).cast("B")
         self.view(address, source.nbytes)[:] = source
 
@@ -385,7 +385,7 @@ class AddressSpace(AccessibleMemory):
         return self._window.publish(address - self.base, self._ranges)
 
     def map_peer(self, process: int, file: File, distance: int) -> None:
-        """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
+        """Make a published window of another process accessible, ``distance`` bytes from the base of this one.
 
         Raises OSError; ValueError if the file is not such a window.
         """

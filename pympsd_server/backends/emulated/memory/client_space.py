@@ -78,7 +78,7 @@ class ClientSpace:
 
     @property
     def lock(self) -> Lock:
-        """Held while the space or the budget is changed."""
+        """The lock for changes of the space or the budget."""
         return self.reserved.lock
 
     def own(self, address: int) -> None:

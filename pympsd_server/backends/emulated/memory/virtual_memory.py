@@ -43,7 +43,7 @@ class Storage(ABC):
         """Map the pages in an address space, not accessible yet. Raises OSError."""
 
     def duplicate(self) -> int:
-        """Return a new descriptor of the pages; raise OSError, or BackendError INVALID_VALUE without a descriptor."""
+        """Return a new descriptor of the pages; raise OSError, or BackendError INVALID_VALUE if they have none."""
         raise _invalid("the memory was not created to be exported")
 
     def publish(self) -> File:

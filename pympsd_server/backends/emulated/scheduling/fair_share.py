@@ -49,7 +49,7 @@ class _Level:
 class FairQueue:
     """The policy ``fair``: by priority level, then among contexts, then among their streams.
 
-    The policy has no argument; one raises ValueError. The module's description above has the details.
+    An argument raises ValueError. The module's description above has the details.
     """
 
     def __init__(self, argument: str = "") -> None:
