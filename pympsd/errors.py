@@ -8,7 +8,7 @@ line uses it.
 """
 
 BAD_USAGE = 2
-"""The exit status of every program for options that cannot be carried out."""
+"""The exit status of all programs for options that cannot be carried out."""
 
 
 class PympsdError(Exception):

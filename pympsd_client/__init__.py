@@ -30,12 +30,13 @@ cuInit decides how the program runs:
 
 1. It looks for the daemon's socket in the pipe directory, CUDA_MPS_PIPE_DIRECTORY (default /tmp/nvidia-mps). A daemon
    gives the program a server of its user; the call waits while the program is queued.
-2. Without a daemon the program runs natively where libcuda is: every call goes to the driver, unless
-   PYMPSD_BACKEND=emulated or PYMPSD_EMULATED_DEVICES selects the emulated GPU.
-3. Otherwise it runs on a private emulated device, and a `PrivateExecutorWarning` reports that.
+2. Without a daemon, on a machine with libcuda, the program runs natively, so that every call goes to the driver. This
+   step is skipped if PYMPSD_BACKEND=emulated or PYMPSD_EMULATED_DEVICES selects the emulated GPU.
+3. Otherwise the program runs on a private emulated device, and a `PrivateExecutorWarning` reports that.
 
-PYMPSD_REQUIRE_MPS=1 replaces steps 2 and 3 by CUDA_ERROR_MPS_CONNECTION_FAILED. PYMPSD_EXPLAIN=1 writes every failed
-call with its message to standard error; PYMPSD_TRACE=FILE writes all calls with their times.
+With PYMPSD_REQUIRE_MPS=1, cuInit returns CUDA_ERROR_MPS_CONNECTION_FAILED instead of steps 2 and 3. With
+PYMPSD_EXPLAIN=1 every failed call and its message are written to standard error. With PYMPSD_TRACE=FILE all calls and
+their times are written to a file.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -12,8 +12,8 @@ and pympsd, how the program reaches its devices, and each device with its memory
 
 Exit status: 0 if nothing is wrong, 1 if something is, 74 if the report could not be printed.
 
-Like any program it calls cuInit, so a daemon may start a server of this user. The backend is the one that the present
-environment selects: a daemon that was started in another environment may have another.
+Like any program it calls cuInit, so a daemon may start a server of this user. The reported backend is the one that
+the present environment selects; a daemon that was started in another environment may have another.
 """
 
 import errno
@@ -38,7 +38,7 @@ from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.process import process
 
 SILENT = 2
-"""The status of pympsd.cli.found_daemon."""
+"""The exit status of pympsd.cli.found_daemon if a daemon runs but does not respond."""
 PACKAGES = ("cuda-bindings", "numpy", "trio")
 COMPILED = {
     "pympsd_client.native._launches": "repeated launches go through the interpreter, slower",
@@ -47,11 +47,11 @@ COMPILED = {
     "pympsd_server.native._worker": "launches on a GPU go through the interpreter of an executor, slower",
     "pympsd_server.native._kernels": "kernels of the emulated GPU run in NumPy, slower",
 }
-"""The modules in C, and the effect of the absence of each."""
+"""The modules in C, and what happens without each."""
 NO_OUTPUT = 74
 SECONDS = 60.0
 INIT_SECONDS = 30.0
-"""The longest wait for cuInit, which after 10 s warns and names the reason for the wait."""
+"""The longest wait for cuInit in seconds; after 10 s cuInit itself warns and gives the reason for the wait."""
 START = "start a daemon (pympsd -d), or name the pipe directory of the one that runs in CUDA_MPS_PIPE_DIRECTORY"
 
 
@@ -61,8 +61,8 @@ ELSEWHERE = "this program runs without MPS, but a daemon runs at {0}: set CUDA_M
 def main() -> int:
     """Print the report of ``python -m pympsd_client``; return the exit status.
 
-    0: nothing is wrong. 1: something is; the last lines contain the errors and their remedies. 2: wrong arguments.
-    74, as pympsd has it: not all of the report could be printed.
+    0: nothing is wrong. 1: something is wrong; the last lines contain the errors and their remedies. 2: wrong
+    arguments. 74, as for pympsd: not all of the report could be printed.
     """
     description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
     parser = Parser(prog="python -m pympsd_client", description=description, add_help=False)
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def _inspect(wrong: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the findings, by name; add the problems to ``wrong``."""
+    """Yield the name and text of each finding; add the problems to ``wrong``."""
     yield "pympsd", f"{VERSION}, Python {platform.python_version()} ({sys.executable})"
     for package in PACKAGES:
         yield package, _version(package, wrong)
@@ -111,9 +111,9 @@ def _version(package: str, wrong: list[str]) -> str:
 
 
 def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, int]:
-    """Run a module of the daemon, which the client does not import; return its output and its status.
+    """Run a module of the daemon, which the client must not import; return its last line of output and its status.
 
-    ``variables``: changes of its environment.
+    ``variables`` are added to its environment.
     """
     command = [sys.executable, "-m", module, *arguments]
     environment = {**os.environ, **variables}
@@ -122,11 +122,11 @@ def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, in
 
 
 def _list_devices_in_time(wrong: list[str]) -> list[tuple[str, str]]:
-    """Return the lines that _devices yields within INIT_SECONDS."""
+    """Return what `_devices` yields; after INIT_SECONDS give up and add a problem to ``wrong``."""
     rows: list[tuple[str, str]] = []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        # A daemon thread: the end of the process does not wait for it.
+        # A daemon thread, so that the process does not wait for it at its end.
         asking = threading.Thread(target=lambda: rows.extend(_devices(wrong, warned)), daemon=True)
         asking.start()
         asking.join(INIT_SECONDS)
@@ -161,7 +161,7 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
 
 
 def _daemons_elsewhere() -> list[str]:
-    """Return the settings with which a program reaches the daemons of pympsd's units."""
+    """Return messages that name the pipe directories of running daemons in the usual places."""
     own = os.environ.get("XDG_RUNTIME_DIR")
     folders = [files.SYSTEM_PIPE_DIRECTORY, *([f"{own}/nvidia-mps"] if own else [])]
     current = os.path.realpath(files.pipe_directory(dict(os.environ)))
@@ -181,7 +181,7 @@ def _print(text: str) -> bool:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        if sys.stdout is not None:  # the rest of its buffer is not written again at the end
+        if sys.stdout is not None:  # discard its buffer, which Python would try to write again at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"standard output: {error.strerror}: not all could be printed", file=sys.stderr)
         return False

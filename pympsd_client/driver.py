@@ -3,15 +3,15 @@
 Import it as ``from pympsd_client import driver as cuda`` and use it like ``from cuda.bindings import driver as
 cuda``:
 
-- Every function returns a tuple: the `CUresult`, then its outputs; on failure None for each output. Functions raise
-  only for arguments of wrong types (TypeError, OverflowError), as those of cuda.bindings do.
+- Every function returns a tuple: the `CUresult`, then its outputs, which on failure are None. Functions raise only
+  for arguments of wrong types (TypeError, OverflowError), as those of cuda.bindings do.
 - `pympsd_client.last_error` returns the message of the thread's last failed call: what was wrong, what is allowed,
   what to do.
 - Enums, handle types, structures and constants are those of cuda-bindings, reached through this module too.
-- Sizes are in bytes unless a name states another unit. Handles are ints or objects of cuda-bindings, 0 or None is
+- Sizes are in bytes unless a name states another unit. Handles are ints or objects of cuda-bindings; 0 and None are
   NULL.
-- Host memory is an address, or an object with a buffer (bytes, bytearray, a NumPy array); it needs no page-locking.
-- Asynchronous errors are reported as CUDA does: by a later call of the same context.
+- Host memory is an address, or an object with a buffer (bytes, bytearray, a NumPy array). It need not be page-locked.
+- As in CUDA, a later call in the same context reports asynchronous errors.
 
 >>> import numpy as np
 >>> from pympsd_client import driver as cuda
@@ -30,14 +30,14 @@ cuda``:
 >>> copy.tolist()
 [0.0, 1.0, 2.0, 3.0]
 
-Functions are made from the rows of `pympsd_client.signatures` when they are first used. ``help`` shows the effect of
-each, its parameters with C's types, and its outputs:
+Functions are made from the rows of `pympsd_client.signatures` when they are first used. ``help`` shows each
+function's effect, its parameters with C's types, and its outputs:
 
 >>> print(cuda.cuMemGetInfo.__doc__.splitlines()[-1])
 cuMemGetInfo() -> (CUresult, size_t free, size_t total)
 
-A driver function that pympsd does not have is an AttributeError that names the nearest ones, unless the program runs
-natively: then it is the driver's own. docs/differences.md lists the missing functions and the differences.
+A driver function that pympsd does not have raises an AttributeError that names similar ones, unless the program runs
+natively and gets the driver's own. docs/differences.md lists the missing functions and the differences.
 """
 
 from threading import Lock
@@ -49,16 +49,16 @@ from pympsd_client._objects.process import process as _process
 from pympsd_client.signatures import SIGNATURES as _SIGNATURES
 
 _CUDA_12: Final = frozenset({"cuCtxCreate_v3", "cuCtxCreate_v4", "cuGraphInstantiateWithFlags"})
-"""Functions of MPS documents or libcuda that cuda-bindings 13 lacks: found by name, and not part of ``import *``."""
+"""Functions of the MPS documents or libcuda that cuda-bindings 13 lacks. They are not part of ``import *``."""
 _FUNCTIONS: Final = tuple(sorted(name for name in _SIGNATURES if name not in _CUDA_12))
-"""The driver functions that are here. ``import *`` has the types and constants of cuda-bindings too."""
+"""The driver functions in ``import *``, which also has the types and constants of cuda-bindings."""
 _making: Final = Lock()
 
 
 def __getattr__(name: str) -> Any:
     """Return a driver function, made from its row on first use, or an enum, type or constant of cuda-bindings.
 
-    AttributeError for a driver function that pympsd does not have, unless the program runs natively.
+    Raise AttributeError for a driver function that pympsd does not have, unless the program runs natively.
     """
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -68,14 +68,14 @@ def __getattr__(name: str) -> Any:
                 globals()[name] = _entry_point.make(_SIGNATURES[name])
         return globals()[name]
     value = getattr(_bindings, name)
-    # A driver function that pympsd does not have exists only if the program runs natively.
+    # Only a program that runs natively gets functions that pympsd does not have.
     if _is_driver_function(name) and _process.native is None:
         raise AttributeError(_explain_missing(name))
     return value
 
 
 def _explain_missing(name: str) -> str:
-    from difflib import get_close_matches  # here, because a correct program does not need it
+    from difflib import get_close_matches  # imported here, because a correct program does not need it
 
     near = ", ".join(get_close_matches(name, _FUNCTIONS))
     nearest = f" (the nearest names it has: {near})" if near else ""
@@ -88,7 +88,7 @@ def _is_driver_function(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    """List the functions that are here, and the types and constants of cuda-bindings."""
+    """List the functions that pympsd has, and the types and constants of cuda-bindings."""
     public = (name for name in dir(_bindings) if not name.startswith("_"))
     return sorted({*_FUNCTIONS, *(name for name in public if not _is_driver_function(name))})
 

@@ -1,7 +1,7 @@
 """Fixtures for tests of programs that use MPS: a daemon with an emulated machine, clients, faults.
 
 docs/python.md introduces them. A project enables them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in
-its conftest.py. A test that a program reports the fault of another client, which shares its server::
+its conftest.py. This test checks that a program reports the fault of another client with the same server::
 
     @pytest.mark.mps(machine="2xH200")  # arguments of pympsd.control.Daemon
     def test_training_reports_a_fault(mps_client, mps_fault):
@@ -10,8 +10,8 @@ its conftest.py. A test that a program reports the fault of another client, whic
         assert mps_fault() == "CUDA_ERROR_LAUNCH_FAILED"
         assert training.wait(60) == 3
 
-Every daemon has its own directories, so tests can run in parallel. It ends with its test (`mps_daemon`) or with the
-session (`mps_session_daemon`), and clients are killed before it.
+Every daemon has its own directories, so tests can run in parallel. A daemon ends with its test (`mps_daemon`) or with
+the session (`mps_session_daemon`); its clients are killed first.
 """
 
 import os
@@ -45,9 +45,9 @@ print(cuda.cuCtxSynchronize()[0].name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark.
+    """Register the mark ``mps``.
 
-    Without it a suite that runs with ``--strict-markers`` would refuse ``@pytest.mark.mps(protocol=3)``.
+    Otherwise ``--strict-markers`` would refuse ``@pytest.mark.mps(protocol=3)``.
     """
     config.addinivalue_line(
         "markers", f"{MARK}(**arguments): the arguments of pympsd.control.Daemon for this test's mps_daemon"
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def mps_machine() -> str:
     """The emulated machine of the daemons, as PYMPSD_EMULATED_DEVICES describes it: one H200.
 
-    Redefine it in conftest.py for another one::
+    Redefine the fixture in conftest.py for another machine::
 
         @pytest.fixture
         def mps_machine():
@@ -69,9 +69,9 @@ def mps_machine() -> str:
 
 @pytest.fixture
 def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Daemon]:
-    """A `pympsd.control.Daemon` for one test; the mark ``mps`` has its arguments.
+    """A `pympsd.control.Daemon` for one test; its arguments are those of the mark ``mps``.
 
-    The daemon ends after the test with its servers. A test whose daemon does not start fails with `CannotStart`::
+    The daemon and its servers end after the test. If the daemon does not start, the test fails with `CannotStart`::
 
         @pytest.mark.mps(machine="2xA100", protocol=3)
         def test_two_devices(mps_daemon):
@@ -87,7 +87,7 @@ def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Dae
 def mps_session_daemon() -> Iterator[Daemon]:
     """A daemon with one emulated H200 for all tests of the session.
 
-    Use it where a daemon for each test takes too long. Settings that a test changes stay for later tests.
+    Use it if a daemon for each test takes too long. Settings that a test changes stay for later tests.
     """
     with Daemon(machine="H200") as daemon:
         yield daemon
@@ -130,7 +130,7 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
     for process in started:
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
-            with suppress(OSError):  # the rest, which was not written yet
+            with suppress(OSError):  # closing tries to write the rest of a buffer
                 pipe.close()  # type: ignore[union-attr]
 
 

@@ -57,9 +57,9 @@ class BufferBudget:
     """
 
     problem: Callable[[int, int], str]
-    """Called with (uid, count): returns why a user may not have ``count`` more bytes, or an empty string."""
+    """Called with (uid, count): returns why a user may not have ``count`` more bytes, or an empty text."""
     held: Counter[int] = field(factory=Counter)
-    """The bytes that are kept for each user; users without any are not in it."""
+    """The number of bytes that are kept for each user, without users who have none."""
 
     def change(self, uid: int, count: int) -> None:
         """Add to the bytes that are kept for a user; ``count`` is negative for bytes that are released."""

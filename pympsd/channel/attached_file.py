@@ -33,7 +33,7 @@ def _read(path: str) -> bytes:
     """Return the text of a file; raise LookupError as ``text_of`` does."""
     if len(path.split()) > 1:
         raise LookupError(
-            f"{path}: the path of a configuration file has no blanks, because the daemon splits lines there"
+            f"{path}: the path of a configuration file must not contain blanks, because the daemon splits lines there"
         )
     try:
         with open(path, "rb", opener=_open) as file:

@@ -35,7 +35,7 @@ import posix
 from pympsd.wire import frames
 
 TRUST_VARIABLE = "PYMPSD_UNMAPPED_DAEMON"
-"""With the value ``trust``, a daemon whose user ID is not mapped in the program's user namespace counts as root's."""
+"""The variable whose value ``trust`` makes a daemon without a uid in the program's user namespace count as root's."""
 SO_PEERPIDFD = 77
 UCRED_BYTES = 12
 """The size of struct ucred: PID, uid and gid, 4 bytes each."""
@@ -44,7 +44,7 @@ ALL_USERS = 4294967295
 
 
 def uid_of(connection: "_socket.socket") -> int:
-    """Return the uid of the process that listens, as the user namespace of this process shows it."""
+    """Return the uid of the process that listens, as this process's user namespace shows it."""
     return _uid(connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, UCRED_BYTES))
 
 
@@ -54,7 +54,7 @@ def is_one_user(uid: int) -> bool:
         if uid != int(_read("/proc/sys/kernel/overflowuid")):
             return True
         counts = [int(line.split()[2]) for line in _read("/proc/self/uid_map").splitlines()]
-    except OSError:  # no /proc
+    except OSError:  # /proc does not exist
         return False
     return sum(counts) >= ALL_USERS
 

@@ -64,7 +64,7 @@ def require_room(count: int) -> None:
     """Check that this process can open ``count`` more descriptors now, by opening them.
 
     Raises:
-        OSError: It cannot (EMFILE, ENFILE).
+        OSError: The process cannot open that many (EMFILE, ENFILE).
     """
     opened: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Pages mapped at chosen addresses of this process, which Python's own mmap cannot do (mmap(2), mremap(2)).
+"""Map pages at chosen addresses of this process, which Python's own mmap cannot do (mmap(2), mremap(2)).
 
 Files in memory whose size is sealed (memfd_create(2), F_ADD_SEALS in fcntl(2)) are safe to map. If a file shrinks,
 reading its mapping raises SIGBUS; so does reading a mapping of huge pages if none are free.

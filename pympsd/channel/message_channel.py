@@ -58,7 +58,7 @@ class MessageChannel(SendQueue):
             self._handled_bytes = 0
             self._count_received()
         if self._reader.buffered_bytes:
-            # One receive can bring thousands of frames: let other tasks run in between.
+            # One receive can return thousands of frames, so let other tasks run in between.
             await trio.lowlevel.checkpoint()
         frame = self._reader.take()
         if frame is None and not continues and not self._reader.mid_frame and await self._receive_more():

@@ -74,7 +74,7 @@ class PacketChannel(SendQueue):
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
             except ConnectionResetError:
-                # The peer left something unread; its last packets come after this error.
+                # The peer has not read everything; its last packets come after this error.
                 continue
             except OSError:
                 return b"", []

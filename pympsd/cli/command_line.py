@@ -268,7 +268,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _help(name: str, protocol: str = "2") -> str:
-    """Return the text of --help: for the protocol of the running daemon, or else the requested one."""
+    """Return the text of --help, for the protocol of the running daemon or else the requested one."""
     from pympsd.cli.found_daemon import look_for_daemon
     from pympsd.commands.manual import usage
 

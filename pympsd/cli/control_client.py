@@ -370,7 +370,7 @@ class DaemonConnection:
         return b"" if is_verified else warning
 
     def distrust(self, seconds: float) -> None:
-        """Limit each answer of the daemon to some seconds and MAX_FOREIGN_ANSWER_BYTES."""
+        """Limit each answer of the daemon to a time in seconds and to MAX_FOREIGN_ANSWER_BYTES."""
         self.is_foreign, self._answer_seconds = True, seconds
         self.begin_answer()
 
@@ -568,7 +568,7 @@ def own_socket(folder: bytes = b"") -> bytes:
 
 def pipe_directory() -> bytes:
     """Return the pipe directory that the environment names, or the default."""
-    # posix has the environment in bytes; os would take 1 ms to decode it.
+    # posix has the environment as bytes; os would take 1 ms to decode it.
     return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
 
 

@@ -215,10 +215,10 @@ def _complain_of_settings(settings: Settings, machine: Machine, complaint: str) 
 
 
 def _policies(machine: Machine) -> TurnPolicy:
-    """Return the turn policy; raise BadSetting for it, or for a scheduling policy that executors could not load."""
+    """Return the turn policy. Raise BadSetting if it, or the scheduling policy of executors, cannot be loaded."""
     policy, turns = os.environ.get(SCHEDULING_POLICY), os.environ.get(TURN_POLICY)
     if policy and machine.backend != "emulated":
-        raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices: a GPU has a scheduler of its own")
+        raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices; a GPU has its own scheduler")
     if policy:
         load_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
     # Do not look the default policy up, because that takes longer than everything else here.

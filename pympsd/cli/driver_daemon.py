@@ -98,5 +98,5 @@ def _receive(daemon: socket.socket, give_up: float) -> bytes:
             daemon.settimeout(None if math.isinf(remaining) else remaining)
             return daemon.recv(handshake.LINE_BYTES)
         except ConnectionResetError:
-            # The daemon left lines unread; its last packets come after this error.
+            # The daemon has not read all lines; its last packets come after this error.
             continue

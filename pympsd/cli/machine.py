@@ -40,14 +40,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="pympsd machine",
         show=print_text,
-        description="Print a machine in the format of nvml-mock's profiles (export), or the machine file of such a "
-        "profile (import): with the same UUIDs, PCI addresses and memory.",
+        description="Print a machine as a profile of nvml-mock (export), or a profile as a machine file (import). "
+        "UUIDs, PCI addresses and memory stay the same.",
     )
     parser.add_argument("direction", metavar="DIRECTION", choices=("export", "import"), help="export or import")
     parser.add_argument(
         "machine",
         metavar="MACHINE",
-        help="export: as PYMPSD_EMULATED_DEVICES has it (2xH200, machine.toml); import: the profile, YAML or JSON",
+        help="export: a value of PYMPSD_EMULATED_DEVICES (2xH200, machine.toml); import: the profile, YAML or JSON",
     )
     return parser.parse_args(arguments)
 

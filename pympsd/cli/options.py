@@ -22,9 +22,9 @@ PROTOCOLS = ("2", "3")
 PROTOCOL_VARIABLE = "CUDA_MPS_PROTOCOL_VERSION"
 INSTALLS = {"--install-extras": "PREFIX", "--link-nvidia-names": "DIR"}
 START_FLAGS = {
-    "--clients-only": "operators are refused at control",
-    "--open-queries": "operators see everything at every namespace's socket",
-    "--trust-containers": "operators in other namespaces are taken for their user",
+    "--clients-only": "the daemon refuses operators at control",
+    "--open-queries": "the daemon allows operators all queries at every namespace's socket",
+    "--trust-containers": "the daemon treats users in containers as the owners of their servers",
 }
 """The flags with which a daemon is started, with the effect of each."""
 USER_SHARE = "--user-share"
@@ -123,7 +123,7 @@ class Options:
         self.shown: list[str] = []
         self.overlooked: list[str] = []
         self.unknown = ""
-        """The first unknown option."""
+        """The first unknown option; empty if all are known."""
         remaining = list(arguments)
         if remaining and remaining[0].startswith("--argv0="):
             self.launcher = remaining.pop(0).partition("=")[2]
@@ -141,15 +141,14 @@ class Options:
     def _check_combinations(self) -> None:
         if self.trust_daemon and self.start:
             raise BadOption("--trust-daemon goes with commands: it sends changes and files to another user's daemon")
-        start_flags = [(flag, START_FLAGS[flag]) for flag in sorted(self.start_flags)]
         for option, is_given, why in (
-            ("--driver", self.driver, "it is the daemon that behaves as with that driver"),
-            ("--metrics", self.metrics, "it is the daemon that serves them"),
-            ("--replace", self.replace, "it starts a daemon in the place of the one that runs"),
-            (USER_SHARE, self.user_shares, "it is the daemon that gives users shares"),
+            ("--driver", self.driver, "the daemon behaves as with that driver"),
+            ("--metrics", self.metrics, "the daemon serves the metrics"),
+            ("--replace", self.replace, "it starts a daemon that replaces the running one"),
+            (USER_SHARE, self.user_shares, "the daemon has the shares"),
             (self.static, self.static, "a daemon has static SM partitions from its start"),
-            *((flag, True, f"{why} of a daemon that was started with it") for flag, why in start_flags),
-            ("--terminate-by-reset", self.terminate_by_reset, "it is the daemon that was started with it or not"),
+            *((flag, True, START_FLAGS[flag]) for flag in sorted(self.start_flags)),
+            ("--terminate-by-reset", self.terminate_by_reset, "it is set when the daemon starts"),
         ):
             if is_given and not self.start:
                 raise BadOption(f"{option} goes with -d or -f: {why}")
@@ -158,11 +157,11 @@ class Options:
         if self.force and (not self.quit or self.start):
             raise BadOption("--force goes with -q: it terminates the clients first")
         if self.quit and not self.start and (self.words or self.apply):
-            raise BadOption(f"{self.quit} takes no command and no file with it")
+            raise BadOption(f"{self.quit} takes no command and no file")
         if self.install and (self.start or self.quit or self.words or self.apply):
-            raise BadOption(f"{self.install} takes no command and starts no daemon: use it alone")
+            raise BadOption(f"{self.install} does not go with commands or options that start a daemon: use it alone")
         if self.apply and self.words:
-            raise BadOption("--apply takes no command with it")
+            raise BadOption("--apply takes no command")
 
     def choose_protocol(self, variable: str) -> str:
         """Return the protocol to use: the environment's ``variable`` if set, otherwise the option.

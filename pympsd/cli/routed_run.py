@@ -88,7 +88,7 @@ def find_program(name: str, search_path: str) -> str:
 
 def execute(command: "Sequence[str]", path: str, environment: "Mapping[str, str]") -> int:
     """Execute a command in place of this process; if that fails, report the error and return an exit status."""
-    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them
+    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # the program must not inherit that Python ignores them
         _signal.signal(ignored, _signal.SIG_DFL)
     try:
         if not path:
@@ -146,7 +146,7 @@ def _add_libraries(environment: "dict[str, str]") -> None:
         return
     before = environment.get(_LIBRARY_PATH, "")
     if before.split(":")[0] != _LIBRARIES:
-        # An empty entry would mean the current directory.
+        # An empty entry would stand for the current directory.
         environment[_LIBRARY_PATH] = f"{_LIBRARIES}:{before}" if before else _LIBRARIES
     environment[_INTERPRETER] = sys.executable
     version = f"{sys.version_info[0]}.{sys.version_info[1]}{getattr(sys, 'abiflags', '')}"

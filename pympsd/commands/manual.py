@@ -54,7 +54,7 @@ def help_of(words: Sequence[str]) -> str:
 
 
 def list_commands(protocol: int) -> str:
-    """Return the usages of all commands of a protocol, sorted, one on each line.
+    """Return the usages of all commands of a protocol, sorted, one per line.
 
     The placeholders of protocol 3 are in capitals: ``<name>`` becomes NAME.
     """
@@ -70,13 +70,13 @@ def render_all_help(protocol: int) -> str:
 
 
 _OVERTAKING: Final = (
-    "with -d or -f: how long new clients of the active user may overtake a user who waits (default 30, 0: never); "
+    "with -d or -f: for how long new clients of the active user may overtake a waiting user (default 30; 0: never); "
     "also PYMPSD_TURN_PATIENCE"
 )
 
 _USERS: Final = (
-    "with -d or -f: in-turn (default) gives one user at a time a server; together gives each of up to "
-    f"{MAX_SERVERS} users one, so that nobody waits for another user; also PYMPSD_USERS"
+    "with -d or -f: in-turn (default) gives one user at a time a server; together gives up to "
+    f"{MAX_SERVERS} users a server each, so that users do not wait for each other; also PYMPSD_USERS"
 )
 
 _PROTOCOL: Final = (
@@ -90,23 +90,23 @@ _QUIT: Final = (
 )
 
 _SHARES: Final = (
-    "with -d or -f, once for each resource: the most that a user other than root may have of "
+    "with -d or -f, once for each resource: the maximum for each user other than root: "
     f"{', '.join(f'{resource.name} ({resource.share})' for resource in shares.RESOURCES)}; also {shares.VARIABLE}"
 )
 
 _RESET: Final = (
     "with -d or -f: terminate_client resets a device that cannot stop the client's kernel within 10 s, as if the "
-    "kernel had faulted; without this option the answer is 702"
+    "kernel had faulted; without this option terminate_client returns 702"
 )
 
 _DRIVER: Final = (
-    "with -d or -f: the branch of the driver whose versions, number of client contexts and commands the daemon has "
+    "with -d or -f: the driver branch whose versions, commands and number of client contexts the daemon uses "
     f"(default {DRIVER}); also PYMPSD_DRIVER"
 )
 
 _STATIC: Final = (
-    "with -d or -f: every client needs a static SM partition (sm_partition, lspart) for a context; protocol 3 has "
-    "partitions without this option, and accepts it"
+    "with -d or -f: clients need a static SM partition to create a context (sm_partition, lspart); in protocol 3, "
+    "partitions do not need this option, and it has no effect"
 )
 
 OPTIONS: Final = (
@@ -121,7 +121,7 @@ OPTIONS: Final = (
     ("--metrics PORT|PATH", "with -d or -f: serve OpenMetrics text at a port of 127.0.0.1, or at a Unix socket"),
     (
         "--replace",
-        "with -d or -f: take over from the running daemon, if there is one; servers and clients keep running",
+        "with -d or -f: take over from the running daemon, if any; servers and clients keep running",
     ),
     ("--log-dialect documented|r580|json", "with -d or -f: the dialect of the logs; also PYMPSD_LOG_DIALECT"),
     ("--driver 580|590", _DRIVER),
@@ -131,30 +131,30 @@ OPTIONS: Final = (
     ("--terminate-by-reset", _RESET),
     (
         "--clients-only",
-        "with -d or -f: take no commands at control; root and the daemon's user have control_privileged",
+        "with -d or -f: accept no commands at the socket control; root and the daemon's user use control_privileged",
     ),
-    ("--open-queries", "with -d or -f, protocol 3: let everybody query everything at the socket of a namespace"),
+    ("--open-queries", "with -d or -f, protocol 3: allow everybody all queries, at the socket of any namespace"),
     (
         "--trust-containers",
-        "with -d or -f, protocol 3: users in containers own their servers; without it nobody there is an owner",
+        "with -d or -f, protocol 3: users in containers own their servers; without it, no user in a container does",
     ),
-    ("--ready-devices", "accepted, without an effect: device queries are always possible"),
+    ("--ready-devices", "no effect, because device queries are always possible"),
     ("-q, --quit", _QUIT),
     ("--force", "with -q: terminate the clients instead of waiting for them"),
     ("-S, -s, --static-partitioning", _STATIC),
     ("--strict", "exit with status 1 if any command was refused"),
     (
         "--trust-daemon",
-        "send changes and files also to a daemon that is run by neither root nor you; without it, queries only",
+        "also send changes and files to a daemon of a user other than root or you; without it, only queries",
     ),
-    ("--timeout SECONDS", "exit with status 2 if the daemon is silent for this long (default 10)"),
+    ("--timeout SECONDS", "exit with status 2 if the daemon does not answer for this long (default 10)"),
     (
         "--install-extras PREFIX",
         "copy manual pages, completions, systemd units, profile.d, batch scripts, samples and examples below PREFIX",
     ),
     (
         "--link-nvidia-names DIR",
-        "make links named nvidia-cuda-mps-control, nvidia-cuda-mps-server and nvidia-smi in DIR",
+        "create links named nvidia-cuda-mps-control, nvidia-cuda-mps-server and nvidia-smi in DIR",
     ),
     ("-v, --version", "print the version"),
     ("-h, --help", "print this help"),
@@ -165,21 +165,21 @@ FILES: Final = tuple((entry.name, plain(entry.meaning)) for entry in VARIABLES i
 """The variables that the daemon reads; clients read some of them too."""
 
 EXITS: Final = (
-    "0 when the daemon was reached, whatever it answered; 1 when there is no daemon, or a command in the arguments "
-    "(with --strict, any command) was refused; 2 when the daemon did not answer in time, or an option is wrong (with "
-    "the name nvidia-cuda-mps-control an unknown option prints the help, with status 0); 74 when an answer could not "
-    "be printed completely."
+    "0 if the daemon answered, even if it refused a command from standard input; 1 if no daemon runs, or if it "
+    "refused a command in the arguments (with --strict, any command); 2 if the daemon did not answer in time, or if "
+    "an option is wrong (under the name nvidia-cuda-mps-control an unknown option prints the help, with status 0); "
+    "74 if an answer could not be printed completely."
 )
 
 
 def usage(name: str, protocol: int = 2) -> str:
-    """Return the text of -h."""
+    """Return the text of -h, for the program's ``name``."""
     return f"""
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
        {name} [OPTION ...] COMMAND ...    give one command
-       {name} top [--once | --json]       show servers, clients and who waits; see top --help
-       {name} plot FILE ...               draw traces (trace start FILE); see plot --help
+       {name} top [--once | --json]       show servers, clients and the queue; see top --help
+       {name} plot FILE ...               draw traces of trace start; see plot --help
 
 {_table(OPTIONS)}
 commands:

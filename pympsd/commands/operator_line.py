@@ -53,7 +53,7 @@ def servers_to_ask(daemon: Daemon, line: ParsedLine) -> list[Server]:
 
 
 def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None = None) -> Decision:
-    """Run the command of a line; ``file``: the text of the file that it names."""
+    """Run the command of a line; ``file``: the text of the file that the line names."""
     words, protocol = line.words, daemon.options.protocol
     name = words[0] if words else ""
     if line.is_whole and protocol == 3 and name in ("", *HELP):

@@ -270,7 +270,7 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         requested, present = getattr(plan.features, name), getattr(state.features, name)
         if requested not in (None, present):
             result.append(SetFeature(name, requested))
-    if prune:  # partitions are deleted first, because others may need their chunks
+    if prune:  # delete partitions first, because others may need their chunks
         # Servers that were created for users who named none are independent of the file.
         listed_names = sorted(name for name, server in state.servers.items() if server.source is not Source.AUTO)
         for name in (name for name in listed_names if name not in plan.servers):
@@ -367,8 +367,8 @@ def _compare_partition(plan: PartitionPlan, present: NamedServer, state: State) 
     remainder = chunk_count(state.context.devices[plan.device])
     chunks = sum(chunk != remainder for chunk in existing.chunks)
     if (chunks, remainder in existing.chunks) != (plan.chunks, plan.include_remainder):
-        what = f"SM partition '{present.name}/{plan.name}' keeps its SMs on device {index}"
-        yield Impossible(f"{what}: delete it first to give it others")
+        reason = f"SM partition '{present.name}/{plan.name}' keeps its SMs on device {index}"
+        yield Impossible(f"{reason}: delete it first to give it others")
 
 
 def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:

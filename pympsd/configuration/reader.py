@@ -102,7 +102,7 @@ def _partition(tables: Tables, path: Path, raw: dict[str, Any], device: int) -> 
 
 
 def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
-    """Check that the partitions of all servers together fit the devices."""
+    """Check that the devices have enough chunks for the partitions of all servers together."""
     planned = [(partition, name) for name, plan in plans.items() for partition in plan.partitions]
     for device in sorted({partition.device for partition, _ in planned}):
         device_properties, here = (
@@ -110,14 +110,14 @@ def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
             [pair for pair in planned if pair[0].device == device],
         )
         path: Path = ("servers", here[-1][1], "devices")
-        most, chunks = chunk_count(device_properties), sum(partition.chunks for partition, _ in here)
-        if not most:
+        max_chunks, chunks = chunk_count(device_properties), sum(partition.chunks for partition, _ in here)
+        if not max_chunks:
             major, minor = device_properties.compute_capability
             problem = f"static partitions need compute capability 8.0; {device_properties.name} has {major}.{minor}"
             tables.wrong(path, f"{join_path(path)}: {problem}")
-        elif chunks > most:
+        elif chunks > max_chunks:
             servers = ", ".join(dict.fromkeys(name for _, name in here))
-            problem = f"the SM partitions of device {device} have {chunks} chunks together, and it has {most}"
+            problem = f"the SM partitions of device {device} have {chunks} chunks together, and it has {max_chunks}"
             tables.wrong(path, f"{join_path(path)}: {problem} (servers: {servers})")
         elif any(partition.include_remainder for partition, _ in here) and not has_remainder(device_properties):
             tables.wrong(path, f"{join_path(path)}: the chunks of device {device} leave no SMs over")
@@ -324,7 +324,7 @@ class _Reading(Tables):
         return self.limits(path, raw, VENDORS, ordinals).overlay(own)
 
     def _clients_only(self, path: Path, name: str, raw: Any) -> bool | None:
-        """Return what a namespace's table ``pympsd`` states about being for clients only; None if nothing."""
+        """Return the value of clients_only in a namespace's table ``pympsd``; None if it is not stated."""
         own = self.table(path, raw, "pympsd") if isinstance(raw, dict) else {}
         path = (*path, "pympsd")
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
@@ -332,7 +332,7 @@ class _Reading(Tables):
         if value is not None and not isinstance(value, bool):
             self.wrong((*path, "clients_only"), f"{join_path((*path, 'clients_only'))} must be true or false,", value)
         elif value and name == DEFAULT:
-            self.wrong((*path, "clients_only"), f"{join_path(path)}: the sockets of {DEFAULT} are its server's, too")
+            self.wrong((*path, "clients_only"), f"{join_path(path)}: the sockets of {DEFAULT} are its server's too")
         return value
 
     def _merge(self, path: Path, own: Limits, default: Limits) -> Limits:
@@ -394,7 +394,7 @@ class _Reading(Tables):
         return None if -1 in indices else tuple(indices)
 
     def _features(self, features: Mapping[str, Any]) -> Features:
-        """Check the table of features, and return it."""
+        """Return the features that a file's table states, after checking the table."""
         values: dict[str, Any] = {}
         self.check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
         for name, keys in FEATURE_KEYS.items():

@@ -98,8 +98,10 @@ class Tables:
         devices = [every[ordinal] for ordinal in ordinals]
         index = find_device(devices, word)
         if index is None:
-            of = "" if allowed is None else " of this server"
-            self.wrong(path, f"{join_path(path)}: no device '{word}'{of}; devices: {list_devices(devices) or 'none'}")
+            place = "" if allowed is None else " of this server"
+            self.wrong(
+                path, f"{join_path(path)}: no device '{word}'{place}; devices: {list_devices(devices) or 'none'}"
+            )
         return -1 if index is None else ordinals[index]
 
     def limits(
@@ -153,5 +155,5 @@ def _render(value: Any) -> str:
         return "a list of lists or tables"
     try:
         return dumps(value, ensure_ascii=False, default=str)[:100]
-    except ValueError:  # Python's error for a number of thousands of digits
+    except ValueError:  # Python's error for a number with thousands of digits
         return "a number of thousands of digits"

@@ -40,8 +40,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="pympsd plot",
         show=print_text,
-        description="Draw traces: of 'pympsd trace start FILE', and of programs that ran with PYMPSD_TRACE=FILE. "
-        "Several of one machine make one picture.",
+        description="Draw traces of 'pympsd trace start FILE', and of programs that ran with PYMPSD_TRACE=FILE. "
+        "Several traces of one machine make one picture.",
     )
     parser.add_argument("traces", metavar="FILE", nargs="+", help="a trace")
     parser.add_argument(

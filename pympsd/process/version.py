@@ -1,6 +1,6 @@
 """The versions of pympsd and of the CUDA driver API that it reports, and the build id.
 
-A server refuses an executor of another build. Imports nothing at first, so that commands start fast.
+A server refuses an executor of another build. Imports nothing at the top, so that commands start fast.
 """
 
 VERSION = "0.2.0"
@@ -11,7 +11,7 @@ CUDA_VERSIONS = {580: 13000, 590: 13010}
 minor. ``--driver`` chooses one, see `pympsd.devices.discovery`.
 """
 DRIVER = 590
-"""The default branch."""
+"""The default driver branch."""
 CLIENT_CONTEXTS = {580: 48, 590: 60}
 """The maximum number of client contexts on a device, by branch, on Volta and newer (CUDA's documents, "When to Use
 MPS").
@@ -60,7 +60,7 @@ def _digest() -> str:
     digest = sha256()
     root = Path(__file__).resolve().parents[2]
     folders = [(package, root / package) for package in PACKAGES]
-    while folders:  # not by Path.rglob, which takes three times as long, because every cuInit waits for this
+    while folders:  # not Path.rglob, which takes three times as long: every cuInit waits for this
         name, folder = folders.pop()
         for path in sorted(folder.iterdir(), key=attrgetter("name")):
             entry = path.name

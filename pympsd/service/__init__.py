@@ -1,1 +1,1 @@
-"""The running daemon: the part that awaits, opens files and starts processes."""
+"""The running daemon's I/O: this package awaits, opens files and starts processes."""

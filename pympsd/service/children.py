@@ -1,9 +1,9 @@
 """Server processes: spawn them as their user, watch them, reap them.
 
 A server is the leader of its own session, so that its executors end with it: `reap` kills the process group before it
-reaps the leader, whose PID, and so the group's, cannot be used again until then. It may run as a user other than the
-daemon's. Everything that could make the change of user fail is checked before the fork, because a failure between
-fork and exec cannot be explained.
+reaps the leader; until then, neither the leader's PID nor the group's ID can be used again. A server may run as
+another user than the daemon's. Everything that could make the change of user fail is checked before the fork, because
+a failure between fork and exec cannot be explained.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class CannotSpawn(StartError):
 
 
 START_ERRORS: Final = (OSError, CannotSpawn, ValueError, OverflowError)
-"""Exceptions when a server starts; the last two for an impossible uid."""
+"""The exceptions that starting a server raises; the last two are for an impossible uid."""
 
 
 async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
@@ -107,7 +107,8 @@ async def attend(
 ) -> None:
     """Serve a started server until its process has ended; feed the events of its start and end.
 
-    ``run`` returns when its link has ended. Until then, and for DRAIN_SECONDS after, its standard error is logged.
+    ``run`` returns when the server's link has ended. Until then, and for DRAIN_SECONDS after, the server's standard
+    error is logged.
     """
     dispatcher.servers[instruction.server] = session
     if instruction.name:
@@ -208,7 +209,7 @@ async def wait_for_end(pid: int) -> None:
     """Wait until a child has ended, without reaping it."""
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:  # out of descriptors
+    except OSError:  # no descriptor is left
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             await trio.sleep(POLL_SECONDS)
         return

@@ -93,7 +93,7 @@ class RunningServer(Protocol):
         """
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
-        """Feed an event when the process of an admitted client ends; take over its pidfd."""
+        """Feed an event when the process of an admitted client ends; take over the client's pidfd."""
 
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
         """Watch the process of a client that an earlier daemon admitted."""
@@ -110,7 +110,7 @@ class RunningServer(Protocol):
         """Let the server end its part of the trace, and return when it has."""
 
     async def refresh(self) -> bool:
-        """Ask the server for its tables; return whether it answered in time."""
+        """Request the server's tables; return whether the server answered in time."""
 
 
 class WaitingClient(Protocol):
@@ -129,7 +129,7 @@ class WaitingClient(Protocol):
         """The id of the run that the client belongs to; empty if it has none."""
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
-        """Connect the client to a server. Raise OSError if no connection can be made."""
+        """Connect the client to a server. Raise OSError if that fails."""
 
     def refuse(self, code: int, reason: str) -> None:
         """Refuse the client with a CUresult and a reason, which the program sees."""
@@ -191,9 +191,9 @@ class Dispatcher:
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The running timers; a new timer replaces an equal one."""
     ids: Ids = field(factory=Ids)
-    """Ids of clients and operators."""
+    """Allocates the ids of clients and operators."""
     connections: Ids = field(factory=Ids)
-    """Ids of connections; the keeper's entries contain them."""
+    """Allocates the ids of connections, which the keeper's entries contain."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
@@ -226,7 +226,7 @@ class Dispatcher:
     )
     """The bytes that are kept in memory for all connections."""
     _opened: list[events.NamespaceOpened] = field(factory=list, init=False)
-    """Sockets to report to the state machine when all instructions of an event are carried out."""
+    """The sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.options.uid})), takes_self=True),
         init=False,
@@ -302,7 +302,7 @@ class Dispatcher:
         """
         uid, _ = lines_to_limit(event, self.state)
         with self.pacing.charge(uid):
-            # Not before frequent events.
+            # Only before these events, which are not frequent, because this checks all sockets.
             if self.sockets is not None and isinstance(
                 event, events.OperatorLine | events.ClientConnected | events.ServerExited
             ):
@@ -367,7 +367,7 @@ class Dispatcher:
         )
 
     def _find_unknown_origins(self) -> dict[int, Origin]:
-        """Return the properties of clients' processes that are not known yet, by PID."""
+        """Return the properties, by PID, of clients' processes whose properties are not known yet."""
         servers = self.state.servers.values()
         processes = [client.process for server in servers for client in server.clients.values()]
         processes += [entry.process for entry in self.state.queue.all_entries if entry.process is not None]
@@ -482,7 +482,7 @@ class Dispatcher:
         session = self.clients.get(client)
         if session is not None:
             self.log_refused(session.peer, reason)
-            # The driver's wire has one answer for all refusals: the end of the connection.
+            # The driver's wire has the same answer to all refusals: the end of the connection.
             shown_code = code if self.state.options.has_own_servers else Result.ERROR_MPS_CONNECTION_FAILED
             self.note_refusal(session.peer, shown_code, reason, session.run_id)
             session.refuse(code, reason)

@@ -1,4 +1,4 @@
-"""The driver's own server as a child process: started as its user, it then connects to the daemon's socket."""
+"""The driver's own server as a child process: it is started as its user, and then connects to the daemon's socket."""
 
 import os
 import subprocess
@@ -54,7 +54,8 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Proce
         env=_environment(dispatcher),
         cwd="/",
         start_new_session=True,
-        # SIGPIPE stays ignored: writing to standard error after this daemon's end must not kill the server.
+        # SIGPIPE stays ignored, because a server that writes to standard error after this daemon has ended must not
+        # be killed.
         restore_signals=False,
         **make_identity_options(instruction, {path: remedy}),
     )

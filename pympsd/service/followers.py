@@ -1,9 +1,9 @@
 """Followers: functions that are called after the daemon's state has changed, with a pause between rounds.
 
-Their results depend on all of the state (the file for NVML; the reports to each server of the memory that clients of
-other servers hold), and events come in bursts: a job starts with hundreds of clients, and servers report memory
-several times per second. So nothing is done for each event. The first change after a quiet time is followed
-immediately, later ones after a pause, and an idle daemon does not wake up.
+Their results, such as the file for NVML, depend on the whole state, and events come in bursts: a job starts with
+hundreds of clients, and servers report memory several times per second. So nothing is done for each single event. The
+first change after a quiet time is followed immediately, later ones after a pause, and an idle daemon does not wake
+up.
 """
 
 from __future__ import annotations

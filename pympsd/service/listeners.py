@@ -54,10 +54,10 @@ class Listener:
     """
     _reserve: int = field(factory=lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), init=False)
     _nursery: trio.Nursery | None = field(default=None, init=False)
-    """The nursery in which connections are served; None: no more are accepted."""
+    """The nursery in which connections are served; None if no more are accepted."""
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _at_a_time: int = field(default=1, init=False)
-    """The number of connections that are requested from the keeper together."""
+    """The number of connections to request from the keeper together."""
     _plain: socket.socket = field(init=False)
     """A second object for the listening socket, which accepts without a trio checkpoint.
 
@@ -120,7 +120,7 @@ class Listener:
         try:
             fd = await self._accept_at_the_keeper(name)
             if fd is None:
-                name = self._next_name()  # another connection may come under the first one, too late
+                name = self._next_name()  # the keeper may still send a connection with the first name
                 fd = self._accept_directly(name)
         except OSError as error:
             if error.errno in OUT_OF_FDS:
@@ -139,7 +139,7 @@ class Listener:
         """
         if self.dispatcher.keeper is None or self._reserve < 0:
             return None
-        os.close(os.dup(self._reserve))  # OSError if there is no descriptor for the connection
+        os.close(os.dup(self._reserve))  # raises OSError if no descriptor is left for the connection
         return await self.dispatcher.keeper.accept(
             listener_name(self.file), name, self.greeting, lambda fd: self._start(fd, name)
         )
@@ -177,7 +177,7 @@ class Listener:
                     uid = user_of(sock)
         except OSError:
             await trio.sleep(0.01)
-        # Another task may have taken the descriptor; then there is no reserve the next time.
+        # Another task may have taken the descriptor; then the reserve is missing next time.
         with contextlib.suppress(OSError):
             self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._log_refusal(error, uid)
@@ -199,7 +199,7 @@ class Listener:
                         self.dispatcher.log.info("connection_accepted")
                     await self._admit(sock, peer, entry)
         except OSError as error:
-            # Out of descriptors: this connection is lost, the listener continues.
+            # If descriptors run out, this connection is lost, and the listener continues.
             self._log_refusal(error, uid)
         except Exception as error:
             # An internal error in one connection must not end the daemon.

@@ -32,9 +32,9 @@ PAUSE: Final = 0.1
 Only its writers wait; a server may be among them.
 """
 READ_BYTES: Final = 4 * PIPE_BUF
-"""The bytes read at a time: few enough that even malformed input is parsed in milliseconds."""
+"""The number of bytes to read at a time, small enough that even malformed input is parsed in milliseconds."""
 RECENT_SERVERS: Final = 16
-"""The maximum of ended servers whose late lines are still attributed to them."""
+"""The maximum number of servers whose lines are recognised even after their end."""
 CLOCK_TOLERANCE: Final = 60.0
 """The maximum difference in seconds between a record's time and now."""
 
@@ -55,7 +55,7 @@ class _FifoLog:
     _is_server: Callable[[int], bool]
     _note_line: Callable[[int, str], None]
     _writers: dict[int, _Writer] = field(factory=dict, init=False)
-    """Limits by the PIDs of servers that wrote within the last second; UNKNOWN_PID for all other writers."""
+    """The writers of the last second: servers by PID, and all others together as UNKNOWN_PID."""
     _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
     """The PIDs of servers that wrote, because a server's last lines may be read after its end."""
 
@@ -143,7 +143,7 @@ async def read_fifo(
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
-            continue  # nothing came, or another process read it: any user may open the FIFO
+            continue  # another process, which any user may run, has read the data
         records = list(reader.feed(data))
         dropped = sum(log.log(record) for record in records)
         # Only somebody who wants to keep the daemon busy writes this many bytes without a line or a record.

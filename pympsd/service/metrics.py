@@ -39,7 +39,7 @@ REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
 """Seconds for which a text is cached: any user of the machine may request it any number of times."""
 PAUSE_SECONDS: Final = 1.0
-"""The pause in seconds when there is no descriptor for a connection."""
+"""The pause in seconds after no descriptor was left for a connection."""
 
 
 def listen(address: str, pipe_directory: str) -> socket.socket:

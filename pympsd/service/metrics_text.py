@@ -239,7 +239,9 @@ def _servers(daemon: Daemon) -> Iterator[str]:
         for server in daemon.list_running_servers()
     ]
     for name, kind, help, read in OF_SERVERS:
-        samples = [({**of, **labels}, value) for of, server in servers for labels, value in read(daemon, server)]
+        samples = [
+            ({**common, **labels}, value) for common, server in servers for labels, value in read(daemon, server)
+        ]
         yield from _family(f"pympsd_{name}", kind, help, samples)
 
 

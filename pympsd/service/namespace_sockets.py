@@ -3,10 +3,10 @@
     PIPE-DIRECTORY/SERVER/control              the server's own, with a log FIFO next to it
     PIPE-DIRECTORY/SERVER/NAMESPACE/control    a namespace's: clients that connect here get its limits
 
-The state machine states which sockets there should be, and `NamespaceSockets` opens them, or reports why it cannot. A
-file may be removed from outside (a cleaner of /tmp, an administrator), so `look` compares the sockets that should
-exist with those that do after events, with pauses that bound its cost, and recreates missing ones. Listening sockets
-that the previous daemon left are taken over if the file is still the same one.
+The state machine decides which sockets exist; `NamespaceSockets` opens them, or reports why it cannot. Somebody else
+may remove a file (an administrator, a cleaner of /tmp), so after events `look` checks all sockets and recreates
+missing ones, with pauses that limit the cost. Listening sockets that the previous daemon left are taken over if the
+file is still the same one.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class NamespaceSockets:
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
     """The sockets by server and namespace; the namespace of a server's own socket is empty."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)
-    """The tasks that read the servers' log FIFOs."""
+    """The tasks that read the servers' log FIFOs, by server."""
     _next_look: float = field(default=-math.inf, init=False)
     """The time before which sockets are not checked again."""
     _looks_soon: bool = field(default=False, init=False)

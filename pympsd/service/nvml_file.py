@@ -39,7 +39,7 @@ MODE: Final = 0o644
 
 @define
 class NvmlFile:
-    """The file of the running daemon."""
+    """Writes the file of the running daemon."""
 
     dispatcher: Dispatcher
     directory: PipeDirectory
@@ -65,7 +65,7 @@ class NvmlFile:
         state, settings = self.dispatcher.state, self.dispatcher.settings
         ordinals = range(len(state.devices))
         processes = [list_processes(state, ordinal) for ordinal in ordinals]
-        is_counted = settings.backend == "emulated"  # of GPUs by the driver
+        is_counted = settings.backend == "emulated"  # for GPUs the driver counts it
         percentages = [get_utilization(state, ordinal) if is_counted else None for ordinal in ordinals]
         return nvml_text(settings.backend, state.devices, processes, self._modes(), percentages)
 
@@ -81,7 +81,7 @@ class NvmlFile:
 
     def _replace(self, text: str) -> None:
         if self.directory.is_taken_by_another():
-            return  # that one keeps it
+            return  # the file is the other daemon's
         remains.check(self.directory.name(files.NVML))
         new = self.directory.name(files.NEW_NVML)
         remains.remove(new)

@@ -1,10 +1,9 @@
 """The running daemon on one page: its sockets and files, and the tasks of its nursery.
 
-`run` is called after the fork. In order: an earlier daemon's descriptors are fetched from its keeper, the listening
-sockets and the log FIFO are opened or taken over, the state is restored and from then on saved, the listeners run,
-and once the servers of the earlier daemon have reported, the configuration file is applied and ``ready`` is called.
-Every task belongs to one nursery; the daemon ends when the dispatcher's ``done`` is set, after the last answers
-were sent.
+`run` is called after the fork. It fetches an earlier daemon's descriptors from its keeper, opens or takes over the
+listening sockets and the log FIFO, restores the state, which is saved from then on, and starts the listeners. When
+the servers of the earlier daemon have reported, it applies the configuration file and calls ``ready``. All tasks
+belong to one nursery. When the dispatcher's ``done`` is set, the last answers are sent and the daemon ends.
 
 `notify` reports the daemon's state to a service manager, as sd_notify(3) describes. Without one it does nothing.
 """
@@ -82,7 +81,7 @@ def notify(state: str) -> None:
 
 
 def notify_reloading() -> None:
-    """Report that the logs are opened again; READY follows."""
+    """Report that the daemon reloads, because it opens its logs again. READY follows."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
@@ -180,7 +179,7 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: list[int])
 async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
     directory = setup.directory
     log = control_logger(setup.journal)
-    # Two daemons must not accept on the same sockets.
+    # Two running daemons must not accept on the same sockets.
     previous = None if is_writer_running(directory.path) else await KeeperLink.fetch(directory, log)
     keeper, entries = previous or (KeeperLink(directory, log), {})
     kept_entries = KeptEntries.of(keeper, entries)
@@ -291,7 +290,7 @@ def _protocols(settings: Settings) -> dict[str, tuple[type[Conversation] | type[
 def _save_and_take_over(
     dispatcher: Dispatcher, directory: PipeDirectory, kept_entries: KeptEntries
 ) -> list[PendingServer]:
-    """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
+    """Restore an earlier daemon's state, and save this daemon's from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
     file = StateFile(
         directory.path,

@@ -1,6 +1,4 @@
-"""The trace of a daemon (``trace start``): servers, their clients, the queue; executors add the work of the
-devices.
-"""
+"""The trace of a daemon (``trace start``): its servers, clients and queue. Executors add the devices' work."""
 
 import os
 import time
@@ -17,7 +15,8 @@ from pympsd.vocabulary.answers import Answer, refusal
 STOP_SECONDS: Final = 5.0
 """The time that a server has to report that its executors have stopped writing."""
 NO_DEVICES: Final = (
-    "The trace has servers, clients and waits, but no kernels and copies: the driver's own server reports none."
+    "The trace has servers, clients and waits, but no kernels and copies: "
+    "the driver's own server does not report them."
 )
 
 
@@ -26,7 +25,7 @@ class TracedServer(Protocol):
 
     @property
     def pid(self) -> int:
-        """The server's process."""
+        """The PID of the server's process."""
 
     def start_trace(self, trace: TraceFile) -> None:
         """Let the server's executors write to a trace."""
@@ -37,7 +36,7 @@ class TracedServer(Protocol):
 
 @frozen
 class _State:
-    """Something that lasts for a while: its track and its name."""
+    """A state that lasts for some time: the numbers of its track, and its name."""
 
     process: int
     thread: int
@@ -52,7 +51,7 @@ class Tracing:
     _path: str = field(default="", init=False)
     _is_ending: bool = field(default=False, init=False)
     _lasting: dict[tuple[str, int], tuple[_State, int]] = field(factory=dict, init=False)
-    """The lasting states, each with the time when it began."""
+    """The states that last, each with the time when it began."""
 
     @property
     def path(self) -> str:

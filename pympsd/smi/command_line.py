@@ -32,7 +32,7 @@ NO_MACHINE = 9
 NOT_FOUND = 6
 """Exit statuses, as nvidia-smi's manual page lists them."""
 NO_OUTPUT = 74
-"""The same option as pympsd's."""
+"""The exit status if the output could not be written, the same as pympsd's."""
 VENDORS_NAME = "nvidia-smi"
 """The name of a link; if the program is started under it, refusals are nvidia-smi's."""
 INTERRUPTED = 130

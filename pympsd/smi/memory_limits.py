@@ -62,11 +62,15 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
     parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False, show=_show)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--set", action="store_true", help="set limits (the default)")
-    which.add_argument("--get", action="store_true", help="show them, and the memory that is used")
+    which.add_argument("--get", action="store_true", help="show the limits and the memory in use")
     parser.add_argument("-i", "--id", required=True, metavar="DEVICE", help="the device: its index or UUID")
-    parser.add_argument("-n", "--namespace", required=True, metavar="CGROUP", help=f"such as {_MOUNT}/batch")
-    parser.add_argument("--soft-limit", metavar="MIB", help="MiB that are guaranteed, max, or default (none)")
-    parser.add_argument("--hard-limit", metavar="MIB", help="the most MiB, or max or default (the device's)")
+    parser.add_argument(
+        "-n", "--namespace", required=True, metavar="CGROUP", help=f"the cgroup, such as {_MOUNT}/batch"
+    )
+    parser.add_argument("--soft-limit", metavar="MIB", help="guaranteed memory in MiB, or max, or default (none)")
+    parser.add_argument(
+        "--hard-limit", metavar="MIB", help="maximum memory in MiB, or max or default (all of the device's)"
+    )
     options = parser.parse_args(arguments)
     soft, hard = _mebibytes(options, "soft_limit"), _mebibytes(options, "hard_limit")
     if options.get != (options.soft_limit is None and options.hard_limit is None):
@@ -91,9 +95,9 @@ def _mebibytes(arguments: argparse.Namespace, option: str) -> int | str | None:
     text: str | None = getattr(arguments, option)
     if text is None or text in ("max", "default"):
         return text
-    least = 1 if option == "hard_limit" else 0
-    if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= _MAX_MIB):
-        allowed = "a MebiByte value above 0" if least else "a non-negative MebiByte value"
+    minimum = 1 if option == "hard_limit" else 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and minimum <= int(text) <= _MAX_MIB):
+        allowed = "a MebiByte value above 0" if minimum else "a non-negative MebiByte value"
         raise UnsupportedRequest(
             f"--{option.replace('_', '-')} must be {allowed}, max or default, not {text!r}\n", INVALID
         )

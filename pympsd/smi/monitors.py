@@ -49,7 +49,7 @@ class Monitor:
     """The command line of ``dmon`` or ``pmon``, parsed.
 
     ``ids`` is the value of ``-i`` (None: all devices), ``seconds`` the interval, ``count`` the number of reports
-    (None: without end), ``metrics`` the letters of ``-s`` and ``file`` the path of ``-f``.
+    (None: unlimited), ``metrics`` the letters of ``-s`` and ``file`` the path of ``-f``.
 
     >>> parse(["dmon", "-s", "m", "-c", "3"]).columns
     [('fb', 'MB'), ('bar1', 'MB'), ('ccpm', 'MB')]

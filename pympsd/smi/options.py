@@ -295,33 +295,33 @@ def usage(program: str) -> str:
         program: The name under which the program was started.
     """
     return f"""\
-{program}: shows the emulated GPUs of this machine and changes their compute modes. The machine is that of the daemon
-of CUDA_MPS_PIPE_DIRECTORY, if it runs, and otherwise the one that PYMPSD_EMULATED_DEVICES describes.
+{program}: shows the emulated GPUs of this machine and changes their compute modes. If a daemon runs in
+CUDA_MPS_PIPE_DIRECTORY, the GPUs are the daemon's; otherwise PYMPSD_EMULATED_DEVICES describes them.
 
-{program} [-i ID]                   a table of the GPUs and of the processes on them
+{program} [-i ID]                   show a table of the GPUs and the processes on them
 {program} -L                        list the GPUs
-{program} [-i ID] -q [-d WHAT] [-x] what is known of each; WHAT: COMPUTE, MEMORY, PIDS, UTILIZATION, or
-                                    several; -x: XML
+{program} [-i ID] -q [-d WHAT] [-x] show all details; WHAT: only COMPUTE, MEMORY, PIDS, UTILIZATION, or
+                                    several of them; -x: as XML
 {program} [-i ID] -c MODE           set the compute mode; MODE: 0/DEFAULT, 1/EXCLUSIVE_THREAD (deprecated: means 3),
-                                    2/PROHIBITED, 3/EXCLUSIVE_PROCESS. Root's
-{program} [-i ID] -pm MODE          accepted without an effect; MODE: 0 or 1. Root's
-{program} [-i ID] -r                reset a GPU that no process uses. Root's
+                                    2/PROHIBITED, 3/EXCLUSIVE_PROCESS. Root only
+{program} [-i ID] -pm MODE          no effect; MODE: 0 or 1. Root only
+{program} [-i ID] -r                reset a GPU that no process uses. Root only
 {program} [-i ID] --query-gpu=FIELDS [--format=csv[,noheader][,nounits]]
-                                    FIELDS: those of --help-query-gpu; what an emulated GPU lacks is [N/A]
+                                    FIELDS: as in --help-query-gpu; [N/A] if an emulated GPU lacks it
 {program} [-i ID] --query-compute-apps=FIELDS [--format=...]
-                                    FIELDS: those of --help-query-compute-apps
-{program} topo -m                   how near the GPUs are to each other
+                                    FIELDS: as in --help-query-compute-apps
+{program} topo -m                   show how the GPUs are connected
 {program} dmon [-i ID] [-d SECONDS] [-c COUNT] [-s pucvmet] [-o DT] [-f FILE]
-                                    the GPUs, a line for each every second
+                                    show a line for each GPU, every second
 {program} pmon [-i ID] [-d SECONDS] [-c COUNT] [-s um] [-o DT] [-f FILE]
-                                    the processes, a line for each every second
-{program} memory-limits --help      limits of the memory of a cgroup's clients, which a daemon in protocol 3 keeps
+                                    show a line for each process, every second
+{program} memory-limits --help      limit the memory of a cgroup's clients (with a daemon in protocol 3)
 {program} -h | --version
 
--l [SECONDS] (default 5) and -lms MILLISECONDS repeat a table, list or query until it is interrupted; -f FILE writes
-its output to a file. Messages are written to standard error. Options of nvidia-smi that change what an emulated GPU
-does not have are refused by name, with status 3.
-ID is an index, a UUID or a PCI bus id, or several with commas; without -i all GPUs are meant.
+-l [SECONDS] (default 5) and -lms MILLISECONDS repeat a table, list or query until you interrupt it; -f FILE writes
+the output to a file. Messages go to standard error. Options of nvidia-smi that change features which an emulated GPU
+lacks are refused by name, with status 3.
+ID is an index, a UUID or a PCI bus id, or several with commas; without -i, all GPUs.
 Long forms: --list-gpus, --id=, --query, --display=, --xml-format, --filename=, --loop=, --loop-ms=, --compute-mode=,
 --persistence-mode=, --gpu-reset, --help.
 """

@@ -36,7 +36,7 @@ _POWER: Final = _words("draw.average draw.instant limit default_limit min_limit 
 _KINDS_OF_CLOCKS: Final = ("clocks.applications", "clocks.default_applications", "clocks.max")
 _CLOCKS: Final = (
     *(f"clocks.current.{name}" for name in ("graphics", "sm", "memory", "video")),
-    *(f"{of}.{name}" for of in _KINDS_OF_CLOCKS for name in ("graphics", "memory")),
+    *(f"{group}.{name}" for group in _KINDS_OF_CLOCKS for name in ("graphics", "memory")),
     "clocks.max.sm",
 )
 _UNITLESS: Final = _words("""
@@ -69,7 +69,7 @@ DEVICE_FIELDS: Final[dict[str, str]] = {
     **{f"utilization.{name}": "%" for name in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")},
     **dict.fromkeys(("fan.speed", "edpp_multiplier"), "%"),
     **dict.fromkeys(("power.draw", "enforced.power.limit", "module.enforced.power.limit"), "W"),
-    **{f"{of}.{name}": "W" for of in ("power", "module.power") for name in _POWER},
+    **{f"{group}.{name}": "W" for group in ("power", "module.power") for name in _POWER},
     **dict.fromkeys(_CLOCKS, "MHz"),
 }
 """The unit of each field; empty for a field without a unit."""
@@ -89,8 +89,8 @@ DEVICE_ALIASES: Final = {
     **{f"clocks.{name}": f"clocks.current.{name}" for name in ("sm", "video")},
     "clocks.gr": "clocks.current.graphics",
     "clocks.mem": "clocks.current.memory",
-    **{f"{of}.gr": f"{of}.graphics" for of in _KINDS_OF_CLOCKS},
-    **{f"{of}.mem": f"{of}.memory" for of in _KINDS_OF_CLOCKS},
+    **{f"{group}.gr": f"{group}.graphics" for group in _KINDS_OF_CLOCKS},
+    **{f"{group}.mem": f"{group}.memory" for group in _KINDS_OF_CLOCKS},
 }
 """Other names of fields, with the name that the header has."""
 

@@ -50,13 +50,15 @@ def _show(daemon: Control, options: argparse.Namespace) -> int:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    description = "Show servers, clients and who waits."
+    description = "Show servers, clients and the queue."
     parser = Parser(prog="pympsd top", show=print_text, description=description, epilog=KEYS)
-    parser.add_argument("--once", action="store_true", help="print the table once; as without a terminal")
-    parser.add_argument("--json", action="store_true", help="print what the table is made of once, as JSON")
+    parser.add_argument("--once", action="store_true", help="print the table once (the default without a terminal)")
+    parser.add_argument("--json", action="store_true", help="print the table's data once, as JSON")
     parser.add_argument("--sort", choices=tuple(SORTS), default="server", help="the order of the rows")
-    parser.add_argument("--filter", metavar="TEXT", default="", help="only rows that have this text")
-    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, default=1.0, help="default 1")
+    parser.add_argument("--filter", metavar="TEXT", default="", help="show only rows that contain this text")
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=_seconds, default=1.0, help="time between two updates (default 1)"
+    )
     return parser.parse_args(arguments)
 
 

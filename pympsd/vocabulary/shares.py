@@ -113,8 +113,8 @@ PROCESSES: Final = SharedResource(
     "processes",
     share=64,
     maximum=1 << 16,
-    description="Processes that a user's named servers can cost, about 33 MB each: the server, and an executor for "
-    "each of its devices, or for each static SM partition that contains faults.",
+    description="Processes of a user's named servers, about 33 MB each: the server, and an executor for each of its "
+    "devices, or for each static SM partition that contains faults.",
 )
 NAMESPACES: Final = SharedResource(
     "namespaces",
@@ -126,7 +126,7 @@ DESCRIPTORS: Final = SharedResource(
     "descriptors",
     share=1024,
     maximum=1 << 20,
-    description="Open files of the daemon for a user's servers and namespaces.",
+    description="File descriptors of the daemon for a user's servers and namespaces.",
     part=4,
     of_descriptors=4,
     root_reserve=3,
@@ -137,7 +137,7 @@ SM_CHUNKS: Final = SharedResource(
     unit="% of a device's SM chunks",
     share=50,
     maximum=100,
-    description="Chunks of a device in the static SM partitions of a user's servers, on each device separately.",
+    description="Chunks in the static SM partitions of a user's servers, on each device separately.",
     total=100,
     root_reserve=2,
 )
@@ -146,8 +146,8 @@ CONNECTIONS: Final = SharedResource(
     share=4096,
     minimum=16,
     maximum=1 << 20,
-    description="Connections of a user's clients and commands to all sockets of the daemon together; one of libcuda "
-    "counts as three.",
+    description="Connections of a user's clients and commands to the daemon, over all sockets; a connection of "
+    "libcuda counts as three.",
     part=2,
     of_descriptors=2,
     root_reserve=1,
@@ -159,8 +159,8 @@ BUFFERS: Final = SharedResource(
     share=16 << 20,
     minimum=4 << 20,
     maximum=64 << 20,
-    description="Memory in which the daemon keeps what it has received from a user's connections and not dealt with "
-    "yet, and answers that were not read yet.",
+    description="Memory for messages from a user's connections that the daemon has not handled yet, and for answers "
+    "that the user's programs have not read yet.",
     total=160 << 20,
     root_reserve=1,
     is_named=False,

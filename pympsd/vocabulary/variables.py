@@ -191,9 +191,9 @@ VARIABLES: Final = (
     Setting(
         "CUDA_MPS_PIPE_DIRECTORY",
         _BOTH | Reader.SMI,
-        "directory of the daemon's sockets, lock and PID file; default `/tmp/nvidia-mps`, of root's daemon in "
-        "protocol 3 `/run/nvidia-mps`",
-        "the daemon does not start, a client finds none",
+        "directory of the daemon's sockets, lock and PID file; default `/tmp/nvidia-mps`, and "
+        "`/run/nvidia-mps` for root's daemon in protocol 3",
+        "the daemon does not start; a client finds no daemon",
     ),
     Setting(
         "CUDA_MPS_LOG_DIRECTORY",
@@ -213,36 +213,37 @@ VARIABLES: Final = (
         "CUDA_VISIBLE_DEVICES",
         _BOTH,
         "devices that the daemon (or the client, in the daemon's numbering) sees, by index or UUID; if empty, none",
-        "the list ends before the first wrong entry; without any device the daemon does not start, and cuInit fails",
+        "the list ends before the first wrong entry; if no device is left, the daemon does not start, and cuInit "
+        "fails",
     ),
     Setting(
         PERCENTAGE,
         _BOTH,
         "active thread percentage, above 0 and up to 100: the daemon's default for servers, or a client's own, which "
-        "only lowers it; a client's also by device, `0=50,GPU-...=25`",
-        "reported, and otherwise as if it were not set; `50%` is read as 50, and reported; with a wrong entry by "
-        "device a client's cuInit fails",
+        "only lowers it; a client may set it by device, `0=50,GPU-...=25`",
+        "reported, then ignored; `50%` is reported, and read as 50; if an entry by device is wrong, a client's "
+        "cuInit fails",
         _percentage,
     ),
     Setting(
         PRIORITY,
         _BOTH,
         "`0` (normal) or `1` (below normal): the daemon's default for clients, or a client's own priority",
-        "reported, and otherwise as if it were not set",
+        "reported, then ignored",
         _priority,
     ),
     Setting(
         MEMORY_LIMITS[0],
         _BOTH,
         "`0=1G,GPU-...=512M`: limits of device memory, the daemon's defaults or a client's own",
-        "the daemon reports and leaves out a wrong entry; a client's cuInit fails",
+        "the daemon reports a wrong entry and ignores it; a client's cuInit fails",
         _memory_limits,
     ),
     Setting(
         MEMORY_LIMITS[1],
         _BOTH,
-        f"another name of `{MEMORY_LIMITS[0]}`, which comes first",
-        "as there",
+        f"another name of `{MEMORY_LIMITS[0]}`; that one takes precedence",
+        f"as for `{MEMORY_LIMITS[0]}`",
         _memory_limits,
     ),
     Setting(
@@ -256,8 +257,9 @@ VARIABLES: Final = (
     Setting(
         limits.PER_CONTEXT_PARTITIONING,
         Reader.CLIENT,
-        f"`1`: each context of the client has the percentage that `{PERCENTAGE}` is when it is made",
-        "reported, and otherwise as if it were not set",
+        f"`1`: each context of the client has the percentage that `{PERCENTAGE}` contains when the context is "
+        "created",
+        "reported, then ignored",
         _switch,
     ),
     Setting(
@@ -274,20 +276,20 @@ VARIABLES: Final = (
         Reader.CLIENT,
         f"1 to {MAX_CONNECTIONS}, default 2; above 2, the client's contexts take more of a device's "
         f"{CLIENT_CONTEXTS[DRIVER]} connections ({CLIENT_CONTEXTS[580]} with driver 580)",
-        "reported; above 32 counts as 32, anything else as if it were not set",
+        "reported; above 32 counts as 32, any other value is ignored",
         _connections,
     ),
     Setting(
         "CUDA_FORCE_API_VERSION",
         Reader.CLIENT,
-        "`3020` or so: the API that a program asks for; before CUDA 4.0 (`4000`) it gets no context",
+        "the API version that a program requests, such as `3020`; before CUDA 4.0 (`4000`) it gets no context",
         "ignored, as in C",
     ),
     Setting(
         BACKEND,
         _BOTH,
         "`vendor` (the driver's own MPS server), `cuda` (pympsd's server on a GPU), `emulated`, or `auto` (default): "
-        "the first of them that the machine has, or `emulated` if an emulated machine is asked for",
+        "the first of them that the machine has, or `emulated` if `PYMPSD_EMULATED_DEVICES` is set",
         _DOES_NOT_START,
         _check_choice(*BACKENDS),
         default=BACKENDS[0],
@@ -301,7 +303,7 @@ VARIABLES: Final = (
     Setting(
         WORKER,
         Reader.DAEMON,
-        "what executes records on a GPU: `auto` (default), `native` (or start no executor) or `python`",
+        "what executes records on a GPU: `auto` (default), `native` (no executor starts without it) or `python`",
         _DOES_NOT_START,
         _check_choice(*WORKERS),
         default=WORKERS[0],
@@ -309,7 +311,8 @@ VARIABLES: Final = (
     Setting(
         LAUNCHES,
         Reader.CLIENT,
-        "whether repeated launches skip the interpreter: `auto` (default), `native` (or fail) or `python`",
+        "whether repeated launches skip the interpreter: `auto` (default), `native` (cuInit fails without it) or "
+        "`python`",
         _CUINIT_FAILS,
         _check_choice(*WORKERS),
         default="auto",
@@ -317,7 +320,8 @@ VARIABLES: Final = (
     Setting(
         CONNECTIONS,
         Reader.DAEMON,
-        f"hardware queues of an executor on a GPU, 1 to {MAX_CONNECTIONS} (default); fewer start quicker",
+        f"hardware queues of an executor on a GPU, 1 to {MAX_CONNECTIONS} (default); with fewer, an executor starts "
+        "faster",
         "backend `cuda`: the daemon does not start; others: reported",
         _whole_number(MAX_CONNECTIONS),
         "operations.md",
@@ -333,9 +337,9 @@ VARIABLES: Final = (
     Setting(
         "PYMPSD_STATE_DIRECTORY",
         _BOTH | Reader.SMI,
-        "where the compute modes and the servers of machines are kept that are in short form, or described in "
-        "`/etc`; default `/run/pympsd`, or `/tmp` if root has not made that",
-        "reported; modes cannot be set, and pympsd-smi shows the processes of no other daemon",
+        "directory of the compute modes and servers of machines that are given in short form or described in `/etc`; "
+        "default `/run/pympsd`, or `/tmp` if root has not created that",
+        "reported; modes cannot be set, and pympsd-smi shows only its own daemon's processes",
         None,
         "security.md",
     ),
@@ -365,7 +369,7 @@ VARIABLES: Final = (
     Setting(
         "PYMPSD_TURN_POLICY",
         Reader.DAEMON,
-        "who of the waiting users is next: `order` (default), `fewest-turns`, or a plug-in",
+        "which waiting user is next: `order` (default), `fewest-turns`, or a plug-in",
         _DOES_NOT_START,
         None,
         "research.md",
@@ -390,7 +394,7 @@ VARIABLES: Final = (
     Setting(
         shares.VARIABLE,
         Reader.DAEMON,
-        "what each user other than root may have of the daemon, `servers=16,namespaces=64,buffers=16M`, as "
+        "maxima for each user other than root, `servers=16,namespaces=64,buffers=16M`, as "
         f"`{shares.OPTION}`; `share list` prints all",
         _DOES_NOT_START,
         _shares,
@@ -399,8 +403,8 @@ VARIABLES: Final = (
     Setting(
         "PYMPSD_UNMAPPED_DAEMON",
         Reader.CLIENT,
-        "`refuse` (default) or `trust`: what programs and the command line do in a user namespace in which the "
-        "daemon's user has no number, if the daemon cannot prove that it is root's or theirs",
+        "`refuse` (default) or `trust`: whether programs and the command line use a daemon whose user is not mapped "
+        "in their user namespace, and which cannot prove that it is root's or theirs",
         _CUINIT_FAILS,
         _check_choice("refuse", "trust"),
         "security.md",
@@ -416,7 +420,7 @@ VARIABLES: Final = (
     Setting(
         DRIVER_VARIABLE,
         Reader.DAEMON | Reader.SMI,
-        f"the branch of the driver whose versions, number of client contexts and commands pympsd has: {_DRIVERS}, as "
+        f"the driver branch whose versions, commands and number of client contexts pympsd uses: {_DRIVERS}, as "
         "`--driver`; also `driver = 580` in the file of an emulated machine",
         _DOES_NOT_START,
         _check_choice(*map(str, CUDA_VERSIONS)),
@@ -433,10 +437,10 @@ VARIABLES: Final = (
     Setting(
         TIER,
         Reader.DAEMON,
-        "what runs the kernels of the emulated GPU: `auto` (default): those that take longer than 20 ms as machine "
-        "code, 10 to 100 times faster, which a thread compiles while they run in NumPy; `compiled`: all, from the "
-        "first launch on; `numpy`. LLVM is in `pip install 'pympsd[compiled]'`; kernels that cannot be compiled run "
-        "in NumPy",
+        "what runs the kernels of the emulated GPU. `numpy`: NumPy. `compiled`: machine code, 10 to 100 times "
+        "faster, from the first launch on. `auto` (default): NumPy, and machine code for kernels that take longer "
+        "than 20 ms, which are compiled meanwhile. Machine code needs LLVM (`pip install 'pympsd[compiled]'`); "
+        "kernels that cannot be compiled run in NumPy",
         "backend `emulated`: the daemon does not start; others: reported",
         _check_choice(*TIERS),
         default="auto",
@@ -444,35 +448,35 @@ VARIABLES: Final = (
     Setting(
         KERNEL_THREADS,
         Reader.DAEMON,
-        "the greatest number of threads that run the blocks of a compiled kernel (1 to 1024; default: as many as the "
-        "executor may use processors), and never more than multiprocessors that its client may use; `1`: atomics of "
-        "floats come in the same order each time",
+        "maximum number of threads that run the blocks of a compiled kernel, 1 to 1024; default: the number of "
+        "processors that the executor may use. It is never more than the multiprocessors that the client may use. "
+        "With `1`, atomics of floats happen in the same order each time",
         "backend `emulated`: the daemon does not start; others: reported",
         _whole_number(1024),
     ),
     Setting(
         KERNEL_CACHE,
         Reader.DAEMON,
-        "where the emulated GPU keeps compiled kernels for later runs: a directory, in which each user gets a folder "
-        "of mode 0700, or `off`; default `~/.cache/pympsd/kernels` of the server's user (of the daemon's own also in "
-        "`$XDG_CACHE_HOME`). At most 256 MB; may be deleted",
+        "directory in which the emulated GPU keeps compiled kernels for later runs, or `off`. Each user gets a "
+        "folder of mode 0700 in it. Default: `~/.cache/pympsd/kernels` of the server's user (for the daemon's own "
+        "user, below `$XDG_CACHE_HOME` if that is set). It takes at most 256 MB, and may be deleted",
         "backend `emulated`: the daemon does not start; others: reported",
         lambda text: "" if text == "off" or text.startswith("/") else "the absolute path of a directory, or off",
     ),
     Setting(
         EXPLAIN,
         Reader.CLIENT,
-        "`1`: each call that fails, and each wrong setting, is explained on stderr (on the driver's own server "
-        "under pympsd-run: each refusal of a client); `0`: none; default: under pympsd-run what pympsd does not "
-        "support, once for each function",
-        "counts as 1, and is reported",
+        "`1`: explain each failing call and each wrong setting on stderr (with the driver's own server, under "
+        "pympsd-run: each refusal of a client). `0`: explain nothing. Default: under pympsd-run, report once each "
+        "function that pympsd does not support",
+        "reported, and counts as `1`",
         _switch,
     ),
     Setting(
         "PYMPSD_TRACE",
         Reader.CLIENT,
-        "a file to which every driver call is written, with its time",
-        "reported, and no trace",
+        "file to which every driver call is written, with its time",
+        "reported, and nothing is written",
         None,
         "timelines.md",
     ),

@@ -191,7 +191,7 @@ class MemoryUsed:
 
     clients: dict[int, int]
     launches: int = 0
-    """The kernels that were started since the last report."""
+    """The number of kernels that were started since the last report."""
     utilization: int | None = None
     """The percentage of the last sample period in which kernels ran; None if the backend does not count it."""
 
@@ -258,7 +258,7 @@ MAX_KERNEL_NAME: Final = 100
 
 @message(76)
 class Trace:
-    """Answers AskTrace: counters, contexts, and the latest batches, oldest first."""
+    """Answers AskTrace: counters, contexts, and the latest batches in the order of time."""
 
     request: int
     counters: dict[str, int]

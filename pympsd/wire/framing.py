@@ -1,4 +1,4 @@
-"""Extracts frames and their file descriptors from a byte stream that is received in any chunks."""
+"""Extract frames and their file descriptors from a byte stream that is received in any chunks."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ class FrameReader:
         return bool(self._buffer)
 
     def take_unclaimed_fds(self) -> tuple[int, ...]:
-        """Return descriptors that no frame claimed; the caller closes them."""
+        """Remove and return the descriptors that no frame has claimed; the caller closes them."""
         unclaimed = tuple(fd for fd in self._fds if fd is not None)
         self._fds.clear()
         return unclaimed

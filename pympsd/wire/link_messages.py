@@ -178,7 +178,7 @@ class TerminateClient:
     token: int
     pid: int
     by_reset: bool = False
-    """End kernels that cannot be stopped by resetting the device, as after a fatal fault."""
+    """True if the device may be reset, as after a fatal fault, to end kernels that cannot be stopped."""
     expelled: tuple[int, ...] = ()
     """The ids of clients that cannot create contexts from now on: their namespace or SM partition was deleted."""
 

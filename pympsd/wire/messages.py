@@ -1,7 +1,7 @@
-"""Every message, one frozen class each, and the codec: MessagePack bodies in frames, the kind in the header.
+"""The messages between processes, a frozen class for each, and their codec: MessagePack bodies in frames.
 
-Grouped by link: hello and grants between client and daemon, session messages between client and server,
-link messages between server and daemon (``link_messages``) and between server and executor (``executor_messages``).
+This module has the messages between client and daemon and between client and server. Messages between server and
+daemon are in ``link_messages``, messages between server and executor in ``executor_messages``.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ OLDEST: Final = 3
 NEWEST: Final = 3
 """Version 2: the opcodes of the command stream by chapter, and FILL with rows.
 Version 3: ALLOCATE_PINNED answers with an offset in a file; MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an
-address."""
+address.
+"""
 FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 
 

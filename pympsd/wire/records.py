@@ -31,7 +31,7 @@ FLAG_QUIET: Final = 1
 FLAG_COOPERATIVE: Final = 2
 """In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused.
 
-Bits 4 to 15 are the blocks of a cluster in x, y and z, each minus 1 in 4 bits; 0 if the launch has no clusters.
+Bits 4 to 15 are the blocks of a cluster in x, y and z, 4 bits for each number minus 1; 0 without clusters.
 """
 NO_CLUSTER: Final = (1, 1, 1)
 MAX_CLUSTER: Final = 16
@@ -91,7 +91,7 @@ class Scope(Enum):
 class Completion(Enum):
     """The time when an operation is done, and answered if it has an answer.
 
-    So it determines how long the calling thread of the client waits.
+    This determines how long the calling thread of the client waits.
     """
 
     IMMEDIATE = "immediate"
@@ -117,7 +117,7 @@ class CopySpace(IntEnum):
 class Operand:
     """One operand, 8 bytes wide: a number, or a handle of a kind. ``code`` is its struct code.
 
-    A handle is checked by the executor before the operation sees it.
+    The executor checks a handle before the operation gets it.
     """
 
     name: str
@@ -339,7 +339,7 @@ class Record:
 
 
 def pad(length: int) -> int:
-    """Return a length rounded up to 8 bytes.
+    """Return a length rounded up to a multiple of 8 bytes.
 
     >>> pad(0), pad(1), pad(16)
     (0, 8, 16)
@@ -368,7 +368,7 @@ def pack(name: str, context: int, sequence: int, *operands: int, tail: bytes = b
 def pack_answer(
     opcode: int, sequence: int, result: int, operands: bytes = b"", tail: bytes = b"", flags: int = 0
 ) -> bytes:
-    """Return an answer; ``operands`` are already packed by the operation's answer layout."""
+    """Return an answer; ``operands`` must be packed in the operation's answer layout."""
     length = HEADER_BYTES + len(operands) + len(tail)
     # Answers are not padded: the length gives the exact end of the tail.
     return HEADER.pack(opcode | ANSWER, flags, length, result, sequence) + operands + tail

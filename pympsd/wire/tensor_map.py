@@ -126,61 +126,61 @@ class TensorMap:
 # --- the rules of the manual
 
 
-def check(of: TensorMap) -> None:
+def check(tensor: TensorMap) -> None:
     """Raise ValueError for an invalid tensor map; the message explains what is wrong and what is allowed."""
-    _check_modes(of)
-    _check_tensor(of)
-    if of.im2col is None:
-        for index, size in enumerate(of.box):
+    _check_modes(tensor)
+    _check_tensor(tensor)
+    if tensor.im2col is None:
+        for index, size in enumerate(tensor.box):
             if not 1 <= size <= 256:
                 raise ValueError(f"boxDim[{index}] is {size}; 1 to 256 are allowed")
     else:
-        _check_im2col(of, of.im2col)
+        _check_im2col(tensor, tensor.im2col)
     # The first element stride is ignored, because without interleaving the first dimension has none.
-    for index, stride in enumerate(of.element_strides):
-        if not 1 <= stride <= 8 and (index or of.interleave):
+    for index, stride in enumerate(tensor.element_strides):
+        if not 1 <= stride <= 8 and (index or tensor.interleave):
             raise ValueError(f"elementStrides[{index}] is {stride}; 1 to 8 are allowed")
-    _check_inner(of)
+    _check_inner(tensor)
 
 
-def _check_modes(of: TensorMap) -> None:
-    if of.data_type in PACKED_TYPES:
-        raise ValueError(f"tensorDataType {PACKED_TYPES[of.data_type]} {_NEEDS_BLACKWELL}")
-    if of.swizzle in _LATER_SWIZZLES:
-        raise ValueError(f"swizzle {_LATER_SWIZZLES[of.swizzle]} {_NEEDS_BLACKWELL}")
-    for name, value, most in (
-        ("tensorDataType", of.data_type, 12),
-        ("interleave", of.interleave, 2),
-        ("swizzle", of.swizzle, 3),
-        ("l2Promotion", of.l2_promotion, 3),
-        ("oobFill", of.fill, 1),
+def _check_modes(tensor: TensorMap) -> None:
+    if tensor.data_type in PACKED_TYPES:
+        raise ValueError(f"tensorDataType {PACKED_TYPES[tensor.data_type]} {_NEEDS_BLACKWELL}")
+    if tensor.swizzle in _LATER_SWIZZLES:
+        raise ValueError(f"swizzle {_LATER_SWIZZLES[tensor.swizzle]} {_NEEDS_BLACKWELL}")
+    for name, value, maximum in (
+        ("tensorDataType", tensor.data_type, 12),
+        ("interleave", tensor.interleave, 2),
+        ("swizzle", tensor.swizzle, 3),
+        ("l2Promotion", tensor.l2_promotion, 3),
+        ("oobFill", tensor.fill, 1),
     ):
-        if not 0 <= value <= most:
-            raise ValueError(f"{name} is {value}; 0 to {most} are allowed")
-    if of.fill and of.data_type < DataType.FLOAT16:
+        if not 0 <= value <= maximum:
+            raise ValueError(f"{name} is {value}; 0 to {maximum} are allowed")
+    if tensor.fill and tensor.data_type < DataType.FLOAT16:
         raise ValueError("oobFill NAN_REQUEST_ZERO_FMA is allowed of floating-point types only")
-    if of.interleave == Interleave.BYTES_32 and of.swizzle != Swizzle.BYTES_32:
+    if tensor.interleave == Interleave.BYTES_32 and tensor.swizzle != Swizzle.BYTES_32:
         raise ValueError("interleave 32B is allowed with swizzle 32B only")
 
 
-def check_rank(rank: int, least: int) -> None:
-    """Raise ValueError unless the number of dimensions is ``least`` to 5.
+def check_rank(rank: int, minimum: int) -> None:
+    """Raise ValueError unless the number of dimensions is ``minimum`` to 5.
 
     Im2col maps and interleaved layouts need at least 3.
     """
-    if not least <= rank <= GREATEST_RANK:
-        raise ValueError(f"tensorRank is {rank}; {least} to {GREATEST_RANK} are allowed")
+    if not minimum <= rank <= GREATEST_RANK:
+        raise ValueError(f"tensorRank is {rank}; {minimum} to {GREATEST_RANK} are allowed")
 
 
-def _check_tensor(of: TensorMap) -> None:
-    check_rank(of.rank, 1 if of.im2col is None and not of.interleave else 3)
-    unit = 32 if of.interleave == Interleave.BYTES_32 else 16
-    if of.address % unit or not 0 <= of.address < 1 << 64:
-        raise ValueError(f"globalAddress is {of.address:#x}; a multiple of {unit} is needed")
-    for index, size in enumerate(of.dimensions):
+def _check_tensor(tensor: TensorMap) -> None:
+    check_rank(tensor.rank, 1 if tensor.im2col is None and not tensor.interleave else 3)
+    unit = 32 if tensor.interleave == Interleave.BYTES_32 else 16
+    if tensor.address % unit or not 0 <= tensor.address < 1 << 64:
+        raise ValueError(f"globalAddress is {tensor.address:#x}; a multiple of {unit} is needed")
+    for index, size in enumerate(tensor.dimensions):
         if not 1 <= size <= 1 << 32:
             raise ValueError(f"globalDim[{index}] is {size}; 1 to 2**32 are allowed")
-    for index, stride in enumerate(of.strides):
+    for index, stride in enumerate(tensor.strides):
         if stride % unit or not 0 <= stride < 1 << 40:
             raise ValueError(f"globalStrides[{index}] is {stride}; multiples of {unit} below 2**40 are allowed")
 
@@ -189,28 +189,30 @@ _CORNERS: Final = {3: 15, 4: 7, 5: 4}
 """The number of bits of a corner's offsets, without the sign, by the number of dimensions."""
 
 
-def _check_im2col(of: TensorMap, box: Im2col) -> None:
-    limit = 1 << _CORNERS[of.rank]
-    corners = zip(box.lower_corner, box.upper_corner, of.dimensions[1:-1], strict=True)
+def _check_im2col(tensor: TensorMap, box: Im2col) -> None:
+    limit = 1 << _CORNERS[tensor.rank]
+    corners = zip(box.lower_corner, box.upper_corner, tensor.dimensions[1:-1], strict=True)
     for index, (lower, upper, size) in enumerate(corners):
         for name, value in (("Lower", lower), ("Upper", upper)):
             if not -limit <= value < limit:
                 raise ValueError(f"pixelBox{name}Corner[{index}] is {value}; {-limit} to {limit - 1} are allowed")
         if size + upper - lower < 1:
             raise ValueError(f"the box of pixels is empty along dimension {index + 1} (corners {lower} and {upper})")
-    for name, value, most in (("channelsPerPixel", box.channels, 256), ("pixelsPerColumn", box.pixels, 1024)):
-        if not 1 <= value <= most:
-            raise ValueError(f"{name} is {value}; 1 to {most} are allowed")
+    for name, value, maximum in (("channelsPerPixel", box.channels, 256), ("pixelsPerColumn", box.pixels, 1024)):
+        if not 1 <= value <= maximum:
+            raise ValueError(f"{name} is {value}; 1 to {maximum} are allowed")
 
 
-def _check_inner(of: TensorMap) -> None:
-    if of.interleave:
+def _check_inner(tensor: TensorMap) -> None:
+    if tensor.interleave:
         return
-    name, size = "boxDim[0]" if of.im2col is None else "channelsPerPixel", of.inner * of.element_bytes
+    name, size = "boxDim[0]" if tensor.im2col is None else "channelsPerPixel", tensor.inner * tensor.element_bytes
     if size % 16:
-        raise ValueError(f"{name} is {of.inner} elements of {of.element_bytes} bytes: no multiple of 16 bytes")
-    if of.swizzle and size > Swizzle(of.swizzle).span:
-        raise ValueError(f"{name} is {size} bytes; the swizzle allows {Swizzle(of.swizzle).span}")
+        raise ValueError(
+            f"{name} is {tensor.inner} elements of {tensor.element_bytes} bytes: not a multiple of 16 bytes"
+        )
+    if tensor.swizzle and size > Swizzle(tensor.swizzle).span:
+        raise ValueError(f"{name} is {size} bytes; the swizzle allows {Swizzle(tensor.swizzle).span}")
 
 
 # --- in memory
@@ -226,16 +228,19 @@ def _five(values: Sequence[int], count: int = GREATEST_RANK) -> list[int]:
     return [*values, *(0,) * count][:count]
 
 
-def pack(of: TensorMap) -> bytes:
+def pack(tensor: TensorMap) -> bytes:
     """Return the bytes of a map that `check` accepts. The first element stride is not used, so any may be given.
 
     The layout of the 128 bytes is pympsd's own and not a GPU's, because only the emulated device reads them.
     """
-    modes = (of.im2col is not None, of.data_type, of.rank - 1, of.interleave, of.swizzle, of.l2_promotion, of.fill, 0)
-    column = of.im2col or Im2col((), (), 0, 0)
+    modes = (
+        tensor.im2col is not None, tensor.data_type, tensor.rank - 1, tensor.interleave, tensor.swizzle,
+        tensor.l2_promotion, tensor.fill, 0,
+    )  # fmt: skip
+    column = tensor.im2col or Im2col((), (), 0, 0)
     return _LAYOUT.pack(
-        _MAGIC, *modes, of.address, *_five([size - 1 for size in of.dimensions]), *_five(of.strides, 4),
-        *_five(of.box), *_five((1, *of.element_strides[1:])),
+        _MAGIC, *modes, tensor.address, *_five([size - 1 for size in tensor.dimensions]), *_five(tensor.strides, 4),
+        *_five(tensor.box), *_five((1, *tensor.element_strides[1:])),
         *_five(column.lower_corner, 3), *_five(column.upper_corner, 3),
         column.channels, column.pixels,
     )  # fmt: skip
@@ -249,7 +254,7 @@ def unpack(data: bytes) -> TensorMap:
     """
     magic, kind, data_type, last, interleave, swizzle, promotion, fill, _, address, *geometry = _LAYOUT.unpack(data)
     if magic != _MAGIC:
-        raise ValueError("no tensor map")
+        raise ValueError("not a tensor map")
     rank, spatial = last + 1, max(last - 1, 0)
     check_rank(rank, 1)
     column = Im2col(
@@ -276,7 +281,7 @@ _FIELDS: Final = {
     "box_dim": (76, "H", 5),
     "element_stride": (86, "B", 5),
 }
-"""The offsets of the fields of tensormap.replace, their struct codes, and their numbers."""
+"""The fields of tensormap.replace: the offset, the struct code and the number of values of each."""
 FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
 """The fields that tensormap.replace changes, with the number of values of each."""
 
@@ -290,7 +295,7 @@ def set_field(data: bytes, field: str, ordinal: int, value: int) -> bytes:
     if data == bytes(BYTES):
         data = pack(TensorMap(0, 0, (1,), (), (), ()))
     if not data.startswith(_MAGIC):
-        raise ValueError("no tensor map")
+        raise ValueError("not a tensor map")
     offset, code, _ = _FIELDS[field]
     size = struct.calcsize(code)
     if field == "elemtype":

@@ -62,7 +62,7 @@ class AddressMode(IntEnum):
 
 
 class TextureFlag(IntFlag):
-    """CU_TRSF_*; the other flags change nothing here."""
+    """CU_TRSF_*, without the flags that have no effect here."""
 
     READ_AS_INTEGER = 0x01
     NORMALIZED_COORDINATES = 0x02
@@ -158,7 +158,7 @@ def unpack(data: bytes) -> TextureObject:
     head = _HEAD.unpack_from(data)
     (magic, kind, format, channels, count), sampling_words = head[:5], head[5:]
     if magic != _MAGIC:
-        raise ValueError("no texture or surface object")
+        raise ValueError("not a texture or surface object")
     modes, (filter, flags, level_filter), (bias, least, greatest) = (
         sampling_words[:3],
         sampling_words[3:6],

@@ -1,6 +1,6 @@
 """``PYMPSD_TRACE=FILE``: a trace of this program's driver calls, with their times.
 
-Without the variable nothing is added to a call. Several programs may write to one file, and a child its parent's.
+Without the variable calls do no extra work. Several programs may write to one file, and a child to its parent's.
 """
 
 import atexit
@@ -17,11 +17,11 @@ from pympsd.channel.trace_file import TraceFile
 
 VARIABLE: Final = "PYMPSD_TRACE"
 _named: Final[set[tuple[int, int]]] = set()
-"""The processes and threads that have names in the trace."""
+"""The processes and threads whose names have been written to the trace."""
 
 
 def trace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that also writes its calls to the trace; the function itself if nothing traces it."""
+    """Return a function that also writes its calls to the trace, or ``function`` itself if there is no trace."""
     if _trace() is None:
         return function
 
@@ -78,9 +78,9 @@ def _report_loss() -> None:
 
 
 def _complain(sentence: str) -> None:
-    with suppress(AttributeError, OSError, ValueError):  # no standard error, or a closed one
+    with suppress(AttributeError, OSError, ValueError):  # standard error may be missing or closed
         sys.stderr.write(sentence)
 
 
 atexit.register(_report_loss)
-os.register_at_fork(after_in_child=lambda: _trace.cache_clear())  # another thread may have held the lock
+os.register_at_fork(after_in_child=lambda: _trace.cache_clear())  # another thread may have held the trace's lock

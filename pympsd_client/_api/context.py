@@ -1,12 +1,12 @@
 """Contexts, primary and other (CUDA driver API, Primary Context Management and Context Management).
 
-A context is a client's place on one device. Each thread has a stack of contexts, whose top is the current one; a
-context may be current to several threads. The primary context of a device counts its users, and is closed with the
-last; other contexts are destroyed by their handle. With execution affinity a context has fewer SMs than its device
-(only under MPS).
+A context is a program's state on one device. Each thread has a stack of contexts, whose top is the current one; a
+context may be current to several threads. The primary context of a device counts its users and is closed when the
+last one releases it; other contexts are destroyed by their handle. With execution affinity, which needs MPS, a
+context has fewer SMs than its device.
 
 Functions raise NOT_INITIALIZED before cuInit, INVALID_DEVICE for a device that is not visible, and INVALID_CONTEXT
-for a handle of no context. A faulted context has the error of its fault.
+for a handle that is not a context's. In a context that has had a fault they raise its error.
 """
 
 from typing import Any, Final
@@ -22,24 +22,24 @@ _SCHEDULING: Final = (0, 1, 2, 4)
 _SCHEDULING_MASK: Final = 0x07
 _FLAGS_MASK: Final = 0xFF
 _API_VERSION: Final = 3020
-"""The answer of drivers since CUDA 3.2 for every context."""
+"""The API version that drivers since CUDA 3.2 return for every context."""
 
 
 def retain_primary(device: int) -> int:
-    """Return the device's primary context, counting one more user; it is not made current."""
+    """Return the device's primary context and count one more user; do not make it current."""
     return process.primary(device).retain(process.require()).handle
 
 
 def release_primary(device: int) -> None:
     """Release a primary context; the last release frees the context's resources.
 
-    Raise INVALID_CONTEXT if not retained.
+    Raise INVALID_CONTEXT if the context is not retained.
     """
     process.primary(device).release(process.require())
 
 
 def reset_primary(device: int) -> None:
-    """Free the primary context's resources; its users retain it again to continue."""
+    """Free the primary context's resources; to continue, its users have to retain it again."""
     process.primary(device).reset(process.require())
 
 
@@ -61,7 +61,7 @@ def create_variant(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = ...) 
     """Make a context and make it current; called as in CUDA 13 ``(params, flags, dev)`` or 12 ``(flags, dev)``.
 
     With execution affinity in the parameters the context has that number of SMs, rounded up; cuCtxGetExecAffinity
-    returns the number. UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
+    returns the number. Raise UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
     MPS_MAX_CLIENTS_REACHED and the server's other refusals.
     """
     if dev is ...:
@@ -75,7 +75,7 @@ def create_with_affinity(parameters: Any, count: int, flags: int, device: int) -
 
 
 def create(parameters: Any, flags: int, device: int) -> int:
-    """Make a context as CUDA 12 does; see cuCtxCreate."""
+    """Make a context by a CUctxCreateParams, or None for no parameters; see cuCtxCreate."""
     if parameters is None:
         return _create(None, flags, device)
     if parameters.cigParams:
@@ -96,7 +96,7 @@ def _create(affinity: int | None, flags: int, device: int) -> int:
 
 
 def _affinity(parameters: Any, count: int) -> int | None:
-    """Return the SMs that an array of execution affinities asks for; the last entry wins."""
+    """Return the number of SMs in the last of an array of execution affinities; None if the array is empty."""
     entries = list(parameters or ())
     if count != len(entries):
         raise invalid_value(f"there are {len(entries)} execution affinities, but their number is {count}")
@@ -111,14 +111,14 @@ def _check_affinity_type(kind: int) -> None:
 
 
 def execution_affinity(kind: int) -> int:
-    """Return the SMs the current context may use, as a CUexecAffinityParam of type SM_COUNT.
+    """Return the number of SMs that the current context may use, as a CUexecAffinityParam of type SM_COUNT.
 
-    UNSUPPORTED_EXEC_AFFINITY if contexts cannot be limited: without MPS, and before Volta.
+    Raise UNSUPPORTED_EXEC_AFFINITY if contexts cannot be limited: without MPS, and on devices before Volta.
     """
     context = current()
     _check_affinity_type(kind)
     if not (process.require().provisions and context.device.properties.is_volta_or_newer):
-        reason = "there is no execution affinity here: it needs an MPS daemon and a Volta or newer device"
+        reason = "execution affinity needs an MPS daemon and a Volta or newer device"
         raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
     return context.usable().multiprocessors
 
@@ -141,7 +141,7 @@ def destroy(handle: int) -> None:
 
 
 def current_handle() -> int:
-    """Return the calling thread's current context; a NULL handle if none is current."""
+    """Return the calling thread's current context, or NULL if it has none."""
     return current().handle if this_thread.stack else 0
 
 
@@ -172,7 +172,7 @@ def device_of(handle: int) -> int:
 
 
 def synchronize(handle: int) -> None:
-    """Wait for all work of a context (NULL: the current one); return the error of earlier work, if any."""
+    """Wait for all work of a context (NULL: the current one); return the error if some of it has failed."""
     (context_of(handle) if handle else current()).synchronize()
 
 
@@ -188,7 +188,7 @@ def set_flags_of_current(flags: int) -> None:
 
 
 def attach(flags: int) -> int:
-    """Return the current context; one more call of cuCtxDetach is then needed to destroy it."""
+    """Return the current context; each call requires one more cuCtxDetach to destroy it."""
     check_no_flags("cuCtxAttach", flags)
     context = require_context()
     context.attached += 1
@@ -198,11 +198,11 @@ def attach(flags: int) -> int:
 def detach(handle: int) -> None:
     """Undo cuCtxAttach of the current context, or destroy it like cuCtxDestroy.
 
-    Raise INVALID_CONTEXT for another one.
+    Raise INVALID_CONTEXT for a context that is not current.
     """
     context = context_of(handle)
     if context is not current():
-        raise invalid_context("cuCtxDetach is of the context that is current to its thread")
+        raise invalid_context("cuCtxDetach takes only the calling thread's current context")
     if context.attached:
         context.attached -= 1
     else:
@@ -216,7 +216,7 @@ def api_version(handle: int) -> int:
 
 
 def stream_priority_range() -> tuple[int, int]:
-    """Return the least and the greatest stream priority of the current context (the greatest is the lower number)."""
+    """Return the current context's least and greatest stream priority; the greatest is the lowest number."""
     return current().usable().stream_priorities
 
 

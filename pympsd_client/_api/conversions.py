@@ -1,8 +1,9 @@
-"""The meaning of C's types: the function that converts a value, by the type of its parameter in the rows.
+"""Conversion by type: the functions that convert inputs and outputs, by the C type of a parameter in the rows.
 
-`is_as_given` types are left to the core, `structure_reader` converts inputs, `output_wrapper` outputs. The Python
-functions (`entry_point`) and those for callers in C (`pympsd_client.routing.driver`) use the same tables. They name
-functions by their paths, because most programs use few of them (`pympsd_client.signatures.rows.find_core`).
+`structure_reader` converts inputs, `output_wrapper` outputs; values of `is_as_given` types are passed to the core
+unchanged. The Python functions (`entry_point`) and those for callers in C (`pympsd_client.routing.driver`) use the
+same tables. They contain paths instead of functions, because most programs use few of the functions
+(`pympsd_client.signatures.rows.find_core`).
 
 >>> structure_reader("CUDA_MEMCPY2D *").__name__
 'copy_2d'
@@ -28,7 +29,7 @@ _NOT_PERMITTED: Final = "a host function or stream callback must not make CUDA c
 
 
 def _pointers(types: str) -> tuple[str, ...]:
-    """Return the types of pointers to types."""
+    """Return the pointer type of each of some types."""
     return tuple(f"{name} *" for name in types.split())
 
 
@@ -46,7 +47,7 @@ _AS_GIVEN: Final = frozenset(
         *("const CUmemLocation *", "const void *", "void **"),
     }
 )
-"""Types whose values the core reads by field."""
+"""Types whose values are passed to the core unchanged, which reads them itself."""
 _GRAPH_STRUCTS: Final = _pointers(
     """
     CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_CONDITIONAL_NODE_PARAMS CUDA_MEM_ALLOC_NODE_PARAMS
@@ -54,7 +55,7 @@ _GRAPH_STRUCTS: Final = _pointers(
     CUgraphEdgeData CUgraphNode CUgraphNodeParams CUkernelNodeAttrValue
     """
 )
-"""Structures and arrays, and arrays of pointers to them, that the core reads in place."""
+"""Structures that the core reads in place, also in arrays and in arrays of pointers."""
 _READERS: Final = {
     "CUDA_ARRAY_DESCRIPTOR *": "array_structs.array_2d",
     "CUDA_ARRAY3D_DESCRIPTOR *": "array_structs.array_3d",
@@ -68,7 +69,7 @@ _READERS: Final = {
     "CUmemLocation *": "memory_structs.location",
     "CUmemPoolProps *": "memory_structs.pool_properties",
 }
-"""The functions of `pympsd_client._arguments` that convert inputs."""
+"""The functions of `pympsd_client._arguments` that convert inputs, by type."""
 _RETURNED_AS_BYTES: Final = """
 CUDA_ARRAY3D_DESCRIPTOR CUDA_ARRAY_DESCRIPTOR CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_HOST_NODE_PARAMS
 CUDA_KERNEL_NODE_PARAMS CUDA_MEMCPY3D CUDA_MEMSET_NODE_PARAMS CUDA_MEM_ALLOC_NODE_PARAMS CUDA_RESOURCE_DESC
@@ -77,31 +78,31 @@ CUipcEventHandle CUipcMemHandle CUkernelNodeAttrValue CUmemPoolPtrExportData CUs
 CUuuid
 """
 _MADE_FROM_BYTES: Final = frozenset(_RETURNED_AS_BYTES.split())
-"""Structures of cuda.bindings that cores return as bytes."""
+"""The structures of cuda.bindings that cores return as bytes."""
 _MAKERS: Final = {
     "CUexecAffinityParam": "resources.sm_affinity",
     "CUmemAllocationProp": "memory_structs.make_allocation_properties",
 }
-"""The functions of `pympsd_client._arguments` that make other structures from cores' values."""
+"""The functions of `pympsd_client._arguments` that make structures from other values of cores, by type."""
 _OUTPUTS: Final = frozenset(output.type for row in SIGNATURES.values() for output in row.outputs)
 
 
 @cache
 def structure_reader(type: str) -> Callable[[Any], Any] | None:
-    """Return the function that converts a structure for a core, by its pointer type; None: no conversion."""
+    """Return the function that converts a structure for a core, or None if the type needs no conversion."""
     return find_core(f"_arguments.{_READERS[type]}") if type in _READERS else None
 
 
 def needs_reader(type: str) -> bool:
-    """Return whether inputs of a type are converted by its `structure_reader`."""
+    """Return whether inputs of a type are converted by `structure_reader`."""
     return type in _READERS
 
 
 @cache
 def output_wrapper(type: str) -> Callable[[Any], Any] | None:
-    """Return the function that converts a core's output to the type of cuda.bindings; None: no conversion.
+    """Return the function that converts a core's output to a type of cuda.bindings, or None if it needs none.
 
-    Numbers become handles and enums, bytes structures, and arrays lists of these.
+    Numbers become handles and enum members, bytes become structures, and arrays become lists.
     """
     if type in _MADE_FROM_BYTES:
         return partial(make_struct, type)
@@ -121,7 +122,7 @@ def output_wrapper(type: str) -> Callable[[Any], Any] | None:
 
 
 def is_as_given(type: str) -> bool:
-    """Return whether the core itself reads values of a type."""
+    """Return whether values of a type are passed to the core unchanged."""
     return type in _AS_GIVEN or type.startswith(_GRAPH_STRUCTS)
 
 
@@ -131,7 +132,7 @@ def not_permitted() -> CudaError:
 
 
 def as_cuda_error(error: OSError) -> CudaError:
-    """Return the error for exhausted descriptors; raise any other error again, which is the program's own."""
+    """Return the CudaError for exhausted descriptors; raise any other error again, because it is the program's."""
     if error.errno not in EXHAUSTED:
         raise error
     reason = f"this process is out of file descriptors: {explain(error)}"

@@ -26,7 +26,7 @@ def uuid(device: int) -> bytes:
 
 
 def luid(device: int) -> tuple[bytes, int]:
-    """Fail with NOT_SUPPORTED: devices have locally unique identifiers on Windows only."""
+    """Raise NOT_SUPPORTED, because devices have locally unique identifiers on Windows only."""
     process.device(device)
     raise not_supported("cuDeviceGetLuid: LUIDs are Windows' own; use cuDeviceGetUuid")
 
@@ -37,14 +37,14 @@ def compute_capability(device: int) -> tuple[int, int]:
 
 
 def attribute(requested: int, device: int) -> int:
-    """Return an attribute's value: 0 if the device does not have it, INVALID_VALUE if there is no such attribute."""
+    """Return an attribute's value, 0 if the device does not have it; raise INVALID_VALUE if CUDA does not have it."""
     entry = process.device(device)
     if requested not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no device attribute {requested}")
     if requested == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
         return multiprocessors(entry)
     properties = entry.properties.attributes
-    names = [name for name, value in _ATTRIBUTES.items() if value == requested]  # an attribute may have aliases
+    names = [name for name, value in _ATTRIBUTES.items() if value == requested]  # some attributes have aliases
     return next((properties[name] for name in names if name in properties), 0)
 
 
@@ -53,7 +53,7 @@ _PROPERTIES: Final = (
     *("MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z", "MAX_SHARED_MEMORY_PER_BLOCK", "TOTAL_CONSTANT_MEMORY", "WARP_SIZE"),
     *("MAX_PITCH", "MAX_REGISTERS_PER_BLOCK", "CLOCK_RATE", "TEXTURE_ALIGNMENT"),
 )
-"""The attributes that the fields of a CUdevprop are, in their order."""
+"""The attributes in the fields of a CUdevprop, in their order."""
 
 
 def properties(device: int) -> bytes:
@@ -70,7 +70,10 @@ def linear_texture_width(format: int, channels: int, device: int) -> int:
 
 
 def multiprocessors(device: VisibleDevice) -> int:
-    """Return the SMs of the current context if each has its own share, else of the process (MPS documents, 4.2.5)."""
+    """Return the number of SMs that the process may use, or with partitioning of each context the current context.
+
+    Source: MPS documents, 4.2.5.
+    """
     stack = this_thread.stack
     if process.require().per_context and stack and stack[-1].device is device:
         opened = stack[-1].opened
@@ -80,7 +83,7 @@ def multiprocessors(device: VisibleDevice) -> int:
 
 
 def execution_affinity_support(kind: int, device: int) -> int:
-    """Return 1 if contexts can be limited to a number of SMs: under MPS, on Volta and newer. Raise INVALID_VALUE."""
+    """Return 1 if contexts can be limited to a number of SMs (under MPS, on Volta and newer); raise INVALID_VALUE."""
     properties = process.device(device).properties
     if kind != SM_COUNT:
         raise invalid_value(f"the execution affinity type must be SM_COUNT ({SM_COUNT}), not {kind}")
@@ -102,7 +105,7 @@ def _bus_id(device: VisibleDevice) -> str:
 
 
 def device_by_pci_bus_id(text: str) -> int:
-    """Return the device with a PCI bus id, bytes as cuDeviceGetPCIBusId returns them; raise INVALID_DEVICE."""
+    """Return the device with a PCI bus id, which is bytes as from cuDeviceGetPCIBusId; raise INVALID_DEVICE."""
     requested = text.upper()
     connection = process.require()
     connection.check()

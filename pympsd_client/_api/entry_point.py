@@ -2,7 +2,8 @@
 
 Theory of operation. `pympsd_client.driver` has some 370 functions that all do the same things around a different
 core, and a launch has to be quick. So each function is Python source, written from its row and compiled when the
-program first names it: it has its own parameters, and a call runs only what its row needs. For cuMemAlloc that is::
+program first names it. The function has its own parameters, and a call runs only what its row needs. For cuMemAlloc
+that is::
 
     def cuMemAlloc(bytesize):
         if _process.native is not None:
@@ -20,9 +21,13 @@ program first names it: it has its own parameters, and a call runs only what its
         except OSError as error:
             return _fail(_as_cuda_error(error), 1)
 
-The order is fixed: a program that runs natively gets the driver's answer to everything; a host function makes no
-calls; wrong types raise before the state is looked at, as in cuda.bindings; and only then cuInit must have been
-called. Buffers are opened last, around the call of the core, so that no error leaves one open.
+The order of the steps is fixed:
+
+1. A program that runs natively gets the driver's answer to everything.
+2. Calls in host functions are refused.
+3. Arguments of wrong types raise, as in cuda.bindings, even before cuInit.
+4. A call before cuInit fails.
+5. Buffers are opened last, around the call of the core, so that no error leaves one open.
 
 `_UNSIGNED` and the tables of `conversions` state how the values of a type are converted.
 """
@@ -103,7 +108,7 @@ def _source(signature: Signature) -> str:
         arguments
         if is_variants
         else ", ".join(
-            # The size of an array that is returned is 0 unless it is given.
+            # The size of a returned array is optional and 0 by default.
             f"{parameter.name}=0" if parameter.is_output and parameter.type == "size_t" else parameter.name
             for parameter in signature.inputs
         )
@@ -128,7 +133,7 @@ def _source(signature: Signature) -> str:
 
 
 def _conversion(parameter: Parameter) -> list[str]:
-    """Return the lines that convert an argument to a plain value; a plain one costs only a check of its type."""
+    """Return the lines that convert an argument to a plain value; if it is one, they only check its type."""
     name, bits = parameter.name, _UNSIGNED.get(parameter.type)
     if conversions.is_as_given(parameter.type) or _is_host_pointer(parameter):
         return []

@@ -1,7 +1,7 @@
 """Green contexts and resources of devices (CUDA driver API, Green Contexts).
 
-A green context is a context of its own here: memory and modules that are made while it is current end with it, and
-the device chooses its SMs: while some are free, none of another green context.
+Here a green context is a context like others: memory and modules that are made while it is current are freed with it.
+The device chooses its SMs, and avoids those of other green contexts as long as enough are free.
 """
 
 from typing import Any, Final
@@ -30,9 +30,7 @@ _STEP: Final = 2
 
 def _resource(device: VisibleDevice, count: int) -> SmResource:
     if not device.properties.is_volta_or_newer:
-        raise not_supported(
-            "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on"
-        )
+        raise not_supported("the SMs of this device cannot be divided: that needs compute capability 7.0 or higher")
     row = rounding(device.properties)
     return SmResource(device.number, count, min(row.green_minimum, count), min(row.green_alignment, count))
 
@@ -41,7 +39,7 @@ def _resource(device: VisibleDevice, count: int) -> SmResource:
 
 
 def read_device_resource(device: int, kind: int) -> bytes:
-    """Return the SMs of a device, as many as this process may use.
+    """Return the SMs of a device that this process may use.
 
     Raise INVALID_RESOURCE_TYPE for other resources.
     """
@@ -73,10 +71,10 @@ def read_stream_resource(handle: int, kind: int) -> bytes:
 
 
 def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> tuple[list[bytes], int, bytes]:
-    """Return up to ``nbGroups`` parts of ``minCount`` SMs or more, their number, and the remainder.
+    """Return up to ``nbGroups`` parts of at least ``minCount`` SMs, their number, and the remainder.
 
-    With ``nbGroups`` 0 no parts are returned, and the number is the maximum. INVALID_RESOURCE_CONFIGURATION for more
-    SMs than there are; INVALID_VALUE for other flags than CUdevSmResourceSplit_flags.
+    With ``nbGroups`` 0 return no parts, and their maximum number. Raise INVALID_RESOURCE_CONFIGURATION if
+    ``minCount`` is more than all SMs, INVALID_VALUE for flags other than CUdevSmResourceSplit_flags.
     """
     resource = sm_resource(argument)
     if flags & ~(_IGNORE_COSCHEDULING | _MAX_POTENTIAL_CLUSTER):
@@ -100,14 +98,14 @@ def _part(resource: SmResource, count: int) -> SmResource:
 
 
 def _not_possible(what: str) -> CudaError:
-    return CudaError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, f"there are not {what}")
+    return CudaError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, f"not possible: {what}")
 
 
 def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[bytes], bytes]:
-    """Return a part for each group, and the remainder; a group of 0 SMs gets all remaining ones.
+    """Return a part for each group, and the remainder; a group of 0 SMs gets all remaining SMs.
 
-    Afterwards the groups' smCount is the number that they got. A group's SMs are a multiple of its coscheduled SMs
-    unless it may be backfilled, else INVALID_RESOURCE_CONFIGURATION, and likewise for more SMs than there are.
+    Each group's smCount is set to the number of its SMs. Raise INVALID_RESOURCE_CONFIGURATION for more SMs than
+    remain, and for a number that is not a multiple of the coscheduled SMs, unless the group may be backfilled. Raise
     INVALID_VALUE for flags.
     """
     resource = sm_resource(argument)
@@ -121,7 +119,7 @@ def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[
             )
         unit = group.coscheduled or resource.alignment
         if unit % _STEP or group.preferred % unit:
-            raise invalid_value(f"coscheduled SMs must be a multiple of {_STEP}, preferred ones of those, not {unit}")
+            raise invalid_value(f"coscheduled SMs must be a multiple of {_STEP} and divide the preferred, not {unit}")
         size = group.count or remaining // unit * unit
         is_whole = size % (_STEP if group.flags & _BACKFILL else unit) == 0
         if not is_whole or not 0 < size <= remaining:
@@ -133,7 +131,7 @@ def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[
 
 
 def describe(argument: Any, count: int) -> int:
-    """Return a description of resources of one device; raise INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
+    """Return a description of resources, all of one device; raise INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
     resources = sm_resources(argument, count)
     if not resources or len({resource.device for resource in resources}) > 1:
         raise invalid_value("a description needs one or more resources, all of one device")
@@ -148,9 +146,9 @@ def describe(argument: Any, count: int) -> int:
 
 
 def create(description: int, device: int, flags: int) -> int:
-    """Return a green context with the SMs of a description; flags CU_GREEN_CTX_DEFAULT_STREAM.
+    """Return a new green context with the SMs of a description; the flags must be CU_GREEN_CTX_DEFAULT_STREAM.
 
-    INVALID_VALUE; INVALID_DEVICE for a description of another device; the server's refusals of a context.
+    Raise INVALID_VALUE, INVALID_DEVICE for a description of another device, and the server's refusals of a context.
     """
     if flags != _DEFAULT_STREAM:
         raise invalid_value(f"the flags must be CU_GREEN_CTX_DEFAULT_STREAM (1), not {flags:#x}")
@@ -158,32 +156,32 @@ def create(description: int, device: int, flags: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a green context, and free the objects made in it. Raise INVALID_CONTEXT."""
+    """Destroy a green context and the objects made in it; raise INVALID_CONTEXT."""
     green.destroy(handle)
 
 
 def convert(handle: int) -> int:
-    """Return the context of a green context, to be made current."""
+    """Return the context of a green context, which can be made current."""
     return green.find(handle).context.handle
 
 
 def create_stream(handle: int, flags: int, priority: int) -> int:
-    """Return a new stream of a green context; flags CU_STREAM_NON_BLOCKING."""
+    """Return a new stream of a green context; the flags must be CU_STREAM_NON_BLOCKING."""
     if flags != streams.NON_BLOCKING:
         raise invalid_value(f"the flags must be CU_STREAM_NON_BLOCKING (1), not {flags:#x}")
     return streams.create(green.find(handle).context, flags, priority).handle
 
 
 def find_green_context_of_stream(handle: int) -> int:
-    """Return the green context of a stream; NULL if it has none."""
+    """Return the green context of a stream, or NULL if its context is not green."""
     green_context = green.find_by_context(streams.properties(handle).context)
     return 0 if green_context is None else green_context.handle
 
 
 def contexts_of_stream(handle: int) -> tuple[int, int]:
-    """Return the context of a stream and NULL; of a green context's stream the primary context and the green one.
+    """Return a stream's context and NULL, or for a green context's stream the primary and the green context.
 
-    A primary context that was never retained, which green contexts do not need here, is NULL.
+    The primary context is NULL if it was never retained, because green contexts do not need it here.
     """
     context = streams.properties(handle).context
     green_context = green.find_by_context(context)
@@ -194,25 +192,25 @@ def contexts_of_stream(handle: int) -> tuple[int, int]:
 
 
 def record_event(handle: int, event: int) -> None:
-    """Record an event after the present work of all streams of a green context."""
+    """Record an event that stands for the earlier work in all streams of a green context."""
     green.record(green.find(handle).context, event)
 
 
 def wait_event(handle: int, event: int) -> None:
-    """Make later work in all streams that a green context has now wait for an event."""
+    """Make later work in all of a green context's present streams wait for an event."""
     green.wait(green.find(handle).context, event)
 
 
 def record_event_in_context(handle: int, event: int) -> None:
-    """Record an event after the present work of all streams of a context."""
+    """Record an event that stands for the earlier work in all streams of a context."""
     green.record(context_of(handle), event)
 
 
 def wait_event_in_context(handle: int, event: int) -> None:
-    """Make later work in all streams that a context has now wait for an event."""
+    """Make later work in all of a context's present streams wait for an event."""
     green.wait(context_of(handle), event)
 
 
 def number(handle: int) -> int:
-    """Return a number that no other context of this process has had."""
+    """Return a green context's id, which no other context of this process has or had."""
     return context_id(green.find(handle).context.handle)

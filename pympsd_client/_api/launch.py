@@ -16,9 +16,9 @@ from pympsd_client._objects.stream import resolve
 def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:
     """Start a kernel without waiting for it; a later call reports its errors.
 
-    Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an address).
-    INVALID_VALUE for an invalid shape or parameters and for more threads than the kernel was built for,
-    INVALID_HANDLE, or the error that made the context unusable earlier.
+    Parameters are passed as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an
+    address). Raise INVALID_VALUE for an invalid shape, invalid parameters and more threads than the kernel was
+    compiled for; INVALID_HANDLE; or the error that made the context unusable earlier.
     """
     launches.launch(number(function), shape, stream, parameters, extra)
 
@@ -26,7 +26,8 @@ def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, 
 def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any) -> None:
     """Start a kernel whose blocks are all resident at the same time, so that they may wait for each other.
 
-    COOPERATIVE_LAUNCH_TOO_LARGE for more blocks than the context's multiprocessors hold; else as cuLaunchKernel.
+    Raise COOPERATIVE_LAUNCH_TOO_LARGE for more blocks than fit the context's multiprocessors, and the errors of
+    cuLaunchKernel.
     """
     launches.launch(number(function), shape, stream, parameters, 0, cooperative=True)
 
@@ -34,10 +35,12 @@ def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, param
 def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: Any) -> None:
     """Start a kernel by a CUlaunchConfig with launch attributes.
 
-    The events of PROGRAMMATIC_EVENT and LAUNCH_COMPLETION_EVENT are recorded after the kernel, which is later than
-    they may be. INVALID_CLUSTER_SIZE for clusters that the device, or the grid, does not have; INVALID_HANDLE,
-    INVALID_VALUE, NOT_SUPPORTED for an event that cannot be recorded; NOT_SUPPORTED for attributes that are neither
-    these nor hints, INVALID_VALUE for wrong values.
+    The events of PROGRAMMATIC_EVENT and LAUNCH_COMPLETION_EVENT are recorded after the kernel, although CUDA allows
+    them earlier. Raise
+
+    - INVALID_CLUSTER_SIZE for clusters that do not fit the device or the grid;
+    - INVALID_HANDLE, INVALID_VALUE or NOT_SUPPORTED for an event that cannot be recorded;
+    - NOT_SUPPORTED for an attribute that is neither supported nor a hint, INVALID_VALUE for a wrong value.
     """
     if config is None:
         raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not None")
@@ -62,7 +65,7 @@ def _is_programmatic(attribute: Any) -> bool:
 
 
 def _attributes(config: Any) -> tuple[bool, tuple[int, int, int], list[int]]:
-    """Return whether the launch is cooperative, the size of its clusters, and the events to be recorded with it.
+    """Return whether the launch is cooperative, its clusters' dimensions, and the events to record with it.
 
     Raise CudaError for an unsupported attribute.
     """
@@ -89,20 +92,20 @@ def _attributes(config: Any) -> tuple[bool, tuple[int, int, int], list[int]]:
 
 
 def _event(value: Any) -> int:
-    """Return an event to be recorded with a launch; raise CudaError as recorded with an H100."""
+    """Return an event to record with a launch; raise the errors that were recorded on an H100."""
     handle = number(value.event)
     flags = events.events.find(handle).flags
     if number(value.flags):
         raise invalid_value(f"the flags of an event in a launch attribute must be 0, not {number(value.flags):#x}")
     if flags & events.INTERPROCESS or not flags & events.DISABLE_TIMING:
         raise not_supported(
-            "a launch records events with CU_EVENT_DISABLE_TIMING and without CU_EVENT_INTERPROCESS only"
+            "a launch can record only events with CU_EVENT_DISABLE_TIMING and without CU_EVENT_INTERPROCESS"
         )
     return handle
 
 
 def _check_hint(name: str, value: Any) -> None:
-    """Raise CudaError for an attribute that is not a hint, or has a value that an H100 refuses."""
+    """Raise CudaError for an attribute that is not a hint, and for a value that an H100 refuses."""
     if name not in HINTS:
         raise not_there(name)
     if name == "SYNCHRONIZATION_POLICY":

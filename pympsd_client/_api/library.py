@@ -1,11 +1,12 @@
 """Libraries, and linking (CUDA driver API, Library Management and Module Management).
 
-A library is an image that is not bound to a context: PTX, a fat binary, or, on a GPU, machine code. It is loaded
-into a context as a module when one of its kernels is used there first, and errors of the image are reported then,
-unless the caller asks for an error log. So every function that takes a function handle also takes a kernel handle.
+A library is an image that is not bound to a context: PTX, a fat binary, or, on a GPU, machine code. When a context
+first uses one of its kernels, the library is loaded there as a module. Errors of the image are reported then, or
+immediately if the caller passes an error log. Every function that takes a function's handle also takes a kernel's.
 
-A link joins several PTX texts into one image (cuLink*). Names of symbols are bytes, sizes in bytes. INVALID_HANDLE
-for handles that are not those of a library, kernel or link, NOT_FOUND for names that the image does not have.
+A link joins several PTX texts into one image (cuLink*). Names of symbols are bytes, sizes are in bytes. Functions
+raise INVALID_HANDLE for handles that are not a library's, kernel's or link's, and NOT_FOUND for names that the image
+does not have.
 """
 
 import ctypes
@@ -36,10 +37,9 @@ def load(
     library_values: Any,
     library_count: int,
 ) -> int:
-    """Make a library of PTX. Each context loads it at its first use and reports errors of the PTX then.
+    """Make a library from an image. Each context loads it at its first use, and reports errors of the image then.
 
-    With an error log it is loaded in the current context immediately. INVALID_VALUE, NOT_SUPPORTED for an invalid
-    option.
+    With an error log the current context loads it immediately. Raise INVALID_VALUE or NOT_SUPPORTED for an option.
     """
     process.require().check()
     return _load(image_at(code), (count, options, values), (library_count, library_options))
@@ -48,7 +48,7 @@ def load(
 def load_from_file(
     name: str, options: Any, values: Any, count: int, library_options: Any, library_values: Any, library_count: int
 ) -> int:
-    """Load a file (its name as bytes) as a library; raise FILE_NOT_FOUND, else as cuLibraryLoadData."""
+    """Make a library from a file, named by bytes; raise FILE_NOT_FOUND and the errors of cuLibraryLoadData."""
     process.require().check()
     image = image_of(name.encode("utf-8", "surrogateescape"))
     return _load(image, (count, options, values), (library_count, library_options))
@@ -58,7 +58,7 @@ def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[in
     _check_library_options(*library_options)
     read = jit_options.read(*options)
     library = new_library(limit_registers(image, read.max_registers))
-    if read.logs and this_thread.stack:  # if it were loaded as late as in CUDA, the log could be gone
+    if read.logs and this_thread.stack:  # later the log's buffer could be gone
         with read.write_logs():
             library.module_in(current())
     return library.handle
@@ -69,7 +69,7 @@ def _check_library_options(count: int, options: Any) -> None:
         name = _OPTIONS.get(option)
         if name == "HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE":
             raise not_supported("CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE is not supported; leave it out")
-        if name != "BINARY_IS_PRESERVED":  # the image is copied in any case
+        if name != "BINARY_IS_PRESERVED":  # has no effect, because the image is always copied
             raise invalid_value(f"there is no library option {option}")
 
 
@@ -79,7 +79,7 @@ def unload(library: int) -> None:
 
 
 def kernel(library: int, name: str) -> int:
-    """Return a kernel by its name (bytes); raise NOT_FOUND. Needs no context."""
+    """Return a kernel by its name (bytes), with or without a context; raise NOT_FOUND."""
     return library_of(library).kernel(name).handle
 
 
@@ -89,28 +89,25 @@ def kernel_count(library: int) -> int:
 
 
 def enumerate_kernels(count: int, library: int) -> list[int]:
-    """Return at most ``numKernels`` kernels of a library; raise INVALID_VALUE for 0."""
+    """Return up to ``numKernels`` kernels of a library; raise INVALID_VALUE for 0."""
     if not count:
         raise invalid_value("numKernels is 0; pass space for at least one kernel")
     return [kernel.handle for kernel in library_of(library).kernels().values()][:count]
 
 
 def module(library: int) -> int:
-    """Return the library's module in the current context; it is not unloaded by cuModuleUnload."""
+    """Return the library's module in the current context, which cuModuleUnload cannot unload."""
     return library_of(library).module_in(current()).handle
 
 
 def variable(library: int, name: str) -> tuple[int, int]:
-    """Return the address in the current context and the size in bytes of a variable (bytes); raise NOT_FOUND."""
+    """Return a variable's address in the current context and its size in bytes; raise NOT_FOUND."""
     entry = library_of(library).module_in(current()).variable(name)
     return entry.address, entry.size
 
 
 def managed_variable(library: int, name: str) -> tuple[int, int]:
-    """Return the address in the current context and the size in bytes of a managed variable (bytes).
-
-    Raise NOT_FOUND.
-    """
+    """Return a managed variable's address in the current context and its size in bytes; raise NOT_FOUND."""
     entry = library_of(library).module_in(current()).variable(name)
     if not entry.managed:
         raise CudaError(Result.ERROR_NOT_FOUND, f"{name!r} is not a managed variable; try cuLibraryGetGlobal")
@@ -118,7 +115,7 @@ def managed_variable(library: int, name: str) -> tuple[int, int]:
 
 
 def unified_function(library: int, symbol: str) -> int:
-    """Fail with NOT_FOUND: no device has unified function pointers (attribute UNIFIED_FUNCTION_POINTERS is 0)."""
+    """Raise NOT_FOUND, because no device has unified function pointers (attribute UNIFIED_FUNCTION_POINTERS is 0)."""
     library_of(library)
     reason = f"no unified function {symbol!r}: UNIFIED_FUNCTION_POINTERS of the devices is 0"
     raise CudaError(Result.ERROR_NOT_FOUND, reason)
@@ -135,7 +132,7 @@ def library_of_kernel(kernel: int) -> int:
 
 
 def name(kernel: int) -> bytes:
-    """Return a kernel's name as bytes; raise INVALID_VALUE for NULL, INVALID_HANDLE."""
+    """Return a kernel's name as bytes; raise INVALID_VALUE for NULL, INVALID_HANDLE for other values."""
     if not kernel:
         raise invalid_value("the kernel is NULL")
     return kernel_of(kernel).name.encode("utf-8", "surrogateescape")
@@ -147,12 +144,12 @@ def attribute(attribute: int, kernel: int, device: int) -> int:
 
 
 def set_attribute(attribute: int, value: int, kernel: int, device: int) -> None:
-    """Set an attribute of a kernel in all contexts of a device; as cuFuncSetAttribute."""
+    """Set an attribute of a kernel in all contexts of a device, as cuFuncSetAttribute does in one."""
     kernel_of(kernel).set_attribute(attribute, value, process.device(device))
 
 
 def set_cache_preference(kernel: int, preference: int, device: int) -> None:
-    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache.
+    """Accept a CUfunc_cache, which has no effect because shared memory is not part of the cache here.
 
     Raise INVALID_VALUE.
     """
@@ -164,7 +161,7 @@ def set_cache_preference(kernel: int, preference: int, device: int) -> None:
 def parameter(kernel: int, index: int) -> tuple[int, int]:
     """Return the offset and size in bytes of a parameter, counted from 0; raise INVALID_VALUE beyond the last.
 
-    As with the driver a context must be current.
+    As in the driver, a context must be current.
     """
     current().usable()
     entry = kernel_of(kernel)
@@ -178,7 +175,7 @@ def parameter_count(kernel: int) -> int:
 
 
 def create(count: int, options: Any, values: Any) -> int:
-    """Begin a link in the current context; options are its logs, and MAX_REGISTERS of inputs without their own."""
+    """Begin a link in the current context; options are its logs, and MAX_REGISTERS for inputs without their own."""
     context = require_context()
     link = Link(context, jit_options.read(count, options, values))
     links[link.handle] = link
@@ -186,10 +183,10 @@ def create(count: int, options: Any, values: Any) -> int:
 
 
 def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int, options: Any, values: Any) -> None:
-    """Add PTX of ``size`` bytes, or, as a type other than CU_JIT_INPUT_PTX, a fatbin with PTX.
+    """Add an input of ``size`` bytes: PTX, or with a type other than CU_JIT_INPUT_PTX a fatbin that contains PTX.
 
-    INVALID_PTX, INVALID_IMAGE, with the reason in the error log; UNKNOWN for a symbol that is defined twice;
-    NOT_SUPPORTED for other inputs, NO_BINARY_FOR_GPU for fatbins without PTX for the device, JIT_COMPILER_NOT_FOUND
+    Raise INVALID_PTX or INVALID_IMAGE, with the reason in the error log; UNKNOWN for a symbol that is defined twice;
+    NOT_SUPPORTED for other inputs; NO_BINARY_FOR_GPU for fatbins without PTX for the device; JIT_COMPILER_NOT_FOUND
     for NVVM IR.
     """
     entry = link_of(link)
@@ -200,15 +197,15 @@ def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int
 
 
 def add_file(link: int, kind: int, path: str, count: int, options: Any, values: Any) -> None:
-    """Add a file (its name as bytes); raise FILE_NOT_FOUND, else as cuLinkAddData."""
+    """Add a file, named by bytes, as an input; raise FILE_NOT_FOUND and the errors of cuLinkAddData."""
     entry, registers = link_of(link), jit_options.read(count, options, values).max_registers
     entry.add(kind, image_of(path.encode("utf-8", "surrogateescape")), path, registers)
 
 
 def complete(link: int) -> tuple[int, int]:
-    """Return the address and the size in bytes of the linked image, for cuModuleLoadData: PTX, until cuLinkDestroy.
+    """Return the address and the size in bytes of the linked PTX, which cuModuleLoadData accepts until cuLinkDestroy.
 
-    UNKNOWN for a symbol that no input defines, with its name in the error log.
+    Raise UNKNOWN for a symbol that no input defines; the error log names the symbol.
     """
     return link_of(link).complete()
 

@@ -20,8 +20,9 @@ _LAZY: Final = 2
 
 
 def load(image: HostMemory) -> int:
-    """Load PTX, or a fatbin that holds PTX, from an address or a buffer; INVALID_PTX names line and instruction in
-    last_error.
+    """Load PTX, or a fatbin that contains PTX, from an address or a buffer.
+
+    Raise INVALID_PTX; last_error names the line and the instruction.
     """
     current().usable()
     return core.load(core.image_at(image)).handle
@@ -30,7 +31,7 @@ def load(image: HostMemory) -> int:
 def load_with_options(image: HostMemory, count: int, options: Any, values: Any) -> int:
     """Load PTX with options: the logs are written, MAX_REGISTERS limits registers, other hints have no effect.
 
-    INVALID_PTX with the reason in the error log; INVALID_VALUE, NOT_SUPPORTED for an invalid option.
+    Raise INVALID_PTX, with the reason in the error log; INVALID_VALUE or NOT_SUPPORTED for an option.
     """
     current().usable()
     read = jit_options.read(count, options, values)
@@ -39,13 +40,13 @@ def load_with_options(image: HostMemory, count: int, options: Any, values: Any) 
 
 
 def load_file(name: str) -> int:
-    """Load a file (its name as bytes); raise FILE_NOT_FOUND."""
+    """Load a file, named by bytes, as cuModuleLoadData loads an image; raise FILE_NOT_FOUND."""
     current().usable()
     return core.load(core.image_of(name.encode("utf-8", "surrogateescape"))).handle
 
 
 def unload(module: int) -> None:
-    """Unload a module; its functions' and variables' handles are invalid from now on. A library's: NOT_PERMITTED."""
+    """Unload a module, whose functions and variables become invalid; raise NOT_PERMITTED for a library's module."""
     entry = modules.find(module)
     if entry.library:
         raise CudaError(Result.ERROR_NOT_PERMITTED, "the module is a library's: it is unloaded by cuLibraryUnload")
@@ -53,7 +54,7 @@ def unload(module: int) -> None:
 
 
 def loading_mode() -> int:
-    """Return CU_MODULE_LAZY_LOADING: a context loads a library when it first uses it."""
+    """Return CU_MODULE_LAZY_LOADING, because a context loads a library when it first uses it."""
     return _LAZY
 
 
@@ -68,7 +69,7 @@ def function_count(module: int) -> int:
 
 
 def enumerate_functions(count: int, module: int) -> list[int]:
-    """Return at most ``numFunctions`` kernels of a module; raise INVALID_VALUE for 0."""
+    """Return up to ``numFunctions`` kernels of a module; raise INVALID_VALUE for 0."""
     functions = modules.find(module).list_functions()
     if not count:
         raise invalid_value("numFunctions is 0; pass space for at least one function")
@@ -82,17 +83,20 @@ def variable(module: int, name: str) -> tuple[int, int]:
 
 
 def attribute(attribute: int, function: int) -> int:
-    """Return an attribute of a kernel; raise INVALID_VALUE for an unknown one."""
+    """Return an attribute of a kernel; raise INVALID_VALUE for an unknown attribute."""
     return function_of(function).attribute(attribute)
 
 
 def set_attribute(function: int, attribute: int, value: int) -> None:
-    """Set MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes) of a kernel; raise INVALID_VALUE beyond the device's limit."""
+    """Set an attribute of a kernel; only MAX_DYNAMIC_SHARED_SIZE_BYTES has an effect.
+
+    Raise INVALID_VALUE beyond the device's limit, and for an attribute that cannot be set.
+    """
     function_of(function).set_attribute(attribute, value)
 
 
 def name_of_function(function: int) -> bytes:
-    """Return a kernel's name as bytes; raise INVALID_VALUE for NULL, INVALID_HANDLE."""
+    """Return a kernel's name as bytes; raise INVALID_VALUE for NULL, INVALID_HANDLE for other values."""
     if not function:
         raise invalid_value("the function is NULL")
     return find_function(function).layout.name.encode("utf-8", "surrogateescape")
@@ -122,17 +126,17 @@ def parameter_count(function: int) -> int:
 
 
 def loading_state(function: int) -> int:
-    """Return CU_FUNCTION_LOADING_STATE_LOADED, or UNLOADED for a kernel of a large module that was not looked up."""
+    """Return CU_FUNCTION_LOADING_STATE_LOADED, or UNLOADED for a large module's kernel before it is looked up."""
     return _LOADED if find_function(function).layout.is_loaded else _UNLOADED
 
 
 def load_function(function: int) -> None:
-    """Load a kernel of a large module that was not looked up; raise INVALID_PTX with the reason in last_error."""
+    """Load a kernel of a large module before it is looked up; raise INVALID_PTX, with the reason in last_error."""
     function_of(function)
 
 
 def set_cache_preference(function: int, preference: int) -> None:
-    """Accept a CUfunc_cache, which changes nothing: shared memory is not taken from the cache.
+    """Accept a CUfunc_cache, which has no effect because shared memory is not part of the cache here.
 
     Raise INVALID_VALUE.
     """
@@ -147,7 +151,7 @@ def check_cache_preference(preference: int) -> None:
 
 
 def set_bank_size(function: int, size: int) -> None:
-    """Accept a CUsharedconfig, which changes nothing since Maxwell. Raise INVALID_VALUE."""
+    """Accept a CUsharedconfig, which has had no effect since Maxwell; raise INVALID_VALUE."""
     function_of(function)
     check_bank_size(size)
 

@@ -9,13 +9,13 @@ from pympsd_client._objects.code import occupancy
 from pympsd_client._objects.code.library import function_of
 
 _CACHING_FLAGS: Final = (0, 1)
-"""CU_OCCUPANCY_DEFAULT and CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE: caching costs no occupancy since Pascal."""
+"""CU_OCCUPANCY_DEFAULT and CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE, the same since Pascal."""
 
 
 def active_blocks(function: int, threads: int, dynamic_bytes: int, flags: int = 0) -> int:
-    """Return the number of blocks of a size in threads and dynamic shared bytes that a multiprocessor holds.
+    """Return how many blocks with these threads and dynamic shared bytes fit one multiprocessor.
 
-    The flags, 0 or DISABLE_CACHING_OVERRIDE, change nothing on these devices.
+    The flags, 0 or DISABLE_CACHING_OVERRIDE, have no effect on these devices.
     """
     _check_caching(flags)
     return occupancy.active_blocks(function_of(function), threads, dynamic_bytes)
@@ -24,10 +24,10 @@ def active_blocks(function: int, threads: int, dynamic_bytes: int, flags: int = 
 def best_block(
     function: int, dynamic_bytes_function: int, dynamic_bytes: int, most_threads: int, flags: int = 0
 ) -> tuple[int, int]:
-    """Return the numbers of blocks and of threads in a block that fill the context's multiprocessors.
+    """Return the number of blocks, and of threads in each, that fill the context's multiprocessors.
 
     ``blockSizeToDynamicSMemSize`` is a C function's address (CUoccupancyB2DSize), or None for the constant size.
-    The flags, 0 or DISABLE_CACHING_OVERRIDE, change nothing on these devices.
+    The flags, 0 or DISABLE_CACHING_OVERRIDE, have no effect on these devices.
     """
     _check_caching(flags)
     bytes_by_block = occupancy.dynamic_bytes_by_block(dynamic_bytes_function, dynamic_bytes)
@@ -35,15 +35,15 @@ def best_block(
 
 
 def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
-    """Return the dynamic shared bytes that a block can have if a multiprocessor must hold ``numBlocks`` of them.
+    """Return how many dynamic shared bytes a block can have if ``numBlocks`` of them must fit one multiprocessor.
 
-    INVALID_VALUE if it holds fewer blocks of ``blockSize`` threads at all.
+    Raise INVALID_VALUE if so many blocks of ``blockSize`` threads never fit.
     """
     return occupancy.available_dynamic_bytes(function_of(function), blocks, threads)
 
 
 def largest_cluster(function: int, config: Any) -> int:
-    """Return the most blocks in a cluster; raise NOT_SUPPORTED on a device without clusters."""
+    """Return the maximum number of blocks in a cluster; raise NOT_SUPPORTED on a device without clusters."""
     return occupancy.largest_cluster(function_of(function), _config(config))
 
 

@@ -1,13 +1,13 @@
-"""Launches as before CUDA 4: a kernel keeps its block's shape, shared memory and parameters, and is then launched.
+"""Launches as before CUDA 4: the block's shape, shared memory and parameters are set on the kernel before a launch.
 
-Programs of that time, and programs that learned from them, still call these functions, which drivers still have
-(CUDA driver API, Execution Control [DEPRECATED])::
+Programs of that time, and later ones modelled on them, call these functions, which drivers continue to provide (CUDA
+driver API, Execution Control [DEPRECATED])::
 
     cuFuncSetBlockShape(kernel, 256, 1, 1);
     cuParamSetv(kernel, 0, &address, 8); cuParamSeti(kernel, 8, count); cuParamSetSize(kernel, 12);
     cuLaunchGrid(kernel, 40, 1);
 
-As on an H100 a kernel whose settings were never made has one thread and parameters of zero bytes.
+As on an H100, a kernel without settings has one thread and zero bytes as parameters.
 """
 
 import ctypes
@@ -25,12 +25,12 @@ from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.module import Function
 
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
-"""The marks in the array that cuLaunchKernel takes as ``extra``."""
+"""The keys in the array that cuLaunchKernel takes as ``extra``."""
 
 
 @define
 class _Settings:
-    """A kernel's settings: the block's shape, bytes of dynamic shared memory, and the buffer of parameters."""
+    """A kernel's settings: the block's shape, the dynamic shared memory in bytes, and the buffer of parameters."""
 
     parameters: bytearray
     block: tuple[int, int, int] = (1, 1, 1)
@@ -56,14 +56,14 @@ def set_block(function: int, x: int, y: int, z: int) -> None:
 
 
 def set_shared(function: int, count: int) -> None:
-    """Set the bytes of a kernel's dynamic shared memory; raise INVALID_VALUE for more than it may use."""
+    """Set the size of a kernel's dynamic shared memory in bytes; raise INVALID_VALUE for more than it may use."""
     entry, settings = _find_with_settings(function)
     check_shape(entry, (1, 1, 1, *settings.block, count))
     settings.shared_bytes = count
 
 
 def set_size(function: int, count: int) -> None:
-    """Check the number of bytes that the parameters fill; raise INVALID_VALUE for more than the kernel has."""
+    """Check the size of the parameters in bytes; raise INVALID_VALUE for more than the kernel has."""
     _check_place(_find_with_settings(function)[0], 0, count)
 
 
@@ -97,7 +97,7 @@ def _check_place(function: Function, offset: int, count: int) -> None:
 
 
 def launch(function: int, width: int, height: int, stream: int) -> None:
-    """Start a kernel with its settings in a grid of ``width`` by ``height`` blocks; as cuLaunchKernel."""
+    """Start a kernel with its settings in a grid of ``width`` by ``height`` blocks, as cuLaunchKernel does."""
     _, settings = _find_with_settings(function)
     parameters, size = (
         ctypes.create_string_buffer(bytes(settings.parameters)),

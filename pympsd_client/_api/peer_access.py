@@ -1,7 +1,7 @@
 """Access of other devices to memory (CUDA driver API, Peer Context Memory Access; GPUDirect RDMA, which is refused).
 
-Kernels of one emulated device access memory of cuMemAlloc, and of memory pools, on another. Their atomics are atomic
-among the kernels of one device only. Other devices have no peer access here: copies need none.
+Kernels of one emulated device can access memory of cuMemAlloc and of memory pools on another. Their atomics are
+atomic only among the kernels of one device. Other devices have no peer access here, and copies do not need it.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ def can_access(device: int, peer: int) -> int:
 def attribute(requested: int, source: int, destination: int) -> int:
     """Return an attribute of a pair of devices: 1 for ACCESS_SUPPORTED if there is peer access, else 0.
 
-    INVALID_DEVICE, also for a device and itself; INVALID_VALUE.
+    Raise INVALID_DEVICE, also for a device and itself, and INVALID_VALUE.
     """
     first, second = process.device(source), process.device(destination)
     if first is second:
@@ -37,8 +37,8 @@ def attribute(requested: int, source: int, destination: int) -> int:
 def enable(peer: int, flags: int) -> None:
     """Give kernels of the current context access to the memory of another context.
 
-    PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer), PEER_ACCESS_ALREADY_ENABLED;
-    INVALID_CONTEXT for the current context itself, and without one; INVALID_VALUE for flags.
+    Raise PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer); PEER_ACCESS_ALREADY_ENABLED;
+    INVALID_CONTEXT for the current context itself, and without a current one; INVALID_VALUE for flags.
     """
     own, peer_context = _pair(peer)
     check_no_flags("cuCtxEnablePeerAccess", flags)
@@ -58,7 +58,7 @@ def disable(peer: int) -> None:
 
 
 def flush_remote_writes(name: str) -> None:
-    """Refuse with CUDA_ERROR_NOT_SUPPORTED: no devices but GPUs write to memory here."""
+    """Raise NOT_SUPPORTED, because only GPUs write to memory here."""
     current().usable()  # a missing context, or one in error, takes precedence
     reason = "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS of this device is 0"
     raise not_supported(f"{name}: {reason}")

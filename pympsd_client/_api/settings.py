@@ -1,8 +1,8 @@
 """Limits, preferences and identifiers of contexts, core dumps and the profiler (CUDA driver API, Context Management).
 
-Two limits reach the executor: PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE, in bytes. All other settings are hints, which
-are checked, kept and returned, but change nothing: preferences of caches and banks, the remaining limits, settings
-of core dumps (no dump is written here), start and stop of the profiler.
+Two limits are sent to the executor: PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE, in bytes. All other settings are hints,
+which are checked, kept and returned, but have no effect: preferences of caches and banks, the other limits, settings
+of core dumps (none are written here), start and stop of the profiler.
 """
 
 from os import getpid
@@ -22,7 +22,7 @@ from pympsd_client._objects.context import Context, current, require_context
 _LIMITS: Final = {value: name for name, value in members("CUlimit", "CU_LIMIT_").items() if name != "MAX"}
 _KNOWN_BY_THE_EXECUTOR: Final = frozenset({"PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE"})
 _MAX_STACK_BYTES: Final = 512 << 10
-"""Bytes of local memory of a thread (CUDA C++ Programming Guide, Compute Capabilities)."""
+"""The maximum local memory of a thread in bytes (CUDA C++ Programming Guide, Compute Capabilities)."""
 _MAX_FETCH_BYTES: Final = 128
 _PERSISTING: Final = "MAX_PERSISTING_L2_CACHE_SIZE"
 _FOUR_BYTE_BANKS: Final = 1
@@ -30,16 +30,16 @@ _HANDLE_COUNT: Final = (1 << 40) - 1
 
 
 def limit(requested: int) -> int:
-    """Return a limit of the current context; raise UNSUPPORTED_LIMIT for one that the device lacks."""
+    """Return a limit of the current context; raise UNSUPPORTED_LIMIT for a limit that the device lacks."""
     context = require_context()
     name = _limit_name(requested, context.device.properties)
     return context.settings.get(name, _default(name, context.device.properties))
 
 
 def set_limit(requested: int, value: int) -> None:
-    """Set a limit of the current context: INVALID_VALUE above its maximum, NOT_PERMITTED for a constant one.
+    """Set a limit of the current context; raise INVALID_VALUE above its maximum, NOT_PERMITTED for a constant limit.
 
-    PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; all other limits are
+    Only PRINTF_FIFO_SIZE and, until a kernel has called malloc, MALLOC_HEAP_SIZE have an effect. All other limits are
     only kept.
     """
     context = require_context()
@@ -75,7 +75,7 @@ def _limit_name(requested: int, properties: DeviceProperties) -> str:
 
 
 def _default(name: str, properties: DeviceProperties) -> int:
-    """Return a limit that no program has set: as recorded with an H200, or as documented."""
+    """Return the default of a limit, as recorded on an H200 or as documented."""
     return {
         "STACK_SIZE": 1024,
         "PRINTF_FIFO_SIZE": 1 << 20,
@@ -95,7 +95,10 @@ def cache_preference() -> int:
 
 
 def set_cache_preference(preference: int) -> None:
-    """Keep a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. Raise INVALID_VALUE."""
+    """Keep a CUfunc_cache, which has no effect because shared memory is not part of the cache here.
+
+    Raise INVALID_VALUE.
+    """
     context = require_context()
     check_cache_preference(preference)
     context.settings["cache"] = preference
@@ -108,23 +111,23 @@ def bank_size() -> int:
 
 
 def set_bank_size(size: int) -> None:
-    """Accept a CUsharedconfig, which changes nothing since Maxwell. Raise INVALID_VALUE."""
+    """Accept a CUsharedconfig, which has had no effect since Maxwell; raise INVALID_VALUE."""
     current().usable()
     check_bank_size(size)
 
 
 def context_id(handle: int) -> int:
-    """Return a number that no other context of this process has had (NULL: of the current context)."""
+    """Return the id of a context (NULL: the current one), which no other context of this process has or had."""
     context = require_context(handle)
     return context.handle & _HANDLE_COUNT
 
 
 def accept() -> None:
-    """Do nothing: no profiler is attached, and no cache has persisting lines."""
+    """Do nothing, because there are no profiler and no persisting cache lines here."""
     current().usable()
 
 
-# --- core dumps: settings that are kept and returned. No dump is written here, by a fault or by a user's trigger.
+# --- core dumps: settings are kept and returned, but no dump is ever written
 
 _DUMP_SETTINGS: Final = {
     value: name for name, value in members("CUcoredumpSettings", "CU_COREDUMP_").items() if name != "MAX"
@@ -144,7 +147,7 @@ def _dump_setting(setting: int) -> str:
 
 
 def is_dump_text(setting: int) -> bool:
-    """Return whether a setting of core dumps is a text; raise INVALID_VALUE for none."""
+    """Return whether a setting of core dumps is a text; raise INVALID_VALUE for an unknown setting."""
     return _dump_setting(setting) in _DUMP_TEXTS
 
 
@@ -166,34 +169,28 @@ def _read_dump_setting(name: str, argument: Any) -> bool | int | bytes:
 
 
 def global_dump_setting(setting: int) -> bool | int | bytes:
-    """Return a setting of core dumps for all contexts. It has no effect: no dump is written here.
-
-    Raise INVALID_VALUE.
-    """
+    """Return a setting of core dumps for all contexts, which has no effect; raise INVALID_VALUE."""
     name = _dump_setting(setting)
     return _global_dumps.get(name, _default_of_dumps(name))
 
 
 def set_global_dump_setting(setting: int, value: Any) -> None:
-    """Keep a setting of core dumps for all contexts. It has no effect: no dump is written here.
-
-    Raise INVALID_VALUE.
-    """
+    """Keep a setting of core dumps for all contexts, which has no effect; raise INVALID_VALUE."""
     name = _dump_setting(setting)
     _global_dumps[name] = _read_dump_setting(name, value)
 
 
 def dump_setting(setting: int) -> bool | int | bytes:
-    """Return a setting of core dumps of the current context, the global one if it has none of its own."""
+    """Return the current context's setting of core dumps, or the global setting if it has none."""
     context = require_context()
     own = _dumps.get(context, {})
     return own.get(_dump_setting(setting), global_dump_setting(setting))
 
 
 def set_dump_setting(setting: int, value: Any) -> None:
-    """Keep a setting of core dumps of the current context; raise NOT_PERMITTED for those that are only global.
+    """Keep a setting of core dumps for the current context, without effect.
 
-    It has no effect: no dump is written here.
+    Raise NOT_PERMITTED for a setting that can only be global.
     """
     context = require_context()
     name = _dump_setting(setting)

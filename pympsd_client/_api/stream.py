@@ -18,7 +18,7 @@ _EXTERNAL: Final = 1
 
 
 def create(flags: int, priority: int) -> int:
-    """Return a new stream of the current context; flags CU_STREAM_DEFAULT or CU_STREAM_NON_BLOCKING.
+    """Return a new stream of the current context; ``flags``: CU_STREAM_DEFAULT or CU_STREAM_NON_BLOCKING.
 
     The priority is clamped to cuCtxGetStreamPriorityRange.
     """
@@ -26,16 +26,16 @@ def create(flags: int, priority: int) -> int:
 
 
 def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
-    """Make later work of the stream wait for the event (of another device: this call waits).
+    """Make later work of the stream wait for the event; for another device's event, this call itself waits.
 
-    With CU_EVENT_WAIT_EXTERNAL a capturing stream gets a node that waits; INVALID_VALUE in other streams.
+    With CU_EVENT_WAIT_EXTERNAL a capturing stream gets a node that waits; raise INVALID_VALUE in other streams.
     """
     if not _is_taken(stream_handle, event_handle, flags, is_wait=True):
         event.make_stream_wait(stream_handle, event_handle)
 
 
 def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) -> bool:
-    """Return whether a capture has taken a call with an event; raise INVALID_VALUE for flags."""
+    """Return True if a capture has taken a call with the flag EXTERNAL, False without flags; raise INVALID_VALUE."""
     if not flags:
         return False
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
@@ -49,33 +49,33 @@ def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) 
 
 
 def add_callback(stream_handle: int, callback: Any, data: Any, flags: int) -> None:
-    """Run ``callback(hStream, status, userData)`` as cuLaunchHostFunc does; after an error with its CUresult.
+    """Run ``callback(hStream, status, userData)`` as cuLaunchHostFunc does; ``status`` is a CUresult.
 
-    ``flags`` is 0, else INVALID_VALUE.
+    It runs even after an error in the context. Raise INVALID_VALUE if ``flags`` is not 0.
     """
     check_no_flags("cuStreamAddCallback", flags)
     host_function.add_callback(stream_handle, callback, data)
 
 
 def priority(handle: int) -> int:
-    """Return the stream's priority, clamped as it was at creation."""
+    """Return the stream's priority, which was clamped when the stream was created."""
     return stream.properties(handle).priority
 
 
 def flags(handle: int) -> int:
-    """Return the flags the stream was created with."""
+    """Return the flags with which the stream was created."""
     return stream.properties(handle).flags
 
 
 def context(handle: int) -> int:
-    """Return the stream's context; the current one for the special streams."""
+    """Return the stream's context, which for the special streams is the current one."""
     return stream.properties(handle).context.handle
 
 
 def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
     """Record an event as cuEventRecord does.
 
-    With CU_EVENT_RECORD_EXTERNAL a capturing stream gets a node that records it; INVALID_VALUE in other streams.
+    With CU_EVENT_RECORD_EXTERNAL a capturing stream gets a node for it; raise INVALID_VALUE in other streams.
     """
     if not _is_taken(stream_handle, event_handle, flags, is_wait=False):
         event.record(event_handle, stream_handle)
@@ -84,7 +84,7 @@ def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
 def create_event(flags: int) -> int:
     """Return a new event of the current context.
 
-    NOT_SUPPORTED for CU_EVENT_INTERPROCESS if the device attribute IPC_EVENT_SUPPORTED is 0.
+    Raise NOT_SUPPORTED for CU_EVENT_INTERPROCESS if the device attribute IPC_EVENT_SUPPORTED is 0.
     """
     return event.create(current(), flags).handle
 
@@ -93,7 +93,7 @@ _HANDLE_COUNT: Final = (1 << 40) - 1
 
 
 def stream_id(handle: int) -> int:
-    """Return a number that no other stream of this process has had; the legacy stream has one in each context."""
+    """Return a stream's id, which no other stream of this process has or had; each context has its legacy stream."""
     context, stream = resolve(handle)
     context.usable()
     return (stream or context.handle) & _HANDLE_COUNT
@@ -107,7 +107,7 @@ def device(handle: int) -> int:
 def attribute(handle: int, number: int) -> bytes:
     """Return the value of an attribute as a CUstreamAttrValue.
 
-    Raise INVALID_VALUE for one that streams do not have.
+    Raise INVALID_VALUE for an attribute that streams do not have.
     """
     stream = properties(handle)
     name = _name(number)
@@ -117,7 +117,7 @@ def attribute(handle: int, number: int) -> bytes:
 
 
 def set_attribute(handle: int, number: int, value: Any) -> None:
-    """Set an attribute, which is a hint and changes nothing; raise NOT_SUPPORTED for the priority."""
+    """Set an attribute, which is a hint without an effect; raise NOT_SUPPORTED for the priority."""
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
@@ -133,7 +133,7 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
 
 
 def copy_attributes(destination: int, source: int) -> None:
-    """Give a stream the attributes of another; raise INVALID_VALUE if they are of different contexts."""
+    """Copy a stream's attributes to another stream; raise INVALID_VALUE if they are of different contexts."""
     to, of = properties(destination), properties(source)
     if to.context is not of.context:
         raise invalid_value("the streams are of different contexts")

@@ -1,6 +1,6 @@
-"""Stream memory operations: streams that write a word, or wait for one (CUDA driver API, Stream Memory Operations).
+"""Stream memory operations: a stream writes a word, or waits for one (CUDA driver API, Stream Memory Operations).
 
-A word is written by a fill. A stream waits with a kernel of one thread, which reads the word again and again.
+A word is written by a fill. A wait is a kernel of one thread, which reads the word again and again.
 """
 
 import ctypes
@@ -17,13 +17,13 @@ from pympsd_client._objects.code.library import Kernel, Library, libraries, new_
 from pympsd_client._objects.process import process
 
 _KINDS: Final = {1: (True, 4), 2: (False, 4), 4: (True, 8), 5: (False, 8)}
-"""CUstreamBatchMemOpType: whether it waits, and the bytes of its word."""
+"""For each CUstreamBatchMemOpType: whether it waits, and the size of its word in bytes."""
 _NO_BARRIER: Final = 1
 _FLUSH: Final = 1 << 30
 _CONDITIONS: Final = range(4)
 """CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR."""
 _MAX_OPERATIONS: Final = 256
-"""In one batch, as documented for cuStreamBatchMemOp."""
+"""The maximum number of operations in a batch, as documented for cuStreamBatchMemOp."""
 _OPERATION: Final = struct.Struct("=I4xQQI20x")
 """CUstreamBatchMemOpParams: operation, address, value, flags."""
 ONE_THREAD: Final = (1, 1, 1, 1, 1, 1, 0)
@@ -60,7 +60,7 @@ NOR:
 
 @frozen
 class MemoryOperation:
-    """A wait for a word of ``size`` bytes, or its write."""
+    """A wait for a word of ``size`` bytes, or the writing of one."""
 
     waits: bool
     size: int
@@ -72,14 +72,14 @@ class MemoryOperation:
 def write(stream: int, address: int, value: int, size: int, flags: int) -> None:
     """Write a word of 4 or 8 bytes, its lower half first, when the stream reaches this point.
 
-    Raise INVALID_VALUE if it is misaligned.
+    Raise INVALID_VALUE if the address is misaligned.
     """
     for place, word in words(address, value, size, flags):
         fill(place, word, 4, 1, stream)
 
 
 def words(address: int, value: int, size: int, flags: int) -> list[tuple[int, int]]:
-    """Return the addresses and values of the words of 4 bytes that an operation writes; raise CudaError."""
+    """Return (address, value) of each 4-byte word that an operation writes; raise CudaError."""
     if flags & ~_NO_BARRIER:
         raise invalid_value(f"the flags must be 0 or CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER, not {flags:#x}")
     _check_address(address, size)
@@ -108,7 +108,7 @@ def _check_address(address: int, size: int) -> None:
 
 
 _kept: dict[object, Library] = {}
-"""The library of each connection of this process: there is one, but in tests."""
+"""The library of kernels for each connection of this process; only tests have more than one connection."""
 
 
 def _library() -> Library:
@@ -132,9 +132,9 @@ def batch(stream: int, count: int, operations: Any, flags: int) -> None:
 
 
 def operations_at(count: int, argument: Any) -> list[bytes]:
-    """Return the first CUstreamBatchMemOpParams of a list, or of an array in memory.
+    """Return the first ``count`` CUstreamBatchMemOpParams of a list, or of an array in memory.
 
-    Raise INVALID_VALUE for fewer.
+    Raise INVALID_VALUE if a list has fewer.
     """
     if count > _MAX_OPERATIONS:
         raise invalid_value(f"a batch must have at most {_MAX_OPERATIONS} operations, not {count}")
@@ -146,7 +146,7 @@ def operations_at(count: int, argument: Any) -> list[bytes]:
 
 
 def read(operation: bytes) -> MemoryOperation:
-    """Return the operation of a CUstreamBatchMemOpParams; raise NOT_SUPPORTED for any but waits and writes."""
+    """Return the operation in a CUstreamBatchMemOpParams; raise NOT_SUPPORTED unless it is a wait or a write."""
     kind, address, value, flags = _OPERATION.unpack(operation)
     if kind not in _KINDS:
         raise not_supported(

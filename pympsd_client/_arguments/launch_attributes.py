@@ -15,7 +15,7 @@ _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
 COOPERATIVE: Final = _NUMBERS["COOPERATIVE"]
 CLUSTER_DIMENSION: Final = _NUMBERS["CLUSTER_DIMENSION"]
 VALUE_BYTES: Final = 64
-"""The size of a CUlaunchAttributeValue."""
+"""The size of a CUlaunchAttributeValue in bytes."""
 STREAM_DEFAULTS: Final = {
     "ACCESS_POLICY_WINDOW": b"",
     "SYNCHRONIZATION_POLICY": struct.pack("=i", 1),
@@ -50,7 +50,7 @@ def not_there(name: str, supported: str = "COOPERATIVE, CLUSTER_DIMENSION, those
     """Return the error for an unsupported attribute; ``supported`` lists the supported ones apart from the hints."""
     hints = ", ".join(sorted(HINTS))
     return not_supported(
-        f"pympsd does not have the launch attribute {name}; it has {supported}, and takes the hints {hints}"
+        f"pympsd does not have the launch attribute {name}; it has {supported}, and accepts the hints {hints}"
     )
 
 
@@ -78,7 +78,7 @@ class _LaunchAttribute(ctypes.Structure):
 
 
 def launch_config(argument: Any) -> LaunchConfig | None:
-    """Return the values of a CUlaunchConfig, None for None; TypeError for anything else."""
+    """Return the values of a CUlaunchConfig, None for None; raise TypeError for anything else."""
     if argument is None:
         return None
     raw: Any = _LaunchConfig.from_address(address_of(argument, "CUlaunchConfig"))

@@ -55,7 +55,7 @@ def check_type(kind: int) -> None:
     if kind not in _TYPES.values():
         raise invalid_value(f"there is no type {kind} of resources")
     if kind != _SM:
-        raise CudaError(Result.ERROR_INVALID_RESOURCE_TYPE, "contexts here have a part of the SMs, of nothing else")
+        raise CudaError(Result.ERROR_INVALID_RESOURCE_TYPE, "only SMs can be divided among contexts here")
 
 
 def sm_resource(argument: Any) -> SmResource:

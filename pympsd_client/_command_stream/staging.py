@@ -48,7 +48,7 @@ class StagingMemory:
         mapped = size + ring_bytes
         try:
             if not 0 < size <= mapped <= os.fstat(fd).st_size:  # touching a page beyond its end kills the process
-                raise OSError(f"shared memory of {os.fstat(fd).st_size} bytes where {mapped} were announced")
+                raise OSError(f"shared memory of {os.fstat(fd).st_size} bytes, but {mapped} were announced")
             # Not Python's mmap, which keeps a duplicate of the descriptor that a forked child could not close.
             self.address: Final = map_file(fd, mapped)
         finally:
@@ -113,7 +113,7 @@ def map_at(fd: int, address: int, size: int, offset: int = 0) -> None:
     """
     try:
         if not 0 < size <= os.fstat(fd).st_size - offset:
-            reason = f"shared memory of {os.fstat(fd).st_size} bytes where {size} from {offset} on were announced"
+            reason = f"shared memory of {os.fstat(fd).st_size} bytes, but {size} from {offset} on were announced"
             raise OSError(errno.EINVAL, reason)
         map_file(fd, size, address, offset)
     finally:

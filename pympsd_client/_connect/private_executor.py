@@ -168,7 +168,7 @@ class Executor:
             self.close()
             if isinstance(answer, messages.ExecutorFailed):
                 raise CudaError(answer.code, answer.reason)
-            raise connection_lost(f"the private executor sent {type(answer).__name__} where ExecutorReady was due")
+            raise connection_lost(f"the private executor sent {type(answer).__name__} instead of ExecutorReady")
 
     def attach(self, context_id: int, multiprocessors: int) -> Opened:
         """Make a context; raise CudaError."""
@@ -179,7 +179,7 @@ class Executor:
         )  # fmt: skip
         answer = self._ask(message, request)
         if not isinstance(answer, messages.Attached) or self._transport is None:
-            raise connection_lost(f"the private executor sent {type(answer).__name__} where Attached was due")
+            raise connection_lost(f"the private executor sent {type(answer).__name__} instead of Attached")
         return Opened(
             context_id=context_id,
             generation=GENERATION,
@@ -194,7 +194,7 @@ class Executor:
         request = self._request()
         answer = self._ask(messages.Detach(request=request, context=context_id), request)
         if not isinstance(answer, messages.ExecutorDone):
-            raise connection_lost(f"the private executor sent {type(answer).__name__} where ExecutorDone was due")
+            raise connection_lost(f"the private executor sent {type(answer).__name__} instead of ExecutorDone")
 
     def _ask(self, message: object, request: int) -> Any:
         try:
@@ -233,9 +233,9 @@ class Executor:
 
 
 def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an executor by the path of its program, without importing its package, in a session of its own.
+    """Start an executor by its program's path, without importing its package.
 
-    There the terminal's signals do not reach it.
+    It runs in its own session, where it does not get the terminal's signals.
     """
     server = importlib.util.find_spec("pympsd_server")
     if server is None or server.origin is None:

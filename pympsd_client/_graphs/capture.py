@@ -1,7 +1,7 @@
 """Stream capture: work of capturing streams becomes nodes of a graph instead of being sent.
 
-**The problem.** Every function of the API may be called in a capturing stream, or may break a capture in another.
-Checks in each of them would be forgotten in some.
+**The problem.** Every function of the API may be called in a capturing stream, or may break a capture in another
+stream. If each function had to check this, some would forget it.
 
 **The idea.** All work passes through one place, `transport.post`. While any stream captures, an interceptor sees
 each record there (`Interceptor`) and decides by the table of operations:
@@ -10,12 +10,12 @@ each record there (`Interceptor`) and decides by the table of operations:
     record that would break a capture    -> refused with a CUDA error; the capture is invalid from now on
     any other record                     -> left: it is sent
 
-Work whose bytes are not in a record (copies with pageable memory, pool allocations, host functions) is offered to the
-interceptor by its function (`take_copy`, `take_allocation`, ...).
+Work whose data is not in a record (copies with pageable memory, pool allocations, host functions) is offered to the
+interceptor by the function that does it (`take_copy`, `take_allocation`, ...).
 
-**How order becomes edges.** ``Capture.next`` holds, for each stream, the nodes that its next node depends on. A new
-node depends on them and replaces them. Recording an event stores them with the event; a stream that waits for the
-event adds them to its own, and joins the capture if it did not capture before:
+**How order becomes edges.** ``Capture.next`` has, for each stream, the nodes that its next node depends on. A new
+node depends on them and replaces them. Recording an event stores the stream's nodes with the event. A stream that
+waits for the event adds them to its own nodes, and joins the capture if it did not capture before:
 
     stream 1    A ---- record e ---- B ------------- wait f ---- D      D depends on B and C
     stream 2             wait e ---- C ---- record f                    B and C depend on A
@@ -23,10 +23,10 @@ event adds them to its own, and joins the capture if it did not capture before:
 **Invariants**
 
 - The streams of a capture are exactly the keys of its ``next``; ``_captures`` finds the capture of a stream.
-- At the end each captured node must lead to the origin's latest work, else UNJOINED.
-- An invalid capture (``reason`` is set) takes nothing more; it must still be ended in the stream in which it began.
+- At the end a path must lead from each captured node to the origin's latest work, or the error is UNJOINED.
+- An invalid capture (``reason`` is set) does not take work, but has to be ended in the stream in which it began.
 - A capture begins with `launch_cache.invalidate`, because launches in C would bypass it.
-- In the modes GLOBAL and THREAD_LOCAL calls that may depend on captured work (_UNSAFE) are refused to the threads
+- In the modes GLOBAL and THREAD_LOCAL, calls that may depend on captured work (_UNSAFE) are refused in the threads
   that the mode names.
 
 Sources: CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capture.
@@ -58,13 +58,13 @@ from pympsd_client._objects.pools.pool import PoolKind
 from pympsd_client._objects.stream import NON_BLOCKING, streams
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
-"""CUstreamCaptureMode."""
+"""The values of CUstreamCaptureMode."""
 NONE, ACTIVE, INVALIDATED = range(3)
-"""CUstreamCaptureStatus."""
+"""The values of CUstreamCaptureStatus."""
 _next_id: Final = count(1).__next__
 
 StreamKey = tuple[Context, int]
-"""A stream: its context, and how records name it."""
+"""A stream: its context, and its name in records."""
 
 
 @define(eq=False)
@@ -78,17 +78,17 @@ class Capture:
     is_into_existing: bool
     id: int = field(factory=_next_id, init=False)
     reason: str = field(default="", init=False)
-    """The reason why it was invalidated; empty while it is active."""
+    """The reason why the capture is invalid; empty if it is valid."""
     next: dict[StreamKey, dict[Node, Edge]] = field(factory=dict, init=False)
     """The streams of the capture, each with the nodes that its next node depends on."""
     added: dict[Node, None] = field(factory=dict, init=False)
-    """The nodes that were captured and must lead back to the origin."""
+    """The captured nodes, from each of which a path must lead to the origin's latest work."""
     arrays: dict[StreamKey, tuple[Elements, Elements]] = field(factory=dict, init=False)
     """The arrays to which cuStreamGetCaptureInfo returns pointers."""
 
     @property
     def status(self) -> int:
-        """Its CUstreamCaptureStatus."""
+        """The capture's CUstreamCaptureStatus."""
         return INVALIDATED if self.reason else ACTIVE
 
     def add(self, stream: StreamKey, work: Any) -> Node:
@@ -100,7 +100,7 @@ class Capture:
         return node
 
     def has_unjoined_work(self) -> bool:
-        """Return whether a captured node does not lead to the origin's latest work."""
+        """Return whether no path leads from a captured node to the origin's latest work."""
         waiting = list(self.next[self.origin])
         joined = set(waiting)
         while waiting:
@@ -118,7 +118,7 @@ _UNSAFE: Final = frozenset(
         *("SYNCHRONIZE_EVENT", "QUERY_EVENT", "ELAPSED_TIME"),
     }
 )
-"""Operations that may wait for captured work, which does not run."""
+"""Operations that may wait for captured work, which never runs."""
 _OF_CONTEXT: Final = "SYNCHRONIZE_CONTEXT"
 
 
@@ -135,7 +135,7 @@ def waits_for_legacy(place: StreamKey) -> bool:
 
 
 def invalidation_error(capture: Capture) -> CudaError:
-    """Return the error of every use of an invalid capture, with the reason why it is invalid."""
+    """Return the error for every use of an invalid capture, with the reason why it is invalid."""
     return CudaError(Result.ERROR_STREAM_CAPTURE_INVALIDATED, f"the capture is invalid: {capture.reason}")
 
 
@@ -147,7 +147,7 @@ class Captures:
         self._captures: Final[dict[StreamKey, Capture]] = {}
         """The capture of each capturing stream."""
         self._events: Final[dict[int, tuple[Capture, dict[Node, Edge]]]] = {}
-        """By event: its capture, and the nodes that a stream depends on after it has waited for the event."""
+        """For each captured event: its capture, and the nodes on which a stream that waits for it then depends."""
         self._modes: Final = Modes()
 
     # --- begin and end
@@ -181,9 +181,12 @@ class Captures:
     def end(self, place: StreamKey) -> Graph:
         """End the capture that began in a stream, and return its graph.
 
-        Raise ILLEGAL_STATE if the stream does not capture; STREAM_CAPTURE_UNMATCHED in a stream that joined, and
-        STREAM_CAPTURE_WRONG_THREAD in another thread, after both of which the capture continues;
-        STREAM_CAPTURE_UNJOINED and STREAM_CAPTURE_INVALIDATED, after which it has ended without a graph.
+        Raise CudaError:
+
+        - ILLEGAL_STATE if the stream does not capture;
+        - STREAM_CAPTURE_UNMATCHED in a stream that has joined; the capture becomes invalid, but does not end;
+        - STREAM_CAPTURE_WRONG_THREAD in another thread; the capture continues;
+        - STREAM_CAPTURE_UNJOINED and STREAM_CAPTURE_INVALIDATED; the capture has ended without a graph.
         """
         with self._lock:
             capture = self._captures.get(place)
@@ -208,8 +211,8 @@ class Captures:
         if is_unjoined:
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_UNJOINED,
-                "work of another stream was captured and not joined to the stream of the capture again: record an "
-                "event after it, and wait for that",
+                "captured work of another stream was not joined to the stream in which the capture began: record an "
+                "event after the work, and wait for the event there",
             )
         raise invalidation_error(capture)
 
@@ -224,7 +227,7 @@ class Captures:
             intercepted.by = None
 
     def end_in(self, context: Context) -> None:
-        """End the captures in a context that closes."""
+        """End the captures in a closing context."""
         with self._lock:
             for capture in {capture for place, capture in self._captures.items() if place[0] is context}:
                 self._abandon(capture)
@@ -268,7 +271,7 @@ class Captures:
         return before
 
     def change_dependencies(self, place: StreamKey, dependencies: dict[Node, Edge], replaces: bool) -> None:
-        """Change the nodes that the next node of a stream depends on: add to them, or replace them.
+        """Add nodes to those that the next node of a stream depends on, or with ``replaces`` replace them.
 
         Raise ILLEGAL_STATE if the stream does not capture, INVALID_VALUE for a node of another graph.
         """
@@ -277,14 +280,14 @@ class Captures:
             if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
             if any(node.graph is not capture.graph for node in dependencies):
-                raise invalid_value("a node belongs to another graph than the one that the stream captures into")
+                raise invalid_value("a node belongs to a graph other than the one into which the stream captures")
             if replaces:
                 for node in capture.next[place].keys() - dependencies.keys():
                     capture.added.pop(node, None)
             capture.next[place] = dependencies if replaces else {**capture.next[place], **dependencies}
 
     def add(self, place: StreamKey, make: Callable[[], Any]) -> bool:
-        """Add a node to a stream; return False if it does not capture."""
+        """Add a node, whose work ``make`` returns, to a stream; return False if the stream does not capture."""
         with self._lock:
             capture = self.find_valid(place)
             if capture is not None:
@@ -298,7 +301,7 @@ class Captures:
         return self.add((context, stream), lambda: CopyWork(make(), context))
 
     def make_programmatic(self, context: Context, stream: int) -> None:
-        """Make edges from kernels to the kernel that was just captured programmatic, as on an H100."""
+        """Make the edges from kernels to the kernel that was just captured programmatic, as an H100 does."""
         with self._lock:
             capture = self._captures.get((context, stream))
             for node in () if capture is None else tuple(capture.next[context, stream]):
@@ -308,19 +311,19 @@ class Captures:
                     node.dependencies[kernel] = kernel.dependents[node] = Edge(1, 0, PROGRAMMATIC)
 
     def take_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
-        """Take the recording of, or wait for, an external event."""
+        """Take the recording of an external event, or the wait for one."""
         kind = WaitWork if is_wait else RecordWork
         return self.add((context, stream), lambda: kind(parameters.require_event(event)))
 
     def take_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
-        """Take an allocation of stream-ordered memory: it is the graph's."""
+        """Take an allocation of stream-ordered memory, which becomes the graph's."""
         with self._lock:
             capture = self.find_valid((context, stream))
             if capture is None or size == 0:
                 return 0
             if not kind.is_shared and kind.location.id != context.device.number:
                 raise not_supported(
-                    f"the pool is of device {kind.location.id}, the stream that captures of {context.device.number}"
+                    f"the pool is of device {kind.location.id}, the capturing stream of {context.device.number}"
                 )
             with self.lift():
                 work = parameters.allocation_work(size, context, kind)
@@ -328,7 +331,7 @@ class Captures:
             return work.allocation.handle
 
     def take_free(self, context: Context, stream: int, address: int) -> bool:
-        """Take the freeing of memory of a graph; raise INVALID_VALUE for other memory in a capturing stream."""
+        """Take the freeing of a graph's memory; raise INVALID_VALUE for other memory in a capturing stream."""
         with self._lock:
             capture = self.find_valid((context, stream))
             if capture is not None:
@@ -337,7 +340,7 @@ class Captures:
 
     @contextmanager
     def lift(self) -> Iterator[None]:
-        """Allow this thread every call inside the block, as in the mode RELAXED."""
+        """Allow this thread all calls during the block, as in the mode RELAXED."""
         before, self._modes.current = self._modes.current, RELAXED
         try:
             yield
@@ -355,9 +358,9 @@ class Captures:
         return self.add((context, stream), lambda: HostWork(*work, context))
 
     def take_record(self, record: bytes) -> bool:
-        """Take a record of a capturing stream (True), or leave it to be sent (False).
+        """Take a record of a capturing stream and return True, or return False to have it sent.
 
-        Raise CudaError for a record that conflicts with a capture; that capture is invalid then.
+        Raise CudaError for a record that conflicts with a capture, which becomes invalid.
         """
         opcode, flags, _, context_id, _ = HEADER.unpack_from(record)
         operation = BY_OPCODE[opcode]
@@ -391,7 +394,7 @@ class Captures:
             return True
 
     def refuse_in_legacy(self, place: StreamKey, operation: Operation) -> None:
-        """Refuse work in the legacy stream that would wait for a capturing stream; that capture is invalid then."""
+        """Refuse work in the legacy stream that would wait for a capturing stream, whose capture becomes invalid."""
         if place[1] != STREAM_LEGACY:
             return
         waiting = [self._captures[key] for key in self.streams_in(place[0]) if waits_for_legacy(key)]
@@ -432,7 +435,7 @@ class Captures:
         if captured is None:
             event_object = events.get(event)
             if waiting_capture is None or event_object is None or not event_object.recorded:
-                return waiting_capture is not None  # an event that was never recorded delays nothing
+                return waiting_capture is not None  # waiting for an event that was never recorded has no effect
             waiting_capture.reason = "one of its streams waited for an event that was recorded outside of the capture"
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_ISOLATION,
@@ -444,19 +447,19 @@ class Captures:
             raise invalidation_error(capture)
         if waiting_capture is not None and waiting_capture is not capture:
             for broken in (waiting_capture, capture):
-                broken.reason = "it was to be merged with another capture"
+                broken.reason = "a call would have merged it with another capture"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_MERGE, "the stream and the event are of different captures")
         if place[1] == STREAM_LEGACY:
-            capture.reason = "the legacy default stream was to join it"
+            capture.reason = "a call would have added the legacy default stream to it"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy default stream cannot join a capture")
         self._captures[place] = capture
         capture.next[place] = {**capture.next.get(place, {}), **after}
         return True
 
     def _leave(self, operation: Operation, flags: int) -> bool:
-        """Leave a record to be sent, unless a capture prohibits it to this thread.
+        """Return False to have a record sent; raise CudaError if a capture prohibits the call in this thread.
 
-        A record whose answer nobody waits for (memory freed in stream order) is not a call of its own.
+        A quiet record, such as one that frees memory in stream order, is not a call of the program and is sent.
         """
         if operation.name not in _UNSAFE or self._modes.current == RELAXED or flags & FLAG_QUIET:
             return False

@@ -19,13 +19,13 @@ _NOTHING = Elements([])
 def begin(stream: int, mode: int) -> None:
     """Begin to capture a stream into a new graph.
 
-    Raise ILLEGAL_STATE if it captures, UNSUPPORTED for the legacy stream.
+    Raise ILLEGAL_STATE if the stream captures already, UNSUPPORTED for the legacy stream.
     """
     _begin(stream, mode, None, {})
 
 
 def begin_to_graph(stream: int, graph: int, after: Any, data: Any, count: int, mode: int) -> None:
-    """Begin to capture a stream into a graph; its first node depends on the given ones."""
+    """Begin to capture a stream into a graph; the first captured node depends on the given nodes."""
     target, nodes = graphs.find(graph), dependency_map(after, data, count)
     if any(node.graph is not target for node in nodes):
         raise invalid_value("a node is of another graph")
@@ -39,21 +39,25 @@ def _begin(stream: int, mode: int, graph: Graph | None, after: dict[Node, Edge])
 
 
 def end(stream: int) -> int:
-    """End a capture in the stream in which it began, and return its graph; else no graph, and the capture has ended.
+    """End a capture in the stream in which it began, and return its graph. An invalid capture ends without a graph.
 
-    ILLEGAL_STATE if the stream does not capture, UNMATCHED for a stream that joined, WRONG_THREAD.
+    Raise ILLEGAL_STATE if the stream does not capture, UNMATCHED for a stream that has joined, WRONG_THREAD,
+    UNJOINED, INVALIDATED.
     """
     return captures.end(resolve(stream)).handle
 
 
 def is_capturing(stream: int) -> int:
-    """Return a stream's CUstreamCaptureStatus; IMPLICIT for the legacy stream while one it waits for captures."""
+    """Return a stream's CUstreamCaptureStatus.
+
+    Raise IMPLICIT for the legacy stream while a stream that it waits for captures.
+    """
     capture = captures.find(resolve(stream))
     return NONE if capture is None else capture.status
 
 
 def info(stream: int) -> tuple[Any, ...]:
-    """Return a stream's capture: status, id, graph, the nodes that the next one depends on, edges, their number."""
+    """Return a stream's capture: status, id, graph, the nodes that the next one depends on, edges, node count."""
     place = resolve(stream)
     capture = captures.find(place)
     if capture is None or capture.status != ACTIVE:
@@ -61,12 +65,12 @@ def info(stream: int) -> tuple[Any, ...]:
     after = capture.next[place]
     nodes = Elements([node.handle for node in after])
     edges = Elements([structs.edge_number(edge.from_port, edge.to_port, edge.kind) for edge in after.values()])
-    capture.arrays[place] = nodes, edges  # C gets pointers to them
+    capture.arrays[place] = nodes, edges  # kept, because C programs get pointers to them
     return capture.status, capture.id, capture.graph.handle, nodes, edges, len(nodes)
 
 
 def info_without_edges(stream: int) -> tuple[Any, ...]:
-    """Return the same without the edges; LOSSY_QUERY if an edge has data."""
+    """Return a stream's capture as `info` does, without the edges; raise LOSSY_QUERY if an edge has data."""
     status, number, graph, nodes, edges, count = info(stream)
     if any(edges):
         raise CudaError(Result.ERROR_LOSSY_QUERY, "the edges have data; ask with the version that returns it")
@@ -74,9 +78,9 @@ def info_without_edges(stream: int) -> tuple[Any, ...]:
 
 
 def change_dependencies(stream: int, after: Any, data: Any, count: int, flags: int) -> None:
-    """Add to, or replace, the nodes that the next captured node depends on.
+    """Add to the nodes that the next captured node depends on, or replace them.
 
-    ILLEGAL_STATE if the stream does not capture; INVALID_VALUE for nodes of another graph.
+    Raise ILLEGAL_STATE if the stream does not capture, INVALID_VALUE for nodes of another graph.
     """
     if flags not in (_ADD, _SET):
         raise invalid_value(
@@ -86,5 +90,5 @@ def change_dependencies(stream: int, after: Any, data: Any, count: int, flags: i
 
 
 def exchange_mode(mode: int) -> int:
-    """Set the calling thread's capture mode and return the one before."""
+    """Set the calling thread's capture mode and return the previous mode."""
     return captures.exchange_mode(mode)

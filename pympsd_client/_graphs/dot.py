@@ -14,7 +14,7 @@ _VERBOSE, _HANDLES = 1, 1 << 10
 
 
 def print_to(handle: int, path: str, flags: int) -> None:
-    """Write a graph as DOT to a file (its name as bytes); raise INVALID_VALUE, OPERATING_SYSTEM."""
+    """Write a graph as DOT to a file, named by bytes; raise INVALID_VALUE, OPERATING_SYSTEM."""
     graph = graphs.find(handle)
     if flags & ~_FLAGS:
         raise invalid_value(f"flags must be a combination of CUgraphDebugDot_flags, not {flags:#x}")

@@ -1,27 +1,26 @@
 """Executable graphs: a copy of a graph's nodes, with their records in the executor, launched by one record.
 
 Instantiation copies the graph, turns its nodes into items (`items`) and uploads these. From then on a launch is a
-single LAUNCH_GRAPH record, whatever the number of nodes. The executor runs the items, each after those it depends
-on.
+single LAUNCH_GRAPH record, whatever the number of nodes. The executor runs each item after the items it depends on.
 
-**What the device cannot do** is done by this process when it is due: host functions, and copies with pageable
-memory. Such an item is a HOST_FUNCTION; the launch posts one GRAPH_HOST_FUNCTION for each before it posts
-LAUNCH_GRAPH.
+**Work of this process.** The device cannot run host functions or copy pageable memory, so this process does both when
+their turn comes. Such an item is a HOST_FUNCTION. A launch posts one GRAPH_HOST_FUNCTION for each of them before it
+posts LAUNCH_GRAPH.
 
 **Updates** change the nodes of the copy. They drop the executor's items (`_drop`), and the next launch or upload
-makes new ones: several changes between two launches cost one upload.
+makes new ones, so several changes between two launches cost one upload.
 
     instantiate -> items in the executor <-> dropped by a change, uploaded again by a launch -> destroyed
 
 **Invariants**
 
 - ``_graph_handle`` is _NOT_INSTANTIATED exactly while the executor has no items that match the nodes.
-- ``_records`` (the launch record of each stream) is empty then.
-- Launches that are queued continue after a change or a destroy; the graph's user objects and memory are released
-  after the last of them.
-- Memory of allocation nodes that the graph does not free is left to the program by a launch (`_use_memory`). A
-  second launch is refused until it is freed, unless the graph was instantiated with AUTO_FREE.
-- ``_launching`` is reentrant, because what an update drops may be the last reference to this graph.
+- During that time ``_records`` (the launch record of each stream) is empty.
+- Queued launches continue after a change or a destroy; the graph's user objects and memory are released after the
+  last of them.
+- A launch leaves the memory of allocation nodes that the graph does not free to the program (`_use_memory`). Another
+  launch is refused until the program has freed it, unless the graph was instantiated with AUTO_FREE.
+- ``_launching`` is reentrant, because an update may drop an object whose finalizer destroys this graph.
 """
 
 from collections.abc import Callable
@@ -56,13 +55,13 @@ _STREAMS_CACHED: Final = 64
 _known_stream: Final = streams.streams.get
 _NOT_INSTANTIATED: Final = 0
 AUTO_FREE: Final = 1
-"""An instantiation flag: a launch frees the memory that earlier ones left."""
+"""The instantiation flag with which a launch frees the memory that earlier launches have left."""
 
 
 class Executable:
     """An executable graph of one context. Thread-safe.
 
-    ``graph`` is its own copy of the nodes, which updates change. Methods that take a node take one of the copy (see
+    ``graph`` is its own copy of the graph, which updates change. Methods that take a node expect one of the copy (see
     `node`).
     """
 
@@ -82,16 +81,16 @@ class Executable:
         self._leaves: Final = [work for address, work in allocated.items() if address not in frees]
         """The memory that a launch leaves to the program."""
         self._frees: Final = frees - allocated.keys()
-        """The addresses that it frees for other graphs."""
+        """The addresses of other graphs' memory that a launch frees."""
         self._graph_handle = _NOT_INSTANTIATED
-        """The handle of its records in the executor; _NOT_INSTANTIATED after a change."""
+        """The handle of the items in the executor; _NOT_INSTANTIATED after a change."""
         self._records: Final[dict[int, bytes]] = {}
-        """The record of a launch by stream."""
+        """The record of a launch in each stream."""
         self._host_work: list[Callable[[int], None]] = []
         self._recorded: list[int] = []
         self._copy_stream = 0
         self._last_stream: int | None = None
-        self._launching: Final = RLock()  # an object that an update drops may destroy it
+        self._launching: Final = RLock()  # the finalizer of an object that an update drops may destroy the graph
         try:
             self._instantiate()
         except Failed as failed:
@@ -106,11 +105,11 @@ class Executable:
         """Return the copy of a node of the graph that was instantiated; raise INVALID_VALUE."""
         copy = self._copies.get(node.handle)
         if copy is None:
-            raise invalid_value(f"node {node.handle:#x} is not of the graph that was instantiated")
+            raise invalid_value(f"node {node.handle:#x} does not belong to the graph that was instantiated")
         return copy
 
     def change(self, node: Node, work: Any) -> None:
-        """Replace the work of the copy of a node, from the next launch on."""
+        """Replace a node's work, from the next launch on."""
         with self._launching:
             node.work = work
             self._drop()
@@ -118,8 +117,8 @@ class Executable:
     def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
         """Take over the work of other nodes, from the next launch on.
 
-        ``pairs``: nodes of the copy, each with the node whose work it takes over. Graphs in nodes keep their
-        identity; their nodes are among the pairs.
+        ``pairs``: nodes of the copy, each with the node whose work it takes over. Graphs within nodes stay the same
+        objects; their nodes are among the pairs.
         """
         with self._launching:
             for node, source in pairs:
@@ -130,11 +129,11 @@ class Executable:
             self._drop()
 
     def is_enabled(self, node: Node) -> bool:
-        """Return whether a node (its own copy) does its work."""
+        """Return whether a node of the copy is enabled, so that it does its work."""
         return node not in self._disabled
 
     def enable(self, node: Node, enabled: bool) -> None:
-        """Let a node do its work, or nothing, from the next launch on."""
+        """Enable a node, or disable it so that it does nothing, from the next launch on."""
         with self._launching:
             (self._disabled.discard if enabled else self._disabled.add)(node)
             self._drop()
@@ -160,7 +159,7 @@ class Executable:
         self.context.call(operations.INSTANTIATE_GRAPH, handle)
         self._graph_handle = handle
         self._recorded = items.recorded
-        # Last: replacing the work may drop the last reference to an object whose finalizer destroys the graph.
+        # Last, because replacing the work may drop an object whose finalizer destroys the graph.
         self._host_work = [self._copier(work) if isinstance(work, HostCopy) else work for work in items.host_work]
 
     def _drop(self) -> None:
@@ -172,9 +171,9 @@ class Executable:
     def launch(self, stream: int) -> None:
         """Launch the graph in stream order and return immediately.
 
-        It runs after its own earlier launches, whatever their streams. Raise INVALID_VALUE for a stream of another
-        context, and if memory of an earlier launch has not been freed; the context's sticky error; OUT_OF_MEMORY if a
-        changed graph cannot be uploaded. In a capturing stream the graph becomes a child graph node instead.
+        It runs after its own earlier launches in all streams. In a capturing stream it becomes a child graph node
+        instead. Raise INVALID_VALUE for a stream of another context, and if memory of an earlier launch has not been
+        freed; OUT_OF_MEMORY if a changed graph cannot be uploaded; the context's sticky error.
         """
         known_stream = _known_stream(stream)
         context, stream_id = resolve(stream) if known_stream is None else (known_stream.context, stream)
@@ -195,7 +194,7 @@ class Executable:
                 raise invalid_value("the executable graph was destroyed by a finalizer while it was launched")
             record = self._records.get(stream_id)
             if record is None:
-                # Nothing is answered, so that launches need no numbers of their own.
+                # Launches are not answered, so that they do not need sequence numbers.
                 record = operations.LAUNCH_GRAPH.record(opened.context_id, 0, stream_id, self._graph_handle)
                 if len(self._records) >= _STREAMS_CACHED:
                     self._records.clear()
@@ -208,9 +207,9 @@ class Executable:
                 event.recorded = True
 
     def _use_memory(self) -> None:
-        """Leave memory that the graph allocates and does not free to the program.
+        """Free other graphs' memory, and leave the memory that this graph does not free to the program.
 
-        INVALID_VALUE if the program still has it from an earlier launch.
+        Raise INVALID_VALUE if the program has it already from an earlier launch, or memory to free is not allocated.
         """
         for allocation in self._leaves:
             if allocation.is_live and not self.flags & AUTO_FREE:
@@ -237,7 +236,7 @@ class Executable:
             operands = (stream, graph_handle, sequence, number)
             return operations.GRAPH_HOST_FUNCTION.record(context_id, sequence, *operands, flags=FLAG_QUIET)
 
-        # A function may wait for one of another branch, so each node has an order of its own.
+        # A function may wait for one in another branch, so the functions must not run one after another.
         order = self.handle << 16 | number
         host_function.callbacks_of(opened.transport).launch(
             PendingCallback(self.context, context_id, order, host_function.mark(run), False), record
@@ -249,7 +248,7 @@ class Executable:
         return partial(_copy, self.context, self._copy_stream, host_copy)
 
     def destroy(self) -> None:
-        """Destroy the graph; queued launches continue, and the objects that it retains are released after them."""
+        """Destroy the graph. Queued launches continue; the objects that the graph retains are released after them."""
         executables.remove(self.handle)
         is_usable = self.context.active and self.context.sticky_error is None
         if is_usable:
@@ -261,13 +260,13 @@ class Executable:
             return
         try:
             host_function.run_after(self._last_stream, give_back)
-        except CudaError:  # the stream was destroyed: all streams are waited for
+        except CudaError:  # the stream was destroyed, so wait for all streams
             self.context.synchronize()
             give_back()
 
 
 def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> None:
-    """Make a copy that is due; an error becomes the context's sticky error."""
+    """Make a copy of a running graph; an error becomes the context's sticky error."""
     stack, this_thread.stack = this_thread.stack, [context]
     context_id = context.id
     try:
@@ -279,13 +278,13 @@ def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> No
 
 
 def _give_back(context: Context) -> None:
-    """Release the objects that executable graphs of a closing context retain."""
+    """Release the objects that the executable graphs of a closing context retain."""
     for executable in executables.list_all():
         if executable.context is context:
             works.destroy(executable.graph)
 
 
-when_closed.append(_give_back)  # before the table, which drops them then
+when_closed.append(_give_back)  # before the table below is made, whose own function drops the graphs
 executables: Final[HandleTable[Executable]] = HandleTable("executable graph", "destroyed, or its context was")
 
 

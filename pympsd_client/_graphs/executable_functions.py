@@ -45,7 +45,10 @@ class Verdict(IntEnum):
 
 @frozen
 class Refusal(CallError):
-    """A change that cannot be made; ``node`` is of the new graph, ``from_node`` the start of a changed edge."""
+    """An executable graph cannot be changed in this way.
+
+    ``node`` is the node of the new graph that differs, ``from_node`` the start of its edge that differs.
+    """
 
     verdict: Verdict
     node: Node | None = None
@@ -53,7 +56,7 @@ class Refusal(CallError):
 
 
 def check_work(old: Node, new: Node) -> None:
-    """Raise Refusal unless an executable graph's node can do the work of another instead."""
+    """Raise Refusal unless a node of an executable graph can take over another node's work."""
     before, after = old.work, new.work
     if before.type is not after.type:
         raise Refusal(Verdict.NODE_TYPE_CHANGED, new)
@@ -82,9 +85,9 @@ def check_work(old: Node, new: Node) -> None:
 
 
 def pairs(old: Graph, new: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield each node of a graph with its counterpart in another, those of graphs in nodes too.
+    """Yield each node of a graph with its counterpart in another graph, also the nodes of graphs within nodes.
 
-    Nodes are paired from those that no other depends on, along edges in the order in which they were added, as
+    Pairing begins at the nodes without dependents and follows edges in the order in which they were added, as
     cuGraphExecUpdate documents. Raise Refusal if the structures differ, or if a node cannot take over its
     counterpart's work.
     """
@@ -117,14 +120,14 @@ def pairs(old: Graph, new: Graph) -> Iterator[tuple[Node, Node]]:
 _UPLOAD, _DEVICE_LAUNCH, _USE_PRIORITY = 2, 4, 8
 _FLAGS: Final = AUTO_FREE | _UPLOAD | _DEVICE_LAUNCH | _USE_PRIORITY
 _MADE, _FAILED, _INVALID_STRUCTURE, _NOT_SUPPORTED, _SEVERAL_CONTEXTS = range(5)
-"""CUgraphInstantiateResult."""
+"""The values of CUgraphInstantiateResult."""
 _DISABLED: Final = (works.NodeType.KERNEL, works.NodeType.MEMSET, works.NodeType.MEMCPY)
-"""Types of nodes that can be disabled."""
+"""The types of nodes that can be disabled."""
 
 
 @define
 class _NotInstantiated(Exception):
-    """A graph cannot be instantiated: the result, the error, and the node that was refused."""
+    """A graph cannot be instantiated; ``node`` is the node that is refused."""
 
     result: int
     """A CUgraphInstantiateResult."""
@@ -163,7 +166,7 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
 
 
 def instantiate(graph: int, flags: int) -> int:
-    """Return an executable graph made of a graph as it is now; raise INVALID_VALUE for a cycle, NOT_SUPPORTED."""
+    """Return a new executable graph with a copy of a graph; raise INVALID_VALUE for a cycle, NOT_SUPPORTED."""
     try:
         return _instantiate(graphs.find(graph), flags).handle
     except _NotInstantiated as failed:
@@ -171,7 +174,7 @@ def instantiate(graph: int, flags: int) -> int:
 
 
 def instantiate_with_parameters(graph: int, parameters: Any) -> int:
-    """Return an executable graph; the structure gets the result in detail, and the node that was refused."""
+    """Return a new executable graph; a CUgraphInstantiateResult and the refused node are stored in the structure."""
     address = structs.address_of(parameters, "CUDA_GRAPH_INSTANTIATE_PARAMS")
     raw = structs.InstantiateParameters.from_address(address)
     source = graphs.find(graph)
@@ -192,19 +195,19 @@ def launch(executable: int, stream: int) -> None:
 
 
 def upload(executable: int, stream: int) -> None:
-    """Prepare the first launch of an executable graph."""
+    """Upload an executable graph, so that its first launch does not have to."""
     context, _ = streams.resolve(stream)
     context.usable()
     find(executable).prepare()
 
 
 def destroy(executable: int) -> None:
-    """Destroy an executable graph; launches that are queued run to their end."""
+    """Destroy an executable graph; queued launches are completed."""
     find(executable).destroy()
 
 
 def flags(executable: int) -> int:
-    """Return the flags that an executable graph was instantiated with, but for UPLOAD."""
+    """Return the flags with which an executable graph was instantiated, except UPLOAD."""
     return find(executable).flags & ~_UPLOAD
 
 
@@ -214,9 +217,10 @@ def executable_id(executable: int) -> int:
 
 
 def update(executable: int, graph: int) -> bytes:
-    """Take over the parameters of a graph; raise GRAPH_EXEC_UPDATE_FAILURE, without any change, if it differs.
+    """Take over the parameters of a graph's nodes.
 
-    The CUgraphExecUpdateResultInfo names the difference.
+    If the graph differs otherwise, change nothing and raise GRAPH_EXEC_UPDATE_FAILURE; the
+    CUgraphExecUpdateResultInfo names the difference.
     """
     target, source = find(executable), graphs.find(graph)
     try:
@@ -251,10 +255,10 @@ def _change(executable: int, handle: int, kind: type[Any], make: Any) -> None:
 
 
 def set_parameters(kind: str, executable: int, node: int, params: Any, context: int = 0) -> None:
-    """Change the work of a node of an executable graph from the next launch on; the graph's own node stays as it is.
+    """Change a node's work in an executable graph from the next launch on. The original graph does not change.
 
-    INVALID_VALUE for a node of another type, and for a change that is not possible: the context of a kernel or of
-    memory operations, the types of memory of a copy, the extent of a fill of rows, the types of memory operations.
+    Raise INVALID_VALUE for a node of another type, and for an attempt to change what is fixed: the context of a
+    kernel or of memory operations, a copy's types of memory, the extent of a 2D fill, the types of memory operations.
     """
     node_kind = parameters.NODE_KINDS[kind]
     _change(
@@ -266,9 +270,9 @@ def set_parameters(kind: str, executable: int, node: int, params: Any, context: 
 
 
 def set_child(executable: int, node: int, child: int) -> None:
-    """Take over the parameters of a graph of the same structure in a child graph node.
+    """Take over the parameters of a graph's nodes in a child graph node.
 
-    Raise INVALID_VALUE otherwise.
+    Raise INVALID_VALUE if the graph does not have the same structure.
     """
     target, copy = find(executable), find(executable).node(graphs.find_node(node))
     if not isinstance(copy.work, works.ChildWork):
@@ -280,19 +284,19 @@ def set_child(executable: int, node: int, child: int) -> None:
 
 
 def set_any(executable: int, node: int, params: Any) -> None:
-    """Change a node of an executable graph, with parameters of its type."""
+    """Change a node's work in an executable graph by a CUgraphNodeParams, which must be of its type."""
     copy = find(executable).node(graphs.find_node(node))
     _change(executable, node, type(copy.work), lambda before: node_functions.change_work(copy, params))
 
 
 def is_enabled(executable: int, node: int) -> int:
-    """Return whether a kernel, fill or copy node of an executable graph does its work."""
+    """Return 1 if a kernel, fill or copy node of an executable graph is enabled, else 0."""
     target = find(executable)
     return int(target.is_enabled(_can_be_disabled(target, node)))
 
 
 def set_enabled(executable: int, node: int, enabled: int) -> None:
-    """Let a kernel, fill or copy node of an executable graph do its work, or nothing."""
+    """Enable a kernel, fill or copy node of an executable graph, or disable it so that it does nothing."""
     target = find(executable)
     target.enable(_can_be_disabled(target, node), bool(enabled))
 

@@ -1,14 +1,14 @@
 """The structure of graphs: nodes, edges, order, clones. Nothing in this module depends on the work of a node.
 
-A node keeps its edges in both directions, in the order in which they were added; that order decides how
-cuGraphExecUpdate pairs nodes, and in which order array queries return them. Graphs and nodes are found by handle in
-`graphs` and `nodes`; child graphs and the bodies of conditional nodes are among them, and name the node that they
-belong to (``of``).
+A node keeps its edges in both directions, in the order in which they were added. That order decides how
+cuGraphExecUpdate pairs nodes, and in which order array queries return them. `graphs` and `nodes` have all graphs and
+nodes by handle. Among the graphs are child graphs and the bodies of conditional nodes; ``of`` is the node that such a
+graph belongs to.
 
     graph -> nodes by handle -> node.dependents[other] is other.dependencies[node]: one Edge
 
-Edges are checked before any is added or removed, so a refused call changes nothing. A cycle is found when an order
-is needed (`Graph.sort`), as the API documents for instantiation.
+All edges are checked before any is added or removed, so a refused call changes nothing. A cycle is found only when
+the nodes are sorted (`Graph.sort`), as the API documents for instantiation.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.values import find_by_handle
 
 _FIRST_HANDLE: Final = 1 << 48
-"""The first handle of a graph. Handles of graphs differ from those of a command stream, and look like pointers in
-C."""
+"""The first handle of a graph or node, above all handles in a command stream. It looks like a pointer in C."""
 allocate_handle: Final = count(_FIRST_HANDLE, 16).__next__
-"""Return a handle that no other graph, node or executable graph of this process has or had."""
+"""Return a new handle, never used by another graph, node or executable graph of this process."""
 _next_id: Final = count(1).__next__
 
 
 PROGRAMMATIC: Final = 1
-"""CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, of edges from the ports PROGRAMMATIC (1) and LAUNCH_ORDER (2) of kernels."""
+"""CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, for edges from a kernel's ports PROGRAMMATIC (1) and LAUNCH_ORDER (2)."""
 
 
 @frozen
 class Edge:
-    """The annotation of an edge (CUgraphEdgeData): ports of both nodes, and the kind of dependency."""
+    """The data of an edge (CUgraphEdgeData): the ports at both nodes, and the kind of dependency."""
 
     from_port: int = 0
     to_port: int = 0
@@ -44,7 +43,7 @@ class Edge:
 
     @property
     def is_programmatic(self) -> bool:
-        """Whether the second kernel may begin before the first has ended, which it never does here."""
+        """Whether the second kernel is allowed to begin before the first has ended. Here it never does."""
         return self.kind == PROGRAMMATIC and self.from_port in (1, 2) and not self.to_port
 
 
@@ -62,19 +61,19 @@ class Node:
 
 @define(eq=False)
 class Graph:
-    """A graph; ``of`` is the node that it is a child graph or a body of, if any."""
+    """A graph; ``of`` is the node that has it as a child graph or a body, or None."""
 
     handle: int
     id: int
     of: Node | None = None
     nodes: dict[int, Node] = field(factory=dict, init=False)
-    """By handle, in the order in which they were added."""
+    """The nodes by handle, in the order in which they were added."""
     copies: dict[int, Node] = field(factory=dict, init=False)
-    """In a clone: its nodes by the handles of the nodes that they were cloned from."""
+    """In a clone, the nodes by the handles of the nodes from which they were cloned."""
     retained: dict[Any, int] = field(factory=dict, init=False)
-    """References to user objects, by object."""
+    """The number of references to each user object."""
     is_captured_into: bool = field(default=False, init=False)
-    """Whether a stream capture adds nodes to it."""
+    """Whether a stream capture is adding nodes to the graph."""
     _local_ids: Iterator[int] = field(factory=lambda: count(1), init=False)
 
     def add(self, work: Any, dependencies: Mapping[Node, Edge]) -> Node:
@@ -89,10 +88,10 @@ class Graph:
         return node
 
     def connect(self, edges: Sequence[tuple[Node, Node, Edge]]) -> None:
-        """Add edges, all or none.
+        """Add all edges or, on an error, none.
 
-        INVALID_VALUE for an edge that exists or comes twice, from a node to itself, or to a node of another graph. A
-        cycle is only noticed by `sort`.
+        Raise INVALID_VALUE for an edge that exists or is given twice, from a node to itself, or to a node of another
+        graph. Only `sort` notices a cycle.
         """
         added = set()
         for start, end, _ in edges:
@@ -107,7 +106,7 @@ class Graph:
             _connect(start, end, edge)
 
     def disconnect(self, edges: Sequence[tuple[Node, Node, Edge]]) -> None:
-        """Remove edges, all or none: INVALID_VALUE for an edge that does not exist, or has other data."""
+        """Remove all edges or, on an error, none; raise INVALID_VALUE if an edge does not exist or has other data."""
         removed = set()
         for start, end, edge in edges:
             self._check_own(start)
@@ -130,23 +129,23 @@ class Graph:
         nodes.pop(node.handle, None)
 
     def edges(self) -> Iterator[tuple[Node, Node, Edge]]:
-        """Yield the edges, ordered by the nodes they come from."""
+        """Yield the edges, ordered by the nodes from which they come."""
         for node in self.nodes.values():
             for end, edge in node.dependents.items():
                 yield node, end, edge
 
     def roots(self) -> Iterator[Node]:
-        """Yield the nodes that depend on no other."""
+        """Yield the nodes that do not depend on others."""
         return (node for node in self.nodes.values() if not node.dependencies)
 
     def sort(self) -> list[Node]:
         """Return the nodes, each after its dependencies, otherwise in the order in which they were added.
 
-        INVALID_VALUE if the graph has a cycle.
+        Raise INVALID_VALUE if the graph has a cycle.
         """
         missing = {node: len(node.dependencies) for node in self.nodes.values()}
         ready = [node for node, missing_count in missing.items() if not missing_count]
-        for node in ready:  # grows as it is walked
+        for node in ready:  # the list grows during the loop
             for end in node.dependents:
                 missing[end] -= 1
                 if not missing[end]:
@@ -168,7 +167,7 @@ def _connect(start: Node, end: Node, edge: Edge) -> None:
 graphs: Final[dict[int, Graph]] = {}
 """The graphs of this process by handle, child graphs and bodies included."""
 nodes: Final[dict[int, Node]] = {}
-"""Their nodes by handle."""
+"""The nodes of all graphs by handle."""
 
 
 def new(of: Node | None = None) -> Graph:
@@ -201,7 +200,7 @@ def invalidate(graph: Graph) -> None:
 
 
 def clone(original: Graph, clone_work: Callable[[Node, Node], Any], of: Node | None = None) -> Graph:
-    """Return a copy with its own nodes; ``clone_work`` gets the node and its copy and returns the copy's work."""
+    """Return a copy of a graph; ``clone_work`` gets a node and its copy, and returns the copy's work."""
     graph = new(of)
     for node in original.nodes.values():
         copy = graph.add(None, {})
@@ -213,7 +212,7 @@ def clone(original: Graph, clone_work: Callable[[Node, Node], Any], of: Node | N
 
 
 def find_in_clone(node: Node, graph: Graph) -> Node:
-    """Return the copy of a node in a clone; raise INVALID_VALUE if it does not exist (any more)."""
+    """Return the copy of a node in a clone; raise INVALID_VALUE if it has none, or its copy was removed."""
     copy = graph.copies.get(node.handle)
     if copy is None or copy.handle not in graph.nodes:
         raise invalid_value(f"node {node.handle:#x} has no copy in graph {graph.handle:#x}")

@@ -1,8 +1,8 @@
-"""Between nodes and records, in both directions: items of executable graphs, and the work of captured records.
+"""Conversion between nodes and records: the items of executable graphs, and the work of captured records.
 
 An item is a record, the indices of the items that it comes after, and for a conditional node its bodies. Empty items
-join branches, so that no product of edges arises. Child graphs are flattened: their first items come after the
-dependencies of the node. Records name the legacy stream, which stands for the stream of the launch.
+join branches, so that m items before n items need m + n edges instead of m x n. Child graphs are flattened: their
+first items come after the node's dependencies. In records the legacy stream stands for the stream of the launch.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.memory.region_copy import CopyExtent, CopyRegion
 
 _STREAM: Final = STREAM_LEGACY
-"""The stream id in records of items: it stands for the stream of the launch."""
+"""The stream id in the records of items, which stands for the stream of the launch."""
 
 
 _NOT_IN_BODIES: Final = (
@@ -56,7 +56,7 @@ class NotOneContext(CallError):
 
 
 class Failed(CallError):
-    """A node cannot be made an item: ``node`` and the error."""
+    """``node`` cannot be turned into items because of ``error``."""
 
     def __init__(self, node: Node | None, error: CudaError) -> None:
         super().__init__(error.reason)
@@ -66,7 +66,7 @@ class Failed(CallError):
 
 @frozen(eq=False)
 class HostCopy:
-    """A copy with pageable host memory, which this process makes when it is due."""
+    """A copy with pageable host memory, which this process makes while the graph runs."""
 
     destination: CopyRegion
     source: CopyRegion
@@ -80,12 +80,12 @@ class Items:
     context: Context
     disabled: frozenset[Node] = frozenset()
     in_body: bool = False
-    """Whether they are the body of a conditional node, which has nothing that this process does."""
+    """Whether they are a conditional node's body, in which host functions and host copies are not allowed."""
     items: list[GraphItem] = field(factory=list, init=False)
     host_work: list[Callable[[int], None] | HostCopy] = field(factory=list, init=False)
-    """The host functions and copies that this process runs; items name them by index."""
+    """The host functions and copies that this process runs. Items refer to them by index."""
     recorded: list[int] = field(factory=list, init=False)
-    """The events that are recorded."""
+    """The handles of the events that the graph records."""
 
     def add_all(self, graph: Graph) -> None:
         """Add a graph's items; raise Failed, or CudaError for a cycle."""
@@ -94,7 +94,7 @@ class Items:
             self._add(b"", ())
 
     def _add_graph(self, graph: Graph, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the items that come last, those before it if it has no nodes."""
+        """Add a graph's items after ``after``; return its last items, or ``after`` if it has no nodes."""
         ends: dict[Node, tuple[int, ...]] = {}
         for node in graph.sort():
             before = tuple({item: None for earlier in node.dependencies for item in ends[earlier]}) or after
@@ -106,7 +106,7 @@ class Items:
         return self._join(last or after)
 
     def _join(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Return one item that comes after all of them, so that no product of edges is made."""
+        """Return a single item that comes after all of ``after``, an empty one if they are several."""
         return after if len(after) <= 1 else self._add(b"", after)
 
     def _add(self, record: bytes, after: Sequence[int], conditional: Conditional | None = None) -> tuple[int, ...]:
@@ -189,7 +189,7 @@ class Items:
         return operations.COPY_3D.record(context_id, 0, _STREAM, *operands)
 
     def _side(self, region: CopyRegion, extent: CopyExtent) -> CopySpace | None:
-        """Return the space in which the executor finds a side of a copy; None if this process must move the bytes."""
+        """Return the space in which the executor accesses a side of a copy; None if this process has to copy."""
         if not region.is_host:
             return CopySpace.DEVICE if ordinal_at(region.address) == self.context.device.ordinal else None
         transport = self.context.usable().transport
@@ -212,7 +212,7 @@ def _launch(work: works.KernelWork, context_id: int) -> bytes:
 
 
 def context_of_graph(graph: Graph, otherwise: Callable[[], Context]) -> Context:
-    """Return the one context of a graph's nodes; ``otherwise()`` where none has one; raise NotOneContext."""
+    """Return the one context of a graph's nodes, or ``otherwise()`` if none has a context; raise NotOneContext."""
     contexts = set(_contexts(graph))
     if len(contexts) > 1:
         raise NotOneContext
@@ -240,11 +240,11 @@ _LINEAR: Final = {
     "COPY_TO_DEVICE_PINNED": (False, True),
     "COPY_FROM_DEVICE_PINNED": (True, False),
 }
-"""Whether destination and source are host memory."""
+"""Whether (destination, source) are host memory, by the operation's name."""
 
 
 def work_of_record(name: str, record: bytes, context: Context) -> Any:
-    """Return the work of a queued operation's record.
+    """Return the work of a node from the record of an operation in a stream.
 
     Raise STREAM_CAPTURE_UNSUPPORTED for work that cannot be a node.
     """

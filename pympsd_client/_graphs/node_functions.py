@@ -36,7 +36,7 @@ def _add(graph: int, after: Any, count: int, work: Any, data: Any = None) -> int
 
 
 def _ready(graph: int, after: Any, count: int, data: Any = None) -> None:
-    """Raise for a graph or dependencies that are wrong, before anything is made."""
+    """Raise INVALID_VALUE for a wrong graph or wrong dependencies, before anything is made."""
     target = graphs.find(graph)
     for node in dependency_map(after, data, count):
         if node.graph is not target:
@@ -46,13 +46,13 @@ def _ready(graph: int, after: Any, count: int, data: Any = None) -> None:
 def add(kind: str, graph: int, after: Any, count: int, params: Any = None, context: int = 0) -> int:
     """Add a node to a graph, after the nodes that it depends on, and return its handle.
 
-    The parameters are the structure of the node's type, or an event. They are checked as by the function that does
-    the work immediately, with its errors; INVALID_VALUE for dependencies of another graph.
+    The parameters are the structure of the node's type, or an event. The checks and errors are those of the function
+    that does the same work immediately. Raise INVALID_VALUE for dependencies of another graph.
 
-    A launch takes its parameters as cuLaunchKernel does at an address. Pageable host memory of a copy is read and
-    written when the graph runs. A fill has elements of 1, 2 or 4 bytes. Memory operations are waits for words and
-    writes of them. A host function makes no CUDA calls. Allocated memory has the same address at every launch; the
-    structure gets the address. An empty node joins others.
+    A kernel's parameters are the address of an array of pointers, as for cuLaunchKernel. Pageable host memory of a
+    copy is read or written when the graph runs. A fill has elements of 1, 2 or 4 bytes. Memory operations wait for
+    words or write them. A host function must not make CUDA calls. Allocated memory has the same address at every
+    launch, which is stored in the structure. An empty node only joins branches.
     """
     if kind == "MEM_ALLOC":
         _ready(graph, after, count)
@@ -60,7 +60,7 @@ def add(kind: str, graph: int, after: Any, count: int, params: Any = None, conte
 
 
 def add_free(graph: int, after: Any, count: int, address: int) -> int:
-    """Add the end of the use of memory of a graph; raise INVALID_VALUE for any other memory."""
+    """Add a node that frees memory of a graph; raise INVALID_VALUE for any other memory."""
     return _add(graph, after, count, parameters.free_work(graphs.find(graph), address))
 
 
@@ -71,16 +71,16 @@ def add_child(graph: int, after: Any, count: int, child: int) -> int:
 
 
 def add_any(graph: int, after: Any, data: Any, count: int, params: Any) -> int:
-    """Add a node of the type that its parameters name; raise NOT_SUPPORTED for types that pympsd does not have."""
+    """Add a node of the type in its parameters; raise NOT_SUPPORTED for types that pympsd does not have."""
     address = structs.address_of(params, "CUgraphNodeParams")
     _ready(graph, after, count, data)
     return _add(graph, after, count, parameters.any_at(graphs.find(graph), address), data)
 
 
 def create_condition(graph: int, context: int, default: int, flags: int) -> int:
-    """Return a handle whose value conditional nodes of a graph depend on.
+    """Return a new handle whose value decides which bodies conditional nodes of a graph execute.
 
-    Its value at the beginning of a launch is the default if the flags ask for that, else 0.
+    With CU_GRAPH_COND_ASSIGN_DEFAULT each launch begins with the default value.
     """
     if flags & ~_ASSIGN_DEFAULT:
         raise invalid_value(f"flags must be 0 or CU_GRAPH_COND_ASSIGN_DEFAULT (1), not {flags}")
@@ -105,7 +105,7 @@ def memory_attribute(device: int, attribute: int) -> AttributeValue:
 
 
 def set_memory_attribute(device: int, attribute: int, value: Any) -> None:
-    """Set a watermark of a device's graph memory to the bytes in use; the value is 0, else INVALID_VALUE."""
+    """Reset a watermark of a device's graph memory to the bytes in use; raise INVALID_VALUE for a value except 0."""
     usage = usage_of(process.device(device).number)
     if attribute not in (_USED_HIGH, _RESERVED_HIGH) or read_value(value, "Q"):
         raise invalid_value("only the watermarks of graph memory can be set, and only to 0")
@@ -116,7 +116,7 @@ def set_memory_attribute(device: int, attribute: int, value: Any) -> None:
 
 
 def trim_memory(device: int) -> None:
-    """Release a device's unused graph memory. There is never any, because every node keeps its own."""
+    """Do nothing: no graph memory is ever unused, because every node keeps its own."""
     process.device(device)
 
 
@@ -124,7 +124,7 @@ def trim_memory(device: int) -> None:
 
 
 def work_of(handle: int, kind: type[_Work]) -> _Work:
-    """Return the work of a node of a type; raise INVALID_VALUE for another."""
+    """Return a node's work; raise INVALID_VALUE if it is not of this type."""
     work = graphs.find_node(handle).work
     if not isinstance(work, kind):
         raise invalid_value(f"node {handle:#x} is a {work.type.name} node")
@@ -137,18 +137,18 @@ def _set(handle: int, work: Any) -> None:
 
 
 def get_parameters(kind: str, handle: int) -> Any:
-    """Return the parameters of a node of a type: its structure, or an event; raise INVALID_VALUE for another type.
+    """Return a node's parameters, its type's structure or an event; raise INVALID_VALUE for a node of another type.
 
-    The targets of its pointers are valid until the parameters are set or the node is destroyed.
+    The structure's pointers are valid until the parameters are set or the node is destroyed.
     """
     node_kind = parameters.NODE_KINDS[kind]
     return node_kind.write(work_of(handle, node_kind.work))
 
 
 def set_parameters(kind: str, handle: int, params: Any) -> None:
-    """Set the parameters of a node of a type; raise INVALID_VALUE for a node of another type.
+    """Set a node's parameters; raise INVALID_VALUE for a node of another type.
 
-    The context of a copy or fill stays, and the launch attributes of a kernel.
+    A copy or a fill keeps its context, a kernel its launch attributes.
     """
     node_kind = parameters.NODE_KINDS[kind]
     before = work_of(handle, node_kind.work)
@@ -157,7 +157,7 @@ def set_parameters(kind: str, handle: int, params: Any) -> None:
 
 
 def kernel_attribute(handle: int, attribute: int) -> bytes:
-    """Return a launch attribute of a kernel node, zero if it was not set."""
+    """Return a launch attribute of a kernel node, all zero if it was not set."""
     work = work_of(handle, works.KernelWork)
     default = int(work.cooperative).to_bytes(4, "little") if attribute == COOPERATIVE else b""
     return work.attributes.get(attribute, default).ljust(VALUE_BYTES, b"\0")
@@ -185,14 +185,14 @@ def address_to_free(handle: int) -> int:
 
 
 def read_any_parameters(handle: int) -> bytes:
-    """Return a node's parameters, whatever its type."""
+    """Return a node's parameters as a CUgraphNodeParams."""
     return parameters.any_bytes(graphs.find_node(handle).work)
 
 
 def change_work(node: Node, params: Any) -> Any:
-    """Return the work of given parameters for a node.
+    """Return the work for a node with new parameters.
 
-    Raise INVALID_VALUE for parameters of another type, or of its graphs.
+    Raise INVALID_VALUE for parameters of another type, and for nodes that own graphs or memory.
     """
     address = structs.address_of(params, "CUgraphNodeParams")
     kind = ctypes.c_int32.from_address(address).value
@@ -203,6 +203,6 @@ def change_work(node: Node, params: Any) -> Any:
 
 
 def set_any(handle: int, params: Any) -> None:
-    """Set a node's parameters, which are of its type."""
+    """Set a node's parameters by a CUgraphNodeParams, which must be of its type."""
     node = graphs.find_node(handle)
     node.work = change_work(node, params)

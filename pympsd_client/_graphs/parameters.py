@@ -1,9 +1,8 @@
 """Parameters of nodes: read from the driver API's structures into work, and written back.
 
-For each type of node there is a reader (``..._at``: from a structure in memory) and a writer (``..._bytes``). The
-readers make the same checks as the functions that do the work immediately. The arrays that a written
-structure points to (parameters, operations, graphs) are kept by the work, and are valid until the node is changed or
-destroyed.
+Each type of node has a reader (``..._at``: from a structure in memory) and a writer (``..._bytes``). The readers make
+the same checks as the functions that do the work immediately. The work keeps the arrays to which a written structure
+points (parameters, operations, graphs); they are valid until the node is changed or destroyed.
 """
 
 import ctypes
@@ -42,14 +41,14 @@ from pympsd_client._objects.pools.pool import PoolKind
 from pympsd_client._objects.process import process
 
 _DEVICE: Final = 1
-"""A CUmemLocationType."""
+"""CU_MEM_LOCATION_TYPE_DEVICE"""
 _MAX_ACCESSES: Final = 1 << 10
 
 
 def allocation_at(address: int) -> works.AllocateWork:
     """Return the work of a CUDA_MEM_ALLOC_NODE_PARAMS in memory, and write the address of the new memory there.
 
-    As of a pool, it is memory of a device, managed, or of the host; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
+    The memory is a device's, managed or the host's, as in a pool. Raise INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
     """
     raw = structs.AllocationParameters.from_address(address)
     location = Location(raw.locationType, raw.locationId)
@@ -73,7 +72,7 @@ def allocation_at(address: int) -> works.AllocateWork:
 
 
 def allocation_work(size: int, context: Context, kind: PoolKind) -> works.AllocateWork:
-    """Return the work of an allocation as from a pool, as a capturing stream makes it."""
+    """Return the work of an allocation from a pool in a capturing stream."""
     head = struct.pack("=iiii", kind.allocation_type, 0, kind.location.type, kind.location.id)
     properties = head.ljust(structs.AllocationParameters.accessDescs.offset, b"\0")
     return works.AllocateWork(graph_memory.allocate(size, context, kind), properties, b"")
@@ -88,7 +87,7 @@ def allocation_bytes(work: works.AllocateWork) -> bytes:
 def free_work(graph: Graph, address: int) -> works.FreeWork:
     """Return the work of freeing memory of a graph.
 
-    Raise INVALID_VALUE for any other, or if the graph frees it already.
+    Raise INVALID_VALUE for any other memory, or if the graph has a node that frees it.
     """
     nodes = works.collect_nodes(graph).values()
     if any(isinstance(node.work, works.FreeWork) and node.work.address == address for node in nodes):
@@ -105,10 +104,10 @@ def free_work(graph: Graph, address: int) -> works.FreeWork:
 
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
-"""CUgraphChildGraphNodeOwnership."""
+"""The values of CUgraphChildGraphNodeOwnership."""
 _ELEMENTS: Final = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF}
 _BODIES: Final[dict[int, int]] = {ConditionalKind.IF: 2, ConditionalKind.WHILE: 1, ConditionalKind.SWITCH: 1 << 12}
-"""The most bodies of a conditional node."""
+"""The maximum number of bodies of each kind of conditional node."""
 
 
 # --- kernels
@@ -132,13 +131,13 @@ def kernel_at(address: int) -> works.KernelWork:
 
 
 def kernel_bytes(work: works.KernelWork) -> bytes:
-    """Return a CUDA_KERNEL_NODE_PARAMS, which points into the work."""
+    """Return a CUDA_KERNEL_NODE_PARAMS, whose pointers are valid as long as the work."""
     handle = 0 if work.kernel else work.function.handle
     return bytes(structs.KernelParameters(handle, *work.shape, work.pointers, 0, work.kernel, work.context.handle))
 
 
 def set_attribute(work: works.KernelWork, number: int, value: bytes) -> works.KernelWork:
-    """Return the work with a launch attribute set; raise NOT_SUPPORTED for one whose effect pympsd does not have."""
+    """Return the work with a launch attribute set; raise NOT_SUPPORTED for an attribute that pympsd does not have."""
     if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
         if cooperative:
@@ -161,7 +160,7 @@ def set_attribute(work: works.KernelWork, number: int, value: bytes) -> works.Ke
 
 
 def check_copy(copy: Copy3D | None, context: int) -> works.CopyWork:
-    """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
+    """Return the work of a copy; raise CudaError if its shape is wrong, or its device memory is not on a device."""
     if copy is None:
         raise invalid_value("the description of the copy is NULL")
     its_context = require_context(context)
@@ -204,7 +203,7 @@ def batch_at(address: int) -> works.BatchWork:
     if raw.flags:
         raise invalid_value(f"a batch of memory operations takes no flags: they must be 0, not {raw.flags:#x}")
     if raw.count and not raw.paramArray:
-        raise invalid_value(f"paramArray is NULL, and {raw.count} operations are announced")
+        raise invalid_value(f"paramArray is NULL, but count is {raw.count}")
     context = require_context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
     parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
@@ -221,7 +220,7 @@ def _parts(of: stream_memory.MemoryOperation, context: Context) -> list[works.Ke
 
 
 def batch_bytes(work: works.BatchWork) -> bytes:
-    """Return a CUDA_BATCH_MEM_OP_NODE_PARAMS, which points into the work."""
+    """Return a CUDA_BATCH_MEM_OP_NODE_PARAMS, whose pointers are valid as long as the work."""
     return bytes(structs.BatchParameters(work.context.handle, len(work.operations), work.array, 0))
 
 
@@ -250,7 +249,7 @@ def require_event(handle: int) -> int:
 
 
 def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
-    """Return the graph for a child graph node of a graph: a copy, or the given one, which is then the node's."""
+    """Return the graph for a child graph node: a copy of the given graph, or the graph itself if it is moved."""
     child = graphs.find(handle)
     if child is graph:
         raise invalid_value("a graph cannot be a child graph of itself")
@@ -264,17 +263,17 @@ def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
 
 
 conditions: Final[dict[int, works.ConditionalHandle]] = {}
-"""Conditional handles of this process."""
+"""The conditional handles of this process, by their numbers."""
 
 
 def conditional_at(graph: Graph, address: int) -> works.ConditionalWork:
-    """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
+    """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and store the address of the new bodies there."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
     while condition is not None and condition.graph is not graph and graph.of is not None:
         graph = graph.of.graph
     if condition is None or condition.graph is not graph:
-        raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph, nor of one that it is in")
+        raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph or of one that contains it")
     max_bodies = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= max_bodies:
         raise invalid_value(
@@ -306,11 +305,11 @@ def _event_at(address: int) -> int:
 
 @frozen
 class NodeKind:
-    """A type of nodes: its work, and how its parameters are read and written."""
+    """A type of nodes: its class of work, and the functions that read and write its parameters."""
 
     work: type[Any]
     read: Callable[[Any, int], Any]
-    """Returns the work for parameters as the program gives them and a context's handle (0: the current one)."""
+    """Returns the work for the program's parameters and a context's handle (0: the current one)."""
     write: Callable[[Any], Any]
     """Returns the parameters of the work."""
 
@@ -342,11 +341,11 @@ NODE_KINDS: Final[dict[str, NodeKind]] = {
         works.AllocateWork, "CUDA_MEM_ALLOC_NODE_PARAMS", allocation_at, allocation_bytes
     ),
 }
-"""The types of nodes that have functions of their own, by the names of CUgraphNodeType."""
+"""The types of nodes that have their own functions in the API, by their names in CUgraphNodeType."""
 
 
 def keep_attributes(work: Any, before: Any) -> Any:
-    """Return the work of a launch with the launch attributes of the work before; other work as it is."""
+    """Return a launch's work with the launch attributes of the work ``before``; return other work unchanged."""
     if not isinstance(work, works.KernelWork):
         return work
     return evolve(work, cooperative=before.cooperative, attributes=dict(before.attributes))

@@ -1,7 +1,7 @@
 """Functions on the structure of graphs, and user objects (CUDA driver API, Graph Management).
 
-The query functions follow the API's convention for arrays: with a capacity of 0 they return the number of elements
-only, otherwise as many elements as fit, padded with NULL, and their number.
+The query functions follow the API's convention for arrays. With a capacity of 0 they return only the number of
+elements, otherwise as many elements as fit, padded with NULL, and their number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +18,16 @@ from pympsd_client._graphs.work import NodeType
 
 
 def create(flags: int) -> int:
-    """Return a new empty graph; ``flags`` is 0, else INVALID_VALUE."""
+    """Return a new empty graph; raise INVALID_VALUE if ``flags`` is not 0."""
     if flags:
         raise invalid_value(f"cuGraphCreate takes no flags: they must be 0, not {flags}")
     return graphs.new().handle
 
 
 def destroy(handle: int) -> None:
-    """Destroy a graph and its nodes; executable graphs made from it stay.
+    """Destroy a graph and its nodes, but not the executable graphs made from it.
 
-    Raise INVALID_VALUE for a node's own graph.
+    Raise INVALID_VALUE for a graph that a node owns.
     """
     graph = graphs.find(handle)
     if graph.of is not None:
@@ -41,12 +41,12 @@ def clone(handle: int) -> int:
 
 
 def find_in_clone(node: int, clone: int) -> int:
-    """Return the node of a clone that was made from a node; raise INVALID_VALUE if it does not exist (any more)."""
+    """Return the copy of a node in a clone; raise INVALID_VALUE if it has none, or its copy was removed."""
     return graphs.find_in_clone(graphs.find_node(node), graphs.find(clone)).handle
 
 
 def _pad_list(values: Sequence[int], capacity: int) -> tuple[list[int], int]:
-    """Return ``capacity`` elements for an array, padded with 0, and their number; for 0 only the number of all."""
+    """Return up to ``capacity`` elements, padded with 0, and their number; for 0 only the number of all elements."""
     if capacity == 0:
         return [], len(values)
     padded = list(values[:capacity])
@@ -94,7 +94,7 @@ def dependent_nodes(node: int, capacity: int) -> tuple[Any, ...]:
 def edge_list(data: Any, starts: Sequence[Node]) -> list[Edge]:
     """Return the data of edges from some nodes; raise INVALID_VALUE for a port or type that a node does not have.
 
-    Edges have ports and type 0, or are programmatic, from a kernel node.
+    An edge has type and ports 0, or is programmatic and comes from a kernel node.
     """
     edges = [Edge(*fields) for fields in graph_structs.edge_data(data, len(starts))]
     for start, edge in zip(starts, edges, strict=True):
@@ -107,9 +107,9 @@ def edge_list(data: Any, starts: Sequence[Node]) -> list[Edge]:
 
 
 def dependency_map(handles: Any, data: Any, count: int) -> dict[Node, Edge]:
-    """Return the nodes that a new one depends on, with the edges' data.
+    """Return the nodes that a new node depends on, with the edges' data.
 
-    Raise INVALID_VALUE for one that comes twice.
+    Raise INVALID_VALUE if a node is given twice.
     """
     dependencies = graphs.find_nodes(graph_structs.handles(handles, count, "dependencies"))
     if len(set(dependencies)) != len(dependencies):
@@ -124,12 +124,12 @@ def _triples(start: Any, end: Any, data: Any, count: int) -> list[tuple[Node, No
 
 
 def add_dependencies(graph: int, start: Any, end: Any, data: Any, count: int) -> None:
-    """Add edges, all or none; raise INVALID_VALUE for one that exists, or from a node to itself."""
+    """Add all edges, or none if one exists already or leads from a node to itself, which raises INVALID_VALUE."""
     graphs.find(graph).connect(_triples(start, end, data, count))
 
 
 def remove_dependencies(graph: int, start: Any, end: Any, data: Any, count: int) -> None:
-    """Remove edges, all or none; raise INVALID_VALUE for one that does not exist."""
+    """Remove all edges, or none if one does not exist, which raises INVALID_VALUE."""
     graphs.find(graph).disconnect(_triples(start, end, data, count))
 
 
@@ -162,12 +162,12 @@ def tools_id(handle: int) -> int:
 
 
 def find_containing_graph(handle: int) -> int:
-    """Return the graph that a node is in."""
+    """Return the graph that contains a node."""
     return graphs.find_node(handle).graph.handle
 
 
 def child_graph(handle: int) -> int:
-    """Return the graph within a child graph node, which stays the node's."""
+    """Return the graph of a child graph node, which the node continues to own."""
     node = graphs.find_node(handle)
     if node.work.type is not NodeType.GRAPH:
         raise invalid_value(f"node {handle:#x} is not a child graph node")
@@ -178,7 +178,7 @@ def child_graph(handle: int) -> int:
 
 
 def create_user_object(data: HostMemory, destroy: Any, references: int, flags: int) -> int:
-    """Return a user object; the last release calls ``destroy(ptr)``. The flag NO_DESTRUCTOR_SYNC must be given."""
+    """Return a new user object, whose last release calls ``destroy(ptr)``; ``flags`` must be NO_DESTRUCTOR_SYNC."""
     if flags != user_objects.NO_DESTRUCTOR_SYNC:
         raise invalid_value(f"the flags of a user object must be CU_USER_OBJECT_NO_DESTRUCTOR_SYNC (1), not {flags}")
     address = number(destroy)
@@ -188,22 +188,22 @@ def create_user_object(data: HostMemory, destroy: Any, references: int, flags: i
 
 
 def retain_user_object(handle: int, count: int) -> None:
-    """Add references."""
+    """Add references to a user object."""
     user_objects.find(handle).retain(count)
 
 
 def release_user_object(handle: int, count: int) -> None:
-    """Release references; the last one's release calls the destructor."""
+    """Release references to a user object; the last release calls its destructor."""
     user_objects.find(handle).release(count)
 
 
 def retain(graph: int, handle: int, count: int, flags: int) -> None:
-    """Let a graph hold references; with CU_GRAPH_USER_OBJECT_MOVE those are the caller's."""
+    """Add a graph's references to a user object; with CU_GRAPH_USER_OBJECT_MOVE they are taken from the caller."""
     if flags & ~user_objects.MOVE:
         raise invalid_value(f"flags must be 0 or CU_GRAPH_USER_OBJECT_MOVE (1), not {flags}")
     user_objects.retain(graphs.find(graph), user_objects.find(handle), count, bool(flags))
 
 
 def release(graph: int, handle: int, count: int) -> None:
-    """Release references of a graph."""
+    """Release a graph's references to a user object."""
     user_objects.release(graphs.find(graph), user_objects.find(handle), count)

@@ -1,4 +1,4 @@
-"""User objects: counted references to something of the program's, held by graphs too (CUDA driver API)."""
+"""User objects: counted references to the program's own objects, which graphs can hold too (CUDA driver API)."""
 
 import ctypes
 import threading
@@ -11,7 +11,7 @@ from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._graphs.graph import Graph, allocate_handle
 
 NO_DESTRUCTOR_SYNC: Final = 1
-"""The flag that cuUserObjectCreate demands: a destructor cannot be waited for."""
+"""The flag that cuUserObjectCreate requires; it states that no call waits for the destructor."""
 MOVE: Final = 1
 """A flag of cuGraphRetainUserObject: the caller's references become the graph's."""
 _MAX_REFERENCES: Final = (1 << 31) - 1
@@ -20,7 +20,7 @@ _number: Final = count(1).__next__
 
 
 class UserObject:
-    """``references`` to ``data``; the last release calls ``destroy(data)``, in a thread of its own, as CUDA does."""
+    """Counted ``references`` to ``data``; the last release calls ``destroy(data)`` in a new thread, as CUDA does."""
 
     def __init__(self, data: int, destroy: int, references: int) -> None:
         self.handle: Final = allocate_handle()
@@ -28,11 +28,11 @@ class UserObject:
         self._is_ending = False
         self._data: Final = data
         self._destroy: Final = _DESTROY(destroy)
-        self._changing: Final = RLock()  # a finalizer may release it while this thread counts
+        self._changing: Final = RLock()  # a finalizer may release the object while this thread counts
         user_objects[self.handle] = self
 
     def retain(self, references: int) -> None:
-        """Add references; raise INVALID_VALUE for 0, or more than an int counts."""
+        """Add references; raise INVALID_VALUE for 0, or if an int cannot count so many."""
         with self._changing:
             if not 1 <= references <= _MAX_REFERENCES - self.references:
                 raise invalid_value(
@@ -41,7 +41,7 @@ class UserObject:
             self.references += references
 
     def release(self, references: int) -> None:
-        """Remove references; raise INVALID_VALUE for 0, or more than there are."""
+        """Remove references; raise INVALID_VALUE for 0, or more than the object has."""
         with self._changing:
             if not 1 <= references <= self.references:
                 raise invalid_value(f"{references} references are not between 1 and the object's {self.references}")
@@ -56,7 +56,7 @@ class UserObject:
 
 
 user_objects: Final[dict[int, UserObject]] = {}
-"""The user objects by handle, as long as references exist."""
+"""The user objects that have references, by handle."""
 
 
 def find(handle: int) -> UserObject:
@@ -65,7 +65,7 @@ def find(handle: int) -> UserObject:
 
 
 def retain(graph: Graph, item: UserObject, references: int, move: bool = False) -> None:
-    """Let a graph hold references: new ones, or, with ``move``, the caller's. Raise INVALID_VALUE."""
+    """Give a graph references: new ones, or with ``move`` some of the caller's. Raise INVALID_VALUE."""
     if move:
         if not 1 <= references <= item.references:
             raise invalid_value(f"{references} references are not between 1 and the object's {item.references}")
@@ -75,7 +75,7 @@ def retain(graph: Graph, item: UserObject, references: int, move: bool = False) 
 
 
 def release(graph: Graph, item: UserObject, references: int) -> None:
-    """Release references of a graph; raise INVALID_VALUE for more than it holds."""
+    """Release a graph's references; raise INVALID_VALUE for 0, or more than it has."""
     held_count = graph.retained.get(item, 0)
     if not 1 <= references <= held_count:
         raise invalid_value(f"{references} references are not between 1 and the {held_count} that the graph holds")

@@ -1,8 +1,7 @@
-"""The work of nodes: one class for each type of node, with the values that its parameters have.
+"""The work of nodes: a class for each type of node, with the values of its parameters.
 
-Work objects do not change once a node has them: setting parameters replaces the work. So clones share them, except
-for objects that a node owns: the graphs of child and conditional nodes are copied, and memory of allocation nodes is
-counted.
+A node's work does not change; setting parameters replaces it. So a graph and its clones share work objects. But the
+graphs that child and conditional nodes own are copied, and the memory of allocation nodes counts its holders.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class NodeType(IntEnum):
 
 @define(eq=False)
 class KernelWork:
-    """A launch: grid, block and shared bytes in ``shape``, the flat buffer of parameters."""
+    """A launch; ``shape`` is grid, block and dynamic shared bytes, ``parameters`` the flat buffer."""
 
     type: ClassVar = NodeType.KERNEL
     function: Function
@@ -55,14 +54,14 @@ class KernelWork:
     parameters: bytes
     cooperative: bool = False
     kernel: int = 0
-    """The handle of the kernel of a library that was given in place of the function."""
+    """The handle of a library's kernel, if the program gave it instead of a function; else 0."""
     attributes: dict[int, bytes] = field(factory=dict)
-    """Launch attributes that have been set, by number: the bytes of a CUlaunchAttributeValue."""
+    """The launch attributes that have been set: the bytes of a CUlaunchAttributeValue by the attribute's number."""
     _pointers: Any = field(default=None, init=False)
 
     @property
     def cluster(self) -> tuple[int, int, int]:
-        """The clusters that the launch asks for (the attribute CLUSTER_DIMENSION), NO_CLUSTER for none."""
+        """The dimensions of a cluster (attribute CLUSTER_DIMENSION), or NO_CLUSTER."""
         value = self.attributes.get(CLUSTER_DIMENSION)
         if value is None or not any(value):
             return NO_CLUSTER
@@ -70,7 +69,7 @@ class KernelWork:
         return x, y, z
 
     def set_clusters(self, cluster: tuple[int, int, int]) -> KernelWork:
-        """Return the work in clusters that the launch asks for."""
+        """Return the work with clusters of these dimensions."""
         if cluster == NO_CLUSTER:
             return self
         return evolve(self, attributes={**self.attributes, CLUSTER_DIMENSION: _DIMENSIONS.pack(*cluster)})
@@ -82,7 +81,7 @@ class KernelWork:
 
     @property
     def pointers(self) -> int:
-        """The address of an array of pointers to the parameters' values, valid as long as this object."""
+        """The address of an array of pointers to the parameters' values, valid while this object exists."""
         if self._pointers is None:
             values = ctypes.create_string_buffer(self.parameters, max(1, len(self.parameters)))
             at = ctypes.addressof(values)
@@ -103,7 +102,7 @@ class CopyWork:
 
 @define(eq=False)
 class FillWork:
-    """Elements of device memory set to a value; ``width`` is a number of elements."""
+    """A fill of device memory with a value; ``width`` is a number of elements."""
 
     type: ClassVar = NodeType.MEMSET
     destination: int
@@ -117,7 +116,7 @@ class FillWork:
 
 @define(eq=False)
 class HostWork:
-    """A function of the program; ``address`` is 0 for a callable that is not a C function. ``run`` calls it."""
+    """A function of the program, which ``run`` calls; ``address`` is 0 for a callable that is not a C function."""
 
     type: ClassVar = NodeType.HOST
     address: int
@@ -128,7 +127,7 @@ class HostWork:
 
 @define(eq=False)
 class ChildWork:
-    """A graph within a graph; the node owns it."""
+    """A graph within a graph, owned by the node."""
 
     type: ClassVar = NodeType.GRAPH
     graph: Graph
@@ -136,14 +135,14 @@ class ChildWork:
 
 @define(eq=False)
 class EmptyWork:
-    """Nothing: it joins others."""
+    """No work; the node only joins branches."""
 
     type: ClassVar = NodeType.EMPTY
 
 
 @define(eq=False)
 class RecordWork:
-    """An event recorded."""
+    """The recording of an event."""
 
     type: ClassVar = NodeType.EVENT_RECORD
     event: int
@@ -151,7 +150,7 @@ class RecordWork:
 
 @define(eq=False)
 class WaitWork:
-    """An event waited for."""
+    """A wait for an event."""
 
     type: ClassVar = NodeType.WAIT_EVENT
     event: int
@@ -159,7 +158,7 @@ class WaitWork:
 
 @define(eq=False)
 class ConditionalHandle:
-    """The value that conditional nodes of a graph depend on; ``assigns``: each launch begins with the default."""
+    """The value that conditional nodes of a graph depend on; ``assigns``: whether launches begin with the default."""
 
     handle: int
     graph: Graph
@@ -170,7 +169,7 @@ class ConditionalHandle:
 
 @define(eq=False)
 class ConditionalWork:
-    """Bodies executed by the value of a handle; ``kind`` is a CUgraphConditionalNodeType. The node owns them."""
+    """Bodies that are executed depending on a handle's value; ``kind`` is a CUgraphConditionalNodeType."""
 
     type: ClassVar = NodeType.CONDITIONAL
     condition: ConditionalHandle
@@ -180,7 +179,7 @@ class ConditionalWork:
 
     @property
     def array(self) -> int:
-        """The address of an array of the bodies' handles, valid as long as this object."""
+        """The address of an array of the bodies' handles, valid while this object exists."""
         if self._array is None:
             self._array = (ctypes.c_uint64 * len(self.bodies))(*(body.handle for body in self.bodies))
         return ctypes.addressof(self._array)
@@ -188,7 +187,7 @@ class ConditionalWork:
 
 @define(eq=False)
 class AllocateWork:
-    """Memory that nodes after it use; ``properties`` and ``accesses`` are as given (CUDA_MEM_ALLOC_NODE_PARAMS)."""
+    """An allocation for later nodes; ``properties`` and ``accesses`` are bytes of a CUDA_MEM_ALLOC_NODE_PARAMS."""
 
     type: ClassVar = NodeType.MEM_ALLOC
     allocation: GraphAllocation
@@ -198,7 +197,7 @@ class AllocateWork:
 
     @property
     def array(self) -> int:
-        """The address of the accesses, valid as long as this object."""
+        """The address of the accesses, valid while this object exists."""
         if self._array is None:
             self._array = ctypes.create_string_buffer(self.accesses, max(1, len(self.accesses)))
         return ctypes.addressof(self._array) if self.accesses else 0
@@ -206,7 +205,7 @@ class AllocateWork:
 
 @define(eq=False)
 class FreeWork:
-    """Memory of a graph that nodes after it do not use."""
+    """The freeing of a graph's memory, which later nodes do not use."""
 
     type: ClassVar = NodeType.MEM_FREE
     address: int
@@ -214,7 +213,7 @@ class FreeWork:
 
 @define(eq=False)
 class BatchWork:
-    """Waits for words and writes of them, in order: CUstreamBatchMemOpParams, and the work that carries them out."""
+    """Waits for words and writes of words, in order: CUstreamBatchMemOpParams, and the work that does each."""
 
     type: ClassVar = NodeType.BATCH_MEM_OP
     operations: tuple[bytes, ...]
@@ -224,21 +223,21 @@ class BatchWork:
 
     @property
     def array(self) -> int:
-        """The address of an array of the operations, valid as long as this object."""
+        """The address of an array of the operations, valid while this object exists."""
         if self._array is None:
             self._array = ctypes.create_string_buffer(b"".join(self.operations) or b"\0")
         return ctypes.addressof(self._array) if self.operations else 0
 
 
 def inner_graphs(work: Any) -> tuple[Graph, ...]:
-    """Return the graphs that a node of this work owns."""
+    """Return the graphs that a node with this work owns."""
     if isinstance(work, ChildWork):
         return (work.graph,)
     return work.bodies if isinstance(work, ConditionalWork) else ()
 
 
 def clone_work(node: Node, copy: Node) -> Any:
-    """Return the work of a node's copy: the same, with copies of the graphs that the node owns."""
+    """Return the work for a node's copy: the same object, unless the node owns graphs, which are copied."""
     work = node.work
     if isinstance(work, ChildWork):
         return ChildWork(clone(work.graph, copy))
@@ -252,7 +251,7 @@ def clone_work(node: Node, copy: Node) -> Any:
 
 
 def clone(graph: Graph, of: Node | None = None) -> Graph:
-    """Return a copy of a graph, and of all graphs in it, with references of its own to user objects."""
+    """Return a copy of a graph and of all graphs in it, with its own references to user objects."""
     copy = graphs.clone(graph, clone_work, of)
     for item, count in graph.retained.items():
         retain(copy, item, count)
@@ -270,7 +269,7 @@ def destroy(graph: Graph) -> None:
 
 
 def destroy_work(work: Any) -> None:
-    """Destroy the graphs that a node of this work owns, and give back its memory."""
+    """Destroy the graphs that a node with this work owns, and release its memory."""
     for inner in inner_graphs(work):
         destroy(inner)
     if isinstance(work, AllocateWork):
@@ -287,7 +286,7 @@ def collect_nodes(graph: Graph) -> dict[int, Node]:
 
 
 def collect_copies(clone: Graph) -> dict[int, Node]:
-    """Return the nodes of a clone and of all graphs in it, by the handles of the nodes that they were cloned from."""
+    """Return the nodes of a clone and of all graphs in it, by the handles of the original nodes."""
     copies = dict(clone.copies)
     for node in clone.nodes.values():
         for inner in inner_graphs(node.work):

@@ -217,7 +217,7 @@ class Primary:
 
 
 def _deinitialized_error() -> CudaError:
-    return CudaError(Result.ERROR_DEINITIALIZED, "the process is exiting, and what it had on the devices is freed")
+    return CudaError(Result.ERROR_DEINITIALIZED, "the process is exiting, and its resources on the devices are freed")
 
 
 def _forked_error() -> CudaError:

@@ -1,1 +1,1 @@
-"""The client's C extensions; they are built if there is a C compiler at installation."""
+"""The client's C extensions, which are built if a C compiler is present at installation."""

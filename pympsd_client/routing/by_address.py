@@ -1,11 +1,11 @@
-"""Driver functions that get or give values at C addresses in ways that rows do not describe.
+"""Driver functions that read or write values at C addresses in ways that rows do not describe.
 
 A row states for each parameter whether it is an input or an output, which is enough for Python. C passes some of them
-differently: a value of any type through ``void *``, an array and the place of its length, a number that is read and
+differently: a value of any type through ``void *``, an array and the address of its length, a number that is read and
 then overwritten. Each function here takes C's arguments as ints, checks the addresses, and calls the core.
 
-`_FUNCTIONS` names for each function its core, and the maker of the function over it. `resolve` does this at the first
-call, so that the core's module is not imported before.
+`_FUNCTIONS` names each function's core, and the maker that builds the function around it. `resolve` calls the maker
+at the function's first call, so that the core's module is not imported before.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from pympsd_client.signatures.rows import find_core
 
 Core = Callable[..., Any]
 Resolved = tuple[Callable[..., Any], str]
-"""A function and the format of its parameters."""
+"""A function, and the format of its parameters."""
 
 
 def _check(*addresses: int) -> None:
-    """Raise NOT_INITIALIZED before cuInit; INVALID_VALUE if an address is NULL."""
+    """Raise NOT_INITIALIZED before cuInit, INVALID_VALUE if an address is NULL."""
     process.require()
     check_not_null("a value", *addresses)
 
@@ -37,7 +37,7 @@ def _copy(data: bytes, address: int) -> None:
 
 
 def _output(core: Core, index: int, format: str) -> Resolved:
-    """Return a function that writes the core's value to the argument at ``index``."""
+    """Return a function whose argument at ``index`` is the address to which it writes the core's value."""
 
     def get(*arguments: int) -> None:
         _check(arguments[index])
@@ -48,7 +48,7 @@ def _output(core: Core, index: int, format: str) -> Resolved:
 
 
 def _input(core: Core, index: int, format: str) -> Resolved:
-    """Return a function whose core reads the argument at ``index`` from memory."""
+    """Return a function whose argument at ``index`` is the address of a value that the core reads."""
 
     def put(*arguments: int) -> None:
         _check(arguments[index])
@@ -58,7 +58,7 @@ def _input(core: Core, index: int, format: str) -> Resolved:
 
 
 def _write_values(values: Sequence[AttributeValue], data: int) -> None:
-    """Write values to the addresses in an array."""
+    """Write each value to the address with the same index in an array."""
     for value, address in zip(values, (c_uint64 * len(values)).from_address(data), strict=True):
         _check(address)
         _copy(value.packed, address)
@@ -94,7 +94,7 @@ def _get_setting(core: Core) -> Resolved:
         check_not_null("the size", size)
         length = c_size_t.from_address(size)
         if value and length.value < len(data):
-            raise invalid_value(f"the value has {len(data)} bytes; its place has {length.value}")
+            raise invalid_value(f"the value has {len(data)} bytes, but the buffer has {length.value}")
         if value:
             _copy(data, value)
         length.value = len(data)
@@ -150,11 +150,11 @@ def _split(core: Core) -> Resolved:
     return split, "QIQQIQ"
 
 
-# --- graphs: arrays of pympsd itself, and numbers that are read and written
+# --- graphs: arrays that the core makes, and numbers that are read and written
 
 
 def _list(core: Core, arrays: int) -> Resolved:
-    """Return a function of a handle, addresses of arrays, and the address of their length."""
+    """Return a function whose parameters are a handle, the addresses of arrays, and the address of their length."""
 
     def write(handle: int, *addresses: int) -> None:
         process.require()
@@ -182,7 +182,7 @@ def _exchange_mode(core: Core) -> Resolved:
 
 
 def _get_capture_info(core: Core, arrays: int) -> Resolved:
-    """Return cuStreamGetCaptureInfo, in which every output but the status may be NULL."""
+    """Return cuStreamGetCaptureInfo; the addresses of all outputs except the status may be NULL."""
 
     def info(stream: int, status: int, *addresses: int) -> None:
         _check(status)
@@ -236,16 +236,16 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "cuStreamGetCaptureInfo_v2": (_get_capture_info, "_graphs.capture_functions.info_without_edges", 1),
     "cuThreadExchangeStreamCaptureMode": (_exchange_mode, "_graphs.capture_functions.exchange_mode"),
 }
-"""For each function its maker, the path of its core, and further arguments of the maker."""
+"""The maker of each function, the path of its core, and the other arguments of the maker."""
 
 
 def has(name: str) -> bool:
-    """Return whether a function is one of these."""
+    """Return whether this module has a function."""
     return name in _FUNCTIONS
 
 
 def resolve(name: str) -> Resolved | None:
-    """Return a function, and the format of its parameters; None if it is not one of these."""
+    """Return a function and the format of its parameters, or None if this module does not have it."""
     if name not in _FUNCTIONS:
         return None
     make, core, *arguments = _FUNCTIONS[name]

@@ -1,4 +1,4 @@
-"""C's types as entry points read and write them: a code for each, from a row's parameter or a capsule's signature.
+"""The codes of C types in the formats of entry points, derived from a row's parameter or a capsule's signature.
 
 The codes are those of native/src/entry_points.c.
 """
@@ -28,7 +28,7 @@ BY_VALUE: Final = {
     "cudaPitchedPtr": 32,
     "cudaChannelFormatDesc": 20,
 }
-"""Structures that functions take by value, and their bytes."""
+"""The structures that functions take by value, and their sizes in bytes."""
 STRUCTURES: Final = {
     "CUuuid": 16,
     "CUexecAffinityParam": 8,
@@ -49,13 +49,13 @@ STRUCTURES: Final = {
     "CUstreamAttrValue": 64,
     "CUtensorMap": 128,
 }
-"""Structures that functions return, and their bytes."""
+"""The structures that functions return, and their sizes in bytes."""
 _IN_FORMAT: Final = re.compile(r"[>?|]?[a-zA-Z]\d*")
-"""A parameter in a format."""
+"""Matches one parameter in a format."""
 
 
 def parameters(signature: str) -> tuple[str, ...]:
-    """Return the types of a C function's parameters, ``const`` left out."""
+    """Return the types of a C function's parameters, without ``const``."""
     inside = signature[signature.index("(") + 1 : signature.rindex(")")].strip()
     if inside in ("", "void"):
         return ()
@@ -63,7 +63,7 @@ def parameters(signature: str) -> tuple[str, ...]:
 
 
 def plain(type: str) -> str:
-    """Return a type as C has it without ``const`` and ``struct``, one space before its asterisks."""
+    """Return a C type without ``const``, ``struct`` and ``enum``, and with one space before its asterisks."""
     spaced = type.replace("*", " * ").replace("PY_LONG_LONG", "long long")
     words = [word for word in spaced.split() if word not in ("const", "struct", "enum")]
     stars = words.count("*")
@@ -77,7 +77,7 @@ def code(type: str) -> str:
         return "Q"
     if type in _NUMBERS:
         return _NUMBERS[type]
-    if type.startswith("cuda"):  # the runtime's: its handles and functions end so, its enums do not
+    if type.startswith("cuda"):  # in the runtime, names of handles and functions end with _t, those of enums do not
         is_wide = (type.endswith("_t") and type != "cudaError_t") or type == "cudaGraphConditionalHandle"
         return "Q" if is_wide else "i"
     type_: Any = getattr(bindings, type, None)
@@ -85,7 +85,7 @@ def code(type: str) -> str:
 
 
 def select_threads_stream(format: str, types: tuple[str, ...]) -> str:
-    """Return a format in which the stream NULL is the calling thread's own, for a function of these types.
+    """Return a function's format in which a NULL stream stands for the calling thread's own stream.
 
     >>> select_threads_stream("Q>QQ", ("CUdeviceptr", "CUevent *", "CUstream"))
     'Q>Qt'
@@ -95,7 +95,7 @@ def select_threads_stream(format: str, types: tuple[str, ...]) -> str:
 
 
 def structure(type: str) -> Any:
-    """Return the class of cuda.bindings for the target type of a pointer, if that is a structure; else None."""
+    """Return the class of cuda.bindings for the structure that a pointer type points to; None for other types."""
     pointee: Any = getattr(bindings, type.removesuffix(" *"), None) if type.endswith(" *") else None
     bases = pointee.__mro__ if isinstance(pointee, builtins.type) else ()
     return pointee if any(base.__name__.endswith("_st") for base in bases) else None

@@ -1,23 +1,23 @@
-"""NVRTC, nvJitLink and nvFatbin when routed: they return and accept PTX in place of machine code.
+"""NVRTC, nvJitLink and nvFatbin under pympsd-run: they return and accept PTX in place of machine code.
 
-The problem: a program asks NVRTC or nvJitLink for machine code of its GPU and loads that as a module. An emulated GPU
-executes PTX only, and on a GPU the server's driver compiles PTX as well as it loads machine code.
+The problem: a program requests machine code for its GPU from NVRTC or nvJitLink, and loads that as a module. But an
+emulated GPU executes only PTX. (On a GPU the server's driver compiles PTX as well as it loads machine code.)
 
 The idea: the libraries themselves do all the work. Only the functions that make or take machine code are replaced:
 
 - NVRTC compiles for a virtual architecture (``compute_90``) when the program names a real one (``sm_90``). When the
-  program asks for the machine code it gets the PTX.
-- nvJitLink links the inputs, and its errors and logs are the program's. Its answer is replaced by PTX that is joined
+  program requests the machine code it gets the PTX.
+- nvJitLink links the inputs, and the program gets its errors and logs. Its output is replaced by PTX that is joined
   from the inputs. Code for link-time optimization becomes PTX by a second link with the option ``-ptx``.
-- nvFatbin gets PTX as PTX when the program adds it as machine code.
+- nvFatbin gets PTX with the right type when the program adds it as machine code.
 
-Inputs without PTX, such as objects, are linked by nvJitLink alone: an emulated GPU then reports that it executes no
-machine code. Nothing changes for a program that runs natively.
+nvJitLink alone links inputs without PTX, such as objects; an emulated GPU then reports that it cannot execute machine
+code. Nothing changes for a program that runs natively.
 
-A library's own functions are reached in two ways, and each has its `Compilers`: through the capsules of cuda.bindings
-(`pointers.original`), and, for a program that is linked with one of pympsd's libraries of the same names, in the
-installed library (`forwarding`). If a program uses both, one forwards to the other: the outer one has already
-replaced machine code by PTX, and the inner one changes nothing.
+A library's own functions are reached in two ways, each with its own `Compilers`: through the capsules of
+cuda.bindings (`pointers.original`), or in the installed library (`forwarding`) if the program is linked with one of
+pympsd's libraries of the same names. If a program uses both ways, one forwards to the other. Then the first replaces
+machine code by PTX, and the second does not change anything.
 """
 
 import re
@@ -41,27 +41,29 @@ _ORIGINALS: Final = {
     "nvrtcGetPTX": "QQ",
     "nvrtcGetPTXSize": "QQ",
 }
-"""The formats of the functions that are called and not replaced."""
+"""The formats of the functions that this module calls but does not replace."""
 _FAILURES: Final = {"nvrtc": 11, "nvJitLink": 6, "nvFatbin": -1}
-"""The result for an exception, by the beginning of a function's name: NVRTC_ERROR_INTERNAL_ERROR and
-NVJITLINK_ERROR_INTERNAL. nvFatbin's number differs between versions, so -1 is used, which is not one of its
-errors."""
+"""The result for an exception, by the beginning of the function's name.
+
+They are NVRTC_ERROR_INTERNAL_ERROR and NVJITLINK_ERROR_INTERNAL. nvFatbin's number differs between versions; -1 is
+not one of its errors.
+"""
 _REGISTERS: Final = re.compile(rb"--?maxrregcount=(\d+)$")
 
 
 def _options_at(address: int, count: int) -> list[bytes]:
-    """Return the options of an array of C strings."""
+    """Return the options in an array of C strings."""
     texts = (c_void_p * count).from_address(address) if count > 0 and address else ()
     return [string_at(text) for text in texts if text]
 
 
 def _array_of(options: list[bytes]) -> Any:
-    """Return an array of C strings."""
+    """Return a C array of options as C strings."""
     return (c_char_p * len(options))(*options)
 
 
 def _max_registers(options: list[bytes]) -> int:
-    """Return the maximum of registers per thread; 0 without a limit."""
+    """Return the maximum number of registers per thread in the options, or 0 if they set none."""
     limits = [int(match[1]) for match in map(_REGISTERS.match, options) if match]
     return limits[-1] if limits else 0
 
@@ -74,7 +76,7 @@ _LINK_LATER: Final = (b"-dlto", b"--dlink-time-opt", b"-dlink-time-opt")
 
 
 def _request_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
-    """Return the options with a virtual architecture for a real one, and whether there was a real one."""
+    """Return the options with real architectures replaced by virtual ones, and whether there were any."""
     result = [_ARCHITECTURE.sub(rb"\1compute_\2", option) for option in options]
     for index, option in enumerate(options[:-1]):
         if option in _SPLIT and options[index + 1].startswith(b"sm_"):
@@ -91,17 +93,17 @@ _MAY_BE_PTX: Final = frozenset({_CUBIN, _FATBIN, _OBJECT, _LIBRARY, _ANY})
 
 @define
 class _Link:
-    """A program's link, by the handle of nvJitLink's own object."""
+    """The options, inputs and output of a program's link."""
 
     options: list[bytes]
     inputs: list[tuple[int, bytes, bytes]] = field(factory=list)
-    """Type, data, name; a library has no data."""
+    """Each input's type, data and name; a library's data is empty."""
     code: bytes | None = None
-    """The answer to a request for machine code; None: nvJitLink's own."""
+    """What a request for machine code returns, or None for nvJitLink's own output."""
 
 
 def _read_file(path: bytes) -> bytes:
-    """Return the content of a file; nothing if it cannot be read, which nvJitLink reports itself."""
+    """Return the content of a file; empty if it cannot be read, which nvJitLink reports itself."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -115,7 +117,7 @@ _TARGET: Final = re.compile(rb"\.target\s+sm_(\d+)")
 
 
 def _is_too_new(image: bytes, architecture: bytes) -> bool:
-    """Return whether PTX has a target that is newer than an architecture ("90", "sm_90a"), which cannot run it."""
+    """Return whether the target of PTX is newer than an architecture ("90", "sm_90a"), which then cannot run it."""
     target, number = _TARGET.search(image), re.search(rb"\d+", architecture)
     return target is not None and number is not None and int(target[1]) > int(number[0])
 
@@ -136,19 +138,19 @@ FORMATS: Final = {
     "nvrtcGetCUBIN": "QQ",
     "nvrtcGetCUBINSize": "QQ",
 }
-"""Each function that is replaced, and the format of its parameters."""
+"""The functions that are replaced, and the formats of their parameters."""
 
 
 class Compilers:
-    """The functions that replace those of one copy of the libraries.
+    """The replacements for one copy of the libraries.
 
-    ``original`` returns a function of that copy, for its name and ctypes types of its parameters.
+    ``original`` returns a function of that copy, given its name and the ctypes types of its parameters.
     """
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self._original: Final = original
         self._programs: Final[dict[int, int]] = {}
-        """The programs whose machine code is PTX, and their maximum of registers per thread (0: no limit)."""
+        """NVRTC's programs whose code is PTX, and their maximum number of registers per thread (0: no limit)."""
         self._links: Final[dict[int, _Link]] = {}
         self._functions: Final[dict[str, Callable[..., int]]] = {
             "nvFatbinAddCubin": self._add_code,
@@ -166,16 +168,16 @@ class Compilers:
         }
 
     def resolve(self, name: str) -> tuple[Callable[..., int], str]:
-        """Return the function in place of a library's, and the format of its parameters; KeyError for others."""
+        """Return the replacement for a function, and the format of its parameters; raise KeyError if it has none."""
         return self._functions[name], FORMATS[name]
 
     def _call(self, name: str, *arguments: Any) -> int:
-        """Return the result of a library's own function."""
+        """Call a library's own function and return its result."""
         format = _ORIGINALS.get(name) or FORMATS[name]
         return int(self._original(name, *(_C_TYPES[code] for code in format))(*arguments))
 
     def _read_text(self, name: str, handle: Any) -> bytes | int:
-        """Return the PTX that function ``name`` returns, without the final NUL; or the result of the failed call."""
+        """Return the PTX from function ``name``, without the final NUL, or the result of a call that has failed."""
         size = c_size_t()
         if result := self._call(f"{name}Size", handle, byref(size)):
             return result
@@ -183,11 +185,10 @@ class Compilers:
         return self._call(name, handle, text) or text.raw.rstrip(b"\0")
 
     def _replace_function(self, name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
-        """Return a function that returns the code of a handle, from the library's own function if this module has
-        none.
+        """Return a replacement for the function ``name``, which stores the code of a handle, or its size.
 
-        ``code_of`` returns the code, or the result of the call that failed. If ``name`` ends in Size, the function
-        returns the number of bytes.
+        ``code_of`` returns the code, or the result of a call that has failed, or None; then the library's own
+        function is called.
         """
 
         def give(handle: int, place: int) -> int:
@@ -214,7 +215,7 @@ class Compilers:
         return self._call("nvrtcCompileProgram", program, len(texts), _array_of(texts))
 
     def _program_code(self, program: int) -> bytes | int | None:
-        """Return a program's PTX with its final NUL, or the result of the failed call; None for other programs."""
+        """Return a program's PTX and a NUL, or the result of a call that has failed; None for other programs."""
         if program not in self._programs:
             return None
         text = self._read_text("nvrtcGetPTX", program)
@@ -234,7 +235,7 @@ class Compilers:
     def _add_data(self, handle: int, kind: int, data: int, size: int, name: int) -> int:
         link = self._links.get(handle)
         if link is not None and data and kind in _MAY_BE_PTX and is_ptx(string_at(data, size)):
-            kind = _PTX  # made by the routed NVRTC or nvJitLink in an earlier step
+            kind = _PTX  # from this module's NVRTC or nvJitLink in an earlier step
         result = self._call("nvJitLinkAddData", handle, kind, data, size, name)
         if not result and link is not None:
             link.inputs.append((kind, string_at(data, size), string_at(name) if name else b""))
@@ -258,7 +259,7 @@ class Compilers:
         return result
 
     def _join(self, link: _Link) -> bytes | None:
-        """Return the PTX of all inputs, None if an input has none. Libraries are searched by nvJitLink alone."""
+        """Return the PTX of all inputs except libraries, which nvJitLink searches; None if an input has none."""
         inputs = [entry for entry in link.inputs if entry[0] != _LIBRARY]
         if len(inputs) == 1 and inputs[0][0] == _FATBIN:
             return inputs[0][1]
@@ -277,7 +278,7 @@ class Compilers:
             return None
 
     def _optimize(self, options: list[bytes], inputs: list[tuple[int, bytes, bytes]]) -> bytes | None:
-        """Return the PTX that nvJitLink generates from code for link-time optimization; None if it does not."""
+        """Return the PTX that nvJitLink generates from code for link-time optimization; None if it fails."""
         handle, with_ptx = c_void_p(), [*options, b"-ptx"]
         if self._call("nvJitLinkCreate", byref(handle), len(with_ptx), _array_of(with_ptx)):
             return None
@@ -319,6 +320,6 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., int], str]:
 
 
 def result_of_error(name: str, error: BaseException | None) -> int:
-    """Return the result of a call that raised; explain it."""
+    """Return the result for an exception in a call, and explain the failure."""
     result_of(name, error)
     return next(result for beginning, result in _FAILURES.items() if name.startswith(beginning))

@@ -1,9 +1,9 @@
-"""The driver functions as C calls them, over the cores that the rows of `pympsd_client.signatures` name.
+"""The driver functions for callers in C, over the cores that the rows of `pympsd_client.signatures` name.
 
 Theory of operation. `pympsd_client.driver` makes a Python function from a row; this module makes another from the
-same row for callers in C. It gets C's arguments as ints, texts and structures at addresses, and returns the outputs'
-values. The C part (native/src/entry_points.c) reads the arguments and writes the outputs by a format: a code for
-each parameter, with ``>`` before an output. An example::
+same row for callers in C. That function gets C's arguments as ints, texts and structures at addresses, and returns
+the values of the outputs. The C part (native/src/entry_points.c) reads the arguments and writes the outputs by a
+format: a code for each parameter, with ``>`` before an output. An example::
 
     row        cuMemAlloc(out CUdeviceptr dptr, size_t bytesize) = allocate
     C          CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
@@ -14,11 +14,11 @@ each parameter, with ``>`` before an output. An example::
                    return _core(bytesize)
 
 The function is source text that is compiled at the first call, so that a call does only what its row needs. A
-function that does no more than these two checks and the call of its core is *direct*: once the checks have passed,
-the C part calls the core without them, until something may change their result (`_check_again`).
+function that consists of these two checks and the call of its core is *direct*: once the checks have passed, the C
+part calls the core without them, until something may change their result (`_check_again`).
 
-Functions whose C arguments a row does not describe are in `special` and `by_address`. The function pointers of
-installed versions of cuda.bindings may have fewer or more parameters than the row: `versions`.
+Functions whose C arguments a row does not describe are in `special` and `by_address`. Function pointers of the
+installed version of cuda.bindings may have fewer or more parameters than the row; `versions` adapts them.
 
 `api` has the same functions by name for the cores of the runtime.
 
@@ -49,14 +49,14 @@ _texts: Final[dict[bytes, Any]] = {}
 
 
 def intern(text: bytes | None) -> int:
-    """Return the address of a text, which is never freed; 0 for None."""
+    """Return the address of a C string with a text, which is never freed; 0 for None."""
     if text is None:
         return 0
     return ctypes.addressof(_texts.setdefault(text, ctypes.create_string_buffer(text)))
 
 
 def read(type: str, argument: Any) -> Any:
-    """Return a structure as a core takes it, from its address, or from its bytes if C passes it by value."""
+    """Return a structure in the form that cores take, from its address, or from its bytes if C passes it by value."""
     if isinstance(argument, bytes):
         structure = getattr(bindings, type)()
         ctypes.memmove(structure.getPtr(), argument, len(argument))
@@ -72,7 +72,7 @@ def read(type: str, argument: Any) -> Any:
 
 
 def read_later(type: str, address: int) -> Any:
-    """Return the argument of a core that reads values itself: their address, or an object of this module."""
+    """Return an argument that its core reads itself: an address, or an object of this module."""
     special = _SPECIAL.get(type)
     if special is not None:
         return special(address) if address else None
@@ -80,12 +80,12 @@ def read_later(type: str, address: int) -> Any:
 
 
 def pack(value: Any) -> Any:
-    """Return the bytes of an attribute's value."""
+    """Return the bytes of an attribute's value; return any other value unchanged."""
     return value.packed if isinstance(value, AttributeValue) else value
 
 
 def write(type: str, value: Any) -> Any:
-    """Return the bytes of a structure that a core returned as bytes, as an object, or as its value."""
+    """Return the bytes of a structure, which a core has returned as bytes, as an object, or as a plain value."""
     if value is None or isinstance(value, bytes):
         return value
     wrap = output_wrapper(type)
@@ -98,7 +98,7 @@ class _ContextParameters(ctypes.Structure):
 
 
 def _context_parameters(address: int) -> Any:
-    """Return a CUctxCreateParams; the class of cuda.bindings does not have the length of its array."""
+    """Return a CUctxCreateParams. (cuda.bindings' own class does not have the length of the array at an address.)"""
     raw = _ContextParameters.from_address(address)
     affinities = [
         bindings.CUexecAffinityParam(_ptr=raw.affinities + 8 * index)
@@ -111,7 +111,7 @@ _SPECIAL: Final = {"CUctxCreateParams *": _context_parameters}
 
 
 Resolved = tuple[Any, ...]
-"""A function, the format of its parameters, and its core if it does no more than check and call that."""
+"""A function, the format of its parameters, and its core if the function is direct."""
 _OPTIONAL_OUTPUTS: Final = {
     "cuCtxGetStreamPriorityRange": ("leastPriority", "greatestPriority"),
     "cuCtxPopCurrent": ("pctx",),
@@ -121,13 +121,13 @@ _OPTIONAL_OUTPUTS: Final = {
     "cuMemGetInfo": ("free", "total"),
     "cuStreamEndCapture": ("phGraph",),
 }
-"""The output pointers that may be NULL, by function, as recorded with an H100."""
+"""The output pointers of each function that may be NULL, as recorded on an H100."""
 _ONE_OUTPUT: Final = frozenset({"cuLibraryGetGlobal", "cuLibraryGetManaged", "cuModuleGetGlobal"})
-"""Functions whose output pointers may be NULL, but not all of them."""
+"""The functions of which at least one output pointer must not be NULL."""
 _OPTIONAL_TEXTS: Final = frozenset({"cuLinkAddData"})
-"""Functions whose texts may be NULL."""
+"""The functions whose texts may be NULL."""
 
-# The connection is closed by the hook's own function, later than this process's others.
+# `hook` closes the connection instead, after the program's exit functions have run.
 atexit.unregister(process.at_exit)
 process.when_native.append(_entry_points.pass_on)
 
@@ -142,7 +142,7 @@ def resolve(name: str, signature: str) -> Resolved:
 
 
 def resolve_row(row: Signature, types: tuple[str, ...]) -> Resolved:
-    """Return the function of a row with C's types of its parameters, their format, and perhaps its core."""
+    """Return the function of a row for parameters of these C types, their format, and its core if it is direct."""
     by_hand = special.resolve(row.name)
     parameters = _variants(row, types) if row.calling is Calling.VARIANTS else arrange(row, types)
     if by_hand is not None:
@@ -160,7 +160,7 @@ def resolve_row(row: Signature, types: tuple[str, ...]) -> Resolved:
 
 
 def result_of_error(name: str, error: BaseException | None) -> int:
-    """Return the result of a call that raised."""
+    """Return the result for an exception in a call."""
     return result_of(name, error)
 
 
@@ -169,7 +169,7 @@ def _null(name: str) -> CudaError:
 
 
 def _variants(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters of a function whose core takes each version's."""
+    """Return the parameters of a function whose core accepts the parameters of several versions."""
     if len(row.parameters) == len(types):
         return row.parameters
     return tuple(
@@ -216,7 +216,7 @@ def _names(row: Signature) -> dict[str, Any]:
 
 
 def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str, ...]) -> tuple[str, bool]:
-    """Return a function's source, and whether it does no more than some checks and the call of its core."""
+    """Return a function's source, and whether the function is direct."""
     inputs = [(parameter, type) for parameter, type in zip(parameters, types, strict=True) if not parameter.is_output]
     names = ", ".join(parameter.name for parameter, _ in inputs)
     lines = [f"def {row.name}({names}):"]
@@ -245,9 +245,9 @@ def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str,
 
 
 def _skip_checks() -> None:
-    """Call cores without the checks that have passed from now on, until something may change their results."""
+    """Let the C part call cores without the checks from now on, until something may change the checks' results."""
     _entry_points.set_checked(True)
-    # Another thread may have changed it since the checks: it does so before it calls `_check_again`.
+    # Another thread may have changed the results after the checks, and called `_check_again` too early.
     if process.calls_back or process.connection is None:
         _entry_points.set_checked(False)
 
@@ -286,7 +286,7 @@ def _result(value: str, parameter: Parameter, type: str) -> str:
 
 
 class _Calls:
-    """The driver's functions by name, for the runtime: with C's inputs, returning the outputs, raising CudaError."""
+    """The driver's functions by name, for the runtime: they take C's inputs, return the outputs, raise CudaError."""
 
     def __getattr__(self, name: str) -> Any:
         read_signatures("cuda.bindings.cydriver")

@@ -1,9 +1,9 @@
 """The functions of the driver's error log for callers in C (CUDA driver API, Error Log Management Functions).
 
-The log itself is `pympsd_client._arguments.error_log`. An iterator is the number of the first message that its
-program has not read; a dump moves it to the end. Texts, sizes and results are as recorded of a GPU (H200, driver
-580.159, CUDA 13.0), where flags are accepted. There a buffer that is too small for all messages ends within a line,
-and ``size`` may exceed the buffer; here the buffer has whole lines, and ``size`` is that of the text in it.
+The log itself is `pympsd_client._arguments.error_log`. An iterator is the number of the first message that the
+program has not read; a dump moves it to the end. Texts, sizes and results are as recorded on a GPU (H200, driver
+580.159, CUDA 13.0), which accepts any flags. On the GPU the text in a buffer that is too small ends within a line,
+and ``size`` may exceed the buffer. Here the buffer gets only whole lines, and ``size`` is the size of its text.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.values import check_not_null
 
 _ERROR: Final = 0
-"""CU_LOG_LEVEL_ERROR: failed calls are the only messages."""
+"""CU_LOG_LEVEL_ERROR, the level of all messages, because only failed calls have any."""
 _LOST: Final = b"%d earlier messages were overwritten: the log keeps %d"
 _LEFT_OUT: Final = b"The provided buffer is not large enough to hold all messages. Some messages will be missing\n"
 _Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
@@ -24,7 +24,7 @@ _handles: Final = itertools.count(1)
 
 
 def _register(function: int, data: int, place: int) -> None:
-    """Call a C function with each message from now on; write its handle to ``place``, unless that is NULL."""
+    """Call a C function with each message from now on; write a handle to ``place`` unless that is NULL."""
     if not function:
         raise invalid_value("callbackFunc cannot be NULL")
     callback, handle = _Callback(function), next(_handles)
@@ -34,7 +34,7 @@ def _register(function: int, data: int, place: int) -> None:
 
 
 def _unregister(handle: int) -> None:
-    """Stop calling a function; raise INVALID_VALUE for an unknown handle."""
+    """Stop calling the function with a handle; raise INVALID_VALUE for an unknown handle."""
     if error_log.listeners.pop(handle, None) is None:
         raise invalid_value(f"{handle:#x} is not a callback of the error log")
 
@@ -60,11 +60,10 @@ def _dump_to_file(iterator: int, path: str | None, flags: int) -> None:
 
 
 def _dump_to_memory(iterator: int, buffer: int, size: int, flags: int) -> None:
-    """Write the messages from an iterator on, or all, to a buffer, and their number of bytes to ``size``, which
-    contains the buffer's size.
+    """Write the messages from an iterator on, or all, to a buffer, and the size of their text to ``size``.
 
-    The bytes do not include the final NUL. If the buffer is too small, the newest messages are written after a line
-    about that; INVALID_VALUE if not even that line fits.
+    ``size`` initially contains the buffer's size; the text's size does not include the final NUL. If the buffer is
+    too small, write a line about that and the newest messages; raise INVALID_VALUE if not even that line fits.
     """
     check_not_null("the size", size)
     check_not_null("the buffer", buffer)
@@ -81,7 +80,7 @@ def _dump_to_memory(iterator: int, buffer: int, size: int, flags: int) -> None:
 
 
 def _lines(iterator: int) -> tuple[list[bytes], int]:
-    """Return the messages from an iterator (NULL: the first) on as lines, and the number of the next message."""
+    """Return the lines of the messages from an iterator on (NULL: of all), and the number of the next message."""
     start = ctypes.c_uint32.from_address(iterator).value if iterator else 0
     lines, lost, end = error_log.read(start)
     if start > end:
@@ -92,7 +91,7 @@ def _lines(iterator: int) -> tuple[list[bytes], int]:
 
 
 def _fit(lines: list[bytes], capacity: int) -> bytes | None:
-    """Return the lines, or a line about those left out and the newest ones that fit; None if that line does not."""
+    """Return the text of all lines, or _LEFT_OUT and the newest lines that fit; None if not even _LEFT_OUT fits."""
     text = b"".join(lines)
     if not lines or len(text) < capacity:
         return text
@@ -115,4 +114,4 @@ FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "cuLogsDumpToFile": (_dump_to_file, "QsI"),
     "cuLogsDumpToMemory": (_dump_to_memory, "QQQI"),
 }
-"""The functions, and the formats of their parameters."""
+"""The functions by name, with the formats of their parameters."""

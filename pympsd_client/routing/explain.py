@@ -1,4 +1,4 @@
-"""The results of routed calls that failed: kept for last_error, and explained on stderr (`explanations`)."""
+"""The results of failed calls under pympsd-run: kept for last_error, and explained on stderr (`explanations`)."""
 
 import traceback
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from pympsd_client._arguments.explanations import explain, is_on
 from pympsd_client.routing.pointers import strip_version
 
 _BY_PYMPSD: Final = frozenset({Result.ERROR_NOT_SUPPORTED, Result.ERROR_UNKNOWN})
-"""Results of programs that run on a GPU."""
+"""The results that mean that pympsd lacks a function or has failed; a GPU would not return them."""
 
 
 class Missing(CudaError):
@@ -23,7 +23,7 @@ class Missing(CudaError):
 
 
 def make_refusal(name: str) -> Callable[[], None]:
-    """Return the replacement of a function that pympsd does not have."""
+    """Return the replacement for a function that pympsd does not have, which raises `Missing`."""
 
     def refuse() -> None:
         raise Missing(name)
@@ -32,7 +32,7 @@ def make_refusal(name: str) -> Callable[[], None]:
 
 
 def result_of(name: str, error: BaseException | None) -> int:
-    """Return the result of a call that raised; explain it, by the function's name without a version."""
+    """Return the result for an exception in a call; explain it, with the function's name without a version."""
     cuda_error = _as_cuda_error(error)
     fail(cuda_error, 0)
     code, result = cuda_error.code, result_name(cuda_error.code)

@@ -1,12 +1,12 @@
 """The functions that libcuda.so.1 exports, found by name in the rows that also serve cuda.bindings.
 
-An exported name may end with a version ("_v2"), which has its own parameters, and with "_ptds" or "_ptsz" in programs
-that are compiled for per-thread default streams. `resolve` finds the row with the right parameters:
+An exported name may end with a version ("_v2"), which has its own parameters. In programs that are compiled for
+per-thread default streams it may end with "_ptds" or "_ptsz". `resolve` finds the row with the right parameters:
 
-- Functions of CUDA 2, whose sizes and device pointers have 32 bits, do not have a row: they fail with NOT_SUPPORTED.
-- A few functions of CUDA 10 to 12 differ in more than a missing parameter: `_OLD`.
-- With "_ptsz", NULL means the calling thread's default stream: the format has another code for that parameter.
-  With "_ptds", functions without a stream parameter wait for that stream.
+- Functions of CUDA 2, with sizes and device pointers of 32 bits, have no row and fail with NOT_SUPPORTED.
+- A few functions of CUDA 10 to 12 differ in more than a missing parameter; they are in `_OLD`.
+- In functions with "_ptsz", NULL means the calling thread's default stream, so the format has another code for that
+  parameter. Functions with "_ptds" have no stream parameter, and use that stream.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ result_of_error = driver.result_of_error
 _VERSION: Final = re.compile(r"_v\d+$")
 _THREAD: Final = re.compile(r"_pt[ds][sz]$")
 _BYTES: Final = {"i": 4, "I": 4, "f": 4, "H": 2, "B": 1}
-"""The size in bytes of a code's values; other codes have 8."""
+"""The size in bytes of the values of a code; values of other codes have 8 bytes."""
 
 
 def resolve(name: str, signature: str) -> Resolved:
@@ -46,8 +46,8 @@ def resolve(name: str, signature: str) -> Resolved:
         signature: The C types of its parameters, in parentheses.
 
     Returns:
-        The function, the format of its parameters (see entry_points.c), and if C can call it directly its core. A
-        function that pympsd does not have is one that fails with NOT_SUPPORTED.
+        The function, the format of its parameters (see entry_points.c), and its core if the function is direct. For a
+        name that pympsd does not have, a function that fails with NOT_SUPPORTED.
     """
     types = c_types.parameters(signature)
     versioned = _THREAD.sub("", name)
@@ -66,7 +66,7 @@ def resolve(name: str, signature: str) -> Resolved:
 
 
 def _resolve_row(row: Signature, types: tuple[str, ...], thread: str) -> Resolved:
-    if thread == "_ptds":  # the stream is the first 0 that the core gets
+    if thread == "_ptds":  # in the core's arguments, the first 0 is the stream
         row = evolve(row, arguments=re.sub(r"\b0\b", str(PER_THREAD), row.arguments, count=1))
     if thread and row.name == "cuLaunchKernelEx":
         return special.launch_by_config(PER_THREAD)
@@ -106,18 +106,18 @@ def _find_originals() -> None:
     own.pympsd_pass_on(original.cuGetExportTable)
 
 
-process.when_native.insert(-1, _find_originals)  # before calls are passed on, which is the last
+process.when_native.insert(-1, _find_originals)  # before the last function, which begins to pass calls on
 
 
 # --- functions of CUDA 10 to 12 with structures and outputs of their own
 
 _KERNEL_BYTES: Final = 56
-"""The size of a CUDA_KERNEL_NODE_PARAMS_v1; CUDA 12's begins like it, and has two more fields."""
+"""The size of a CUDA_KERNEL_NODE_PARAMS_v1; CUDA 12's structure has two more fields at its end."""
 _NEW_KERNEL_BYTES: Final = 72
 
 
 def _new_kernel(parameters: int) -> Any:
-    """Return a buffer with CUDA 12's description of a kernel."""
+    """Return a buffer with CUDA 12's structure for the kernel in a CUDA_KERNEL_NODE_PARAMS_v1."""
     check_not_null("the CUDA_KERNEL_NODE_PARAMS", parameters)
     return ctypes.create_string_buffer(ctypes.string_at(parameters, _KERNEL_BYTES), _NEW_KERNEL_BYTES)
 
@@ -143,7 +143,7 @@ def _set_executable_kernel(executable: int, node: int, parameters: int) -> None:
 
 
 def _instantiate(graph: int, node: int, log: int, size: int) -> int:
-    """Return an executable graph; the log stays empty, and no refused node is reported."""
+    """Return a new executable graph; leave the log empty and set the refused node to NULL."""
     process.require()
     if node:
         ctypes.c_uint64.from_address(node).value = 0
@@ -154,7 +154,7 @@ def _instantiate(graph: int, node: int, log: int, size: int) -> int:
 
 
 def _update_executable(executable: int, graph: int, node: int, verdict: int) -> None:
-    """Update an executable graph; write the node that differs, and the kind of difference."""
+    """Update an executable graph; store the node that differs, and the kind of difference."""
     process.require()
     check_not_null("a result", node, verdict)
     failure = None
@@ -180,4 +180,4 @@ _OLD: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "cuGraphKernelNodeGetParams": (_get_kernel, "QQ"),
     "cuGraphKernelNodeSetParams": (_set_kernel, "QQ"),
 }
-"""Each function by its versioned name, and the format of its parameters."""
+"""The functions by their names with versions, and the formats of their parameters."""

@@ -1,15 +1,15 @@
 """libnvrtc and libnvJitLink for native programs: the installed library, with `compilers` in front of it.
 
 Theory of operation. A program that is started with pympsd's libraries in its path gets pympsd's libnvrtc.so.13, which
-compiles nothing. Its C code attaches as that of libcuda does (`libraries`), and `address` gives each of its functions
-one of three addresses::
+itself does not compile. Its C code attaches as libcuda's does (`libraries`), and `address` gives each of its
+functions one of three addresses::
 
     nvrtcCompileProgram    a function of `compilers`, which calls the installed library's
     nvrtcCreateProgram     the installed library's own: later calls go there directly
     nvrtcGetTileIR         an entry point that refuses, if the installed library is too old to have it
 
-The installed library is the one that the program would have loaded, as far as `find` can determine. It is loaded by
-its path, because by its name the dynamic loader returns pympsd's, which is loaded already.
+The installed library is the one that the program would have loaded without pympsd, as far as `find` can determine. It
+is loaded by its path, because for its name the dynamic loader returns pympsd's library.
 
 nvJitLink's header makes a program call `__nvJitLinkCreate_13_5`, with the header's own version. An installed library
 of another version may lack that name, but not nvJitLinkCreate.
@@ -35,7 +35,7 @@ from pympsd_client.routing.explain import make_refusal
 
 _VERSION: Final = re.compile(r"^__|_\d+_\d+$")
 _FAILS: Final = 0
-"""The result of entry points at the end of the process if there is no original function to call."""
+"""The code for entry points that fail at the end of the process if they have no original function."""
 
 
 class NotInstalled(FileError):
@@ -49,11 +49,11 @@ def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
     interpreter and of an active environment (nvidia/*/lib), /usr/local/cuda*, and the dynamic loader's cache.
 
     Args:
-        library: Its file name, such as ``libnvrtc.so.13``.
-        environment: The variables that name places.
+        library: The library's file name, such as ``libnvrtc.so.13``.
+        environment: The environment variables that name folders.
 
     Raises:
-        NotInstalled: It is in none of them.
+        NotInstalled: None of these folders has the library.
     """
     for folder in _folders(environment):
         path = os.path.join(folder, library)
@@ -83,7 +83,7 @@ def _folders(environment: Mapping[str, str]) -> Iterator[str]:
 
 @define
 class _Installed:
-    """An installed library, and the functions that replace some of its own."""
+    """An installed library, and the replacements for some of its functions."""
 
     library: Any
     compilers: Compilers
@@ -107,7 +107,7 @@ def _load(library: str) -> _Installed:
 
 
 def address(library: str, name: str) -> int:
-    """Return the address of the C function behind a function of pympsd's libnvrtc or libnvJitLink.
+    """Return the address of the C function that a function of pympsd's libnvrtc or libnvJitLink jumps to.
 
     Args:
         library: The file name of the installed library, such as ``libnvrtc.so.13``.

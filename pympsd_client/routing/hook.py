@@ -1,7 +1,7 @@
-"""The import hook: as soon as a module of function pointers has been executed, its pointers are replaced.
+"""The import hook, which replaces a module's function pointers as soon as the module has been executed.
 
-Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For the modules in `MODULES` it asks the
-other finders for the module's spec, and puts a loader around the loader in it::
+Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For the modules in `MODULES` it gets the
+module's spec from the other finders, and wraps the spec's loader in its own::
 
     import cuda.bindings.cydriver
         Finder.find_spec        -> the spec that Python would have found, with a _Loader
@@ -9,17 +9,17 @@ other finders for the module's spec, and puts a loader around the loader in it::
         _Loader.exec_module     -> the real loader executes it: the table of pointers is filled
                                 -> pointers.replace(name, __pyx_capi__)
 
-The capsules in ``__pyx_capi__`` are what other Cython modules import, each when it is imported itself. So the hook
-has to be installed before the first of them is imported. Otherwise `install` raises an error, because pointers that
-were copied before stay as they were, and a program that uses two drivers gets wrong results.
+Other Cython modules copy the capsules in ``__pyx_capi__`` when they are imported themselves. So the hook has to be
+installed before the first of them is imported. Otherwise `install` raises an error, because pointers that were copied
+before would not be replaced, and a program that uses two drivers gets wrong results.
 
 The invariants:
 
-- A Python that never uses CUDA pays for a few imports of the standard library, and for nothing of the client.
-- Where the daemon manages the driver's own server, nothing is replaced, because the driver connects programs to it.
+- A Python that never uses CUDA imports a few modules of the standard library, and none of the client.
+- If the daemon manages the driver's own server, nothing is replaced, because the driver connects programs to it.
 - After the import the module and its spec have their own loader again, so that the hook is invisible.
-- At the end of the process the connection is closed after the program's own exit functions have run. After that no
-  call enters the interpreter, although destructors of C++ objects still make calls.
+- At the end of the process the connection is closed after the program's own exit functions have run. Afterwards
+  destructors of C++ objects may make calls, but no call enters the interpreter.
 """
 
 import atexit
@@ -38,16 +38,16 @@ _USERS: Final = ("cuda.bindings.driver", "cuda.bindings.runtime", "cuda.core")
 
 
 def install() -> None:
-    """Install the import hook in this process; without effect if it is there already.
+    """Install the import hook in this process; without effect if it is installed.
 
-    pympsd-run calls it at the start of every Python that it starts. A program that cannot be started that way
-    calls it itself, as its first statement::
+    Under pympsd-run every Python calls this function at its start. A program that cannot be started that way calls it
+    itself, as its first statement::
 
         from pympsd_client.routing.hook import install
         install()
         import torch
 
-    RuntimeError if a module of cuda.bindings was imported before: its users may have copied the pointers already.
+    Raise RuntimeError if a module of cuda.bindings was imported before, because others may have copied its pointers.
     """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
@@ -57,7 +57,7 @@ def install() -> None:
             f"{imported[0]} was imported before pympsd could replace its function pointers: start the program with "
             "pympsd-run, and let no .pth file or sitecustomize import it"
         )
-    # Both packages are those of one installation, even if the program's folder, which comes later, is a checkout.
+    # Import pympsd now, from this installation: later the program's folder, perhaps a checkout, is searched first.
     import_module("pympsd")
     sys.meta_path.insert(0, Finder())
     register_end()
@@ -67,13 +67,13 @@ _registered: Final[list[Callable[[], None]]] = []
 
 
 def register_end() -> None:
-    """Close the connection at the end, after the functions that the program registers after this one."""
+    """Have the connection closed at exit, after all functions that the program registers later."""
     if not _registered:
         _registered.append(atexit.register(_end))
 
 
 def _end() -> None:
-    """Close the connection, then keep the calls of destructors out of the interpreter."""
+    """Close the connection, then make the calls of destructors return without entering the interpreter."""
     client = sys.modules.get("pympsd_client._objects.process")
     entry_points = sys.modules.get("pympsd_client.native._entry_points")
     try:
@@ -85,13 +85,13 @@ def _end() -> None:
 
 
 class Finder:
-    """A finder that finds the modules of function pointers as Python would, with a `_Loader` around their loader.
+    """A finder that finds the modules of function pointers as Python would, and wraps their loader in a `_Loader`.
 
-    The classes here are not derived from those of `importlib.abc`, whose import takes 4 ms.
+    The classes here are not derived from those of `importlib.abc`, because its import takes 4 ms.
     """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the specification of a module of function pointers; None for any other module."""
+        """Return the spec of a module of function pointers, or None for any other module."""
         if name not in MODULES:
             return None
         for finder in sys.meta_path:
@@ -105,7 +105,7 @@ class Finder:
 
 
 class _Loader:
-    """A loader that loads a module with the module's own loader, then replaces its function pointers."""
+    """A loader that loads a module with the module's own loader, and then replaces its function pointers."""
 
     def __init__(self, loader: Any) -> None:
         self._loader: Final = loader
@@ -123,7 +123,7 @@ class _Loader:
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Imported here, because they take time.
+        # Imported only here, because these imports take time.
         import os
 
         from pympsd.channel.drivers_daemon import DRIVER, find_listener

@@ -9,16 +9,17 @@ library's C code (native/src/libcuda/gate.c) finds the interpreter of the proces
     here    attach: table[0] = entry_point("pympsd_client.routing.exports", "cuInit", ...)
     C       the first call of cuInit -> exports.resolve("cuInit", "(unsigned int)") -> a Python function
 
-Each version of a library supplies the names and C types of its functions; `RESOLVERS` names the module that
-resolves them. Python programs get the same entry points in place of the function pointers of cuda.bindings' runtime
-(`pointers`). Functions that pympsd does not have fail in the same way.
+Each version of a library supplies the names and C types of its functions; `RESOLVERS` names the module that resolves
+them. In Python programs, entry points to the same functions replace the function pointers of cuda.bindings' runtime
+(`pointers`).
 
 Python programs use this libcuda.so.1 too, because cuda.bindings loads it by its name.
 
 The invariants:
 
-- An entry point is never removed, because C keeps its address. A library that is attached again gets the same ones.
-- In a program that was started as a native one, Python does not run its `atexit` functions: C calls `end`.
+- An entry point is never removed, because C keeps its address. A library that is attached again gets the same entry
+  points.
+- In a native program Python does not run the `atexit` functions itself, so the C part calls `end`.
 """
 
 import atexit
@@ -40,15 +41,15 @@ RESOLVERS: Final = {
     "libcudart.so.12": "pympsd_client.routing.runtime.functions",
     "libcudart.so.13": "pympsd_client.routing.runtime.functions",
 }
-"""The module that resolves a library's functions; other libraries forward to the installed one (`forwarding`)."""
+"""The module that resolves each library's functions. Other libraries forward to the installed one (`forwarding`)."""
 attached: Final[dict[tuple[str, str], int]] = {}
-"""The addresses of entry points by library and prototype."""
+"""The addresses of the entry points, by library and prototype."""
 _NEEDS_DAEMON: Final = (
     "pympsd's CUDA runtime does not run natively on this machine's driver: start a daemon (pympsd -d), or the "
     "program without pympsd-run; with PYMPSD_BACKEND=emulated it has an emulated GPU of its own"
 )
 _missing: Final[set[str]] = set()
-"""The libraries that were reported as not installed."""
+"""The libraries that have been reported as not installed."""
 
 
 def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -> int:
@@ -58,12 +59,12 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
         library: The library's file name, such as ``libcuda.so.1``.
         count: The number of prototypes.
         prototypes: The address of an array of C strings, each ``name(types of parameters)``.
-        table: The address of an array of as many addresses.
+        table: The address of an array of ``count`` addresses.
         is_own: Whether the interpreter was started for a native program.
 
     Returns:
-        0. 1, and a report on standard error, if the library that its functions forward to is not installed, or if the
-        CUDA runtime was loaded by a process that runs natively.
+        0, or 1 after a report on standard error, if the library that its functions forward to is not installed, or if
+        a process that runs natively has loaded the CUDA runtime.
     """
     if is_own:
         warnings.showwarning = _show_warning
@@ -76,7 +77,7 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
             print(f"pympsd: {_NEEDS_DAEMON}", file=sys.stderr, flush=True)
             return 1
         if _refuse_native_runtime not in process.when_native:
-            process.when_native.insert(0, _refuse_native_runtime)  # before anything is changed
+            process.when_native.insert(0, _refuse_native_runtime)  # first, so that nothing else has changed
     if library in _missing:
         return 1
     addresses = (c_void_p * count).from_address(table)
@@ -97,15 +98,15 @@ def _address(library: str, prototype: str, is_native: bool) -> int:
         if library in RESOLVERS:
             address = entry_point(RESOLVERS[library], name, f"({parameters}", is_native=is_native)
         else:
-            from pympsd_client.routing import forwarding  # most programs do not compile
+            from pympsd_client.routing import forwarding  # here, because most programs do not compile
 
             address = forwarding.address(library, name)
-        address = attached.setdefault((library, prototype), address)  # another thread may have been quicker
+        address = attached.setdefault((library, prototype), address)  # another thread may have been faster
     return address
 
 
 def _refuse_native_runtime() -> None:
-    """Refuse to run natively: kernels are registered with pympsd's runtime, so its calls cannot be passed on."""
+    """Refuse to run natively, because kernels are registered with pympsd's runtime, which cannot pass calls on."""
     raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, _NEEDS_DAEMON)
 
 
@@ -115,9 +116,9 @@ def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
 
 
 def end() -> None:
-    """Call the functions registered with `atexit`, at the end of a native program, as Python does at its own end.
+    """At the end of a native program, call the functions that are registered with `atexit`, as Python does.
 
-    Standard output and standard error are flushed.
+    Then flush standard output and standard error.
     """
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr):

@@ -1,22 +1,22 @@
-"""Replacement of a module's function pointers; the addresses of the original functions and of the new ones.
+"""Replacement of a module's function pointers, and the addresses of the original functions.
 
 Theory of operation. Cython exports the functions of a module as capsules in its ``__pyx_capi__``: the capsule's
 pointer is the function's address, and the capsule's name is its C signature, such as ``CUresult (CUdeviceptr *,
 size_t)``. A module that imports the function compares the name and copies the address. So a capsule with the same
 name and another address replaces the function for every later import, and cuda.bindings is not patched in memory.
 
-For the driver and NVML only the C signatures are recorded: cuda.bindings finds pympsd's libcuda.so.1 and
-libnvidia-ml.so.1 by their names (`libraries`).
+For the driver and NVML no pointers are replaced, because cuda.bindings finds pympsd's libcuda.so.1 and
+libnvidia-ml.so.1 by their names (`libraries`). Only the driver's C signatures are recorded.
 
 `LIBRARIES` has a row for each module: which functions are replaced, and which module of this package resolves them at
 their first call. The module is not imported before, because a program that only requests a version should not wait
-for the client. ``only`` and ``unless`` keep functions that need no device, and those of compilers, as they are.
+for the client. ``only`` and ``unless`` exclude functions that do not need a device, and most of the compilers'.
 
 The invariants:
 
-- `originals` has every function's own address: `original` calls it, and entry points pass calls on to it.
-- `signatures` has every function's C signature: the parameters of functions differ between versions of cuda.bindings,
-  so the installed version decides (`versions`).
+- `originals` has every function's own address, which `original` calls, and to which entry points pass calls on.
+- `signatures` has every function's C signature. Parameters differ between versions of cuda.bindings, and those of the
+  installed version apply (`versions`).
 - Entry points and the names of capsules are never freed, because C keeps their addresses.
 """
 
@@ -35,15 +35,15 @@ from pympsd_client.native import _entry_points
 
 @frozen
 class PointerModule:
-    """A module of function pointers. ``functions`` is the module that resolves them, imported at the first call."""
+    """A module of function pointers; ``functions`` is the module that resolves them, imported at the first call."""
 
     functions: str
     result: str
-    """The type that the functions return; functions that return another type stay as they are."""
+    """The type that the functions return; functions that return another type are not replaced."""
     only: frozenset[str] | None = None
-    """The functions that are replaced, if not all."""
+    """The functions that are replaced; None for all functions except ``unless``."""
     unless: frozenset[str] = frozenset()
-    """Functions that are not replaced."""
+    """The functions that are not replaced."""
 
 
 LIBRARIES: Final = {
@@ -77,11 +77,11 @@ LIBRARIES: Final = {
     ),
 }
 NVML: Final = "cuda.bindings.cynvml"
-"""Its pointers are kept, because it loads pympsd's own libnvidia-ml.so.1 (native/src/nvml)."""
+"""NVML's module, whose pointers are not replaced because it loads pympsd's libnvidia-ml.so.1 (native/src/nvml)."""
 _RELEASING: Final = re.compile(
     r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Detach|Free|Release|Trim|Unload|Unmap|Unregister).*"
 )
-"""Functions that free something. Destructors call them during interpreter shutdown, when a driver still works."""
+"""Matches functions that free something. Destructors call them during interpreter shutdown, when a driver works."""
 _FAILS, _SUCCEEDS, _RETURNS_NULL, _NAMES_ERROR, _DESCRIBES_ERROR = range(5)
 _AROUND: Final = {
     "cuCtxGetCurrent": _RETURNS_NULL,
@@ -94,16 +94,14 @@ _AROUND: Final = {
     "cuGetErrorString": _DESCRIBES_ERROR,
     "cuStreamSynchronize": _SUCCEEDS,
 }
-"""Functions that destructors call before the functions above, or to report their failure."""
+"""Functions that destructors call before those above, or to report their failure, and what they do at the end."""
 _WAITING: Final = frozenset({"cuCtxSynchronize", "cuStreamSynchronize"})
-"""Functions that fail in the exit handlers of a native program, which run after its driver has ended (recorded,
-H200).
-"""
+"""Functions that fail in a native program's exit handlers, which run after the driver has ended (recorded, H200)."""
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 signatures: Final[dict[str, str]] = {}
-"""The C signatures of all functions of these modules by name."""
+"""The C signatures of all functions of these modules, by name."""
 originals: Final[dict[str, int]] = {}
-"""The addresses of all functions of these modules by name, as they were."""
+"""The original addresses of all functions of these modules, by name."""
 
 
 def replace(module: str, pointers: dict[str, Any]) -> None:
@@ -130,7 +128,7 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
 
 @cache
 def read_signatures(module: str) -> None:
-    """Note the functions of a module whose pointers are not replaced."""
+    """Record the signatures and addresses of the functions of a module whose pointers are not replaced."""
     for name, capsule in import_module(module).__dict__["__pyx_capi__"].items():
         if name not in signatures:
             originals[name] = _entry_points.address(capsule)
@@ -146,13 +144,18 @@ def entry_point(
     always_passes: bool = False,
     is_native: bool = False,
 ) -> int:
-    """Return the address of a C function over the Python function that the module ``functions`` resolves.
+    """Return the address of a new C function that calls a Python function of the module ``functions``.
 
-    ``signature`` has the C types of its parameters. At the first call the module is imported, and its ``resolve(name,
-    signature)`` returns the Python function and the format of its parameters; its ``result_of_error(name, error)``
-    returns the result of a call that raised. ``original``: the address of the function that takes the call if the
-    program runs natively, with ``always_passes`` at the end of the process too. ``is_native``: for a program without
-    an interpreter of its own.
+    At the first call the module is imported, and its ``resolve(name, signature)`` returns the Python function and the
+    format of its parameters. Its ``result_of_error(name, error)`` returns the result for an exception in a call.
+
+    Args:
+        functions: The module that resolves the function.
+        name: The function's name.
+        signature: The C types of its parameters.
+        original: The address of the function that is called instead if the program runs natively, or 0.
+        always_passes: Whether ``original`` is called at the end of the process too.
+        is_native: Whether the program is a native one.
     """
 
     plain = strip_version(name)
@@ -160,7 +163,7 @@ def entry_point(
     def resolve(name: str, signature: str) -> Any:
         function, format, *core = import_module(functions).resolve(name, signature)
         timed = trace(plain, function)
-        # The core alone may be called in its place, unless calls are traced.
+        # C may call the core instead of the function, unless calls are traced.
         return (function, format, *core) if timed is function else (timed, format)
 
     def result_of_error(name: str, error: BaseException) -> Any:
@@ -173,7 +176,7 @@ def entry_point(
 
 
 def strip_version(name: str) -> str:
-    """Return the name of a function without its version and the suffix for per-thread streams.
+    """Return a function's name without its version and its suffix for per-thread streams.
 
     >>> strip_version("cuMemcpyHtoD_v2_ptds")
     'cuMemcpyHtoD'
@@ -182,9 +185,9 @@ def strip_version(name: str) -> str:
 
 
 def load_driver_library() -> None:
-    """Load pympsd's libcuda.so.1: cuda.bindings, and whoever else asks the dynamic loader for that name, gets it.
+    """Load pympsd's libcuda.so.1, which the dynamic loader then returns to cuda.bindings and others for that name.
 
-    ImportError if another one was loaded before, to which the process would go instead, or if there is none.
+    Raise ImportError if another library of that name was loaded before, or if pympsd's cannot be loaded.
     """
     file = str(OWN_LIBRARIES / "libcuda.so.1")
     try:
@@ -208,5 +211,5 @@ def load_nvml() -> None:
 
 
 def original(name: str, *parameters: Any) -> Any:
-    """Return a function as it was, with ctypes types of its parameters; its result is an int."""
+    """Return the original function ``name`` for ctypes, with these types of parameters and an int as result."""
     return ctypes.CFUNCTYPE(ctypes.c_int, *parameters)(originals[name])

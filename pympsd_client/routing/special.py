@@ -1,6 +1,6 @@
-"""Driver functions that are not made from their rows alone: launches, callbacks, and the addresses of functions.
+"""Driver functions that are not made only from their rows: launches and callbacks.
 
-`by_address` has the functions that get or give values at addresses, `error_logs` those of the error log.
+`by_address` has the functions that read or write values at addresses, `error_logs` those of the error log.
 """
 
 import ctypes
@@ -27,13 +27,13 @@ _CONFIG: Final = struct.Struct("=7I4xQQI")
 _ATTRIBUTE_BYTES: Final = 72
 
 Resolved = tuple[Callable[..., Any], str]
-"""A function and the format of its parameters."""
+"""A function, and the format of its parameters."""
 
 
 def launch_by_config(default_stream: int = 0) -> Resolved:
-    """Return the launch with attributes; a launch without any is cuLaunchKernel's to the C part.
+    """Return cuLaunchKernelEx for launches with attributes; the C part treats other launches as cuLaunchKernel.
 
-    ``default_stream`` is the stream that NULL stands for; the C part handles only 0.
+    ``default_stream`` is the stream for which NULL stands; the C part supports only 0.
     """
     public = _public("cuLaunchKernelEx")
 
@@ -42,7 +42,7 @@ def launch_by_config(default_stream: int = 0) -> Resolved:
             raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not NULL")
         *shape, stream, attributes, count = _CONFIG.unpack(string_at(config, _CONFIG.size))
         if not attributes and count:
-            raise invalid_value(f"attrs of the CUlaunchConfig is NULL, and numAttrs {count}")
+            raise invalid_value(f"attrs of the CUlaunchConfig is NULL, but numAttrs is {count}")
         if count:
             check_count(count, "attrs")
         names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
@@ -56,9 +56,9 @@ def launch_by_config(default_stream: int = 0) -> Resolved:
 
 
 def _public(name: str) -> Callable[..., Any]:
-    """Return the client's public function; the C part accepts its tuple as a result."""
+    """Return the public function of the client, whose tuple the C part accepts as a result."""
     function: Callable[..., Any] = getattr(pympsd_client.driver, name)
-    if name == "cuLaunchKernel" or is_on():  # a launch has to be fast; or failures are explained already
+    if name == "cuLaunchKernel" or is_on():  # a launch has to be fast, or the function itself explains failures
         return function
 
     def call(*arguments: Any) -> Any:
@@ -85,7 +85,7 @@ def _add_callback(stream: int, callback: int, data: int, flags: int) -> None:
     if this_thread.in_host_function:
         raise not_permitted()
     process.require()
-    # cuda.bindings passes a function of its own, and the program's function in the data.
+    # cuda.bindings passes its own function, and the program's function in the data.
     if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
         raise invalid_value("the callback is NULL; pass the address of a C function")
     find_core("_api.stream.add_callback")(stream, callback, data, flags)
@@ -109,10 +109,10 @@ _LAUNCHES: Final[dict[str, Callable[[], Resolved]]] = {
 
 
 def has(name: str) -> bool:
-    """Return whether a function is one of these."""
+    """Return whether this module, `by_address` or `error_logs` has a function."""
     return name in _FUNCTIONS or name in _LAUNCHES or by_address.has(name)
 
 
 def resolve(name: str) -> Resolved | None:
-    """Return the function behind an entry point, and the format of its parameters; None if its row is enough."""
+    """Return the function behind an entry point and the format of its parameters, or None if its row is enough."""
     return _LAUNCHES[name]() if name in _LAUNCHES else _FUNCTIONS.get(name) or by_address.resolve(name)

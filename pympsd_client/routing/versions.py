@@ -1,7 +1,7 @@
 """Differences between versions of cuda.bindings: parameters of functions, and names that end with a version.
 
-A row has the parameters of CUDA 13. Before, functions of graphs had no edge data; variants with it had names that
-end with ``_v2`` or ``_v3``.
+A row has the parameters of CUDA 13. Before CUDA 13, functions of graphs had no edge data; variants with edge data had
+names that end with ``_v2`` or ``_v3``.
 """
 
 import re
@@ -16,7 +16,10 @@ _SUFFIX: Final = re.compile(r"_v\d$")
 
 
 def row_of(name: str, types: tuple[str, ...], rows: Mapping[str, Signature]) -> Signature | None:
-    """Return a function's row, before CUDA 13 that of the name without a version, if the parameters are the same."""
+    """Return a function's row, or None.
+
+    Before CUDA 13 a name with a version may have the row of the name without it, if the parameters are the same.
+    """
     row = rows.get(name)
     if row is None and bindings.CUDA_VERSION < 13000:
         row = rows.get(_SUFFIX.sub("", name))
@@ -25,7 +28,7 @@ def row_of(name: str, types: tuple[str, ...], rows: Mapping[str, Signature]) -> 
 
 
 def newest(name: str, row: Signature, signatures: Mapping[str, str]) -> str:
-    """Return the name of the installed function that has the parameters of a row, which is ``name`` in CUDA 13."""
+    """Return the name of the installed function with a row's parameters, which before CUDA 13 may have a version."""
     names = (name, *(f"{name}_v{number}" for number in range(2, 5)))
     installed = (candidate for candidate in names if candidate in signatures)
     return next(
@@ -34,9 +37,9 @@ def newest(name: str, row: Signature, signatures: Mapping[str, str]) -> str:
 
 
 def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters of an installed function with these types: the row's, and an input for each further one.
+    """Return the parameters of an installed function with these types: those of the row, and an input for each other.
 
-    TypeError if it has other parameters, neither only more nor only fewer.
+    Raise TypeError unless the function has either more or fewer parameters than the row, but not both.
     """
     if len(types) == len(row.parameters):
         return row.parameters
@@ -57,7 +60,7 @@ def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
 def adapt(
     function: Callable[..., Any], takes: Sequence[Parameter], given_parameters: Sequence[Parameter]
 ) -> Callable[..., Any]:
-    """Return a function with other parameters: missing ones are 0, additional ones are dropped."""
+    """Return a function that takes ``given_parameters`` and calls ``function``, with 0 for those it lacks."""
     if takes == given_parameters:
         return function
     places = [given_parameters.index(parameter) if parameter in given_parameters else None for parameter in takes]
@@ -73,7 +76,7 @@ def _is_of(row: Signature, types: tuple[str, ...]) -> bool:
 
 
 def _fits(parameter: Parameter, type: str) -> bool:
-    """Return whether a C type is that of a row's parameter; a row has the type that an output points to."""
+    """Return whether a parameter of a row has a C type; for an output, compare the type that it points to."""
     if parameter.is_output:
         return parameter.type.rstrip(" *") == type.rstrip(" *")
     return c_types.plain(parameter.type) == type

@@ -40,7 +40,7 @@ cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) = enable
 cuCtxDisablePeerAccess(CUcontext peerContext) = disable
 """
 
-# Parameters as in cuda-bindings 13; 12 has fewer, which makes no difference to a refusal.
+# Parameters as in cuda-bindings 13; version 12 has fewer, which does not matter for a refusal.
 _WRITES_OF_OTHERS: Final = """
 cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
     = flush_remote_writes('cuFlushGPUDirectRDMAWrites')

@@ -97,7 +97,7 @@ cuMemRangeGetAttributes(out void *data, size_t *dataSizes, CUmem_range_attribute
 cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags) = attach
 """
 
-# Before CUDA 13 a device's number stood in the place of the location.
+# Before CUDA 13 the parameter was a device's number instead of a location.
 _LOCATED: Final = """
 cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location)
     = advise(*arguments, **keywords)

@@ -13,11 +13,11 @@ class Calling(Enum):
     """When a driver function may be called, and who converts its arguments."""
 
     INITIALIZED = "initialized"
-    """After cuInit, with its arguments converted."""
+    """After cuInit, with converted arguments."""
     BEFORE_INIT = "before init"
     """Before cuInit too."""
     ANYWHERE = "anywhere"
-    """Always: in host functions, in a forked child, and by this client even if the program runs natively."""
+    """Always: also in host functions and in a forked child. This client answers even if the program runs natively."""
     UNCONVERTED = "unconverted"
     """The core converts its arguments itself, because it caches the arguments of earlier calls."""
     VARIANTS = "variants"
@@ -35,7 +35,7 @@ class Parameter:
     name: str
     is_output: bool
     is_input: bool
-    """Whether a caller gives it; an ``inout`` parameter is both."""
+    """Whether callers pass a value; an ``inout`` parameter is both an input and an output."""
 
 
 @frozen
@@ -62,12 +62,12 @@ class Signature:
 
     @property
     def inputs(self) -> tuple[Parameter, ...]:
-        """The parameters that a caller passes, ``inout`` ones included."""
+        """The parameters that callers pass, including ``inout`` ones."""
         return tuple(parameter for parameter in self.parameters if parameter.is_input)
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the parameters that a caller passes, in their order."""
+        """The names of the parameters that callers pass, in their order."""
         return tuple(parameter.name for parameter in self.inputs)
 
     @property
@@ -77,10 +77,10 @@ class Signature:
 
 
 def find_core(path: str) -> Callable[..., Any]:
-    """Return a core function by its path in `pympsd_client`; its module is imported if it was not before.
+    """Return a core function by its path in `pympsd_client`, and import its module if necessary.
 
-    Tables of functions contain paths, and call this at a function's first call, because most programs use few of
-    the modules, and importing all of them takes longer than cuInit may.
+    Tables of functions contain paths, which are resolved at a function's first call. Most programs use few of the
+    modules, and importing all of them takes longer than cuInit may.
 
     >>> find_core("_api.initialization.driver_version")()
     13010
@@ -95,7 +95,7 @@ _PARAMETER: Final = re.compile(r"(out |inout )?(.*?) ?(\w+)")
 
 
 def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
-    """Return the rows that a text has, one on each line; a line that begins with blanks continues the one before.
+    """Return the rows in a text, one on each line; a line that begins with blanks continues the previous line.
 
     Args:
         module: The module of the core functions, relative to pympsd_client; a row may name another one.

@@ -238,11 +238,11 @@ class ClientBudget:
             BackendError: OUT_OF_MEMORY, whose reason names ``what`` and the limit. It is a `Shortage` if the device
                 lacks bytes that the client is guaranteed.
         """
-        own = min(self.limit or self.device.total, self.device.total)
-        if self.used + count > own:
+        own_limit = min(self.limit or self.device.total, self.device.total)
+        if self.used + count > own_limit:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
-                f"{what} takes {count} bytes; this client's limit is {own} bytes and it holds {self.used}",
+                f"{what} takes {count} bytes; this client's limit is {own_limit} bytes and it holds {self.used}",
             )
         if (full := self.device.take_all(count, self.groups)) is not None:
             raise BackendError(

@@ -120,7 +120,7 @@ class Device(Protocol):
     def register_host_memory(
         self, address_space: int, address: int, memory: memoryview, file: File
     ) -> Callable[[], None]:
-        """Register a client's pinned host memory, which copies, and kernels if the device maps it, access directly.
+        """Register a client's pinned host memory, so that copies, and kernels if possible, can access it directly.
 
         Args:
             address_space: The client whose kernels may access it.

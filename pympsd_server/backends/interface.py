@@ -150,7 +150,7 @@ class Extent:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes in it; 0 if one of the three sizes is 0.
+        """The number of bytes in the extent; 0 if one of the three sizes is 0.
 
         >>> Extent(16, 3).bytes, Extent(16, 0).bytes
         (48, 0)
@@ -591,6 +591,6 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
     def destroy(self) -> None:
         """Stop or finish running work and free everything; later completions get CONTEXT_IS_DESTROYED.
 
-        Return after two seconds even if kernels still run that the device cannot stop: the context keeps its
+        Return after two seconds, even if kernels that the device cannot stop still run. Then the context keeps its
         resources, which stay counted, until they have ended, and the device counts it as ``unfinished``.
         """

@@ -46,7 +46,7 @@ def file_name(secret: int) -> str:
 
 
 def new_secret() -> int:
-    """Return a number that cannot be guessed, not 0."""
+    """Return a random number that nobody can guess; never 0."""
     return int.from_bytes(os.urandom(16), "little") or 1
 
 

@@ -1,1 +1,1 @@
-"""The process that owns one device: link to its owner, a worker for each client, the backend port below."""
+"""The process that owns one device, with a link to its owner, a worker for each client, and a backend."""

@@ -1,15 +1,14 @@
-"""The owner's requests, answered by creating and dropping clients and their contexts.
+"""Carry out the owner's requests: create and drop clients and their contexts.
 
-The owner of an executor is its server. It attaches contexts of clients (with the first one of a client comes the
-client's command stream), detaches and terminates them, and drops whole clients; it also switches timelines on, and
-passes on the memory that other executors' clients hold. All requests are handled by one thread, in order, so this
-module needs no locks of its own; the clients' workers run next to it and share only objects that are marked as safe
-for threads.
+The owner of an executor is its server. It attaches contexts of clients (a client's first context comes with the
+command stream), detaches and terminates them, and drops whole clients. It also starts timelines, and reports the
+memory that other executors' clients hold. One thread handles all requests, in order, so this module does not need
+locks. The clients' workers run concurrently and share only objects that are documented as thread-safe.
 
-A request that cannot be carried out is refused with a CUresult and a sentence, and leaves nothing behind: a client
-that could not be created has neither a thread nor a socket nor shared memory.
+A request that cannot be carried out is refused with a CUresult and a sentence, and leaves nothing behind: neither a
+thread nor a socket nor shared memory of a client that could not be created.
 
-`ExecutorTimeline` writes the trace: when the device worked, and when the work in each stream began and ended.
+`ExecutorTimeline` writes to the trace when the device worked, and when the work in each stream began and ended.
 """
 
 import os
@@ -36,13 +35,13 @@ from pympsd_server.executor.requests.request import SharedEvents
 from pympsd_server.native.mirror import Workers, native_access
 
 COMPUTE: Final = 0
-"""The device's own track, in the process of its executor."""
+"""The number of the device's own track, which belongs to the executor's process."""
 STREAMS: Final = 1 << 16
-"""A context has a track for each stream; the numbers of its tracks begin at its id times this."""
+"""A context has a track for each stream, numbered from the context's id times this."""
 
 
 class ExecutorTimeline:
-    """A device's work in a trace. ``pids``: the PIDs of the contexts' clients."""
+    """Writes a device's work to a trace. ``pids``: the PIDs of the contexts' clients."""
 
     def __init__(self, trace: TraceFile, ordinal: int, name: str, pids: Mapping[int, int]) -> None:
         self._trace, self._ordinal, self._pids = trace, ordinal, pids
@@ -62,11 +61,11 @@ class ExecutorTimeline:
         self._trace.slice(client, track, name, began, ended, waited_us=(began - submitted) / 1000)
 
     def note_fault(self, context: int, reason: str, at: int) -> None:
-        """Write that a context was faulted by its own work."""
+        """Write that a context has faulted because of its own work."""
         self._trace.instant(self._pids.get(context, 0), context * STREAMS, "fault", at, reason=reason)
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._trace.close()
 
 
@@ -74,11 +73,11 @@ class Send(Protocol):
     """Sends a message to the owner."""
 
     def __call__(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        """Send a message, with descriptors that are closed afterwards."""
+        """Send a message with descriptors, which are then closed."""
 
 
 class Attachments:
-    """The clients of one device. Used by one thread, the owner's."""
+    """The clients of one device. Only the thread that handles the owner's requests may use it."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Attachments:
         name: str = "",
         report_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        """``report_memory`` reports to the owner the memory that clients hold now."""
+        """``report_memory`` reports the memory that clients hold to the owner immediately."""
         self._device, self._ordinal, self._name = device, ordinal, name
         self._timeline: ExecutorTimeline | None = None
         self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)
@@ -107,7 +106,7 @@ class Attachments:
         self._access = native_access(device)
 
     def handle(self, message: Any, fds: tuple[int, ...] = ()) -> None:
-        """Answer a request of the owner, which may bring a descriptor."""
+        """Answer a request of the owner, which may have a descriptor."""
         try:
             if isinstance(message, messages.StartTimeline) and fds:
                 self._start_timeline(message, *fds)
@@ -164,7 +163,7 @@ class Attachments:
             client, fds = self._client(request)
             client.add(request.context, context)
         except BaseException:
-            close_all(fds)  # ends the stream, and so the worker, of a new client without a context
+            close_all(fds)  # the new client has no context: this ends its stream, and so its worker
             context.backend.destroy()
             raise
         self._owners[request.context] = client
@@ -195,7 +194,7 @@ class Attachments:
         try:
             worker_end, client_end = socket.socketpair()
             memory = create_shared_memory(AREA_BYTES if self._native else 0)
-        except OSError as error:  # sockets close themselves when they are dropped
+        except OSError as error:  # unreferenced sockets are closed automatically
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {explain(error)}") from None
         try:
             worker = native_worker(worker_end, memory.view, self._access) if self._native else None
@@ -211,7 +210,7 @@ class Attachments:
             client.start()
         except RuntimeError as error:
             close_all((worker_end.detach(), client_end.detach(), memory.fd))
-            # The mapping keeps a duplicate descriptor until its last view is dropped.
+            # The mapping has a duplicate of the descriptor until its last view is dropped.
             client.resources.staging.release()
             memory.view.release()
             reason = f"no thread for this client: {error}; {PROCESS_ADVICE}"

@@ -1,13 +1,13 @@
-"""One client process: its command stream, its contexts, and the thread that executes its records.
+"""A client process in the executor: its command stream, its contexts, and the thread that executes its records.
 
-Each client has a worker thread of its own, so a client that sends expensive records (a translation of PTX may take
-seconds) delays only itself. The worker takes a record (`record_source`), finds its row in the table of operations
-(`operations.table`) and executes it; an error of any kind fails this one record and never the thread. The order of
-checks is the order of CUDA's errors: an unknown context, the context's sticky error, an error that an earlier
-asynchronous call left for the next waiting one, then the operation's own.
+Each client has its own worker thread, so a client that sends expensive records (translating PTX may take seconds)
+delays only itself. The worker takes a record (`record_source`), finds its row in the table of operations
+(`operations.table`) and executes it; an error of any kind fails only this record, never the thread. Errors have
+CUDA's order: an unknown context, the context's sticky error, an error that an earlier asynchronous call left for the
+next call that waits, then the operation's own errors.
 
 The owner's thread ends a client (`drop`): it closes the stream, which ends the worker, destroys the contexts, and
-waits a second for the worker at most.
+waits at most one second for the worker.
 """
 
 import socket
@@ -34,9 +34,9 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class CommandClient:
-    """One client process, as the executor serves it.
+    """A client process that the executor serves.
 
-    ``contexts`` has the client's contexts by the ids that the server gave them, which records name.
+    ``contexts`` has the client's contexts by the server's ids, which records contain.
     """
 
     def __init__(
@@ -53,12 +53,13 @@ class CommandClient:
 
         Args:
             stream: The socket of its command stream.
-            staging: The shared memory that its copies pass through.
-            pinned: Its page-locked host memory.
-            shared_events: The events that processes share, of all clients.
-            shortages: Requests for memory that other clients have to free.
+            staging: The shared memory through which its copies pass.
+            pinned: The client's page-locked host memory.
+            shared_events: The events that processes share, for all clients.
+            shortages: The requests for memory that other clients must free.
             client_id: The server's id of the client.
-            native: The native worker that reads the ring and executes the records that it can; None: Python does all.
+            native: The native worker that reads the ring and executes the records that it can; None if Python
+                executes all.
         """
         self._stream = stream
         self._native = native
@@ -67,7 +68,7 @@ class CommandClient:
         budgets = Backpressure(), staging, pinned, StreamBudget()
         self.resources = ClientResources(answers, *budgets, self.contexts, shared_events, shortages, client_id)
         self._latest = 0
-        """The greatest id of this client's contexts."""
+        """The highest id of this client's contexts so far."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
@@ -89,19 +90,19 @@ class CommandClient:
     def drop(self) -> None:
         """Destroy the client's contexts, stop its kernels and close its stream.
 
-        Waits 1 s at most for the worker, which may be in a long translation.
+        Wait at most 1 s for the worker, which may be translating a large module.
         """
         if self._native is not None:
             self._native.close()
         self.resources.answers.close()
         for context in self.contexts.values():
-            context.abandon()  # all of them first, so that they wait for their kernels together
+            context.abandon()  # abandon all contexts first, so that they wait for their kernels together
         for context in self.contexts.values():
             context.destroy()
         self.resources.pinned.close()
         self.resources.backpressure.close()
         self.resources.shortages.client_left(self.resources.client)
-        # A worker in a long translation ends when that does; do not wait for it.
+        # A worker that is translating a large module ends after that; do not wait for it.
         self._worker.join(_JOIN_SECONDS)
 
     # --- the worker
@@ -111,7 +112,7 @@ class CommandClient:
             for incoming in read_socket(self._stream) if self._native is None else read_worker(self._native):
                 self._execute(incoming)
         except RemoteError:
-            pass  # the length field is invalid: no later record can be found, so end the stream
+            pass  # after an invalid length later records cannot be found, so end the stream
         self.resources.answers.close()
         self._stream.close()
 
@@ -161,7 +162,7 @@ class CommandClient:
         self.resources.backpressure.wait_for_room()
 
     def _no_context(self, context_id: int) -> BackendError:
-        # Ids only grow: one below the latest named a context when its record was sent.
+        # Ids only grow: an id up to the latest one named a context when the record was sent.
         if 0 < context_id <= self._latest:
             return BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
         return BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {context_id} in this process")

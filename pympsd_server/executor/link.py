@@ -1,4 +1,4 @@
-"""The link to the owner: frames in and out, and its end, which ends the executor."""
+"""The link to the owner, which carries frames in both directions. When it ends, the executor ends."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ class _Outgoing:
 
 
 class OwnerLink:
-    """Sends without blocking the caller: a stopped owner must not hold up the compute thread."""
+    """Sends without blocking the caller, because a stopped owner must not delay the compute thread."""
 
     def __init__(self, link: socket.socket) -> None:
         self._socket = link
@@ -41,7 +41,7 @@ class OwnerLink:
         self._outgoing.put(_Outgoing(messages.encode(message, len(fds)), fds))
 
     def drain(self) -> None:
-        """Send the waiting messages, and accept no more."""
+        """Send the queued messages, and do not accept more."""
         self._outgoing.put(None)
         self._sender.join()
 
@@ -55,16 +55,16 @@ class OwnerLink:
                 os.close(fd)
 
     def first(self) -> Any:
-        """Return the owner's first message, None if the link ends; RemoteError for a malformed one."""
+        """Return the owner's first message; None if the link ends. Raise RemoteError for a malformed message."""
         while not self._received:
             if not self._receive():
                 return None
         return self._received.popleft()[0]
 
     def watch(self, handle: Handle) -> None:
-        """Pass messages, with their descriptors, to ``handle`` in another thread, in order; return at the link's end.
+        """Pass messages with their descriptors to ``handle``, in order, in another thread; return when the link ends.
 
-        The calling thread only reads the link and answers Pings, so it detects the end immediately.
+        The calling thread only reads the link and answers Pings, so it detects immediately that the link has ended.
         """
         requests: SimpleQueue[tuple[Any, tuple[int, ...]]] = SimpleQueue()
         threading.Thread(target=_take_all, args=(requests, handle), name="owner", daemon=True).start()

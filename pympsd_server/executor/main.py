@@ -1,4 +1,4 @@
-"""An executor's main program: set up the process, open the device its owner names, serve until the link ends."""
+"""An executor's main program: set up the process, open the device that the owner names, serve until the link ends."""
 
 import argparse
 import ctypes
@@ -23,34 +23,38 @@ from pympsd_server.executor.link import OwnerLink
 from pympsd_server.executor.memory.device_memory import MemoryReporter
 
 _SWITCH_SECONDS: Final = 0.0005
-"""The interpreter's switch interval, in seconds: a client's call must not wait 5 ms for a kernel."""
+"""The interpreter's switch interval, so that a client's call waits for a kernel less than the default of 5 ms."""
 _OOM_SCORE: Final = "1000"
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 256 << 20
 _MAPPED_FROM_BYTES: Final = 32 << 20
-"""Larger pieces are mapped one by one; the greatest value that glibc accepts (mallopt(3))."""
+"""The size above which pieces of memory are mapped separately: the greatest value that glibc accepts (mallopt(3))."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run until the owner's link ends; exit status 1 if there is no device, or the owner violates the protocol."""
+    """Run until the owner's link ends.
+
+    Exit with status 1 if the device cannot be opened, or if the owner violates the protocol.
+    """
     parser = argparse.ArgumentParser(prog="pympsd-executor", description="Owns one device. Started by its server.")
     parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
     options = parser.parse_args(arguments)
-    show_as([parser.prog])  # not the server's name: pgrep with that finds the server alone
+    show_as([parser.prog])  # not the server's name, so that pgrep finds only the server by it
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        # A device's memory is this process's: out of memory, kill it before the machine's other work.
+        # The device's memory is this process's. If memory runs out, the kernel should kill it before the machine's
+        # other work.
         file.write(_OOM_SCORE)
     link = OwnerLink(socket.socket(fileno=options.link_fd))
     try:
         status = _serve(link)
     except RemoteError as error:
-        with suppress(OSError):  # the daemon that read it may have been killed
+        with suppress(OSError):  # the daemon that read standard error may have been killed
             print(f"pympsd executor: the owner broke the rules: {error}", file=sys.stderr, flush=True)
         status = 1
-    # No process waits for an answer any more: exit, even if kernels run.
+    # Nobody waits for an answer now, so exit even if kernels run.
     os._exit(status)
 
 
@@ -74,7 +78,7 @@ def _serve(link: OwnerLink) -> int:
         link.send(ExecutorFailed(error.code, error.reason))
         link.drain()
         return 1
-    gc.freeze()  # loaded objects stay: later collections skip them
+    gc.freeze()  # loaded objects stay, so let later collections skip them
     link.send(ExecutorReady(os.getpid(), attachments.workers.description))
     if reporter is not None:
         reporter.start()
@@ -84,7 +88,7 @@ def _serve(link: OwnerLink) -> int:
 
 
 def open_device(setup: ExecutorSetup) -> Device:
-    """Open the device that a setup describes; BackendError names a backend that this build lacks."""
+    """Open the device that a setup describes. Raise BackendError, which names the backend if this build lacks it."""
     if setup.backend == "emulated":
         from pympsd_server.backends.emulated.device.device import EmulatedDevice
         from pympsd_server.backends.emulated.scheduling.policy import policy_of
@@ -104,7 +108,7 @@ def open_device(setup: ExecutorSetup) -> Device:
 
 
 def keep_freed_memory() -> None:
-    """Set malloc's thresholds so that freed memory is kept; no effect in a C library without mallopt.
+    """Set malloc's thresholds so that freed memory is kept. Do nothing in a C library without mallopt.
 
     A kernel on the emulated device creates and drops thousands of arrays of some hundred KiB. By default the C
     library returns such memory to the system each time and gets it again page by page: a vector addition of 1M

@@ -1,22 +1,21 @@
-"""Reading the command stream: a client's records from its socket, or from a ring by way of a native worker.
+"""Read the command stream: a client's records come from its socket, or through a native worker from a ring.
 
 **Two ways.** Without a native worker a client writes its records to its socket, and `read_socket` splits the bytes
-into records. With one (a device that offers `NativeAccess`, see `native.states`) the client writes records into a
-*ring* in the memory that it shares with the executor, and the socket carries only wake-ups and answers:
+into records. With a native worker (for a device that offers `NativeAccess`, see `native.states`) the client writes
+records into a *ring* in the memory that it shares with the executor; the socket carries only wake-ups and answers:
 
     shared memory:   | SHARED_BYTES of bulk data (staging) | ring: tail, head, flags, 512 KiB of records |
 
-`read_worker` then runs the C worker (`native/src/worker.c`), which takes the records, executes launches and waits
-itself (`fast_path.c`), and returns every other record to Python, in order. Only one of both ways is used in the life
-of a client.
+`read_worker` then runs the C worker (`native/src/worker.c`), which reads the records, executes launches and waits
+itself (`fast_path.c`), and returns all other records to Python, in order. A client uses only one of the two ways.
 
 **Trust.** A client is not trusted. It may change the shared memory at any time, so the worker copies a record before
-it reads it, checks every position against its own copy, and ends the stream at the first violation; the file is
-sealed, so that no client can shrink it under the executor. A record is only ever interpreted by the worker of its own
-client.
+it reads it, checks all positions against its own copy, and ends the stream at the first violation. The file is
+sealed, so that a client cannot shrink it while the executor uses it. Only a client's own worker interprets its
+records.
 
 **Sleeping.** A worker polls for _SPIN_NS before it sleeps, and the client polls as long for its answer, unless the
-machine has so few cores that a spinning thread would keep another from running.
+machine has so few cores that a polling thread would keep another from running.
 """
 
 import ctypes
@@ -34,25 +33,30 @@ from pympsd_server.native.states import NativeAccess
 from pympsd_server.native.worker import NativeWorker
 
 SHARED_BYTES: Final = 16 << 20
-"""The memory for bulk data that each client shares with the executor."""
+"""The size in bytes of the memory for bulk data that each client shares with the executor."""
 _RECEIVE_BYTES: Final = 1 << 18
 _SPIN_NS: Final = 50_000
 _CLIENT_SPIN_COUNT: Final = 600
-"""About 30 us of polling a word from Python."""
+"""The number of times that a client polls a word from Python, which takes about 30 us."""
 _SPINNING_TAKES_CORES: Final = 4
-"""With fewer processors, a spinning thread blocks another from running."""
+"""The number of processors below which a polling thread keeps another from running."""
 
 
 @frozen
 class SharedMemory:
-    """``view`` is the executor's mapping, ``fd`` the client's descriptor; the receiver of this object closes it."""
+    """Memory shared with a client: ``view`` is the executor's mapping; ``fd``, the client's, is closed by the
+    receiver.
+    """
 
     fd: int
     view: memoryview
 
 
 def create_shared_memory(ring_bytes: int = 0) -> SharedMemory:
-    """Return new zeroed shared memory of SHARED_BYTES and a ring's; OSError if the system has none."""
+    """Return new shared memory, all zeros, of SHARED_BYTES and the ring's bytes.
+
+    Raise OSError if no memory is left.
+    """
     size = SHARED_BYTES + ring_bytes
     fd = make_sealed("pympsd-bulk", size)
     try:
@@ -64,14 +68,14 @@ def create_shared_memory(ring_bytes: int = 0) -> SharedMemory:
 
 @frozen
 class Incoming:
-    """A record; ``refused`` is the CUresult with which the driver has refused it already, or 0."""
+    """A record to execute; ``refused`` is the CUresult with which the driver has refused it, or 0."""
 
     record: records.Record
     refused: int = 0
 
 
 def read_socket(stream: socket.socket) -> Iterator[Incoming]:
-    """Yield records until the stream ends; RemoteError if no later record can be found."""
+    """Yield records until the stream ends. Raise RemoteError if later records cannot be found."""
     reader = records.RecordReader()
     while data := _receive(stream):
         for record in reader.feed(data):
@@ -86,7 +90,7 @@ def _receive(stream: socket.socket) -> bytes:
 
 
 def native_worker(stream: socket.socket, memory: memoryview, access: NativeAccess | None) -> NativeWorker:
-    """Return the worker of a client whose shared memory has a ring; BackendError if there is no memory for it."""
+    """Return the worker of a client whose shared memory has a ring. Raise BackendError if no memory is left."""
     spins = access is not None and len(os.sched_getaffinity(0)) >= _SPINNING_TAKES_CORES
     ring = memory[SHARED_BYTES:]
     if spins:

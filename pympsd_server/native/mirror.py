@@ -30,7 +30,7 @@ class Workers:
 
     native: bool
     description: str
-    """The kind and the reason for it, for server.log; empty for a device whose records only Python executes."""
+    """The kind, and why it was chosen, for server.log; empty for a device whose records only Python can execute."""
 
     @classmethod
     def choose(cls, device: Device) -> Workers:

@@ -13,7 +13,7 @@ STREAM_EVENTS: Final = 4
 Type = tuple[str, Any]
 """A C declaration with a placeholder for the name, and the type in ctypes."""
 Field = tuple[str, Type, str]
-"""Name, type, and the comment in the header."""
+"""A field's name, its type, and its comment in the header."""
 
 U64: Final = ("uint64_t {}", c_uint64)
 U32: Final = ("uint32_t {}", c_uint32)
@@ -72,7 +72,7 @@ class ContextState(ctypes.Structure):
 
 
 class KernelRow(ctypes.Structure):
-    """A function of a module and the limits of its launches."""
+    """A function of a module, and the limits of its launches."""
 
     fields: Final = (
         ("function", U64, "CUfunction"),

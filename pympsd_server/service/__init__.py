@@ -1,1 +1,1 @@
-"""One running MPS server: its link to the daemon, its clients' sessions, its executors."""
+"""A running MPS server: its link to the daemon, its clients' sessions and its executors."""

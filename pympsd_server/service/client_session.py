@@ -116,7 +116,7 @@ class ClientSession:
                 await self._serve()
                 nursery.cancel_scope.cancel()
         except Exception as error:
-            # A defect that one client triggers must not end the server of all clients.
+            # A defect that one client triggers must not end the server for all clients.
             self.server.log.error("server_defect", pid=self.client.pid, reason=repr(error))
         finally:
             self.channel.close()

@@ -77,7 +77,7 @@ class RegisteredDevices:
         return True
 
     def release(self) -> None:
-        """End all registrations."""
+        """End the registrations of all devices."""
         while self._registrations:
             self._registrations.popitem()[1].end()
 

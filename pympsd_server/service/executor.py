@@ -1,4 +1,4 @@
-"""One running executor: requests with numbers, and their answers."""
+"""A running executor: numbered requests to it, and its answers."""
 
 from typing import Any
 

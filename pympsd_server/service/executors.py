@@ -80,7 +80,7 @@ class Executors:
     nursery: trio.Nursery
     log: Any
     on_fault: Callable[[int, int, str], None] = lambda context_id, code, reason: None
-    """Called with (context id, code, reason)."""
+    """Called with (context id, code, reason) when an executor reports a faulted context."""
     on_loss: Callable[[ExecutorSlot, str], None] = lambda slot, reason: None
     """Called with (slot, reason) when an executor has ended unexpectedly."""
     on_memory: Any = None
@@ -107,7 +107,7 @@ class Executors:
     _latest: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
     """The last executor that was started in each slot; it may be starting, running, ending or gone."""
     _generations: dict[int, int] = field(factory=dict, init=False)
-    """The last generation by device."""
+    """The generation of the last executor that was started, by device."""
     _starting: dict[ExecutorSlot, trio.Lock] = field(factory=dict, init=False)
     _requests: count[int] = field(factory=lambda: count(1), init=False)
 
@@ -135,7 +135,7 @@ class Executors:
         return executor if executor is not None and executor.generation == context.generation else None
 
     async def get_or_start(self, slot: ExecutorSlot) -> Executor:
-        """Return a slot's executor, starting it if necessary; raise ExecutorError."""
+        """Return a slot's executor; start it if necessary. Raise ExecutorError."""
         async with self._starting.setdefault(slot, trio.Lock()):
             await self.wait_until_ended(slot)
             if slot not in self._running:
@@ -149,7 +149,7 @@ class Executors:
     async def wait_until_ended(self, slot: ExecutorSlot) -> None:
         """If a slot's executor is ending, wait until it is reaped and, after an unexpected end, its loss is handled.
 
-        Otherwise a context of the next executor would count among the contexts that are lost with this one.
+        Without this wait, a context of the next executor would count among the contexts that are lost with this one.
         """
         latest = self._latest.get(slot)
         if latest is not None and (latest.end_expected or latest.has_ended):

@@ -92,7 +92,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 @frozen
 class _Files:
-    """The names of the files of a version of cgroups."""
+    """The file names of a version of cgroups."""
 
     limit: str
     current: str

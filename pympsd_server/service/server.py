@@ -221,7 +221,7 @@ class Server:
 
     def context_closed(self, client: ClientRecord, context: ContextRecord) -> None:
         """Report the end of a context, which the client table no longer has."""
-        # As recorded: contexts on the same device.
+        # As recorded: the count is of contexts on the same device.
         clients = self.client_table.clients.values()
         remaining = sum(
             other_context.device == context.device

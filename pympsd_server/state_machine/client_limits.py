@@ -50,13 +50,13 @@ class AffinityRefused(InputError, ValueError):
     """The context cannot have the execution affinity; the message contains the allowed range."""
 
 
-def count_process_sms(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
+def count_process_sms(percentage: ThreadPercentage, device: DeviceProperties, max_sms: int | None = None) -> int:
     """Return the number of SMs that a process may use; before Volta all (MPS documents, 2.3.5.2).
 
-    ``most``: the number of SMs of its static partition.
+    ``max_sms``: the number of SMs of its static partition.
     """
     by_percentage = count_multiprocessors(percentage, device)
-    return by_percentage if most is None else min(most, by_percentage)
+    return by_percentage if max_sms is None else min(max_sms, by_percentage)
 
 
 def round_affinity(requested: int, available: int, device: DeviceProperties) -> int:
@@ -80,14 +80,14 @@ def count_context_sms(
     thread_percentage: float | None,
     affinity: int | None,
     partition: int | None = None,
-    most: int | None = None,
+    max_sms: int | None = None,
 ) -> int:
     """Return the number of SMs of a new context, by all three levels. Raise AffinityRefused.
 
     ``environment``: the client's when it connected, which alone can enable per-context partitioning; ``partition``:
-    the number of SMs of a green context; ``most``: the number of SMs of the client's static partition.
+    the number of SMs of a green context; ``max_sms``: the number of SMs of the client's static partition.
     """
-    available = count_process_sms(choose_percentage(process, environment, thread_percentage), device, most)
+    available = count_process_sms(choose_percentage(process, environment, thread_percentage), device, max_sms)
     if partition is not None:
         if not device.is_volta_or_newer or not 1 <= partition <= available:
             raise AffinityRefused(f"a green context has 1 to {available} SMs of a Volta or newer device")

@@ -11,7 +11,7 @@ MIN_CAPABILITY: Final = (3, 5)
 POINTER_BITS: Final = 64
 PROHIBITED: Final = 2
 EXCLUSIVE_PROCESS: Final = 3
-"""Values of CUcomputemode."""
+"""The values of CUcomputemode that the checks distinguish."""
 SUPPORTED: Final = "MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU."
 """The documents' own sentence (4.3)."""
 
@@ -88,7 +88,7 @@ def describe_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -
 
 
 def cannot_be_held(ordinal: int, device: DeviceProperties, why: str) -> str:
-    """Return the sentence for an exclusive device that cannot be kept from other processes."""
+    """Return the sentence for an exclusive device whose use by other processes cannot be prevented."""
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and cannot be kept for "
         f"one process: {why}"

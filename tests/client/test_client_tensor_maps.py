@@ -89,7 +89,7 @@ BOTH: list[tuple[dict[str, Any], str]] = [
 OF_TILES: list[tuple[dict[str, Any], str]] = [
     ({"boxDim": [32, 0, 2]}, "boxDim[1] is 0; 1 to 256"),
     ({"boxDim": [32, 257, 2]}, "boxDim[1] is 257"),
-    ({"boxDim": [30, 8, 2]}, "no multiple of 16 bytes"),
+    ({"boxDim": [30, 8, 2]}, "not a multiple of 16 bytes"),
     ({"boxDim": [36, 8, 2]}, "boxDim[0] is 144 bytes; the swizzle allows 128"),
     ({"boxDim": [32, 8, 2], "swizzle": 2}, "the swizzle allows 64"),
     ({"boxDim": [16, 8, 2], "swizzle": 1}, "the swizzle allows 32"),
@@ -164,7 +164,7 @@ def test_another_address(context: Any) -> None:
     assert bytes_of(map) == before
     assert cuda.cuTensorMapReplaceAddress(None, 4096) == INVALID[:1]
     assert cuda.cuTensorMapReplaceAddress(cuda.CUtensorMap(), 4096) == INVALID[:1]
-    assert "no tensor map" in last_error()
+    assert "not a tensor map" in last_error()
 
 
 def test_a_context_and_a_device_that_has_them_are_needed(devices: None) -> None:

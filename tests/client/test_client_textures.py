@@ -291,4 +291,4 @@ def test_a_wrong_handle_in_a_kernel_is_an_illegal_address(sample: Sampler) -> No
     places = np.array([item.ctypes.data for item in kept_open], np.uint64)
     assert cuda.cuLaunchKernel(sample.kernel, 1, 1, 1, 1, 1, 1, 0, 0, places.ctypes.data, 0) == DONE
     assert cuda.cuCtxSynchronize() == (Result.CUDA_ERROR_ILLEGAL_ADDRESS,)
-    assert "no texture or surface object" in last_error()
+    assert "not the handle of a texture or surface object" in last_error()

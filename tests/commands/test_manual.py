@@ -44,4 +44,4 @@ def test_every_option_and_exit_status_is_there(text: str) -> None:
     for option in re.findall(r'"(--[a-z-]+)"', inspect.getsource(options.Options)):
         assert option in text or option == "--multiuser-server"
     for status in (control_client.UNREACHABLE, control_client.SILENT, control_client.NO_OUTPUT):
-        assert re.search(rf"\b{status} when", text)
+        assert re.search(rf"\b{status} if", text)

@@ -86,7 +86,7 @@ def everywhere(blocks: int) -> str:
     [
         ("".join(map(BACK.format, range(4001))), "4005 blocks of code; compiled are at most 4000"),
         ("".join(map(BACK.format, range(2100))), "lanes may wait at .* places"),
-        ("vadd4.u32.u32.u32.add %r1, %r1, 1, %r1;" * 10_001, "segments of code; compiled are at most 10000"),
+        ("sqrt.rm.f64 %a, %a;" * 10_001, "segments of code; compiled are at most 10000"),
         (everywhere(500), "more than 6000000 characters of LLVM's text"),
         ("ld.global.u32 %r2, [%a]; add.u32 %r1, %r1, %r2;\n" * 20_000, "more than 6000000 characters of LLVM's text"),
     ],

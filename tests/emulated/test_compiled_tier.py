@@ -601,13 +601,13 @@ def test_sequences_of_addresses_may_wrap(
 
 
 SMALL = """.visible .entry k(.param .u64 p)
-{ .reg .b32 %i, %v, %n, %s; .reg .b64 %a, %o; .reg .pred %q, %even; .shared .b32 s[8]; ld.param.u64 %a, [p];
-mov.u32 %i, %tid.x; mov.u32 %s, %tid.y; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %s, %n, %i; mov.u32 %s, s;
-mad.lo.u32 %s, %i, 4, %s; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; add.u32 %v, %i, 3; mov.u32 %n, 0;
+{ .reg .b32 %i, %v, %n, %s; .reg .b64 %a, %o; .reg .f64 %f; .reg .pred %q, %even; .shared .b32 s[8];
+ld.param.u64 %a, [p]; mov.u32 %i, %tid.x; mov.u32 %s, %tid.y; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %s, %n, %i;
+mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; add.u32 %v, %i, 3; mov.u32 %n, 0;
 AGAIN: and.b32 %o32, %v, 1; setp.eq.u32 %even, %o32, 0; @%even shr.u32 %v, %v, 1; @!%even mad.lo.u32 %v, %v, 3, 1;
-add.u32 %n, %n, 1; setp.ne.u32 %q, %v, 1; @%q bra AGAIN; setp.gt.u32 %q, %n, 7; fns.b32 %v, 0xFF, %n, 1;
-@%q add.u32 %n, %n, %v; st.shared.u32 [%s], %n; bar.sync 0; ld.shared.u32 %v, [s]; add.u32 %n, %n, %v;
-st.global.u32 [%a], %n; ret; }""".replace("%n, %s;", "%n, %s, %o32;", 1)
+add.u32 %n, %n, 1; setp.ne.u32 %q, %v, 1; @%q bra AGAIN; setp.gt.u32 %q, %n, 7; cvt.rn.f64.u32 %f, %n;
+sqrt.rm.f64 %f, %f; cvt.rzi.u32.f64 %v, %f; @%q add.u32 %n, %n, %v; st.shared.u32 [%s], %n; bar.sync 0;
+ld.shared.u32 %v, [s]; add.u32 %n, %n, %v; st.global.u32 [%a], %n; ret; }""".replace("%n, %s;", "%n, %s, %o32;", 1)
 
 
 @pytest.mark.parametrize("block", [1, 5, 8, (2, 4)])

@@ -429,7 +429,7 @@ def test_accesses_that_fault(machine: Machine) -> None:
     with pytest.raises(MisalignedAddress):
         machine.run(load, surface, zeros + 1)
     for handle in (0, level.address, texture + 8, 1 << 63):
-        with pytest.raises(IllegalAddress, match="no texture or surface object"):
+        with pytest.raises(IllegalAddress, match="not the handle of a texture or surface object"):
             machine.run(sample, handle, zeros)
     with pytest.raises(IllegalAddress, match="a texture, not a surface"):
         machine.run(load, texture, zeros)

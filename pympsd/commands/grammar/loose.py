@@ -26,7 +26,7 @@ class Reading:
 
 
 def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) -> Reading:
-    """Read the words after a command's name; raise Refused.
+    """Return the arguments in the words after a command's name. Raise CommandRefused.
 
     ``flags_anywhere``: flags may come before the arguments; otherwise they count as positions, as the driver counts
     them.

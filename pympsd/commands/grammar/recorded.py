@@ -28,7 +28,7 @@ _MAX_DIGITS: Final = 10
 
 @frozen
 class Recorded:
-    """The differences of one command of driver 580 from its other commands."""
+    """How driver 580 treats a command differently from its other commands."""
 
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
@@ -47,7 +47,7 @@ RECORDED: Final = {
     "get_server_status": Recorded(missing="A server PID is required"),
     "start_server": Recorded(
         missing="A user id (UID) is required to start a new server",
-        spellings={("-", "uid"): "-uid"},  # as the manual also prints it
+        spellings={("-", "uid"): "-uid"},  # the manual also prints it with the blank
     ),
     "get_default_active_thread_percentage": Recorded(prints_anyway=True),
     "set_default_device_pinned_mem_limit": _FORMAT,
@@ -57,7 +57,7 @@ RECORDED: Final = {
 }
 
 WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality domains"}
-"""Options of later drivers that are accepted without an effect, and why."""
+"""Options of later drivers that are accepted but have no effect, with the reason."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
 """Equivalents in protocol 3 by a command and its first argument, if the argument decides which command

@@ -217,7 +217,7 @@ class Command:
             return decision
         is_text = len(plain) == len(words)
         if reading.left_over:
-            # Recorded, without a server: "ps foo" answers "Server not found", others print nothing.
+            # Recorded without a server: "ps foo" is answered with "Server not found", other queries print nothing.
             prints = self.name in RECORDED and RECORDED[self.name].prints_anyway and is_text
             printed = answer if answer.refused or prints else Answer()
             return Decision(evolve(printed, refused=True, diagnostic=loose.complain(self.syntax, plain, self.usage)))
@@ -280,9 +280,9 @@ _VERBS: Final[dict[tuple[str, int], dict[str, Command]]] = {}
 
 
 def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
-    """Register a handler for a command; raise ValueError for a name that is registered.
+    """Register a handler for a command. Raise ValueError if the name is already registered.
 
-    ``fields``: further fields of `Command`. The smallest command of protocol 2, in a file of its own in commands/v2:
+    ``fields``: further fields of `Command`. The smallest command of protocol 2, in a separate file in commands/v2:
 
         @command(Syntax("get_server_count"))
         def get_server_count(daemon: Daemon, caller: Caller) -> Decision:

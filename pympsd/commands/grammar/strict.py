@@ -1,6 +1,6 @@
 """Read the words of protocol 3: positional arguments, ``--key=value`` in any order, and flags.
 
-``key=value`` and ``--key value`` are accepted too, and ``_`` is the same as ``-`` in keys. A word that the syntax
+``key=value`` and ``--key value`` are also accepted, and ``_`` may stand for ``-`` in keys. A word that the syntax
 does not declare is refused, with a sentence that names the declared words.
 """
 
@@ -40,9 +40,9 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
     texts = {argument.name: text for argument, text in zip(places, positionals, strict=False)}
     _check_missing(syntax, texts, options)
     for name, option in syntax.instead.items():
-        both = texts.get(name), options.get(option)
-        if None not in both and len({*both}) > 1:
-            raise CommandRefused(f"'{syntax.command}' has two values of <{name}>: '{both[0]}' and '{both[1]}'.")
+        values = texts.get(name), options.get(option)
+        if None not in values and len({*values}) > 1:
+            raise CommandRefused(f"'{syntax.command}' has two values of <{name}>: '{values[0]}' and '{values[1]}'.")
     arguments = {
         keyword(argument.name): _read(argument.read, argument.placeholder, texts[argument.name])
         for argument in places[: len(texts)]

@@ -66,7 +66,7 @@ def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> D
                     "server": server.pid,
                     "contexts": [{"pid": client.pid, **context_record(context)} for client, context in contexts],
                     "max_clients": device.max_contexts,
-                    # A tenant does not see the clients of others.
+                    # A tenant must not see the clients of others.
                     "free_clients": daemon.count_free(server, ordinal) if sees_all(daemon, caller) else None,
                 }
             )

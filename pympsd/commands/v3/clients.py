@@ -82,7 +82,7 @@ def list_clients(
 
 
 def _insert_limits(row: output.Row) -> output.Row:
-    """Return a row with the cells of LIMIT_COLUMNS before its last one."""
+    """Return a row with the cells of LIMIT_COLUMNS inserted before its last cell."""
     extra, (*identity, command_line) = row.extra, row.cells
     percentage, memory, limit = (extra[name] for name in ("active_thread_percentage", "memory_used", "memory_limit"))
     cells: tuple[output.Cell, ...] = (
@@ -173,7 +173,7 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
         on_device = {"pci-id": pci, **_describe_use(daemon, client, server, ordinal)}
-        if not sees_all(daemon, caller):  # a tenant does not see the clients of others
+        if not sees_all(daemon, caller):  # a tenant must not see the clients of others
             on_device["free_clients"] = None
         yield output.Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
 

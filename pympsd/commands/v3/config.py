@@ -200,7 +200,7 @@ def _try_changes(daemon: Daemon, planned: list[changes.Change], notes: list[str]
     compound = trial.compound_commands.begin(0)
     compound.notes += notes
     for _ in combine_answers(trial.compound_commands, _begin_all(trial, compound, planned, force)):
-        pass  # no instruction is carried out
+        pass  # the instructions are not carried out
     return compound.answer
 
 

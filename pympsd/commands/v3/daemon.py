@@ -33,7 +33,7 @@ ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd
 
 
 def _read_guarantee(text: str) -> PinnedMemory | None:
-    if text in LIFTED:  # words for a hard limit only: a guarantee has an end
+    if text in LIFTED:  # words that only a hard limit may have: a guarantee cannot be unlimited
         raise BadText("a whole number above 0 and K, M or G, or 'none';", text)
     return None if text == NO_GUARANTEE else read_memory(text)
 

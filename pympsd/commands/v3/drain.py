@@ -228,7 +228,7 @@ def _check_may_drain(daemon: Daemon, caller: Caller, name: str, target: DrainTar
 
 
 def _owners(daemon: Daemon, target: DrainTarget, clients: list[Client]) -> Iterator[int]:
-    """Yield the users who may drain a target, except root and the daemon's own."""
+    """Yield the users who may drain a target, except root and the daemon's user."""
     match target.kind:
         case TargetKind.USER:
             yield int(target.name)

@@ -27,8 +27,7 @@ _BUS_ID: Final = re.compile(
 class CgroupFiles:
     """The contents of a cgroup's files ``dmem.max`` and ``dmem.min``.
 
-    ``path`` is the cgroup's, below /sys/fs/cgroup. The contents are empty if the file does not exist or cannot be
-    read.
+    ``path`` names the cgroup, below /sys/fs/cgroup. The contents of a file that cannot be read are empty.
     """
 
     path: str
@@ -57,8 +56,8 @@ def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles
 
 def _hard(devices: Sequence[DeviceProperties], text: str) -> dict[int, PinnedMemory]:
     """Return the smallest of each device's limits in a dmem.max."""
-    least = {ordinal: min(counts) for ordinal, counts in _group_by_device(devices, text).items()}
-    return {ordinal: PinnedMemory(count) for ordinal, count in least.items() if count < MAX_MEMORY}
+    smallest = {ordinal: min(counts) for ordinal, counts in _group_by_device(devices, text).items()}
+    return {ordinal: PinnedMemory(count) for ordinal, count in smallest.items() if count < MAX_MEMORY}
 
 
 def _soft(devices: Sequence[DeviceProperties], text: str) -> dict[int, int]:

@@ -54,7 +54,7 @@ def open_subdirectory(folder: int, name: str) -> Iterator[int]:
 
 
 def listen(folder: int, kind: socket.SocketKind) -> socket.socket:
-    """Return a socket that listens as ``control`` of a directory, in place of an earlier one. Raise OSError."""
+    """Return a socket that listens as ``control`` in a directory, and replaces an earlier one. Raise OSError."""
     remove(folder, files.CONTROL)
     with contextlib.ExitStack() as on_error:
         listener = on_error.enter_context(socket.socket(socket.AF_UNIX, kind))

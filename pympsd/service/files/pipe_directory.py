@@ -29,7 +29,7 @@ MAX_LINKS: Final = 40
 
 
 class UntrustedLink(FileError, OSError):
-    """A part of a path, ``filename``, is a link that another user made or can replace, as ``strerror`` states."""
+    """A part of a path, ``filename``, is a link that another user made or can replace; ``strerror`` states which."""
 
     def __init__(self, link: str, origin: str) -> None:
         reason = f"it is a symbolic link to {os.readlink(link)} that {origin}: name the directory itself"
@@ -218,7 +218,7 @@ class PipeDirectory:
                 os.close(fd)
 
     def mark_named_servers(self, has_named_servers: bool) -> None:
-        """Create or remove the file that shows clients that named servers exist; raise Unusable."""
+        """Create or remove the file that tells clients that named servers exist. Raise Unusable."""
         path = self.name(files.NAMED_SERVERS)
         if has_named_servers:
             try:
@@ -237,7 +237,7 @@ class PipeDirectory:
                 remains.remove(self.name(file))
 
     def is_taken_by_another(self) -> bool:
-        """Return whether another daemon has taken the directory, after it or its lock file was removed."""
+        """Return whether another daemon has taken the directory, because the directory or its lock was removed."""
         try:
             present, own = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
         except OSError:

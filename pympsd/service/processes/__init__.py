@@ -1,1 +1,1 @@
-"""Processes: servers as children, process status from the kernel, file access of other users."""
+"""Processes: their status, credentials and descriptors, and the memory of the driver's clients."""

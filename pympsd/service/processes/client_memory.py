@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 ANSWER_SECONDS: Final = 0.8
-"""The longest time for an answer, the start of the child included."""
+"""The longest time to wait for an answer, including the start of the child."""
 FRESH_SECONDS: Final = 0.2
 """The time for which an answer is used again, for other servers and operators."""
 END_SECONDS: Final = 1.0
@@ -37,7 +37,7 @@ _PLACE: Final = ("backends", "cuda", "driver", "client_memory.py")
 _MAX_ANSWER_BYTES: Final = 1 << 20
 
 Memory = dict[str, dict[int, int]]
-"""Bytes by PID, by device UUID."""
+"""The bytes of each process by PID, by device UUID."""
 
 
 class NotKnown(ProcessError):

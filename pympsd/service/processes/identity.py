@@ -1,9 +1,9 @@
-"""The change of identity with which a server is started: only what differs from the daemon's own identity.
+"""Compute how to start a server as its user: only what differs from the daemon's own identity is changed.
 
 Root of a user namespace with one user (podman without subordinate IDs, bubblewrap, ``unshare -Ur``) may not call
-setgroups at all, not even with the groups that it has (user_namespaces(7)), and containers take CAP_SETUID and
-CAP_SETGID from root. A server of the daemon's own user needs none of these calls. For another user a call that the
-kernel would deny is found here, because subprocess reports the error number and not the call.
+setgroups at all, not even with its present groups (user_namespaces(7)), and in some containers root lacks CAP_SETUID
+and CAP_SETGID. A server of the daemon's own user does not need these calls. For another user, this module finds a
+call that the kernel would deny, because subprocess reports the error number but not the call.
 """
 
 from __future__ import annotations

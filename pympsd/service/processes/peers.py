@@ -36,9 +36,9 @@ from pympsd.wire import frames
 
 _SO_PEERGROUPS = 59
 _GET_CGROUP_NAMESPACE, _GET_PID_NAMESPACE, _GET_USER_NAMESPACE = 0xFF01, 0xFF05, 0xFF09
-"""ioctls of a pidfd, which open the namespace (linux/pidfd.h, Linux 6.11)."""
+"""The ioctls of a pidfd that open the process's namespaces (linux/pidfd.h, Linux 6.11)."""
 _GROUPS_ROOM = 1024
-"""The largest buffer that getsockopt takes in Python: 256 groups."""
+"""The size of the largest buffer that Python's getsockopt accepts, which is enough for 256 groups."""
 ENVIRONMENT_BYTES = 1 << 18
 """The maximum number of bytes of an environment that are read."""
 COMMAND_BYTES = 4096
@@ -83,7 +83,7 @@ def send_credentials(sock: AnySocket, peer: Peer) -> None:
     try:
         for pid, uid in itertools.product((peer.pid, os.getpid()), (peer.uid, os.geteuid())):
             control = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, UCRED.pack(pid, uid, gid))
-            with contextlib.suppress(OSError):  # denied, or no such user or process here
+            with contextlib.suppress(OSError):  # denied, or the user or process does not exist in this namespace
                 plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 return
         # If a uid cannot be sent, nothing can be shown, and the peer need not wait.
@@ -123,7 +123,7 @@ def _namespace(pidfd: int, which: int) -> int:
         return 0
     try:
         fd = fcntl.ioctl(pidfd, which)
-    except OSError:  # an older kernel, or a process that this one may not look at
+    except OSError:  # the kernel is older, or the process may not be examined
         return 0
     try:
         return os.fstat(fd).st_ino
@@ -169,7 +169,7 @@ def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
     known_peer = open_pidfd(sock, peer)
     try:
         pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
-        # Readable by every user, unlike the links in /proc/PID/ns.
+        # Every user can read uid_map, unlike the links in /proc/PID/ns.
         same = Path(f"/proc/{peer.pid}/uid_map").read_bytes() == Path("/proc/self/uid_map").read_bytes()
         return peer.pid == 0 or len(pids) != 1 or not same or (known_peer.pidfd >= 0 and has_ended(known_peer.pidfd))
     except OSError:
@@ -233,7 +233,7 @@ def namespace_of(known_peer: KnownPeer, reported: int) -> int:
 def container_pid_of(pid: int) -> int:
     """Return a process's PID in its own PID namespace; 0 if it is this process's own, or cannot be read.
 
-    From NSpid in /proc/PID/status (proc(5)).
+    It is the last number of NSpid in /proc/PID/status (proc(5)).
     """
     try:
         pids = status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"NSpid")

@@ -12,7 +12,7 @@ STATE: Final = 0
 PARENT: Final = 1
 SESSION: Final = 3
 STARTED: Final = 19
-"""Indexes into the result of ``stat``."""
+"""Indices into the result of ``stat``."""
 
 
 def stat(pid: int) -> list[bytes]:
@@ -86,7 +86,7 @@ def is_asleep(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped, by a signal or a debugger.
 
-    State T or t in /proc/PID/stat (proc(5)).
+    Its state in /proc/PID/stat is then T or t (proc(5)).
     """
     fields = stat(pid)
     return bool(fields) and fields[STATE] in (b"T", b"t")

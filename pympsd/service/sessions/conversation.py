@@ -21,7 +21,7 @@ from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame, FrameReader
 
 HELLO_SECONDS: Final = 10.0
-"""A connection that sends no hello within this time is closed."""
+"""The time within which a connection must send its hello."""
 
 HELLO_COPIES: Final = 6
 """The memory for the hello of a waiting client, in multiples of its length: kept as bytes here and at the keeper, and
@@ -98,7 +98,7 @@ class Conversation:
         try:
             frame = next(FrameReader().feed(_receive_now(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
         except RemoteError:
-            return b""  # the receive that follows takes it from the socket, and raises
+            return b""  # the following receive takes it from the socket, and raises
         if frame is None or frame.kind < frames.FIRST_MESSAGE_KIND:
             return b""
         hello = frames.encode(frame.kind, frame.body)
@@ -133,7 +133,7 @@ class Conversation:
             return
         hello = messages.decode(first)
         if not isinstance(hello, messages.ClientHello) or not self.accepts_clients:
-            raise RemoteError(f"{type(hello).__name__} opens no conversation here")
+            raise RemoteError(f"{type(hello).__name__} cannot begin a conversation here")
         if not entry.note:  # the hello came in pieces
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known_peer = open_pidfd(sock, peer)
@@ -146,11 +146,11 @@ class Conversation:
             known_peer.close()
 
 
-def _receive_now(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
+def _receive_now(sock: trio.socket.SocketType, max_bytes: int, flags: int = 0) -> bytes:
     """Return the bytes that can be received now, without a trio checkpoint."""
     plain = socket.socket(fileno=sock.fileno())
     try:
-        return plain.recv(most, flags | socket.MSG_DONTWAIT)
+        return plain.recv(max_bytes, flags | socket.MSG_DONTWAIT)
     except OSError:  # nothing to receive, or an end that the next receive reports
         return b""
     finally:

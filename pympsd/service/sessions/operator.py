@@ -1,4 +1,4 @@
-"""One operator's session: command lines in, answers out, in order.
+"""An operator's session: it receives command lines and sends the answers in their order.
 
 `apply_configuration` applies the configuration file of a daemon's start, as an operator would.
 """
@@ -24,7 +24,7 @@ from pympsd.vocabulary.variables import DRIVER_VARIABLE
 from pympsd.wire import frames
 
 LEAVING_SECONDS: Final = 10.0
-"""Time for a refused operator to read the answer and leave."""
+"""The time that a refused operator has to read the answer and leave."""
 
 
 Channel = TypeVar("Channel", bound=SendQueue)
@@ -82,7 +82,7 @@ class OperatorSession(LineSession[MessageChannel]):
         self.channel.send_raw(frames.encode(frames.OPERATOR_WORKING))
 
     def note(self, text: str, is_output: bool) -> None:
-        """Send a line for standard error, or for standard output; the answer follows."""
+        """Send a line for standard error, or for standard output if ``is_output``; the answer follows."""
         kind = frames.OPERATOR_STDOUT if is_output else frames.OPERATOR_STDERR
         self.channel.send_raw(b"".join(_text_frames(kind, f"{text}\n")))
 
@@ -92,14 +92,14 @@ class OperatorSession(LineSession[MessageChannel]):
         if answer.diagnostic:
             # The answer may quote the command, whose bytes are returned unchanged.
             parts += _text_frames(frames.OPERATOR_STDERR, f"{answer.diagnostic}\n")
-        # In one send: most answers are short, and a send costs more than the command.
+        # Send all in one call, because most answers are short, and a send costs more than the command.
         self.channel.send_raw(
             b"".join((*parts, frames.encode(frames.OPERATOR_DONE, b"\1" if answer.refused else b"\0")))
         )
         self._answered.set()
 
     def send_protocol(self, protocol: int) -> None:
-        """Send which protocol the daemon has."""
+        """Send the number of the daemon's protocol."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_PROTOCOL, str(protocol).encode()))
 
     async def receive_line(self) -> tuple[bytes, bytes | None] | None:
@@ -120,7 +120,7 @@ class OperatorSession(LineSession[MessageChannel]):
 
 @define
 class RefusedOperator:
-    """An operator at a socket for clients only: every command is refused."""
+    """An operator at a socket for clients only, whose commands are all refused."""
 
     peer: Peer
     channel: MessageChannel
@@ -176,7 +176,7 @@ class _StartingOperator:
     answered: trio.Event = field(factory=trio.Event)
 
     def report_working(self) -> None:
-        """Do nothing: no operator waits."""
+        """Do nothing, because no operator waits."""
 
     def note(self, text: str, is_output: bool) -> None:
         """Do nothing: notes are about words that a command leaves out, and a configuration file leaves none out."""
@@ -186,7 +186,7 @@ class _StartingOperator:
         self.answered.set()
 
     async def drain(self) -> None:
-        """Do nothing: nothing is sent."""
+        """Do nothing, because nothing is sent."""
 
 
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:

@@ -1,8 +1,8 @@
 """The daemon's side of a server's link: turns the server's messages into events and its log records into lines.
 
-A server runs as its user and is not trusted: every message is checked before it becomes an event, one that violates
-the protocol ends the server, and its log lines are limited, cleaned and counted. Messages to a server that
-does not read are queued up to a limit; beyond it the server's clients are refused.
+A server runs as its user and is not trusted: every message is checked before it becomes an event, a message that
+violates the protocol ends the server, and log lines are limited, cleaned and counted. Messages to a server that does
+not read are queued up to a limit, above which the server's clients are refused.
 """
 
 import os
@@ -56,13 +56,13 @@ class ServerSession:
     is_set_up: bool = field(default=False, init=False)
     """Whether the server has been sent its devices and limits."""
     _held: list[object] = field(factory=list, init=False)
-    """Messages to send once the server is set up."""
+    """The messages to send when the server is set up."""
     _rate_limit: RateLimit = field(factory=lambda: RateLimit(LOG_RECORDS_PER_SECOND), init=False)
     _dropped: int = field(default=0, init=False)
     _contexts: int = field(default=0, init=False)
     _trace_stopped: trio.Event = field(factory=trio.Event, init=False)
     _watched: dict[int, trio.CancelScope] = field(factory=dict, init=False)
-    """By client: the scope of the task that waits for the end of its process."""
+    """The scope of the task that waits for the end of a client's process, by the client's id."""
 
     @property
     def channel(self) -> MessageChannel:
@@ -243,8 +243,8 @@ class ServerSession:
                 dispatcher.feed(events.ContextGonePushed(self.id, client, context_id))
             case link.MemoryReported() as report:
                 devices = dispatcher.state.devices
-                most = devices[report.device].memory_bytes if 0 <= report.device < len(devices) else -1
-                if not report.is_possible(most):
+                memory_bytes = devices[report.device].memory_bytes if 0 <= report.device < len(devices) else -1
+                if not report.is_possible(memory_bytes):
                     raise RemoteError(f"nobody holds such memory on device {report.device}")
                 dispatcher.feed(events.MemoryPushed(self.id, report.device, report))
             case link.ClientGone(client):

@@ -97,7 +97,7 @@ async def run_with_sender(
             broken = error
         channel.finish()
         nursery.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
-    # Raised here: the nursery would wrap it in a group.
+    # Raised here, because the nursery would wrap it in a group.
     if channel.failure is not None:
         raise channel.failure
     if broken is not None:

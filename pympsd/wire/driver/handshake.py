@@ -1,8 +1,7 @@
 """The beginning of every conversation with the control daemon: its hello, the peer's credentials and role.
 
-The daemon speaks first. Each message is one packet of a SOCK_SEQPACKET socket; integers are little-endian.
-
-After it, the driver's own tool sends command lines and gets printed lines, a packet each.
+The daemon sends the first packet. Each message is one packet of a SOCK_SEQPACKET socket; integers are little-endian.
+After the handshake, the driver's own tool sends command lines and gets printed lines, one packet each.
 """
 
 import struct
@@ -14,13 +13,13 @@ from pympsd.errors import RemoteError
 
 HELLO: Final = b"OUTBHELL\0"
 CREDENTIALS: Final = b"OUTBCRED\0"
-"""Sent with SCM_CREDENTIALS."""
+"""The packet that a peer sends with its credentials (SCM_CREDENTIALS)."""
 DESCRIPTOR: Final = b"OUTBCUFD\0"
-"""Sent with one descriptor: an end of the connection between a client and its server."""
+"""The packet that has a descriptor: one end of the connection between a client and its server."""
 PACKET_BYTES: Final = 4096
-"""No packet of a server or client is longer; of a longer one the rest would be lost."""
+"""The maximum size of a packet from a server or client; the rest of a longer packet would be lost."""
 DEVICE_BYTES: Final = 41
-"""A device's ordinal or UUID in ASCII, padded with zeros."""
+"""The size of a packet that names a device, by its ordinal or UUID in ASCII, padded with zeros."""
 ROLE_BYTES: Final = 4
 _INT: Final = struct.Struct("<i")
 _LONG: Final = struct.Struct("<q")
@@ -38,7 +37,7 @@ class Role(IntEnum):
 
 
 def role_of(packet: bytes) -> Role:
-    """Return the role in a packet; raise RemoteError for anything else."""
+    """Return the role in a packet; raise RemoteError for any other packet."""
     if len(packet) != _INT.size:
         raise RemoteError(f"a role of {len(packet)} bytes, not {_INT.size}")
     (number,) = _INT.unpack(packet)
@@ -54,7 +53,7 @@ def encode_role(role: Role) -> bytes:
 
 
 def shared_memory_of(packet: bytes) -> str:
-    """Return the name in a server's registration, ``mps.shm.UID.PID``; raise RemoteError if it is none."""
+    """Return the name in a server's registration, ``mps.shm.UID.PID``; raise RemoteError for any other packet."""
     if len(packet) != _REGISTRATION.size:
         raise RemoteError(f"a registration of {len(packet)} bytes, not {_REGISTRATION.size}")
     _, name = _REGISTRATION.unpack(packet)
@@ -65,7 +64,10 @@ def shared_memory_of(packet: bytes) -> str:
 
 
 def encode_defaults(percentage: float, memory_limits: Mapping[int, int], priority: int) -> tuple[bytes, ...]:
-    """Return the packets that answer a registration: limits of later clients, in bytes by device ordinal."""
+    """Return the packets that answer a registration, with the limits for new clients.
+
+    ``percentage`` is of SMs; ``memory_limits`` are in bytes by device ordinal.
+    """
     limits = [part for device, count in memory_limits.items() for part in (encode_device(device), _SIZE.pack(count))]
     return (_DOUBLE.pack(percentage), _LONG.pack(len(memory_limits)), *limits, _INT.pack(priority))
 
@@ -78,12 +80,12 @@ def encode_device(ordinal: int) -> bytes:
 _LENGTH: Final = struct.Struct("<q")
 _PRINTED: Final = struct.pack("<i", 0)
 LINE_BYTES: Final = 1 << 17
-"""The rest of a longer line is lost; the daemon's own limit is lower."""
+"""The maximum size of a line in bytes; the rest of a longer line is lost. The daemon's own limit is lower."""
 END_OF_ANSWERS: Final = struct.pack("<ii", 1, 0)
 
 
 def length_of(packet: bytes) -> int:
-    """Return the length of the line that follows, 0 if none does; raise RemoteError."""
+    """Return the length in bytes of the line that follows; 0 after the last line. Raise RemoteError."""
     if len(packet) != _LENGTH.size:
         raise RemoteError(f"a length of {len(packet)} bytes, not {_LENGTH.size}")
     (length,) = _LENGTH.unpack(packet)
@@ -98,7 +100,7 @@ def encode_printed(text: str) -> bytes:
 
 
 def encode_line(line: bytes | None) -> tuple[bytes, ...]:
-    """Return the packets of a line, or of the end of all lines (None)."""
+    """Return the packets of a line; None stands for the end of all lines."""
     if line is None:
         return (_LENGTH.pack(0),)
     return _LENGTH.pack(len(line) + 2), line + b"\n\0"

@@ -1,7 +1,7 @@
-"""Records of the driver's own programs in the named pipe ``log``: records, among lines of text by any process.
+"""Records that the driver's own programs write to the named pipe ``log``, to which any process may also write lines.
 
-A record: int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday, hour, minute, second, millisecond
-(local time), int64 length of the text, the text without a newline; recorded with driver 580.
+A record consists of int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday, hour, minute, second,
+millisecond (local time), int64 length of the text, and the text without a newline (recorded with driver 580).
 """
 
 import re
@@ -14,15 +14,15 @@ from typing import Final
 from attrs import define, field, frozen
 
 PIPE_BUF: Final = 4096
-"""pipe(7): a write of up to this many bytes is not mixed with others, so that no record is longer."""
+"""The maximum size of a record: writes of up to this many bytes are not mixed with others (pipe(7))."""
 MAGIC: Final = 0xABCDE000
 _HEADER: Final = Struct("<I9iq")
 _SIGN: Final = re.compile(rb"[\x01-\x03]\xe0\xcd\xab")
 _BEGIN_OF_SIGN: Final = re.compile(rb"[\x01-\x03](\xe0\xcd?)?\Z")
 _NO_TEXT: Final = re.compile(rb"[\x01-\x03]")
-"""Bytes in no text of the vendor's: they begin the next record, so this one was cut short."""
+"""Bytes that the vendor's texts do not contain: they belong to the next record, so this one is incomplete."""
 _FIRST_YEAR, _LAST_YEAR = 1971, 9998
-"""Local times of these years are times since the epoch in every zone."""
+"""The first and the last year whose local times can be converted to seconds since the epoch in every time zone."""
 
 
 class RecordWriter(IntEnum):
@@ -30,7 +30,7 @@ class RecordWriter(IntEnum):
 
     SERVER = 1
     CLIENT = 2
-    """Inferred from server.log; 1 and 3 were recorded."""
+    """Inferred from server.log, whereas 1 and 3 were recorded."""
     OTHER = 3
 
 
@@ -53,24 +53,25 @@ class DriverLogRecord:
 
 @frozen
 class ForeignLines:
-    """Lines that are not records, without their newlines; at most the first PIPE_BUF bytes of each."""
+    """Lines that are not records, without newlines, each cut to PIPE_BUF bytes."""
 
     lines: tuple[bytes, ...]
 
 
 @define
 class LogReader:
-    """Takes the bytes of the pipe, in any chunks, apart; holds at most PIPE_BUF of a line and one record."""
+    """Splits the bytes of the pipe, received in any chunks, into records and lines.
+
+    Keeps at most one record and PIPE_BUF bytes of a line.
+    """
 
     _data: bytes = field(default=b"", init=False)
-    """The buffer, which begins with a possible record."""
+    """The bytes that were not split yet, which begin with a possible record."""
     _line: bytes = field(default=b"", init=False)
     """The beginning of a line of text; it may continue after a record."""
 
     def feed(self, data: bytes) -> Iterator[DriverLogRecord | ForeignLines]:
-        """Add the bytes that were read; yield the records and lines that it completes. Take all of them before the
-        next call.
-        """
+        """Add bytes; yield the records and lines that they complete. Consume all of these before the next call."""
         data = self._data + data
         done = at = 0
         while (sign := _SIGN.search(data, at)) is not None:
@@ -82,7 +83,7 @@ class LogReader:
                 yield from self._foreign(data[done:at])
                 yield record
                 done = at = at + _HEADER.size + len(record.text)
-            else:  # a sign by chance, or to deceive: its first byte is text
+            else:  # the sign is a coincidence or a forgery, so its first byte is text
                 at += 1
         else:
             begin = _BEGIN_OF_SIGN.search(data, at)
@@ -98,7 +99,7 @@ class LogReader:
 
 
 def _record(data: bytes, start: int) -> DriverLogRecord | bool | None:
-    """Return the record at a sign; None if it is not complete, False if it is none."""
+    """Return the record at a sign; None if it is incomplete, False if it is not a record."""
     if len(data) - start < _HEADER.size:
         return None
     sign, pid, year, month, day, weekday, hour, minute, second, millisecond, length = _HEADER.unpack_from(data, start)

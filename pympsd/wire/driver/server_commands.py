@@ -1,7 +1,7 @@
-"""The commands and questions of the daemon to the driver's server; decoding checks every size and count.
+"""The daemon's commands and questions to the driver's server. Decoding checks every size and count.
 
-A command is a tuple of packets, sent without a pause between them. The server takes one command at a time and answers
-in order, so questions may be sent before earlier ones are answered.
+A command is a tuple of packets, sent without a pause between them. The server handles one command at a time and
+answers in order, so a question may be sent before earlier ones are answered.
 """
 
 import struct
@@ -25,12 +25,14 @@ _SIZE: Final = struct.Struct("<Q")
 _CONTEXT: Final = struct.Struct("<ii32x")
 _PROCESS: Final = struct.Struct("<ii4xi16sii")
 _DEVICE: Final = struct.Struct("<6i16s132s")
-"""Ordinal, then bus, device and domain in the order of cudaDeviceProp (only the device was seen not to be 0)."""
+"""Ordinal, then bus, device and domain in the order of cudaDeviceProp (of the three, only device was seen not to be
+0).
+"""
 _DEVICE_NAME: Final = struct.Struct("<8x68s")
 _UUID_BYTES: Final = 16
 _MAX_RECORDS: Final = 1 << 16
 _DEVICE_QUERY_ROOM: Final = 11024
-"""Sent with the question for devices, as recorded; its meaning is not known."""
+"""A number that is sent with the question for devices, as recorded; its meaning is unknown."""
 STATUS_ACTIVE: Final = 1
 STATUS_FAULT: Final = 0
 
@@ -50,7 +52,7 @@ _DEVICES: Final = 24
 
 @frozen
 class Question(Generic[T]):
-    """A command that is answered; ``read`` makes a reader of its answer."""
+    """A command that is answered; ``read`` returns a new reader of the answer."""
 
     packets: tuple[bytes, ...]
     read: Callable[[], Reader[T]]
@@ -58,7 +60,7 @@ class Question(Generic[T]):
 
 @frozen
 class DriverContext:
-    """A client context: the process's PID (0: not visible to the server), and its number in the process."""
+    """A client context: the process's PID (0 if it is not visible to the server), and its number in the process."""
 
     pid: int
     number: int
@@ -73,7 +75,7 @@ class ListedProcess:
     device: int
     uuid: str
     identity: int
-    """ID in ps: counts the contexts of the server."""
+    """The ID that ps shows, which counts the contexts of the server."""
 
 
 @frozen
@@ -87,7 +89,7 @@ class DeviceClients:
 
 @frozen
 class ServerDevice:
-    """A device as the server sees it; ``pci`` as device_query prints it."""
+    """A device as the server sees it; ``pci`` is the address as device_query prints it."""
 
     ordinal: int
     pci: str
@@ -96,26 +98,29 @@ class ServerDevice:
 
 
 NEW_CLIENT: Final = (_INT.pack(_NEW_CLIENT), DESCRIPTOR)
-"""The last packet is sent with the server's end of the connection to the client."""
+"""Hand over a client. The last packet is sent with the server's end of the connection to the client."""
 
 
 def set_percentage(percentage: float) -> tuple[bytes, ...]:
-    """Set the active thread percentage of later clients."""
+    """Return the command that sets the active thread percentage of new clients."""
     return _INT.pack(_SET_PERCENTAGE), _DOUBLE.pack(percentage)
 
 
 def set_priority(priority: int) -> tuple[bytes, ...]:
-    """Set the priority of later clients."""
+    """Return the command that sets the priority of new clients."""
     return _INT.pack(_SET_PRIORITY), _INT.pack(priority)
 
 
 def set_memory_limit(device: int, count: int) -> tuple[bytes, ...]:
-    """Set the memory limit of later clients on a device, in bytes."""
+    """Return the command that sets the memory limit of new clients on a device, in bytes."""
     return _INT.pack(_SET_MEMORY_LIMIT), encode_device(device), _SIZE.pack(count)
 
 
 def shut_down_if_idle() -> Question[int]:
-    """Ask for the server's end if no client is left; answered by the number of client threads, 0 if it ends."""
+    """Return the question that ends the server if no client is left.
+
+    The answer is the number of client threads; 0 means that the server ends.
+    """
     return Question((_INT.pack(_SHUT_DOWN),), _make_reader(_INT))
 
 
@@ -124,7 +129,7 @@ END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
 
 
 def clients() -> Question[tuple[int, ...]]:
-    """Ask for the PIDs of the client processes that have contexts."""
+    """Return the question for the PIDs of the client processes that have contexts."""
 
     def read() -> Reader[tuple[int, ...]]:
         count = yield from _count()
@@ -137,7 +142,7 @@ def clients() -> Question[tuple[int, ...]]:
 
 
 def device_clients() -> Question[tuple[DeviceClients, ...]]:
-    """Ask for the client contexts on each device in use."""
+    """Return the question for the client contexts on each device in use."""
 
     def read() -> Reader[tuple[DeviceClients, ...]]:
         count = yield from _count()
@@ -156,7 +161,7 @@ def device_clients() -> Question[tuple[DeviceClients, ...]]:
 
 
 def processes() -> Question[tuple[ListedProcess, ...]]:
-    """Request the list for ps: client processes that have contexts."""
+    """Return the question for the list of ps: the client processes that have contexts."""
 
     def read() -> Reader[tuple[ListedProcess, ...]]:
         count = yield from _count()
@@ -166,17 +171,17 @@ def processes() -> Question[tuple[ListedProcess, ...]]:
             records.append(ListedProcess(pid, context, device, uuid_text(uuid), identity))
         return tuple(records)
 
-    # The server waits for the second packet after its answer.
+    # The server waits for the second packet after it has answered.
     return Question((_INT.pack(_PROCESSES), _INT.pack(0)), read)
 
 
 def terminate(pid: int) -> Question[int]:
-    """Ask for the end of a client process's contexts; answered by a CUresult number."""
+    """Return the question that ends a client process's contexts; the answer is a CUresult number."""
     return Question((_INT.pack(_TERMINATE), _INT.pack(pid)), _make_reader(_INT))
 
 
 def status() -> Question[int]:
-    """Ask for the status: STATUS_ACTIVE or STATUS_FAULT."""
+    """Return the question for the status; the answer is STATUS_ACTIVE or STATUS_FAULT."""
 
     def read() -> Reader[int]:
         number = yield from _integer()
@@ -188,7 +193,7 @@ def status() -> Question[int]:
 
 
 def devices() -> Question[tuple[ServerDevice, ...]]:
-    """Ask for the server's devices."""
+    """Return the question for the server's devices."""
 
     def read() -> Reader[tuple[ServerDevice, ...]]:
         count = yield from _count()
@@ -203,10 +208,10 @@ def devices() -> Question[tuple[ServerDevice, ...]]:
 
 
 def resume(percentage: float) -> Question[None]:
-    """Find the beginning of a server's answers after a takeover: answers to the previous daemon may still come.
+    """Return the question that ends the answers to the previous daemon, some of which may come after a takeover.
 
-    Set a percentage that no other daemon sets, one that a float of 32 bits can hold, and skip the answers before it.
-    The caller must set the right percentage before the next client comes.
+    It sets a percentage that no other daemon sets, which a 32-bit float can represent, and skips the answers before
+    it. The caller must set the correct percentage before the next client comes.
     """
     expected = _DOUBLE.pack(percentage)
 
@@ -218,7 +223,7 @@ def resume(percentage: float) -> Question[None]:
 
 
 def _make_reader(layout: struct.Struct) -> Callable[[], Reader[T]]:
-    """Make a reader of a single number."""
+    """Return a function that makes readers of a single number."""
 
     def read() -> Reader[T]:
         (value,) = layout.unpack((yield layout.size))

@@ -1,1 +1,1 @@
-"""Memory of every kind (CUDA driver API, Memory Management and its further chapters)."""
+"""Memory of every kind (CUDA driver API, Memory Management and related chapters)."""

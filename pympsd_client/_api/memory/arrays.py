@@ -18,32 +18,32 @@ def description_3d(handle: int) -> bytes:
 
 
 def copy_from_host(array: int, offset: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
-    """Copy from the host to bytes of an array, whose rows and slices follow each other; as cuMemcpyHtoD."""
+    """Copy from the host to an array at a byte offset (rows and slices follow each other), as cuMemcpyHtoD does."""
     copies.copy_host_to_device(address_at(array, offset, count), host, count, stream, wait)
 
 
 def copy_to_host(host: HostMemory, array: int, offset: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy bytes of an array to the host; as cuMemcpyDtoH."""
+    """Copy bytes of an array to the host, as cuMemcpyDtoH does."""
     copies.copy_device_to_host(host, address_at(array, offset, count), count, stream, wait)
 
 
 def copy_from_device(array: int, offset: int, source: int, count: int) -> None:
-    """Copy device memory to bytes of an array; as cuMemcpyDtoD."""
+    """Copy device memory to an array at a byte offset, as cuMemcpyDtoD does."""
     copies.copy_device_to_device(address_at(array, offset, count), source, count, 0, True)
 
 
 def copy_to_device(destination: int, array: int, offset: int, count: int) -> None:
-    """Copy bytes of an array to device memory; as cuMemcpyDtoD."""
+    """Copy bytes of an array to device memory, as cuMemcpyDtoD does."""
     copies.copy_device_to_device(destination, address_at(array, offset, count), count, 0, True)
 
 
 def copy_between(destination: int, at: int, source: int, start: int, count: int) -> None:
-    """Copy bytes of an array to another array, or to the same one; as cuMemcpyDtoD."""
+    """Copy bytes of an array to another array or within the array, as cuMemcpyDtoD does."""
     copies.copy_device_to_device(address_at(destination, at, count), address_at(source, start, count), count, 0, True)
 
 
 def address_at(handle: int, offset: int, count: int) -> int:
-    """Return the address of bytes of an array; raise INVALID_VALUE if it does not have them."""
+    """Return the address of ``count`` bytes of an array; raise INVALID_VALUE if they end beyond it."""
     array = arrays.find(handle)
     if offset + count > array.size:
         raise invalid_value(f"{count} bytes from {offset} on are not all within an array of {array.size} bytes")

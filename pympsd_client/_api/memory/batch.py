@@ -1,6 +1,6 @@
 """Batches of copies (CUDA driver API, Memory Management), and of prefetches and discards (Unified Addressing).
 
-Discarded memory, whose contents are indeterminate in CUDA, keeps them.
+Discarded memory keeps its content, which is indeterminate in CUDA.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ from pympsd_client._objects.stream import LEGACY, resolve
 
 
 def copy(destinations: Any, sources: Any, sizes: Any, count: int, stream: int) -> None:
-    """Copy between several pairs of addresses, in a stream that was created or the per-thread one, in order.
+    """Copy between several pairs of addresses, in order, in a stream other than the legacy stream.
 
-    The attributes are hints, and change nothing. INVALID_VALUE, before any copy is begun, for an empty batch or copy.
+    The attributes are hints without an effect. Raise INVALID_VALUE for an empty batch or copy before any copy begins.
     """
     _check(count, stream)
     copies = list(zip(_numbers(destinations, count), _numbers(sources, count), _numbers(sizes, count), strict=True))
@@ -39,10 +39,10 @@ def copy(destinations: Any, sources: Any, sizes: Any, count: int, stream: int) -
 
 
 def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
-    """Copy rows and slices of memory and arrays, in a stream that was created or the per-thread one, in order.
+    """Copy rows and slices of memory and arrays several times, in order, in a stream other than the legacy stream.
 
-    Hints about places and the order of access change nothing. INVALID_VALUE and INVALID_HANDLE, before any copy is
-    begun, for an operation that cannot be.
+    Hints about places and the order of access have no effect. Raise INVALID_VALUE or INVALID_HANDLE for a wrong
+    operation before any copy begins.
     """
     _check(count, stream)
     check_no_flags("cuMemcpy3DBatchAsync", flags)
@@ -62,7 +62,7 @@ def _describe(operation: BatchCopy) -> Copy3D:
     if not (operation.width and operation.height and operation.depth):
         raise invalid_value("width, height and depth of each copy in a batch must be at least 1")
     if len(sizes) > 1:
-        raise invalid_value(f"the elements of both arrays must have as many bytes, not {min(sizes)} and {max(sizes)}")
+        raise invalid_value(f"both arrays must have elements of one size, not {min(sizes)} and {max(sizes)} bytes")
     (element,) = sizes
     destination, source = (side.describe(element) for side in operation.sides)
     return Copy3D(destination, source, operation.width * element, operation.height, operation.depth)
@@ -70,7 +70,7 @@ def _describe(operation: BatchCopy) -> Copy3D:
 
 @contextmanager
 def _number_errors(index: int) -> Iterator[None]:
-    """Add the number of the copy in the batch to an error."""
+    """Add the number of a copy in its batch to the reason of a CudaError that the block raises."""
     try:
         yield
     except CudaError as error:
@@ -80,9 +80,10 @@ def _number_errors(index: int) -> Iterator[None]:
 def prefetch(
     name: str, addresses: Any, sizes: Any, count: int, places: Any, firsts: Any, changes: int, flags: int, stream: int
 ) -> None:
-    """Note where ranges of managed memory will be used; raise INVALID_VALUE, INVALID_DEVICE, before any is noted.
+    """Note where ranges of managed memory will be used; if one is wrong, note none and raise INVALID_VALUE.
 
-    A place applies to the ranges from its index in ``firsts`` up to the next place's.
+    Each place applies from the range with its index in ``firsts`` to the one before the next place's. Raise
+    INVALID_DEVICE for a place.
     """
     ranges = _ranges(name, addresses, sizes, count, flags, stream)
     if not 0 < changes <= count:
@@ -99,7 +100,7 @@ def prefetch(
 
 
 def discard(addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> None:
-    """Accept that the contents of ranges of managed memory are not needed any more, without effect.
+    """Check ranges of managed memory whose content the program does not need any more; keep the content.
 
     Raise INVALID_VALUE.
     """

@@ -1,7 +1,7 @@
-"""Copies and fills of device memory (CUDA driver API, Memory Management). Sizes in bytes.
+"""Copies and fills of device memory (CUDA driver API, Memory Management). Sizes are in bytes.
 
-A host pointer is an address or an object with a buffer; its size is checked if it is known. Streams as in CUDA:
-NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that was created.
+A host pointer is an address or an object with a buffer; its size is checked if it is known. A stream is, as in CUDA,
+NULL or CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that the program has created.
 """
 
 import ctypes
@@ -18,16 +18,16 @@ from pympsd_client._objects.stream import resolve
 
 
 def copy_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy between addresses of devices and of host memory: an address outside every device is the host's.
+    """Copy between device and host memory; an address that is not on a device is the host's.
 
-    The asynchronous form keeps stream order. INVALID_VALUE for an address that is not in this process's memory.
+    The asynchronous form keeps stream order. Raise INVALID_VALUE for an address that is not in this process's memory.
     """
     to_host, from_host = (count and is_hosts(address) for address in (destination, source))
     for address, is_host in ((destination, to_host), (source, from_host)):
         if is_host:
             check_host(address, count)
     if to_host and from_host:
-        # In stream order: after the earlier work, and complete on return.
+        # This keeps stream order, because the earlier work is done, and the copy is complete on return.
         streams.synchronize(stream)
         ctypes.memmove(destination, source, count)
     elif to_host:
@@ -39,12 +39,12 @@ def copy_any(destination: int, source: int, count: int, stream: int, wait: bool 
 
 
 def is_hosts(address: int) -> bool:
-    """Return whether an address is the host's: of page-locked memory, or of no visible device."""
+    """Return whether an address is the host's, because it is in page-locked memory or not on a visible device."""
     return pinned.region_at(address) is not None or not device_memory.is_on_a_device(address)
 
 
 def check_host(address: int, count: int) -> None:
-    """Raise INVALID_VALUE unless a range of the host's addresses is memory of this process."""
+    """Raise INVALID_VALUE unless a range of host addresses is within this process's memory."""
     region = pinned.region_at(address)
     if region is None and not is_memory(address, count):
         raise invalid_value(f"{count} bytes from {address:#x} are neither all this process's nor a visible device's")
@@ -55,9 +55,9 @@ def check_host(address: int, count: int) -> None:
 def copy_peer_to_peer(
     destination: int, destination_context: int, source: int, source_context: int, count: int, stream: int
 ) -> None:
-    """Copy from a context's device to another's; staged here, so that no peer access is needed.
+    """Copy between the devices of two contexts, through this process, so that no peer access is needed.
 
-    The asynchronous form keeps stream order (between two devices: waits).
+    The asynchronous form keeps stream order; between two devices it waits.
     """
     for address, handle in ((destination, destination_context), (source, source_context)):
         context = context_of(handle)
@@ -69,7 +69,7 @@ def copy_peer_to_peer(
 def copy_host_to_device(destination: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
     """Copy from the host; the synchronous form returns when the copy is complete.
 
-    The asynchronous one keeps stream order; the source may change as soon as it returns, unless it is page-locked.
+    The asynchronous form keeps stream order. When it returns, the source may change unless it is page-locked.
     """
     context, its_stream = resolve(stream)
     if count == 0:
@@ -80,11 +80,11 @@ def copy_host_to_device(destination: int, host: HostMemory, count: int, stream: 
     wait = wait or device_memory.allocations.is_synchronous(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     if pinned.is_reached_by(at.usable().transport, host.address, count):
-        # In any other stream than the caller's nothing would wait for it.
+        # In another context the copy is not in the caller's stream, so later work would not wait for it.
         operation, waits = operations.COPY_TO_DEVICE_PINNED, wait or at is not context
         copies.copy_by_device(at, operation, at_stream, destination, host.address, count, wait=waits)
     elif source := device_memory.devices_address(at, host.address, count):
-        # Earlier work of the stream may write to it.
+        # By the device, because earlier work of the stream may write to the source.
         operation, waits = operations.COPY_ON_DEVICE, wait or at is not context
         copies.copy_by_device(at, operation, at_stream, destination, source, count, wait=waits)
     else:
@@ -94,7 +94,7 @@ def copy_host_to_device(destination: int, host: HostMemory, count: int, stream: 
 def copy_device_to_host(host: HostMemory, source: int, count: int, stream: int, wait: bool = False) -> None:
     """Copy to the host; the synchronous form returns when the copy is complete.
 
-    So does the asynchronous one, in stream order, unless the host memory is page-locked.
+    The asynchronous form keeps stream order, and waits too unless the host memory is page-locked.
     """
     context, its_stream = resolve(stream)
     if count == 0:
@@ -111,9 +111,9 @@ def copy_device_to_host(host: HostMemory, source: int, count: int, stream: int, 
 
 
 def copy_device_to_device(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy from device memory to device memory, of one device or of two, in stream order (of two: waits).
+    """Copy from device memory to device memory in stream order; between two devices, wait until it is done.
 
-    The synchronous form is asynchronous too, unless the program reaches one of them by its address.
+    The synchronous form waits too if the CPU can access the source or the target.
     """
     context, its_stream = resolve(stream)
     if count == 0:
@@ -143,11 +143,11 @@ def fill(
     height: int = 1,
     wait: bool = False,
 ) -> None:
-    """Set N elements of 1, 2 or 4 bytes in stream order; the address is aligned to them.
+    """Set N elements of 1, 2 or 4 bytes in stream order; the address must be aligned to their size.
 
-    Page-locked host memory that is in no device's window is set here, complete on return. The synchronous form waits
-    if the program reaches the memory by its address. The 2D forms set Width elements in each of Height rows, which
-    begin dstPitch bytes apart.
+    The 2D forms set Width elements in each of Height rows, which begin dstPitch bytes apart. The synchronous form
+    waits if the CPU can access the memory. Page-locked host memory outside of the devices' windows is set by this
+    process, which waits.
     """
     context, its_stream = resolve(stream)
     if count == 0 or height == 0:
@@ -170,5 +170,5 @@ def fill(
 
 
 def _is_the_programs_too(address: int) -> bool:
-    """Return whether the program reaches memory of the device by its address: page-locked or managed memory."""
+    """Return whether the CPU can access memory at a device's address, because it is page-locked or managed."""
     return pinned.holds(address) or device_memory.allocations.is_shared(address)

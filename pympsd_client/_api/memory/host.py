@@ -1,10 +1,10 @@
 """Page-locked host memory (CUDA driver API, Memory Management): the calls over `_objects.memory.pinned`.
 
-The device of the current context copies from and to allocated memory directly and asynchronously; copies with another
-device, and of registered memory, work as for any memory. Kernels access registered memory, by an address other than
-the program (device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0), from cuMemHostGetDevicePointer on, which
-puts pages that the executor shares in the place of the program's (`_objects.memory.pinned`). Before Volta the size of
-/dev/shm bounds both.
+The device of the current context copies from and to allocated memory directly and asynchronously. Copies with another
+device, and copies of registered memory, work as with pageable memory. Kernels can access registered memory after
+cuMemHostGetDevicePointer, which replaces the program's pages by pages that the executor shares
+(`_objects.memory.pinned`), and at an address other than the program's (device attribute
+CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0). Before Volta the size of /dev/shm bounds both kinds of memory.
 """
 
 from typing import Final
@@ -23,10 +23,9 @@ _NOT_MAPPED: Final = (
 
 
 def allocate(size: int, flags: int) -> int:
-    """Return the address of new page-locked memory; raise OUT_OF_MEMORY, INVALID_VALUE for 0.
+    """Return the address of new page-locked memory; raise OUT_OF_MEMORY, INVALID_VALUE for 0 bytes.
 
-    Kernels of the current context's device reach it by the same address. The flags CU_MEMHOSTALLOC_* make no
-    difference here: other devices copy it, and their kernels do not reach it.
+    Kernels of the current context's device access it at the same address. The flags CU_MEMHOSTALLOC_* have no effect.
     """
     bounded = _is_bounded()
     context = current()
@@ -39,11 +38,11 @@ def free(address: int) -> None:
 
 
 def register(memory: HostMemory, size: int, flags: int) -> None:
-    """Count memory of the program as page-locked: a buffer, or an address. Raise INVALID_VALUE if it is not mapped.
+    """Count memory of the program, given as a buffer or an address, as page-locked.
 
-    Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
-    HOST_MEMORY_ALREADY_REGISTERED if a part of the memory is registered; NOT_SUPPORTED for I/O memory and the flag
-    READ_ONLY.
+    Copies do not get faster, because the device itself copies only memory of cuMemHostAlloc. Raise INVALID_VALUE if
+    the memory is not mapped, HOST_MEMORY_ALREADY_REGISTERED if a part of it is registered, NOT_SUPPORTED for I/O
+    memory and the flag READ_ONLY.
     """
     bounded = _is_bounded()
     if memory.size is not None and size > memory.size:
@@ -52,12 +51,12 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
 
 
 def unregister(address: int) -> None:
-    """Undo cuMemHostRegister; raise HOST_MEMORY_NOT_REGISTERED for an address it was not called with."""
+    """Undo cuMemHostRegister; raise HOST_MEMORY_NOT_REGISTERED for an address that was not passed to it."""
     pinned.unregister(address)
 
 
 def flags(address: int) -> int:
-    """Return the flags that page-locked memory was allocated with; raise INVALID_VALUE for any other address."""
+    """Return the flags with which page-locked memory was allocated; raise INVALID_VALUE for any other address."""
     region = pinned.region_at(address)
     if region is None or region.pages is None:
         raise invalid_value(f"{address:#x} is not within memory that cuMemAllocHost or cuMemHostAlloc returned")
@@ -65,11 +64,12 @@ def flags(address: int) -> int:
 
 
 def device_pointer(address: int, flags: int) -> int:
-    """Return the address at which kernels of the current context access page-locked memory; allocated: the same one.
+    """Return the address at which kernels of the current context access page-locked memory.
 
-    NOT_SUPPORTED if the device maps no host memory (attribute CAN_MAP_HOST_MEMORY), and for registered memory whose
-    pages cannot be replaced: shared ones, this thread's stack, those of other registered memory. INVALID_VALUE for
-    memory of another device, or registered without CU_MEMHOSTREGISTER_DEVICEMAP; OUT_OF_MEMORY.
+    It is the same address for allocated memory, another one for registered memory. Raise NOT_SUPPORTED if the device
+    cannot map host memory (attribute CAN_MAP_HOST_MEMORY), and for registered memory whose pages cannot be replaced:
+    shared pages, this thread's stack, pages with other registered memory. Raise INVALID_VALUE for memory of another
+    device or registered without CU_MEMHOSTREGISTER_DEVICEMAP, and OUT_OF_MEMORY.
     """
     context = require_context()
     if not context.device.properties.attributes.get("CAN_MAP_HOST_MEMORY"):
@@ -80,7 +80,7 @@ def device_pointer(address: int, flags: int) -> int:
 
 
 def _is_bounded() -> bool:
-    """Return whether /dev/shm bounds this process: a client of MPS that sees devices before Volta (then all are).
+    """Return whether the size of /dev/shm bounds this process: under MPS, if a visible device is older than Volta.
 
     Raise CudaError without a usable context.
     """

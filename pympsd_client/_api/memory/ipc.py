@@ -1,7 +1,7 @@
-"""Memory and events between processes (CUDA driver API, the functions cuIpc*).
+"""Memory and events that processes share (CUDA driver API, the functions cuIpc*).
 
-Both processes are clients of one server, and on one device: an executor opens objects that one of its clients has
-shared.
+Both processes have to be clients of one server and use one device, because an executor opens only objects that one of
+its clients has shared.
 """
 
 from typing import Any, Final
@@ -26,19 +26,19 @@ _EVENT: Final = "CUipcEventHandle"
 
 @define(eq=False)
 class OpenedMemory(FreedImmediately):
-    """Memory of another process, from cuIpcOpenMemHandle: no function of allocations frees it."""
+    """Memory of another process, opened by cuIpcOpenMemHandle; cuMemFree refuses it."""
 
     secret: int = field(kw_only=True)
     range: ImportedRange = field(kw_only=True)
     references: int = 1
 
     def free(self) -> None:
-        """Refuse: INVALID_VALUE."""
+        """Raise INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is another process's; call cuIpcCloseMemHandle")
 
 
 _given: Final[set[int]] = set()
-"""The secrets of this process's own memory."""
+"""The secrets of this process's own memory for which it has handles."""
 
 
 def _require_support(name: str) -> Context:
@@ -53,9 +53,9 @@ def _require_support(name: str) -> Context:
 
 
 def memory_handle(address: int) -> bytes:
-    """Return a handle with which other processes open an allocation of cuMemAlloc, named by its first byte.
+    """Return a handle with which other processes open an allocation of cuMemAlloc that starts at an address.
 
-    The allocation counts as this process's, once, until it is freed and closed everywhere. INVALID_VALUE.
+    The memory counts only as this process's, until it is freed and every process has closed it. Raise INVALID_VALUE.
     """
     _require_support("cuIpcGetMemHandle")
     allocation = allocations.get(address)
@@ -70,10 +70,11 @@ def memory_handle(address: int) -> bytes:
 
 
 def open_memory(argument: Any, flags: int) -> int:
-    """Return where another process's memory is mapped; opened again in the context it is the same, counted.
+    """Map another process's memory and return its address.
 
-    INVALID_CONTEXT for this process's own; MAP_FAILED for memory that is freed or of another server;
-    PEER_ACCESS_UNSUPPORTED for a handle of another device; INVALID_HANDLE, INVALID_VALUE.
+    If the context has opened the memory before, return the same address and count one more user. Raise
+    INVALID_CONTEXT for this process's own memory; MAP_FAILED for memory that is freed or another server's;
+    PEER_ACCESS_UNSUPPORTED for another device's memory; INVALID_HANDLE, INVALID_VALUE.
     """
     context = _require_support("cuIpcOpenMemHandle")
     if flags & ~_LAZY_PEER_ACCESS:
@@ -111,19 +112,19 @@ def _convert_to_map_error(error: CudaError) -> CudaError:
         return error
     return CudaError(
         Result.ERROR_MAP_FAILED,
-        "what the handle names is freed, or of another server's client: processes share through one server",
+        "the handle's object is freed, or belongs to a client of another server; use one server for both processes",
     )
 
 
 def close_memory(address: int) -> None:
-    """Close memory of another process; the last close unmaps the memory, when the context's work is done.
+    """Close another process's memory; the last close unmaps it when the context's work is done.
 
-    Raise INVALID_VALUE.
+    Raise INVALID_VALUE for any other address.
     """
     _require_support("cuIpcCloseMemHandle")
     memory = allocations.get(address)
     if not isinstance(memory, OpenedMemory):
-        raise invalid_value(f"{address:#x} is not what cuIpcOpenMemHandle returned")
+        raise invalid_value(f"{address:#x} was not returned by cuIpcOpenMemHandle")
     memory.references -= 1
     if not memory.references:
         memory.context.synchronize()
@@ -134,7 +135,7 @@ def close_memory(address: int) -> None:
 def event_handle(event: int) -> bytes:
     """Return a handle with which other processes open an event.
 
-    INVALID_HANDLE for one that was not created with CU_EVENT_INTERPROCESS and CU_EVENT_DISABLE_TIMING.
+    Raise INVALID_HANDLE unless it was created with CU_EVENT_INTERPROCESS and CU_EVENT_DISABLE_TIMING.
     """
     _require_support("cuIpcGetEventHandle")
     entry = events.events.find(event)
@@ -146,10 +147,10 @@ def event_handle(event: int) -> bytes:
 
 
 def open_event(argument: Any) -> int:
-    """Return an event of the current context that stands for another process's event, without timing.
+    """Return a new event, without timing, of the current context that stands for another process's event.
 
-    MAP_FAILED for an event that is destroyed or of another server; PEER_ACCESS_UNSUPPORTED for an event of another
-    device; INVALID_HANDLE.
+    Raise MAP_FAILED for an event that is destroyed or another server's, PEER_ACCESS_UNSUPPORTED for an event of
+    another device, INVALID_HANDLE.
     """
     context = _require_support("cuIpcOpenEventHandle")
     handle = shared_handles.unpack(_EVENT, argument, invalid_handle)

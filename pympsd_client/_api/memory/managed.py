@@ -1,7 +1,8 @@
-"""Managed memory (CUDA driver API, Unified Addressing): one address for program and kernels, at any time.
+"""Managed memory (CUDA driver API, Unified Addressing), which the program and kernels access at the same address.
 
-On the emulated device it is memory that the executor and the program share, so advice and prefetching change only the
-results of cuMemRangeGetAttribute. A device without it (attribute MANAGED_MEMORY is 0) refuses all by name.
+On the emulated device the executor and the program share this memory, so advice and prefetching change only the
+results of cuMemRangeGetAttribute. On a device without managed memory (attribute MANAGED_MEMORY is 0) all functions
+raise NOT_SUPPORTED.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,9 +45,9 @@ def require_support(name: str) -> Context:
 
 
 def allocate(size: int, flags: int) -> int:
-    """Return the address of new managed memory, zero; it is freed with the context, or by cuMemFree.
+    """Return the address of new managed memory, all zero, which cuMemFree frees, or closing the context.
 
-    ``flags`` are CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST. OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
+    ``flags``: CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST. Raise OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
     """
     context = require_support("cuMemAllocManaged")
     if flags not in (_GLOBAL, _HOST_FIRST):
@@ -60,19 +61,19 @@ def allocate(size: int, flags: int) -> int:
 
 @frozen
 class Range:
-    """A range of managed memory: the states of the allocation's pages, and its offsets there."""
+    """A range of managed memory: the states of its allocation's pages, and its offsets in the allocation."""
 
     states: PageStates
     start: int
     end: int
 
     def prefetch(self, place: Place) -> None:
-        """Note the place of its next use."""
+        """Note the place where the range will be used next."""
         self.states.change(self.start, self.end, lambda state: evolve(state, prefetched=place))
 
 
 def find_range(address: int, count: int) -> Range:
-    """Return a range that one managed allocation holds; raise INVALID_VALUE."""
+    """Return a range that is within one managed allocation; raise INVALID_VALUE for any other."""
     allocation = allocations.find_containing(address)
     if allocation is None or not allocation.is_managed:
         raise invalid_value(f"{address:#x} is not in managed memory of this process")
@@ -87,7 +88,7 @@ def find_range(address: int, count: int) -> Range:
 
 
 def _place(argument: Any) -> Place:
-    """Return the location that was given: a CUmemLocation, or as before CUDA 13 a device, or -1 for the host."""
+    """Return the location in a CUmemLocation, or, as before CUDA 13, in a device's number (-1 for the host)."""
     where = location(argument) if hasattr(argument, "getPtr") or isinstance(argument, InMemory) else None
     if where is None:
         ordinal = number(argument)
@@ -96,7 +97,7 @@ def _place(argument: Any) -> Place:
 
 
 def place_of(location: Location) -> Place:
-    """Return a location that managed memory can have; raise INVALID_VALUE, INVALID_DEVICE."""
+    """Return a location as a place of managed memory; raise INVALID_VALUE, INVALID_DEVICE if it cannot be one."""
     if location.type == _DEVICE:
         device = process.device(location.id)
         if not device.properties.attributes.get("CONCURRENT_MANAGED_ACCESS"):
@@ -147,7 +148,7 @@ _CHANGES: Final[dict[int, Callable[[PageState, Place], PageState]]] = {
 def prefetch(devPtr: Any, count: Any, location: Any, *arguments: Any, **keywords: Any) -> None:
     """Note where managed memory will be used; raise INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
 
-    Then come ``flags`` (0) and the stream, or with cuda-bindings 12 the stream alone.
+    ``arguments`` are ``flags`` (0) and the stream, or with cuda-bindings 12 only the stream.
     """
     require_support("cuMemPrefetchAsync")
     flags, stream = _rest(arguments, keywords)
@@ -165,7 +166,10 @@ def _rest(positional: Sequence[Any], keywords: dict[str, Any]) -> tuple[int, int
 
 
 def attach(stream: int, address: int, length: int, flags: int) -> None:
-    """Note that managed memory will be used by a stream, by all or by the host alone; raise INVALID_VALUE."""
+    """Check an announcement that managed memory will be used by one stream, by all, or only by the host.
+
+    Raise INVALID_VALUE.
+    """
     require_support("cuStreamAttachMemAsync")
     resolve(stream)
     allocation = allocations.find_containing(address)
@@ -183,9 +187,9 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
 
 
 def attribute(size: int, requested: int, address: int, count: int) -> AttributeValue:
-    """Return an attribute of managed memory.
+    """Return an attribute of a range of managed memory; raise INVALID_VALUE.
 
-    Raise INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4.
+    ``dataSize`` must be 4, or a multiple of 4 for ACCESSED_BY.
     """
     require_support("cuMemRangeGetAttribute")
     area = find_range(address, count)
@@ -219,7 +223,7 @@ _IDS: Final = {value for name, value in _ATTRIBUTES.items() if name.endswith("_I
 
 
 def attributes(sizes: Any, requested: Any, count: int, address: int, length: int) -> list[AttributeValue]:
-    """Return several attributes of managed memory; raise INVALID_VALUE."""
+    """Return several attributes of a range of managed memory; raise INVALID_VALUE."""
     require_support("cuMemRangeGetAttributes")
     lengths, numbers = read_numbers(sizes, count, "Q"), read_numbers(requested, count, "i")
     if count == 0 or count > len(numbers) or count > len(lengths):

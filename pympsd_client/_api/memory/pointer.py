@@ -1,6 +1,6 @@
 """Attributes of addresses (CUDA driver API, Unified Addressing).
 
-Known are the process's allocations, its page-locked memory, and the variables of its modules.
+An address has attributes if it is in an allocation of this process, its page-locked memory, or a module's variable.
 """
 
 from collections.abc import Callable
@@ -33,22 +33,22 @@ _OF_NO_CONTEXT: Final = (Block, ImportedBlock, Mapping)
 
 @frozen
 class PointedMemory:
-    """The memory at an address."""
+    """The memory that contains an address."""
 
     start: int
     size: int
     context: Context | None
     is_host: bool
     device_pointer: int
-    """The address at which kernels access the requested address; 0: by none."""
+    """The address at which kernels access the same byte, or 0 if they cannot."""
     host_pointer: int
-    """The address at which the program accesses it; 0: by none."""
+    """The address at which the program accesses the same byte, or 0 if it cannot."""
     buffer_id: int
     allocation: Allocation | None = None
 
 
 def memory_at(address: int) -> PointedMemory | None:
-    """Return the memory at an address, None if it is not CUDA's."""
+    """Return the memory that contains an address, or None if the address has no attributes."""
     allocation = allocations.find_containing(address)
     if allocation is not None:
         reached = address if allocation.is_shared else 0
@@ -71,9 +71,9 @@ def memory_at(address: int) -> PointedMemory | None:
 
 
 def attribute(requested: int, address: int) -> AttributeValue:
-    """Return an attribute of an address; raise INVALID_VALUE if it is not CUDA's, or does not have the attribute.
+    """Return an attribute of an address; raise INVALID_VALUE if the address does not have it.
 
-    Memory without a context (of a pool, or mapped) needs no current one.
+    A context must be current, except for memory that belongs to no context: of a pool, or mapped.
     """
     memory = memory_at(address)
     if this_thread.stack or memory is None or not isinstance(memory.allocation, _OF_NO_CONTEXT):
@@ -88,9 +88,9 @@ def attribute(requested: int, address: int) -> AttributeValue:
 
 
 def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]:
-    """Return several attributes of an address; each is NULL if the address is not one of CUDA's, or does not have it.
+    """Return several attributes of an address; those that the address does not have are NULL.
 
-    Needs no context; errors of earlier work are reported if one is current.
+    No context has to be current, but the error of a current context is reported.
     """
     if this_thread.stack:
         current().usable()
@@ -110,9 +110,9 @@ def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]
 
 
 def set_attribute(value: Any, requested: int, address: int) -> None:
-    """Set SYNC_MEMOPS of an allocation: its copies and fills return when they are done.
+    """Set SYNC_MEMOPS of an allocation, with which its copies and fills return when they are done.
 
-    Raise INVALID_VALUE otherwise.
+    Raise INVALID_VALUE for any other attribute or address.
     """
     current().usable()
     if requested != _ATTRIBUTES["SYNC_MEMOPS"]:
@@ -127,7 +127,7 @@ def set_attribute(value: Any, requested: int, address: int) -> None:
 
 
 def address_range(address: int) -> tuple[int, int]:
-    """Return the start and the bytes of the allocation that contains an address; raise NOT_FOUND."""
+    """Return the start and the size in bytes of the allocation that contains an address; raise NOT_FOUND."""
     current().usable()
     memory = memory_at(address)
     if memory is None:
@@ -140,7 +140,7 @@ def _describe_unknown(requested: int) -> CudaError:
 
 
 def _none(requested: int) -> AttributeValue:
-    """Return the value of an attribute for an address that is not one of CUDA's."""
+    """Return the value of an attribute that an address does not have."""
     if requested in (_ATTRIBUTES["DEVICE_POINTER"], _ATTRIBUTES["HOST_POINTER"], _ATTRIBUTES["P2P_TOKENS"]):
         _, code, type = _VALUES[requested]
         return AttributeValue((0, 0) if code == "2Q" else 0, code, type)
@@ -169,7 +169,7 @@ def _tokens(memory: PointedMemory, address: int) -> int:
 
 
 def _context(memory: PointedMemory, address: int) -> int:
-    """Return the context; NULL for memory of a pool, mapped memory and managed variables, which are the device's."""
+    """Return the context; NULL for pool memory, mapped memory and managed variables, which belong to a device."""
     if memory.context is None or isinstance(memory.allocation, (ManagedVariable, *_OF_NO_CONTEXT)):
         return 0
     return memory.context.handle
@@ -195,7 +195,7 @@ def _access(memory: PointedMemory, address: int) -> int:
 
 
 def _flag(name: str) -> Callable[[PointedMemory, int], int]:
-    """Return the reader of a property of an allocation; 0 for memory that is not one."""
+    """Return a function that reads a property of an allocation, and returns 0 for other memory."""
     return lambda memory, _: int(getattr(memory.allocation, name, False))
 
 
@@ -235,4 +235,4 @@ _VALUES: Final[dict[int, tuple[Callable[[PointedMemory, int], int], str, Callabl
     }.items()
     if name in _ATTRIBUTES  # older versions of cuda-bindings have fewer
 }
-"""The reader of an attribute's value, the struct code of its C type, and the type of cuda.bindings, if not int."""
+"""For each attribute: the function that reads its value, the struct code of its C type, its Python type or None."""

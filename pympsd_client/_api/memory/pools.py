@@ -1,18 +1,19 @@
 """Stream-ordered allocation, memory pools and their sharing (CUDA driver API, Stream Ordered Memory Allocator).
 
-cuMemAllocAsync takes memory from a pool: the current pool of the stream's device, or the one that is named. The
-address is valid for all later work of the stream, and cuMemFreeAsync gives the memory back when the stream reaches
-the free; how a pool reuses and releases it is in `_objects.pools`. In a capturing stream both become nodes of the
-graph.
+cuMemAllocAsync takes memory from the current pool of the stream's device, cuMemAllocFromPoolAsync from a given pool.
+The address is valid for all later work of the stream. cuMemFreeAsync returns the memory to the pool when the stream
+reaches this point; `_objects.pools` describes how a pool reuses and releases memory. In a capturing stream both calls
+become nodes of the graph.
 
 A pool is of one *kind*: pinned memory of a device or of a NUMA node of the host, or managed memory. Every device,
 the host and its node have a default pool. A location's current pool is its default one until a program sets another.
 
 Sharing: a pool that was created with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR has a secret of 128 bits. Its
-descriptor is an empty memfd whose name has the secret; a process that gets the descriptor imports the pool, and then
-single allocations of it by 64 bytes of data (`shared_handles`). Nothing can be allocated from an imported pool.
+descriptor is an empty memfd whose name contains the secret. A process that gets the descriptor imports the pool, and
+then single allocations by 64 bytes of data (`shared_handles`). An imported pool cannot allocate.
 
-Sizes are in bytes. INVALID_VALUE for a handle that is not a pool, and for unknown locations and types.
+Sizes are in bytes. Functions raise INVALID_VALUE for a handle that is not a pool's, and for unknown locations and
+types.
 """
 
 import os
@@ -55,7 +56,7 @@ DESCRIPTOR: Final = members("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_")[
 def allocate(size: int, stream: int) -> int:
     """Return the address of new memory from the current pool of the stream's device, for the stream's later work.
 
-    OUT_OF_MEMORY. As the driver does, return 0 for 0 bytes.
+    Return 0 for 0 bytes, as the driver does. Raise OUT_OF_MEMORY.
     """
     context, its_stream = resolve(stream)
     kind, device = kind_of_device(context.device)
@@ -66,7 +67,7 @@ def allocate(size: int, stream: int) -> int:
 def allocate_from(size: int, pool: int, stream: int) -> int:
     """Return the address of new memory from a pool, for the stream's later work.
 
-    OUT_OF_MEMORY; INVALID_VALUE for the pool of another process.
+    Raise OUT_OF_MEMORY, or INVALID_VALUE for another process's pool.
     """
     context, its_stream = resolve(stream)
     source = pools.find(pool)
@@ -97,7 +98,7 @@ def free(address: int, stream: int) -> None:
 
 
 def kind_of_device(device: VisibleDevice) -> tuple[PoolKind, VisibleDevice]:
-    """Return the kind of memory of a device's pools, and the device."""
+    """Return the kind of a device's pools, and the device."""
     kind = _kinds.get(device.number)
     if kind is None:
         kind = _kinds[device.number] = PoolKind(_PINNED, Location(_DEVICE, device.number))
@@ -123,9 +124,9 @@ def set_current(device: int, pool: int) -> None:
 
 
 def create(properties: PoolProperties | None) -> int:
-    """Return a new pool of a device's, of managed or of host memory; raise INVALID_VALUE.
+    """Return a new pool of device, managed or host memory; raise INVALID_VALUE, NOT_SUPPORTED.
 
-    Pools of the memory of a device or of the host's NUMA node are exported to other processes if they are created so.
+    Pools of device memory or of the host's NUMA node can be exported if they are created with a type of handle.
     """
     if properties is None:
         raise invalid_value("the properties of the pool are NULL")
@@ -135,7 +136,7 @@ def create(properties: PoolProperties | None) -> int:
     if properties.usage:
         raise not_supported(f"cuMemPoolCreate: usage must be 0, not {properties.usage:#x}")
     if properties.max_size >= 1 << 63 or (kind.is_managed and properties.max_size):
-        raise invalid_value(f"a pool of {properties.max_size} bytes at most (of managed memory: 0)")
+        raise invalid_value(f"maxSize must be below 2^63 bytes, and 0 for managed memory, not {properties.max_size}")
     return pools.add(Pool(kind, device, properties.max_size, bool(properties.handle_types))).handle
 
 
@@ -153,7 +154,7 @@ def _check_exported(handle_types: int, kind: PoolKind, device: VisibleDevice | N
 
 
 def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, VisibleDevice | None]:
-    """Return the kind and the owner of the memory of a pool with these properties.
+    """Return the kind of pool for a location and an allocation type, and the device that has its memory, or None.
 
     Raise INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
     """
@@ -169,7 +170,7 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
     attribute = "MANAGED_MEMORY" if is_managed else of_host
     if not all(device.properties.attributes.get(attribute) for device in process.require().devices):
         raise not_supported(
-            "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
+            "only pools of device memory are supported: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
             f"(device attribute {attribute} is 0)"
         )
     if not is_managed:
@@ -182,18 +183,18 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
 
 
 def kind_of_node() -> PoolKind:
-    """Return the kind of memory of the pools of the host's NUMA node."""
+    """Return the kind of pool for memory of the host's NUMA node."""
     return PoolKind(_PINNED, Location(_NODE, node_of(process.device(0))), is_host=True)
 
 
 def node_of(device: VisibleDevice) -> int:
-    """Return the host's NUMA node of a device; raise INVALID_VALUE if it names none.
+    """Return a device's NUMA node of the host; raise INVALID_VALUE if the device does not name one.
 
-    It binds no memory: the system places a page at the node that touches it first.
+    pympsd does not bind memory to the node; the system places a page at the node that first touches it.
     """
     node = device.properties.attributes.get("HOST_NUMA_ID", -1)
     if node < 0:
-        raise invalid_value("the device names no NUMA node of the host (its attribute HOST_NUMA_ID is -1)")
+        raise invalid_value("the device does not name a NUMA node of the host (its attribute HOST_NUMA_ID is -1)")
     return node
 
 
@@ -209,7 +210,7 @@ def destroy(pool: int) -> None:
 
 
 def trim(pool: int, keep: int) -> None:
-    """Give memory that is not in use back to the device, but keep at least ``minBytesToKeep`` reserved bytes."""
+    """Give free memory of a pool back to the device, but keep at least ``minBytesToKeep`` reserved bytes."""
     pools.find(pool).trim(keep)
 
 
@@ -224,7 +225,7 @@ def current_at(location: Location | None, kind: int) -> int:
 
 
 def set_current_at(location: Location | None, kind: int, pool: int) -> None:
-    """Make a pool the current one of its location; raise INVALID_VALUE, NOT_SUPPORTED."""
+    """Make a pool the current one of a location; raise INVALID_VALUE, NOT_SUPPORTED."""
     pools.set_current(_resolve_place(location, kind)[0], pools.find(pool))
 
 
@@ -304,10 +305,10 @@ def _row(requested: int) -> _Attribute:
 
 
 def set_access(pool: int, argument: Any, count: int) -> None:
-    """Change which devices reach the pool's memory: its own device reads and writes, others need peer access.
+    """Change which devices can access the pool's memory. Its own device always can; others need peer access.
 
-    Managed and host memory is accessible to the devices in whose contexts it is allocated. INVALID_DEVICE for a
-    device without peer access; NOT_SUPPORTED for access only to read; INVALID_VALUE.
+    Managed and host memory is accessible to the devices in whose contexts it is allocated. Raise INVALID_DEVICE for a
+    device without peer access, NOT_SUPPORTED for read-only access, INVALID_VALUE.
     """
     entry, peers = pools.find(pool), dict[Pair, bool]()
     for description in accesses(argument, count):
@@ -315,7 +316,7 @@ def set_access(pool: int, argument: Any, count: int) -> None:
             raise invalid_value(f"access {description.flags:#x} from a location of type {description.location.type}")
         is_own = _is_accessible(entry, description.location)
         if is_own and description.flags != _READ_AND_WRITE:
-            raise invalid_value("a pool's own location has access to read and write, which cannot be taken from it")
+            raise invalid_value("a pool's own location can always read and write; its access cannot be revoked")
         if not is_own and (pair := _peers(entry, description)) is not None:
             peers[pair] = bool(description.flags)
     for pair, is_given in peers.items():
@@ -323,7 +324,10 @@ def set_access(pool: int, argument: Any, count: int) -> None:
 
 
 def _peers(pool: Pool, requested: Access) -> Pair | None:
-    """Return the devices that peer access to a pool is for, None if there can be no such access; raise CudaError."""
+    """Return the devices between which access to a pool needs peer access; None if there is nothing to change.
+
+    Raise CudaError if access is requested but not possible.
+    """
     location = requested.location
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is None or pool.device is None or not is_possible(device, pool.device):
@@ -334,7 +338,7 @@ def _peers(pool: Pool, requested: Access) -> Pair | None:
             )
         return None
     if requested.flags not in (0, _READ_AND_WRITE):
-        reason = "access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
+        reason = "access must be CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE; read-only is not supported"
         raise not_supported(f"cuMemPoolSetAccess: {reason}")
     return device.ordinal, pool.device.ordinal
 
@@ -347,7 +351,7 @@ def _is_accessible(pool: Pool, location: Location) -> bool:
 
 
 def access(pool: int, location: Location | None) -> int:
-    """Return how a location reaches the pool's memory: a CUmemAccess_flags. Raise INVALID_VALUE."""
+    """Return a location's access to the pool's memory, a CUmemAccess_flags; raise INVALID_VALUE."""
     entry = pools.find(pool)
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location must be a device or the host")
@@ -365,9 +369,9 @@ _FILE: Final = re.compile(rf"/memfd:pympsd-pool-([0-9a-f]{{32}})-([0-9]+|{_HOST_
 
 
 def export(pool: int, kind: int, flags: int) -> AttributeValue:
-    """Return a new descriptor of a pool, which other processes import; the caller closes it.
+    """Return a new descriptor with which other processes import a pool; the caller closes it.
 
-    INVALID_VALUE for a pool that was not created to be exported so.
+    Raise INVALID_VALUE for a pool that was not created with this type of handle.
     """
     entry = pools.find(pool)
     if flags or kind != DESCRIPTOR or not entry.secret:
@@ -380,9 +384,9 @@ def export(pool: int, kind: int, flags: int) -> AttributeValue:
 
 
 def import_pool(fd: int, kind: int, flags: int) -> int:
-    """Return the pool of another process, from which nothing is allocated here; the descriptor stays the caller's.
+    """Import another process's pool, which cannot allocate here. The caller keeps the descriptor.
 
-    INVALID_VALUE for a descriptor of anything else, and for a pool of a device that this process does not see.
+    Raise INVALID_VALUE for a descriptor of anything else, and for a pool of a device that this process does not see.
     """
     if flags or kind != DESCRIPTOR:
         raise invalid_value(
@@ -402,9 +406,9 @@ def import_pool(fd: int, kind: int, flags: int) -> int:
 
 
 def export_pointer(address: int) -> bytes:
-    """Return the data with which other processes import an allocation from a pool that they have imported.
+    """Return the data with which processes that have imported a pool import one of its allocations.
 
-    INVALID_VALUE for memory that is not from a pool that was created to be exported.
+    Raise INVALID_VALUE unless the memory is from a pool that can be exported.
     """
     block = allocations.get(address)
     if not isinstance(block, Block) or not block.pool.secret:
@@ -415,9 +419,9 @@ def export_pointer(address: int) -> bytes:
 
 
 def import_pointer(pool: int, argument: Any) -> int:
-    """Return where an allocation of an imported pool is mapped; it is freed as other allocations are.
+    """Map an allocation of an imported pool and return its address, which is freed like any other allocation.
 
-    INVALID_VALUE for an allocation of another pool, of another server, or that is freed.
+    Raise INVALID_VALUE for an allocation of another pool or another server, or one that is freed.
     """
     entry = pools.find(pool)
     if not isinstance(entry, ImportedPool):

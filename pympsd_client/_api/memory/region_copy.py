@@ -18,12 +18,12 @@ _MAX_ADDRESSES: Final = 1 << 64
 
 
 def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
-    """Copy rows, in 3D slices of rows, between host memory, device memory and arrays, in stream order.
+    """Copy rows (2D) or slices of rows (3D) between host memory, device memory and arrays, in stream order.
 
     A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The asynchronous
-    form returns early only if neither side is pageable host memory. INVALID_VALUE for a pitch or height that is too
-    small, a pitch above MAX_PITCH, NULL, elements of an array in part, or beyond its end; INVALID_HANDLE for no
-    array. As on a GPU (driver 580), an empty copy succeeds whatever its sides are.
+    form returns early only if neither side is pageable host memory. As on a GPU (driver 580), an empty copy succeeds
+    even if its sides are wrong. Raise INVALID_VALUE for a pitch or height that is too small, a pitch above MAX_PITCH,
+    NULL, parts of an array's elements, and elements beyond its end; INVALID_HANDLE for a handle of anything else.
     """
     context = require_context()
     if description is None:
@@ -34,15 +34,15 @@ def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
 
 
 def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
-    """Copy between contexts, in stream order, as cuMemcpy3DAsync; it needs no peer access.
+    """Copy between the devices of two contexts in stream order, as cuMemcpy3DAsync does, but without peer access.
 
-    INVALID_CONTEXT for a handle of no context, INVALID_VALUE if it is of a device other than its side's.
+    Raise INVALID_CONTEXT for a handle of anything else, INVALID_VALUE if a side is not on its context's device.
     """
     current().usable()
     if description is None:
         raise invalid_value("the description of the copy is NULL")
     described, *handles = description
-    # Like cuMemcpy3D, an empty copy succeeds whatever its sides are.
+    # As for cuMemcpy3D, an empty copy succeeds even if its sides are wrong.
     is_empty = not (described.width and described.height and described.depth)
     for side, handle, name in zip((described.destination, described.source), handles, ("dst", "src"), strict=True):
         device = context_of(handle).device
@@ -60,7 +60,7 @@ def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
 
 
 def regions(description: Copy3D, context: Context) -> tuple[CopyRegion, CopyRegion, CopyExtent] | None:
-    """Return destination, source and extent of a described copy, None for an empty copy; raise CudaError."""
+    """Return the destination, source and extent of a copy, or None for an empty copy; raise CudaError."""
     extent = CopyExtent(description.width, description.height, description.depth)
     if not extent.bytes:
         return None

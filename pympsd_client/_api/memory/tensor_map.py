@@ -1,7 +1,7 @@
-"""Tensor Map Object Management: maps are made and changed in the program's memory, and no executor is asked.
+"""Tensor Map Object Management: tensor maps are made and changed in the program's memory, without the executor.
 
-`pympsd.wire.tensor_map` has the layout of a map. Where one is in memory is not checked: cuda.bindings itself makes
-them at multiples of 16 bytes, not of 64.
+`pympsd.wire.tensor_map` has the layout of a map. The alignment of a map in memory is not checked, because
+cuda.bindings itself aligns maps to 16 bytes, not to 64.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ def _check_device() -> None:
 
 
 def _numbers(name: str, argument: Any, count: int, code: str) -> tuple[int, ...]:
-    """Return the elements of an array; raise INVALID_VALUE for NULL and for a list that is too short."""
+    """Return the numbers in an array; raise INVALID_VALUE for NULL and for a list that is too short."""
     elements = read_numbers(argument, count, code)
     if len(elements) < count:
         raise invalid_value(f"{name} has {len(elements)} elements; {count} are needed")
@@ -54,9 +54,10 @@ def _tensor(
     element_strides: Any,
     modes: tuple[int, int, int, int],
 ) -> TensorMap:
-    """Return the map of a tensor of at least that many dimensions, without the part that is copied.
+    """Return a tensor's map without its box, which depends on the kind of map.
 
-    ``modes``: interleave, swizzle, L2 promotion, and the fill of elements out of bounds.
+    ``modes``: interleave, swizzle, L2 promotion, and the fill of elements out of bounds. Raise INVALID_VALUE for
+    fewer than ``least`` dimensions.
     """
     _check_device()
     try:
@@ -89,8 +90,8 @@ def encode_tiled(
 ) -> bytes:
     """Return a map of tiles of a tensor.
 
-    INVALID_VALUE for values that the manual does not allow; NOT_SUPPORTED for interleaved layouts, and if the current
-    context's device has no tensor maps; INVALID_CONTEXT.
+    Raise INVALID_VALUE for values that the manual does not allow, NOT_SUPPORTED for interleaved layouts and if the
+    current context's device has no tensor maps, INVALID_CONTEXT without a current context.
     """
     modes = interleave, swizzle, l2_promotion, fill
     tensor = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, modes)
@@ -113,7 +114,7 @@ def encode_im2col(
     l2_promotion: int,
     fill: int,
 ) -> bytes:
-    """Return a map of columns of pixels of a tensor; errors as of `encode_tiled`."""
+    """Return a map of columns of pixels of a tensor; raise the errors of `encode_tiled`."""
     modes = interleave, swizzle, l2_promotion, fill
     tensor = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, modes)
     lower = _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i")
@@ -122,13 +123,13 @@ def encode_im2col(
 
 
 def encode_im2col_wide() -> bytes:
-    """Raise NOT_SUPPORTED: it needs a device of compute capability 10.0."""
+    """Raise NOT_SUPPORTED, because such maps need a device of compute capability 10.0."""
     _check_device()
     raise not_supported("cuTensorMapEncodeIm2colWide needs a device of compute capability 10.0")
 
 
 def replace_address(argument: Any, address: int) -> None:
-    """Give a map another global address.
+    """Replace the global address in a map.
 
     Raise INVALID_VALUE if it is not a map, or the address is misaligned for it.
     """

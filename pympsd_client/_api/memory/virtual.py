@@ -1,7 +1,7 @@
-"""Virtual memory management (CUDA driver API): reserved addresses, physical memory, and mapping one at the other.
+"""Virtual memory management (CUDA driver API): reserving addresses, and mapping physical memory there.
 
-A device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) refuses all by name. Host memory belongs to a
-context, as a device's does, and is mapped at addresses of that context's device.
+On a device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) all functions raise NOT_SUPPORTED. Host
+memory belongs to a context, as device memory does, and is mapped at addresses of that context's device.
 """
 
 from typing import Any, Final
@@ -44,7 +44,7 @@ def _require_support(device: VisibleDevice, name: str) -> VisibleDevice:
 
 
 def _find_own_device(name: str) -> VisibleDevice:
-    """Return the device of the current context, or the first device without one."""
+    """Return the device of the current context, or the first device if no context is current."""
     stack = this_thread.stack
     return _require_support(stack[-1].device if stack else process.device(0), name)
 
@@ -58,10 +58,10 @@ def _check_granules(size: int) -> None:
 
 
 def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
-    """Reserve addresses of the current context's device, or the first one's; return the first address.
+    """Reserve addresses of the current context's device, or of the first device; return the first address.
 
-    ``alignment`` is a power of 2, or 0; ``requested`` is the preferred first address, used if it is free.
-    INVALID_VALUE, OUT_OF_MEMORY.
+    ``alignment``: a power of 2, or 0. ``requested``: the preferred first address, used if the range is free there.
+    Raise INVALID_VALUE, OUT_OF_MEMORY.
     """
     device = _find_own_device("cuMemAddressReserve")
     _check_granules(size)
@@ -69,7 +69,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
     if alignment & (alignment - 1):
         raise invalid_value(f"the alignment must be a power of 2, not {alignment}")
     if size > _ROOM or alignment > _ROOM:
-        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process reserves {_ROOM} addresses of a device at most")
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process can reserve at most {_ROOM} addresses of a device")
     return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), requested)
 
 
@@ -86,7 +86,7 @@ def free_addresses(address: int, size: int) -> None:
 
 
 def granularity(properties: AllocationProperties | None, option: int) -> int:
-    """Return the granularity in bytes of all sizes and addresses here; raise INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the granularity of all sizes and addresses in bytes; raise INVALID_VALUE, NOT_SUPPORTED."""
     _check(properties, "cuMemGetAllocationGranularity")
     if option not in _GRANULARITIES.values():
         raise invalid_value(f"there is no granularity {option}")
@@ -94,7 +94,7 @@ def granularity(properties: AllocationProperties | None, option: int) -> int:
 
 
 def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
-    """Return the device of memory with these properties; raise INVALID_VALUE, NOT_SUPPORTED."""
+    """Return the device for memory with these properties; raise INVALID_VALUE, NOT_SUPPORTED."""
     if properties is None:
         raise invalid_value("the properties of the memory are NULL")
     location = properties.location
@@ -128,9 +128,9 @@ def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
 
 
 def create(size: int, properties: AllocationProperties | None, flags: int) -> int:
-    """Return a handle of new memory, which its device's contexts map.
+    """Return a handle of new memory, which all contexts of its device can map.
 
-    It belongs to a context of the device (the current one, if that is of the device), and is freed with it. Raise
+    The memory belongs to a context on the device, preferably the current one, and is freed with it. Raise
     OUT_OF_MEMORY, INVALID_VALUE or NOT_SUPPORTED.
     """
     device = _check(properties, "cuMemCreate")
@@ -149,19 +149,19 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
 
 
 def release(handle: int) -> None:
-    """Release a handle; the memory is freed when it is mapped nowhere. Raise INVALID_VALUE."""
+    """Release a handle; the memory is freed when it is not mapped any more. Raise INVALID_VALUE."""
     _find_own_device("cuMemRelease")
     virtual_memory.release(handle)
 
 
 def retain(address: int) -> int:
-    """Return the handle of the memory that is mapped at an address, to be released once more; raise INVALID_VALUE."""
+    """Return the handle of the memory mapped at an address, which must be released once more; raise INVALID_VALUE."""
     _find_own_device("cuMemRetainAllocationHandle")
     return virtual_memory.retain_at(address)
 
 
 def properties_of(handle: int) -> AllocationProperties:
-    """Return the properties that memory was created with; raise INVALID_VALUE."""
+    """Return the properties with which memory was created; raise INVALID_VALUE."""
     _find_own_device("cuMemGetAllocationPropertiesFromHandle")
     return virtual_memory.find(handle).properties
 
@@ -170,7 +170,7 @@ def properties_of(handle: int) -> AllocationProperties:
 
 
 def map_memory(address: int, size: int, offset: int, handle: int, flags: int) -> None:
-    """Map memory at reserved addresses; no kernel reaches it before cuMemSetAccess. Raise INVALID_VALUE."""
+    """Map memory at reserved addresses; kernels can access it after cuMemSetAccess. Raise INVALID_VALUE."""
     _find_own_device("cuMemMap")
     physical = virtual_memory.find(handle)
     _check_granules(size)
@@ -180,17 +180,17 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
 
 
 def unmap(address: int, size: int) -> None:
-    """Unmap the memory in a range of reserved addresses; kernels that still use it fault. Raise INVALID_VALUE."""
+    """Unmap the memory in a range of reserved addresses; kernels that access it have a fault. Raise INVALID_VALUE."""
     _find_own_device("cuMemUnmap")
     _check_granules(size)
     virtual_memory.unmap(address, size)
 
 
 def set_access(address: int, size: int, argument: Any, count: int) -> None:
-    """Set how devices, or for host memory the program, reach whole mappings: read and write, or not.
+    """Give devices, and for host memory the program, access to whole mappings, to read and write; or revoke it.
 
-    INVALID_VALUE, also for access of the host to a device's memory; INVALID_DEVICE for a device without peer access;
-    NOT_SUPPORTED for access only to read; OUT_OF_MEMORY if this process has mapped something there.
+    Raise INVALID_VALUE, also for the program's access to device memory; INVALID_DEVICE for a device without peer
+    access; NOT_SUPPORTED for read-only access; OUT_OF_MEMORY if this process has mapped something else there.
     """
     _find_own_device("cuMemSetAccess")
     _check_granules(size)
@@ -228,7 +228,7 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
 
 
 def access(location: Location | None, address: int) -> int:
-    """Return how a location reaches mapped memory: a CUmemAccess_flags. Raise INVALID_VALUE."""
+    """Return a location's access to mapped memory, a CUmemAccess_flags; raise INVALID_VALUE."""
     _find_own_device("cuMemGetAccess")
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location must be a device or the host")
@@ -242,9 +242,9 @@ def access(location: Location | None, address: int) -> int:
 
 
 def export(handle: int, kind: int, flags: int) -> AttributeValue:
-    """Return a new descriptor of memory, which another client of the device imports; the caller closes it.
+    """Return a new descriptor with which another client of the device imports memory; the caller closes it.
 
-    INVALID_VALUE for memory that was not created to be exported in this way.
+    Raise INVALID_VALUE for memory that was not created with this type of handle.
     """
     _find_own_device("cuMemExportToShareableHandle")
     physical = virtual_memory.find(handle)
@@ -257,9 +257,9 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
 
 
 def import_descriptor(fd: int, kind: int) -> int:
-    """Return a handle of memory that another process has exported; the descriptor stays the caller's.
+    """Import memory that another process has exported, and return its handle. The caller keeps the descriptor.
 
-    INVALID_VALUE for a descriptor of anything else, or if the memory has been freed.
+    Raise INVALID_VALUE for a descriptor of anything else, or if the memory has been freed.
     """
     device = _find_own_device("cuMemImportFromShareableHandle")
     if kind != _DESCRIPTOR:

@@ -158,7 +158,7 @@ class Kernel:
         name = attribute_name(attribute_number)
         attributes = self._layout(device).attributes
         if name not in attributes:
-            raise CudaError(Result.ERROR_INVALID_VALUE, f"function attribute {name} is not known of {self.name}")
+            raise CudaError(Result.ERROR_INVALID_VALUE, f"{self.name} does not have the function attribute {name}")
         return self._set.get((device, name), attributes[name])
 
     def set_attribute(self, attribute_number: int, value: int, device: VisibleDevice) -> None:

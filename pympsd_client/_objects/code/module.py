@@ -147,7 +147,7 @@ class Function:
         self.context.usable()
         name = attribute_name(attribute_number)
         if name not in self.attributes:
-            raise invalid_value(f"function attribute {name} is not known of {self.layout.name}")
+            raise invalid_value(f"{self.layout.name} does not have the function attribute {name}")
         return self.attributes[name]
 
     def set_attribute(self, attribute_number: int, value: int) -> None:

@@ -393,8 +393,8 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
     allocation = allocations.find_containing(address)
     if allocation is not None and not allocation.is_accessible_from(context):
         raise invalid_value(
-            f"{address:#x} is of a memory pool to which device {context.device.number}, whose stream this is, has no "
-            "access; call cuMemPoolSetAccess"
+            f"{address:#x} is from a memory pool to which the stream's device {context.device.number} has no access; "
+            "call cuMemPoolSetAccess"
         )
     synchronize(handle)
     return owner(address), 0

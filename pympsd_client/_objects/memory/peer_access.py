@@ -60,7 +60,7 @@ class PeerAccess:
         with self._lock:
             self._forget_old_connection()
             if (context, peer) in self._contexts:
-                reason = "the current context has access to that one already"
+                reason = "the current context already has access to the other"
                 raise CudaError(Result.ERROR_PEER_ACCESS_ALREADY_ENABLED, reason)
             self._contexts.add((context, peer))
             try:
@@ -74,7 +74,7 @@ class PeerAccess:
         with self._lock:
             self._forget_old_connection()
             if (context, peer) not in self._contexts:
-                reason = "the current context has no access to that one: cuCtxEnablePeerAccess was not called"
+                reason = "the current context has no access to the other: cuCtxEnablePeerAccess was not called"
                 raise CudaError(Result.ERROR_PEER_ACCESS_NOT_ENABLED, reason)
             self._contexts.discard((context, peer))
             self._update(context.device.ordinal, window_of(peer.device.ordinal))
@@ -113,7 +113,7 @@ class PeerAccess:
                     except CudaError as error:
                         if error.code == Result.ERROR_OUT_OF_MEMORY:
                             raise
-                        # Otherwise one of the devices has failed, and its kernels run no more.
+                        # Otherwise one of the devices has failed, and its kernels have ended.
 
     def is_mapped(self, device: VisibleDevice, owner: VisibleDevice) -> bool:
         """Return whether a device's kernels can access the page-locked memory of another device."""

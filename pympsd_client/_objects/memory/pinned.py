@@ -296,7 +296,7 @@ class Pinned:
         if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
             raise invalid_value(
                 f"{address:#x} is not within memory of cuMemAllocHost or cuMemHostAlloc on device "
-                f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
+                f"{context.device.number}, or of cuMemHostRegister with CU_MEMHOSTREGISTER_DEVICEMAP"
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
         if not can_access(mapped.pages):
@@ -310,7 +310,7 @@ class Pinned:
             with self._changing:
                 if self._regions.get(region.address) is not region or region.address in self._mapped:
                     raise invalid_value(
-                        f"another thread unregisters {region.address:#x}, or asks for its address, too"
+                        f"another thread is unregistering {region.address:#x}, or asking for its address"
                     )
                 if any(
                     other.start < registered.end and registered.start < other.end for other in self._mapped.values()
@@ -370,7 +370,7 @@ class Pinned:
                     )
                 raise CudaError(
                     Result.ERROR_HOST_MEMORY_NOT_REGISTERED,
-                    f"{address:#x} is not an address that cuMemHostRegister was called with",
+                    f"{address:#x} was not passed to cuMemHostRegister",
                 )
             del self._regions[address]
             mapped = self._mapped.pop(address, None)
@@ -383,7 +383,7 @@ class Pinned:
             mapped.pages.close()
 
     def holds(self, address: int) -> bool:
-        """Return whether an address is one at which kernels access page-locked memory."""
+        """Return whether kernels access page-locked memory at an address."""
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
         if at >= 0 and address < starts[at] + regions[at].size:

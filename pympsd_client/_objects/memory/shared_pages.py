@@ -205,9 +205,9 @@ def _not_mapped(size: int, address: int, error: OSError) -> CudaError:
     if error.errno == errno.EEXIST:
         return CudaError(
             Result.ERROR_OUT_OF_MEMORY,
-            f"something of this process is mapped at {address:#x}, the executor's address of {size} bytes of host "
+            f"this process has something else mapped at {address:#x}, the executor's address of {size} bytes of host "
             "memory, which both need at the same address; use pageable memory",
         )
     return CudaError(
-        Result.ERROR_OUT_OF_MEMORY, f"the system maps no {size} bytes of page-locked memory: {error.strerror}"
+        Result.ERROR_OUT_OF_MEMORY, f"the system cannot map {size} bytes of page-locked memory: {error.strerror}"
     )

@@ -61,7 +61,7 @@ class ImportedPool(Pool):
 
     def allocate(self, size: int, user: Context, stream: int) -> int:
         """Raise INVALID_VALUE."""
-        raise invalid_value("the pool is another process's, which alone allocates from it")
+        raise invalid_value("the pool is another process's, and only that process can allocate from it")
 
     def _context(self, ordinal: int) -> Context:
         device = next((candidate for candidate in process.require().devices if candidate.ordinal == ordinal), None)

@@ -239,7 +239,7 @@ class Pool:
         if start is None and self.adds_dependencies and arena.take_over(point):
             start = arena.take(size, point)
         if start is None:
-            raise error or CudaError(Result.ERROR_OUT_OF_MEMORY, f"the pool has no {size} bytes")
+            raise error or CudaError(Result.ERROR_OUT_OF_MEMORY, f"the pool does not have {size} bytes")
         return start
 
     def _grow(self, arena: Arena, size: int) -> CudaError | None:

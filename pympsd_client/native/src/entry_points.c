@@ -14,20 +14,20 @@
  *         -> call(): inputs = (64,);  Python function(64) -> address
  *         -> *dptr = address; 0, or what `failed` returns for an exception
  *
- * A slot may also have a core: the function that its Python function calls after its checks. While `is_checked`, the
- * core is called directly, because the checks have passed and nothing has changed since.
+ * A slot may also have a core: the function that its Python function calls after its checks. While `is_checked` is set,
+ * the core is called directly, because the checks have passed and nothing has changed since.
  *
  * The invariants.
  *   - Python objects are touched only with the GIL. If an exception is propagating when a destructor calls CUDA, it is
- *     restored afterwards. No exception leaves a call: it becomes a result.
+ *     restored afterwards. An exception never leaves a call; it becomes a result.
  *   - After `pass_on` every call goes to the original function, unchanged, as if it had never been replaced: the
  *     program runs natively. A trampoline therefore changes no register and no stack until that is decided.
- *   - After the interpreter's end no call enters Python, although destructors of C++ objects still call. Functions that
- *     free succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
- *   - A thread that Python did not start keeps one thread state from its first call until it ends. With a new state for
- *     each call its current context would be lost each time.
+ *   - After the interpreter's end no call enters Python, although destructors of C++ objects may make calls. Functions
+ *     that free succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
+ *   - A thread that Python did not start keeps one thread state from its first call until it ends. A new state for each
+ *     call would lose the thread's current context each time.
  *   - A function's first call imports modules, under locks. A fork in another thread copies the locks, and nobody unlocks
- *     the copies. In such a child no call enters Python: all fail with NOT_INITIALIZED, as nearly all do in a child anyway.
+ *     the copies. In such a child no call enters Python. All fail with NOT_INITIALIZED, as nearly all do in any child.
  *   - Slots and names are never freed, because programs keep the addresses. */
 
 #define _GNU_SOURCE
@@ -46,9 +46,9 @@
 
 enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, NOT_SUPPORTED = 801, NOT_INITIALIZED = 3, DEINITIALIZED = 4, OPERATING_SYSTEM = 304, INVALID_VALUE = 1, PER_THREAD = 2 };
 
-/* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, t a stream of which NULL
- * is the calling thread's own, v a structure by value of `bytes`. An output (its pointer is what is passed): i, I, Q, f
- * float, d double, b bytes as they are. */
+/* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, t a stream (NULL is the
+ * calling thread's own), v a structure of `bytes` bytes by value. Outputs, which are passed by pointer: i, I, Q, f float,
+ * d double, b bytes as they are. */
 typedef struct {
     char code;
     char is_output, may_be_null; /* 1, or ONE_IS_NEEDED */
@@ -57,33 +57,33 @@ typedef struct {
 
 enum { ONE_IS_NEEDED = 2 }; /* the outputs of a function may be NULL, but not all of them */
 
-/* The result of a call at the interpreter's end, when everything is freed anyway. Destructors that report errors ask for
- * the texts of the one result that other calls then have. */
+/* The result of a call at the interpreter's end, when everything is freed anyway. All failing calls have one result then;
+ * destructors that report errors ask for its name and description. */
 typedef enum { FAILS, SUCCEEDS, RETURNS_NULL, NAMES_ERROR, DESCRIBES_ERROR } End;
 
 typedef struct {
     char *name, *signature;
     PyObject *resolve, *failed, *call;
-    PyObject *core; /* the function that `call` ends in after its checks, with the same arguments; NULL: it does more */
+    PyObject *core; /* the function that `call` ends with after its checks, with the same arguments; NULL if it does more */
     int count, outputs;
     char is_launch_by_config;
-    char always_passes; /* the original is called after the interpreter's end, too */
-    char at_end;        /* an End, unless it passes */
+    char always_passes; /* the original is called even after the interpreter's end */
+    char at_end;        /* an End; unused if it always passes */
     Parameter parameters[MAX_PARAMETERS];
 } Slot;
 
 static Slot slots[TRAMPOLINES];
-static Slot *launch; /* cuLaunchKernel's */
+static Slot *launch; /* the slot of cuLaunchKernel */
 static int used;
 static _Atomic int passes, has_ended;
-static int is_helped;  /* this is a Python program: the first call of another thread is made ready in time (in_time.h) */
+static int is_helped;  /* this is a Python program, so other threads' first calls are made ready in time (in_time.h) */
 static int is_checked; /* whether the checks before a core would pass; the GIL is its lock */
 static int (*is_finalizing)(void);
 static __thread char has_state; /* this thread has a permanent thread state */
 static pthread_key_t leaving;
 static _Atomic int first_calls; /* first calls of functions in progress */
 static __thread int own_first_calls;
-static int is_cut_off; /* a child that was forked during another thread's first call */
+static int is_cut_off; /* this is a child that was forked during another thread's first call */
 
 /* Return the next word of a call; NULL past the words that are taken from the stack. */
 static const uint64_t *word(const uint64_t *words, int *in_registers, int *on_stack) {
@@ -92,13 +92,13 @@ static const uint64_t *word(const uint64_t *words, int *in_registers, int *on_st
     return *on_stack < STACK ? &words[REGISTERS + (*on_stack)++] : NULL;
 }
 
-/* A structure of more than two words comes on the stack, or by address; a smaller one in registers if it fits. */
+/* A structure of more than two words is passed on the stack, or by address; a smaller one in registers if it fits. */
 static const void *structure(const uint64_t *words, int *in_registers, int *on_stack, uint16_t bytes) {
     int length = (bytes + 7) / 8, *next = on_stack, first = REGISTERS;
 #if defined(__aarch64__)
     if (bytes > 16) {
         const uint64_t *at = word(words, in_registers, on_stack);
-        return at == NULL ? NULL : *at == 0 ? words : (const void *)(uintptr_t)*at; /* never 0 in a call */
+        return at == NULL ? NULL : *at == 0 ? words : (const void *)(uintptr_t)*at; /* 0 only when `nothing` is read */
     }
     if (*in_registers + length > REGISTERS)
         *in_registers = REGISTERS;
@@ -168,7 +168,7 @@ static int output(const Parameter *parameter, uint64_t word, PyObject *value) {
     return 0;
 }
 
-/* Python's part: returns the result, or -1 with an error set. */
+/* Do Python's part of a call: return the result, or -1 with an error set. */
 static int call(Slot *slot, const uint64_t *words) {
     PyObject *values[MAX_PARAMETERS + 1] = {NULL}, *answer = NULL;
     uint64_t addresses[MAX_PARAMETERS];
@@ -255,7 +255,7 @@ static int read_format(Slot *slot, const char *format) {
             parameter->bytes = (uint16_t)strtoul(format, &end, 10);
             format = end;
         }
-        /* Calls read the same words, so none may lie past those that an entry point takes from the stack. */
+        /* Calls read the same words, so none may be past those that an entry point takes from the stack. */
         if (parameter->code == 'v' ? structure(nothing, &in_registers, &on_stack, parameter->bytes) == NULL
                                    : word(nothing, &in_registers, &on_stack) == NULL) {
             PyErr_Format(PyExc_ValueError, "%s has more than %d words of parameters on the stack", slot->name, STACK);
@@ -362,8 +362,8 @@ static int has_finished(void) {
     return atomic_load_explicit(&has_ended, memory_order_acquire) || is_finalizing();
 }
 
-/* End the state of a thread that ends, and with it the thread's values of `threading.local`. The C library has set the
- * values of all keys to NULL, also that by which PyGILState_Release would find the state. */
+/* End the state of a thread that ends, and with it the thread's values of `threading.local`. The C library has set all
+ * keys of the thread to NULL, including the one by which PyGILState_Release would find the state. */
 static void leave_thread(void *state) {
     if (has_finished())
         return;
@@ -372,7 +372,7 @@ static void leave_thread(void *state) {
     PyThreadState_Delete(PyEval_SaveThread());
 }
 
-/* For a thread of the program: what its call will import is imported now. Errors are left to the call. */
+/* Import what the call of a thread of the program will need. Errors are left to the call. */
 static int resolve_as_helper(const void *argument) {
     Slot *slot = *(Slot *const *)argument;
     atomic_fetch_add(&first_calls, 1);
@@ -399,7 +399,7 @@ static int keep_state(Slot *slot) {
     return has_state = 1;
 }
 
-/* In a child: the parent's threads that were in Python do not exist. */
+/* In a child: note whether another thread was in a first call, because that thread does not exist here. */
 static void after_fork(void) {
     is_cut_off |= atomic_load(&first_calls) > own_first_calls;
     atomic_store(&first_calls, own_first_calls);
@@ -441,7 +441,7 @@ static int enter(Slot *slot, const uint64_t *words) {
     return atomic_load_explicit(&passes, memory_order_acquire) ? PASS_ON : result;
 }
 
-/* Older drivers do not have every function. */
+/* Pass a call on, if the original function exists: older drivers do not have every function. */
 static int pass(uint64_t number) {
     return trampoline_originals[number] == NULL ? NOT_SUPPORTED : PASS_ON;
 }

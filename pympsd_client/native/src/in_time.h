@@ -1,9 +1,9 @@
 /* Does a first call's work in Python within MAX_SECONDS, in a helper thread.
  *
  * A program may wait for one of its threads without releasing the GIL. If that thread calls CUDA, which needs the GIL, both
- * would wait for ever; Python has no call that waits for the GIL with a limit. So in a Python program the first call of a
- * thread that Python does not know, in which nearly all imports are done, is made ready by a helper thread. After
- * MAX_SECONDS the helper is left to itself and the call fails; so do further first calls until that helper has finished.
+ * would wait forever, because Python cannot wait for the GIL with a limit. Nearly all imports happen in a thread's first
+ * call. So in a Python program a helper thread makes the first call ready for a thread that Python did not start. After
+ * MAX_SECONDS the call fails, and so do further first calls until the helper has finished.
  *
  * Included with _GNU_SOURCE defined. */
 
@@ -18,7 +18,7 @@
 
 enum { MAX_SECONDS = 10 };
 
-/* The work of a helper thread. Whichever of both threads is the last to use it frees it. */
+/* The work of a helper thread. The thread that uses it last frees it. */
 typedef struct {
     int (*work)(const void *);
     char argument[64];
@@ -45,7 +45,8 @@ static void *do_work(void *given) {
     return NULL;
 }
 
-/* Return what `work` returns for a copy of its argument; `refusal` after one sentence about `name` if it takes too long. */
+/* Return what `work` returns for a copy of `argument`. If it takes too long, write a sentence about `name` to standard
+ * error and return `refusal`. */
 static inline int work_in_time(int (*work)(const void *), const void *argument, size_t size, const char *name, int refusal) {
     Work *job = atomic_load(&left_helpers) ? NULL : malloc(sizeof *job);
     pthread_t helper;

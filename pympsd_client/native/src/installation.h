@@ -6,8 +6,8 @@
  *     PREFIX/lib/python3.X/site-packages/...          the folder of the packages names PREFIX/bin/python3.X
  *     python3                                         of PATH, for a library in a checkout
  *
- * In a program with the rights of its file (set-user-ID, file capabilities) neither variable may choose what runs: the
- * callers refuse such programs. */
+ * If a program has the rights of its file (set-user-ID, file capabilities), neither variable may choose what runs, so the
+ * callers refuse such a program. */
 
 #pragma once
 
@@ -19,7 +19,7 @@
 
 enum { PATH_BYTES = 4096, LEVELS = 4 };
 
-/* Write the folder of the packages to which the library with an address belongs; "" if it is somewhere else. */
+/* Write the folder of the packages that the library with an address belongs to; "" if it is somewhere else. */
 static inline void find_packages(const void *address, char folder[PATH_BYTES]) {
     Dl_info info;
     char path[PATH_BYTES];
@@ -35,8 +35,8 @@ static inline void find_packages(const void *address, char folder[PATH_BYTES]) {
     strcpy(folder, path);
 }
 
-/* Write the path of the interpreter, whose link is not resolved: a virtual environment's names its folder. Return 0 if
- * there is none. */
+/* Write the path of the interpreter, and return 0 if there is none. A link is not resolved, because the path of a virtual
+ * environment's interpreter shows where the environment is. */
 static inline int find_interpreter(const char *packages, char path[PATH_BYTES]) {
     const char *given = secure_getenv("PYMPSD_PYTHON"), *lib = strstr(packages, "/lib");
     if (given != NULL && *given)

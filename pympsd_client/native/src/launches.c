@@ -1,30 +1,29 @@
 /* The launch cache: cuLaunchKernel for repeated launches, without the interpreter.
  *
- * The problem. A launch is some microseconds of Python: arguments are converted and checked, the parameters
- * are packed, and a record is put in the ring to the executor. A training step launches the same few kernels again
- * and again, each time with the same stream, shape and types of parameters, and only the values of the parameters
- * differ.
+ * The problem. A launch takes some microseconds in Python: arguments are converted and checked, the parameters are
+ * packed, and a record is put in the ring to the executor. A training step launches the same few kernels again and
+ * again, each time with the same stream, shape and types of parameters; only the values of the parameters differ.
  *
  * The idea. The slow path in Python (pympsd_client/_objects/code/launch.py) has all the rules. When a launch is repeated
  * for the first time, it adds a plan: the record as it was sent, what a launch must have in common with it (the key), and
- * where in the record the sequence number and the values of the parameters lie. A later call that a plan fits copies the
- * record, writes its own values into it and puts it in the ring. Every other call takes the slow path: a miss is never
- * wrong, only slow. So this file leaves every doubtful case to the slow path, and raises no errors about launches itself.
+ * where the sequence number and the values of the parameters are in the record. A later call that a plan fits copies the
+ * record, writes its own values into it and puts it in the ring. Every other call takes the slow path. A miss is never
+ * wrong, only slow, so this file leaves every doubtful case to the slow path, and raises no errors about launches itself.
  *
  *     cuLaunchKernel(f, shape, stream, parameters)
  *         key = (f, stream, shape, types)  --hash-->  plans[slot]
  *             no plan, or another key      -> slow path; `needs_plan` on the second miss of a key
  *             plan: copy of the record, values, sequence number -> ring -> wake the executor if it sleeps
  *
- * The table is direct-mapped: two keys with the same slot evict each other, and nothing needs to be searched or aged.
+ * The table is direct-mapped: two keys with the same slot evict each other, so nothing needs to be searched or aged.
  *
  * The invariants.
  *   - A plan is valid only under its `epoch`. Whatever may make a plan wrong (a module unloaded, an attribute of a
  *     function set, a stream destroyed, a context closed or faulted, a capture begun, a fork) invalidates all of them:
  *     pympsd_client/_command_stream/launch_cache.py. A plan that was prepared before an invalidation is not added
  *     after it.
- *   - The GIL is the only lock. From the check that a plan is still in the table until its record is in the ring no
- *     Python code runs: the check comes after every call that may run some (__int__ of an object, `sequence`).
+ *   - The GIL is the only lock. Between the check that a plan is still in the table and the moment its record is in the
+ *     ring, no Python code runs. So the check follows every call that may run some (__int__ of an object, `sequence`).
  *   - The plan's context is the current one of this thread, at every launch.
  *   - Nothing is sent unless all values were converted: a record is built on the stack first.
  *   - Every PULSE launches one takes the slow path, so that a loop of launches notices a fault of the device. */
@@ -42,7 +41,7 @@ typedef struct {
     PyObject_HEAD PyObject *slow, *done, *threads, *stack;
     unsigned long long epoch, misses;
     char needs_plan, is_empty, needs_pulse;
-    uint32_t sent; /* every PULSE launches Python sees whether the executor has reported a fault */
+    uint32_t sent; /* every PULSE launches, Python checks whether the executor has reported a fault */
     uint32_t seen[SLOTS]; /* hashes of launches without a plan; a second launch makes one worthwhile */
     Plan *plans[SLOTS];
 } Launcher;
@@ -73,7 +72,7 @@ static PyObject *launcher_invalidate(PyObject *object, PyObject *unused) {
     if (self->is_empty)
         Py_RETURN_NONE;
     self->is_empty = 1;
-    Plan *old_plans[SLOTS]; /* a destructor may run Python code, which must find no plan */
+    Plan *old_plans[SLOTS]; /* a destructor may run Python code, which must not find a plan */
     memcpy(old_plans, self->plans, sizeof old_plans);
     memset(self->plans, 0, sizeof self->plans);
     memset(self->seen, 0, sizeof self->seen);
@@ -96,7 +95,7 @@ static void launcher_free(PyObject *object) {
 
 typedef struct {
     Key key;
-    PyObject *values;           /* a tuple; NULL: */
+    PyObject *values;           /* a tuple; if it is NULL: */
     const void *const *pointers; /* an array of pointers to the values, as C has them */
 } Call;
 
@@ -145,7 +144,7 @@ static Plan *plan_for(Launcher *self, const Key *key) {
     return NULL;
 }
 
-/* Whether the plan's context is current to this thread; a stack that is not a list takes the slow path. */
+/* Return whether the plan's context is current in this thread; a stack that is not a list takes the slow path. */
 static int is_current(Launcher *self, const Plan *plan) {
     PyObject *stack = PyObject_GetAttr(self->threads, self->stack);
     Py_ssize_t count = stack != NULL && PyList_CheckExact(stack) ? PyList_Size(stack) : 0;
@@ -177,7 +176,7 @@ static int pointed_into(unsigned char *record, const Plan *plan, const void *con
 
 /* Return 1 if the record is in the ring, 0 if nothing was done. */
 static int send_plan(Launcher *self, Plan *plan, const Call *call) {
-    unsigned char record[MAX_BYTES + 8]; /* room for a value at its end */
+    unsigned char record[MAX_BYTES + 8]; /* with room for a value at the end */
     memcpy(record, plan->record, plan->length);
     if (!(call->values == NULL ? pointed_into(record, plan, call->pointers) : values_into(record, plan, call->values)))
         return 0;
@@ -204,7 +203,7 @@ static PyObject *slow_path(Launcher *self, PyObject *const *arguments, Py_ssize_
     Py_ssize_t named = names == NULL ? 0 : PyTuple_Size(names);
     PyObject *answer = NULL, *keywords = NULL, *tuple;
     self->misses++;
-    if (PyErr_Occurred()) /* Ctrl-C, in an object's __int__ */
+    if (PyErr_Occurred()) /* Ctrl-C during an object's __int__ */
         return NULL;
     if ((tuple = PyTuple_New(count)) == NULL)
         return NULL;
@@ -321,7 +320,7 @@ static PyType_Slot launcher_slots[] = {
 static PyType_Spec launcher_spec = {"pympsd_client.native._launches.Launcher", sizeof(Launcher), 0, Py_TPFLAGS_DEFAULT,
                                     launcher_slots};
 
-/* The flat buffer of parameters that come as an array of pointers. */
+/* Return the flat buffer of parameters that are passed as an array of pointers. */
 static PyObject *gather(PyObject *module, PyObject *arguments) {
     unsigned long long address;
     Py_ssize_t size;
@@ -376,7 +375,7 @@ PyMODINIT_FUNC PyInit__launches(void) {
     if ((type = PyType_FromSpec(&writer_spec)) == NULL || PyModule_AddObjectRef(module, "Writer", type) < 0)
         goto failed;
     writer_type = (PyTypeObject *)type; /* kept for good */
-    by_pointers = Py_BuildValue("(O)", Py_Ellipsis); /* kept for good; no ctypes type is equal to it */
+    by_pointers = Py_BuildValue("(O)", Py_Ellipsis); /* kept for good; it differs from every ctypes type */
     if (by_pointers == NULL || PyModule_AddObjectRef(module, "BY_POINTERS", by_pointers) < 0)
         goto failed;
     if (PyModule_AddIntMacro(module, MAX_VALUES) < 0 || PyModule_AddIntMacro(module, MAX_BYTES) < 0)

@@ -1,5 +1,5 @@
-/* Replaces pages of the program by others with the same bytes. No other Python code runs until it is done,
- * because the interpreter's own objects may lie in the same pages. */
+/* Replaces pages of the program by others with the same bytes. No other Python code runs until that is done, because the
+ * interpreter's own objects may be in the same pages. */
 
 #define _GNU_SOURCE
 #include "python.h"

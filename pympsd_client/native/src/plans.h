@@ -1,4 +1,4 @@
-/* A plan: a LAUNCH record as it was sent, which launches it fits, and where in the record their values go. */
+/* A plan: a LAUNCH record as it was sent, the launches that it fits, and where in the record their values go. */
 
 #pragma once
 
@@ -15,7 +15,7 @@ typedef struct {
 
 typedef struct {
     uint32_t at, size;
-    char code; /* as in the module struct; 'o' is an object whose int is a handle, 'p' are `size` bytes at a pointer */
+    char code; /* as in the module struct; 'o' is an object whose int is a handle, 'p' is for `size` bytes at a pointer */
 } Value;
 
 typedef struct {
@@ -29,12 +29,12 @@ typedef struct {
     unsigned char record[MAX_BYTES];
 } Plan;
 
-/* Never 0. */
+/* Return the hash of a key, which is never 0. */
 uint32_t key_hash(const Key *key);
 
 int key_is(const Key *key, const Key *other);
 
-/* A new reference from the arguments of Launcher.add_plan; NULL with an error set when they are wrong. */
+/* Return a new plan from the arguments of Launcher.add_plan, or NULL with an error set if they are wrong. */
 Plan *plan_new(PyObject *arguments, unsigned long long *epoch);
 
 /* Drop a reference; NULL does nothing. */
@@ -42,5 +42,5 @@ void plan_drop(Plan *plan);
 
 extern PyTypeObject *writer_type;
 
-/* The tuple that stands for the types of parameters that come as an array of pointers. */
+/* A tuple in place of the types, for parameters that are passed as an array of pointers. */
 extern PyObject *by_pointers;

@@ -1,4 +1,4 @@
-/* How a library next to libcuda.so.1 gets its functions: by the gate into Python, which libcuda.so.1 alone has.
+/* How a library next to libcuda.so.1 gets its functions: by the gate into Python, which only libcuda.so.1 has.
  *
  * Included after stubs.h by the file of a library that defines `resolve_stub`, with _GNU_SOURCE defined for dladdr. */
 
@@ -13,8 +13,8 @@
 
 typedef int (*Attach)(const char *library, int count, const char *const *prototypes, void **table);
 
-/* Return a handle of the libcuda.so.1 in this library's folder, for dlsym; NULL after one sentence on standard error. The
- * folder is named because a program may have loaded the driver's. */
+/* Return a handle of the libcuda.so.1 in this library's folder, for dlsym; or write one sentence to standard error and
+ * return NULL. The folder is named because a program may have loaded the driver's library. */
 static inline void *open_gate(const char *library) {
     char path[4096] = "";
     Dl_info own;
@@ -29,8 +29,8 @@ static inline void *open_gate(const char *library) {
     return NULL;
 }
 
-/* Fill all entries of `stub_table` for this library, by its name. Return 0, or another number after one sentence on
- * standard error. */
+/* Fill all entries of `stub_table` for this library, by its name. Return 0; or write one sentence to standard error and
+ * return another number. */
 static inline int attach_stubs(const char *library) {
     void *gate = open_gate(library);
     return gate == NULL ? 1 : ((Attach)dlsym(gate, "pympsd_attach"))(library, stub_count, stub_prototypes, stub_table);

@@ -1,7 +1,7 @@
 /* Refuses to enter Python in a thread whose stack is too small for it.
  *
  * A program may start threads with stacks of 16 KB (PTHREAD_STACK_MIN). cuInit, with all that it imports, needs 38 KB
- * with Python 3.11 and 52 KB with 3.13. Past its stack's end the program would get a signal that does not name the cause.
+ * with Python 3.11 and 52 KB with 3.13. With a full stack the program would get a signal that does not name the cause.
  *
  * Included with _GNU_SOURCE defined. */
 
@@ -14,8 +14,8 @@
 
 enum { MIN_STACK_BYTES = 64 << 10 };
 
-/* Return the size in KB of the calling thread's stack if less than MIN_STACK_BYTES of it are left, and 0 if more are. A
- * coroutine's stack, which only the program knows, is not judged; nor is the main thread's, which grows. */
+/* Return the size in KB of the calling thread's stack if less than MIN_STACK_BYTES of it are left, otherwise 0. Also
+ * return 0 for a coroutine's stack, which only the program knows, and for the main thread's, which grows. */
 static inline size_t small_stack(void) {
     pthread_attr_t attributes;
     void *start = NULL;
@@ -30,7 +30,7 @@ static inline size_t small_stack(void) {
 
 #define SMALL_STACK "its stack of %zu KB is too small; start it with 128 KB or more (pthread_attr_setstacksize)"
 
-/* Return whether the calling thread cannot enter Python; if so, after one sentence on standard error for the first one. */
+/* Return whether the calling thread's stack is too small for Python; the first time, write a sentence to standard error. */
 static inline int refuse_small_stack(void) {
     static atomic_int has_reported;
     size_t size = small_stack();

@@ -26,7 +26,7 @@
 HIDDEN KEPT void *resolve_stub(uint64_t number);
 
 #define OWN(name, version, parameters)
-#define PER_THREAD(name, suffix, version, parameters) /* and the one for per-thread default streams: since CUDA 7 */    \
+#define PER_THREAD(name, suffix, version, parameters) /* and the one for per-thread default streams, since CUDA 7 */    \
     FUNCTION(name, version, parameters)                                                                                 \
     FUNCTION(name##suffix, (version) < 7000 ? 7000 : (version), parameters)
 #define VERSION_2(name, version, since, parameters) /* and its second version, which has the same parameters */         \

@@ -1,16 +1,16 @@
 /* A pool of C functions that differ only in their number.
  *
  * A program calls functions of the CUDA libraries by their addresses, so each function needs an address of its own. All do
- * the same: save the registers that hold arguments, call `enter_trampoline` with the number of the function, and then
- * either return what that returned or, for PASS_ON, restore the registers and jump to the original function, which sees the
- * registers and the stack exactly as the caller left them.
+ * the same: they save the registers with arguments and call `enter_trampoline` with the number of the function. Then they
+ * return its result or, for PASS_ON, restore the registers and jump to the original function, which sees the registers and
+ * the stack exactly as the caller left them.
  *
  *     trampoline 7:  number <- 7; jump to the body
  *     body:          save registers; enter_trampoline(7, registers, stack)
  *                        PASS_ON         -> restore registers; jump to trampoline_originals[7]
  *                        anything else   -> return it
  *
- * A trampoline is 16 bytes of assembler. The same written as C functions by a macro took 30 s to compile.
+ * A trampoline is 16 bytes of assembler. The same functions, written in C by a macro, took 30 s to compile.
  *
  * Trampolines begin with the landing pad that processors with control-flow protection require; frame.h has the rest. */
 
@@ -62,7 +62,7 @@ void *trampoline(int number) {
     RESTORE_ARGUMENTS                                                                                                   \
     ".cfi_remember_state\n"                                                                                             \
     LEAVE                                                                                                               \
-    "    br x16\n" /* by x16: allowed to enter at a landing pad for calls */
+    "    br x16\n" /* by x16, which may enter at a landing pad for calls */
 #endif
 __asm__(".pushsection .text\n"
         ".hidden trampolines_begin\n"

@@ -1,5 +1,5 @@
-/* Arguments converted as Python converts them: 1 and the value, or 0 for the slow path. No error is set then, except
- * one that is not an Exception (Ctrl-C): the caller returns it. */
+/* These functions convert arguments as Python does. They return 1 and the value, or 0 for the slow path. After 0 no error
+ * is set, except one that is not an Exception (Ctrl-C), which the caller returns. */
 
 #pragma once
 
@@ -12,8 +12,8 @@ void clear_ordinary(void);
 
 int unsigned_of(PyObject *number, uint64_t *value);
 
-/* None is 0; an object is what its __int__ returns. */
+/* Convert None to 0, and any other object to what its __int__ returns. */
 int handle_of(PyObject *object, uint64_t *value);
 
-/* A parameter as a record has it: `code` is the module struct's, 'o' a handle. At most 8 bytes. */
+/* Write a parameter as a record has it, in at most 8 bytes. `code` is as in the module struct; 'o' is a handle. */
 int value_into(unsigned char *place, PyObject *value, char code);

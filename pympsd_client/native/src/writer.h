@@ -16,6 +16,6 @@ typedef struct {
 
 extern PyType_Spec writer_spec;
 
-/* Return whether there was room. The record is stored before the tail that publishes it; a full fence comes before
- * the caller reads whether the executor sleeps. */
+/* Put a record into the ring; return whether there was room. The record is stored before the tail that publishes it. A full
+ * fence then comes before the caller reads whether the executor sleeps. */
 int writer_put(Writer *self, const unsigned char *record, size_t length);

@@ -1,4 +1,5 @@
-"""CUDA arrays, texture and surface objects (CUDA runtime API), whose descriptions become the driver's, and back."""
+"""CUDA arrays, texture and surface objects (CUDA runtime API): conversion of their descriptions to the driver's and
+back."""
 
 import struct
 from ctypes import memmove, string_at
@@ -11,23 +12,23 @@ from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays import array, texture
 
 CHANNELS: Final = struct.Struct("=4ii")
-"""cudaChannelFormatDesc: the bits of each channel, and their kind."""
+"""cudaChannelFormatDesc: the number of bits in each channel, and the kind of value."""
 _EXTENT: Final = struct.Struct("=3Q")
 _INVALID_CHANNELS: Final = 20
-"""cudaErrorInvalidChannelDescriptor, which the driver does not have"""
+"""cudaErrorInvalidChannelDescriptor, which only the runtime has"""
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
 """cudaChannelFormatKind"""
 _FIRST_NORMALIZED: Final = 5
-"""cudaChannelFormatKindUnsignedNormalized8X1: the kinds follow each other as the formats do"""
+"""cudaChannelFormatKindUnsignedNormalized8X1; the next kinds are in the order of the driver's formats"""
 _PACKED: Final = CHANNELS.pack(10, 10, 10, 2, 31)
-"""The kind of PACKED: cudaChannelFormatKindUnsignedNormalized1010102"""
+"""The cudaChannelFormatDesc of PACKED: cudaChannelFormatKindUnsignedNormalized1010102"""
 _FORMATS: Final[dict[tuple[int, int], int]] = {
     (_UNSIGNED, 8): 0x01, (_UNSIGNED, 16): 0x02, (_UNSIGNED, 32): 0x03,
     (_SIGNED, 8): 0x08, (_SIGNED, 16): 0x09, (_SIGNED, 32): 0x0A,
     (_FLOAT, 16): 0x10, (_FLOAT, 32): 0x20,
     **{(_FIRST_NORMALIZED + index, 8 * CHANNEL_BYTES[format]): format for index, format in enumerate(NORMALIZED)},
 }  # fmt: skip
-"""CUarray_format by kind and bits."""
+"""The CUarray_format of each kind and number of bits."""
 _KINDS: Final = {format: kind for (kind, _), format in _FORMATS.items()}
 
 
@@ -41,8 +42,8 @@ def format_of(channels: bytes) -> tuple[int, int]:
     if format is None or any(bits[count:]) or len(set(bits[:count])) != 1 or count == 3:
         raise CudaError(
             _INVALID_CHANNELS,
-            f"channels of {bits} bits of kind {kind} are not supported: 1, 2 or 4 alike, of integers of 8, 16 or 32 "
-            "bits, or floats of 16 or 32",
+            f"channels of {bits} bits of kind {kind} are not supported; 1, 2 or 4 equal channels are, of integers "
+            "with 8, 16 or 32 bits or floats with 16 or 32",
         )
     return format, count
 
@@ -67,7 +68,7 @@ def allocate(channels: int, width: int, height: int, flags: int) -> int:
 
 
 def allocate_3d(channels: int, extent: bytes, flags: int) -> int:
-    """Return the handle of a new array."""
+    """Return the handle of a new array of up to three dimensions."""
     width, height, depth = _EXTENT.unpack(extent)
     return array.create(_description(channels, width, height, depth, flags))
 
@@ -107,7 +108,7 @@ _LINEAR: Final = struct.Struct("=i4xQ20s4x3Q")
 _TEXTURE: Final = struct.Struct("=3i3i4IiIi3f2i")
 """cudaTextureDesc"""
 _VIEW_BYTES: Final = 48
-"""The size of a cudaResourceViewDesc, which begins as the driver's; newer versions have zeros behind it."""
+"""The size of a cudaResourceViewDesc, with which the driver's begins; in newer versions zeros follow."""
 _RESERVED: Final = bytes(64)
 _TRILINEAR, _SEAMLESS = 0x20, 0x40
 """CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION, CU_TRSF_SEAMLESS_CUBEMAP"""
@@ -158,24 +159,24 @@ def _write_resource(place: int, data: bytes) -> None:
 
 
 def write_resource(place: int, handle: int) -> None:
-    """Write the cudaResourceDesc of a texture object."""
+    """Write the cudaResourceDesc of a texture object to an address."""
     _write_resource(place, texture.resource_of_texture(handle))
 
 
 def write_resource_of_surface(place: int, handle: int) -> None:
-    """Write the cudaResourceDesc of a surface object."""
+    """Write the cudaResourceDesc of a surface object to an address."""
     _write_resource(place, texture.resource_of_surface(handle))
 
 
 def write_view(place: int, handle: int) -> None:
-    """Write the cudaResourceViewDesc of a texture object."""
+    """Write the cudaResourceViewDesc of a texture object to an address."""
     data = texture.view_of_texture(handle)
     check_not_null("the cudaResourceViewDesc", place)
     memmove(place, data, _VIEW_BYTES)
 
 
 def write_description(place: int, handle: int) -> None:
-    """Write the cudaTextureDesc of a texture object."""
+    """Write the cudaTextureDesc of a texture object to an address."""
     of, anisotropy = structs.parse_sampling(texture.texture_description(handle))
     check_not_null("the cudaTextureDesc", place)
     has = [

@@ -1,9 +1,8 @@
 """Copies (CUDA runtime API, Memory Management).
 
-A copy's cudaMemcpyKind determines which of its sides are device memory; with cudaMemcpyDefault the addresses do.
-Host to host the copy is done here, after the stream's work. All others are copies of the driver: bytes, rows or
-slices, and arrays if the program names them. In copies with an array widths are in elements of the array, as in
-CUDA.
+The cudaMemcpyKind determines which sides of a copy are device memory; with cudaMemcpyDefault the addresses do. A copy
+from host to host is made here, after the stream's work. All others are made by the driver's functions, which copy
+bytes, rows or slices, also of arrays. In 3D copies with an array the width is in elements of the array, as in CUDA.
 """
 
 import ctypes
@@ -20,16 +19,16 @@ from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.memory import is_device
 
 _BY_KIND: Final = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True)}
-"""Whether destination and source are device memory, by cudaMemcpyKind."""
+"""Whether (destination, source) are device memory, for each cudaMemcpyKind."""
 _DEFAULT: Final = 4
 _INVALID_DIRECTION: Final = 21
-"""cudaErrorInvalidMemcpyDirection, which the driver does not have"""
+"""cudaErrorInvalidMemcpyDirection, which only the runtime has"""
 _HOST, _DEVICE, _ARRAY = 1, 2, 3
 """CUmemorytype"""
 
 
 def copy(destination: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
-    """Copy bytes: in stream order, else return when the copy is complete."""
+    """Copy bytes in stream order; without a stream, return when the copy is complete."""
     to_device, from_device = _sides(destination, source, kind)
     if not count:
         return
@@ -56,7 +55,7 @@ def copy_peer(destination: int, to: int, source: int, of: int, count: int, strea
 
 
 def _side_fields(name: str) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of one side: an array, the position in it, and a cudaPitchedPtr."""
+    """Return the fields of one side: an array, the position in the array or memory, and a cudaPitchedPtr."""
     size = ctypes.c_size_t
     return (f"{name}Array", size), (f"{name}Pos", size * 3), (f"{name}Ptr", size * 4)
 
@@ -90,7 +89,7 @@ def copy_2d(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy rows: in stream order, else return when the copy is complete."""
+    """Copy rows in stream order; without a stream, return when the copy is complete."""
     _submit(rows(destination, to_pitch, source, pitch, width, height, kind), stream)
 
 
@@ -104,7 +103,7 @@ def rows(destination: int, to_pitch: int, source: int, pitch: int, width: int, h
 
 
 def copy_3d(place: int, stream: int | None = None) -> None:
-    """Copy slices of rows: in stream order, else return when the copy is complete."""
+    """Copy slices of rows in stream order; without a stream, return when the copy is complete."""
     _submit(slices(place), stream)
 
 
@@ -115,7 +114,7 @@ def slices(place: int) -> Any:
 
 
 def write_slices(place: int, data: bytes) -> None:
-    """Write the cudaMemcpy3DParms of a driver's CUDA_MEMCPY3D: `slices` of it returns the same again."""
+    """Write the cudaMemcpy3DParms of a driver's CUDA_MEMCPY3D to an address; the inverse of `slices`."""
     check_not_null("the cudaMemcpy3DParms", place)
     description: Any = Memcpy3D.from_buffer_copy(data)
     parameters: Any = _Parameters.from_address(place)
@@ -150,7 +149,7 @@ def copy_3d_peer(place: int, stream: int = 0) -> None:
 def _slices(parameters: Any) -> Any:
     to_device, from_device = _sides(parameters.dstPtr[0], parameters.srcPtr[0], parameters.kind)
     width, height, depth = parameters.extent
-    # In a copy with an array the width is in elements of the array.
+    # In a copy with an array the width is a number of elements of the array.
     elements = [_element_bytes(handle) for handle in (parameters.dstArray, parameters.srcArray) if handle]
     description: Any = Memcpy3D(WidthInBytes=width * (elements or [1])[0], Height=height, Depth=depth)
     for name, is_device_memory in (("dst", to_device), ("src", from_device)):
@@ -193,7 +192,7 @@ def rows_to_array(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy rows to an array, from byte ``x`` of row ``y`` on: in stream order, else return when it is done."""
+    """Copy rows to an array, from byte ``x`` of row ``y`` on, in stream order; without a stream, wait."""
     description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, srcPitch=pitch)
     _array_side(description, "dst", handle, x, y)
     _side(description, "src", source, _sides(0, source, kind)[1])
@@ -211,7 +210,7 @@ def rows_from_array(
     kind: int,
     stream: int | None = None,
 ) -> None:
-    """Copy rows of an array, from byte ``x`` of row ``y`` on: in stream order, else return when it is done."""
+    """Copy rows of an array, from byte ``x`` of row ``y`` on, in stream order; without a stream, wait."""
     description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=pitch)
     _array_side(description, "src", handle, x, y)
     _side(description, "dst", destination, _sides(destination, 0, kind)[0])
@@ -221,7 +220,7 @@ def rows_from_array(
 def rows_between_arrays(
     destination: int, to_x: int, to_y: int, source: int, x: int, y: int, width: int, height: int, kind: int
 ) -> None:
-    """Copy rows of an array to an array."""
+    """Copy rows of an array to an array; offsets ``x`` and widths are in bytes."""
     _sides(0, 0, kind)
     description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1)
     _array_side(description, "dst", destination, to_x, to_y)

@@ -1,8 +1,8 @@
 """Devices and their primary contexts (CUDA runtime API, Device Management).
 
-After a fault cudaDeviceReset succeeds, but does not help: every later call that needs the device returns
-cudaErrorDevicesUnavailable (`_retain`), where the driver returns the fault. Recorded: H200, driver 580.159, CUDA
-13.0.
+After a fault cudaDeviceReset succeeds but does not help: every later call that needs the device returns
+cudaErrorDevicesUnavailable (`_retain`), while functions of the driver return the fault. Recorded on an H200 (driver
+580.159, CUDA 13.0).
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _this_thread: Final = _Thread()
 _retained: Final[set[int]] = set()
 """The devices whose primary contexts the runtime has retained."""
 _valid: Final[list[int]] = [0]
-"""The first is the device of threads that have not chosen one."""
+"""The devices of cudaSetValidDevices. Threads that have not chosen a device use the first."""
 
 
 def ready() -> None:
@@ -42,7 +42,7 @@ def ready() -> None:
 
 
 def _current_device() -> int:
-    """Return the device of cudaSetDevice, or the first valid one."""
+    """Return the device that this thread has chosen with cudaSetDevice, or the first valid one."""
     return _valid[0] if _this_thread.device is None else _this_thread.device
 
 
@@ -74,7 +74,7 @@ def _retain(device: int) -> None:
 
 
 def current() -> int:
-    """Return the device of the current context, or the one that this thread has chosen (0 at first)."""
+    """Return the device of the current context; without one, the device that this thread has chosen (initially 0)."""
     process.initialize(0)
     return this_thread.stack[-1].device.number if this_thread.stack else _current_device()
 
@@ -119,13 +119,16 @@ def set_flags(flags: int) -> None:
 
 
 def properties(place: int, device: int, layout: Layout = OF_BINDINGS) -> None:
-    """Write the cudaDeviceProp of a device; raise INVALID_DEVICE."""
+    """Write the cudaDeviceProp of a device to an address; raise INVALID_DEVICE."""
     process.initialize(0)
     write(place, process.device(device), layout)
 
 
 def set_valid(place: int, count: int) -> None:
-    """Set the devices, in order of preference, of threads that choose none; raise INVALID_DEVICE, INVALID_VALUE."""
+    """Set the devices, in order of preference, for threads that do not choose one.
+
+    Raise INVALID_DEVICE, INVALID_VALUE.
+    """
     process.initialize(0)
     if count:
         check_not_null("the array of devices", place)
@@ -137,7 +140,7 @@ def set_valid(place: int, count: int) -> None:
 
 
 def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
-    """Return the device that fits a cudaDeviceProp best."""
+    """Return the device that meets most requirements in a cudaDeviceProp."""
     process.initialize(0)
     minimums = read_requirements(place, layout)
 
@@ -151,7 +154,7 @@ def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
 
 
 def max_texture_width(channels: int, device: int) -> int:
-    """Return the maximum of elements of a texture in linear memory.
+    """Return the maximum number of elements of a texture in linear memory.
 
     Raise INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR.
     """
@@ -162,7 +165,7 @@ def max_texture_width(channels: int, device: int) -> int:
 
 
 def enable_peer_access(peer: int, flags: int) -> None:
-    """Allow kernels of the current device to reach memory of a peer; raise INVALID_DEVICE for the device itself."""
+    """Allow kernels of the current device to access memory of a peer; raise INVALID_DEVICE for the device itself."""
     ready()
     if peer == current():
         raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is not a peer of itself")

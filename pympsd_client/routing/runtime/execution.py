@@ -1,6 +1,6 @@
 """Streams, events, clusters and execution contexts (CUDA runtime API, chapters of these names).
 
-An execution context is a device's own, which is its primary context, or a green context.
+An execution context is either a device's primary context or a green context.
 """
 
 import ctypes
@@ -36,13 +36,13 @@ def _launch_config(place: int) -> ctypes.Array[ctypes.c_char]:
 
 
 def active_clusters(function: int, config: int) -> int:
-    """Return the number of clusters of a launch that can be active at the same time; raise INVALID_CLUSTER_SIZE."""
+    """Return how many clusters of a launch can be active at the same time; raise INVALID_CLUSTER_SIZE."""
     driver_config = _launch_config(config)
     return int(api.cuOccupancyMaxActiveClusters(kernel_at(function), ctypes.addressof(driver_config)))
 
 
 def largest_cluster(function: int, config: int) -> int:
-    """Return the maximum of blocks per cluster of a launch; raise NOT_SUPPORTED on a device without clusters."""
+    """Return the maximum number of a launch's blocks in a cluster; raise NOT_SUPPORTED without clusters."""
     driver_config = _launch_config(config)
     return int(api.cuOccupancyMaxPotentialClusterSize(kernel_at(function), ctypes.addressof(driver_config)))
 
@@ -63,13 +63,13 @@ def create_event() -> int:
 
 
 def context_of(handle: int) -> Context:
-    """Return the context under an execution context; raise INVALID_CONTEXT."""
+    """Return the context of an execution context; raise INVALID_CONTEXT."""
     green_context = green.green_contexts.get(handle)
     return contexts.context_of(handle) if green_context is None else green_context.context
 
 
 def find_device_context(device: int) -> int:
-    """Return the execution context of a device; raise INVALID_DEVICE."""
+    """Return the execution context of a device, its primary context; raise INVALID_DEVICE."""
     initialize(device, 0, 0)
     primary = process.primary(device).context
     assert primary is not None
@@ -77,7 +77,7 @@ def find_device_context(device: int) -> int:
 
 
 def create(description: int, device: int, flags: int) -> int:
-    """Return a green context with the SMs of a description; flags are 0."""
+    """Return a new green context with the SMs of a description; raise INVALID_VALUE if ``flags`` is not 0."""
     if flags:
         raise invalid_value(f"the flags must be 0, not {flags:#x}")
     initialize(device, 0, 0)
@@ -85,7 +85,7 @@ def create(description: int, device: int, flags: int) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a green context; raise INVALID_VALUE for a device's own."""
+    """Destroy a green context; raise INVALID_VALUE for a primary context."""
     if handle not in green.green_contexts:
         raise invalid_value(f"{handle:#x} is not a green context; a device's own context cannot be destroyed")
     green.destroy(handle)
@@ -102,7 +102,7 @@ def device(handle: int) -> int:
 
 
 def number(handle: int) -> int:
-    """Return a number that no other context of this process has had."""
+    """Return the id of an execution context, which no other context of this process has or had."""
     return context_id(context_of(handle).handle)
 
 
@@ -117,10 +117,10 @@ def synchronize(handle: int) -> None:
 
 
 def record_event(handle: int, event: int) -> None:
-    """Record an event after the present work of all streams of an execution context."""
+    """Record an event that stands for the earlier work in all streams of an execution context."""
     green.record(context_of(handle), event)
 
 
 def wait_event(handle: int, event: int) -> None:
-    """Make later work in all streams that an execution context has now wait for an event."""
+    """Make later work in all of an execution context's present streams wait for an event."""
     green.wait(context_of(handle), event)

@@ -1,20 +1,20 @@
 """The functions behind the entry points of the CUDA runtime, and each thread's last error.
 
 Theory of operation. `resolve` gets a function's name and its C signature, from cuda.bindings.cyruntime or from the
-table of a shared library of ours, and returns what is called, in two ways:
+table of one of pympsd's shared libraries. It returns the Python function to call:
 
-- A function of the driver by another name (`rows.EQUAL`): the driver's row, read with the parameters of the runtime's
-  function. Their types are the driver's by other names (`_driver_types`), and so a function of CUDA 12 that has fewer
-  parameters than the row is understood as one of the driver is (`versions`).
-- A row of the runtime (`rows.ROWS`), whose core is in the module of its chapter.
+- If the function is a function of the driver with another name (`rows.EQUAL`), the driver's row is resolved for the
+  parameters of the runtime's function. Their types have other names in the driver (`_driver_types`). So a function
+  of CUDA 12 that has fewer parameters than the row is adapted as a function of the driver is (`versions`).
+- Otherwise a row of the runtime (`rows.ROWS`) names a core in the module of its chapter.
 
-Names are `cudaMemcpyAsync_v2_ptsz`: the function, a version, and a variant for programs whose default stream is each
-thread's own. A version may have a row of its own; if not, the parameters distinguish it from others. In a variant a
-stream of NULL is the thread's stream. Copies and fills without a stream (``_ptds``) wait for the work of all
-streams, which is more than they need.
+A name such as `cudaMemcpyAsync_v2_ptsz` consists of the function, a version, and a variant for programs with a
+default stream for each thread. A version may have its own row; if not, its parameters show which version it is. In a
+variant a NULL stream stands for the thread's stream. Copies and fills without a stream (``_ptds``) wait for the work
+of all streams, which is more than necessary.
 
-Where the driver's function takes a CUfunction or a CUkernel, the runtime's takes the address of a function of the
-host program (`symbols.kernel_at`).
+A parameter that is a CUfunction or a CUkernel in the driver is the address of a function of the host program in the
+runtime (`symbols.kernel_at`).
 
 Last errors: CUDA runtime API, Error Handling.
 """
@@ -44,15 +44,16 @@ _PUBLIC_NAMES: Final = {
     "pympsd_ready": "cudaLaunchKernel",
     "pympsd_variable": "cudaGetSymbolAddress",
 }
-"""The function that programs call, by the name of the function that libcudart calls for it."""
+"""The functions that programs call, by the names of the functions that libcudart calls for them."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
-"""The types that the driver may have for a device address, by the runtime's type."""
+"""The driver's types for device addresses, by the runtime's types."""
 
 
 def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
     """Return the function behind an entry point, and the format of its parameters.
 
-    One that pympsd lacks raises NOT_SUPPORTED. TypeError if the signature is not that of any known version.
+    A function that pympsd lacks raises NOT_SUPPORTED when called. Raise TypeError for a signature of an unknown
+    version.
     """
     types = c_types.parameters(signature)
     base = _VARIANT.sub("", name)
@@ -94,7 +95,7 @@ def _resolve_driver_function(name: str, types: tuple[str, ...]) -> tuple[Callabl
 
 
 def _driver_types(row: Signature | None, types: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the types of a runtime function's parameters by the driver's names.
+    """Return the driver's names for the types of a runtime function's parameters.
 
     >>> _driver_types(None, ("cudaStream_t", "cudaMemLocation", "cudaGraphEdgeData *"))
     ('CUstream', 'CUmemLocation', 'CUgraphEdgeData *')
@@ -123,7 +124,7 @@ def _driver_type(type: str) -> str:
 
 
 def _wrap_kernel(function: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """Return a function that takes the address of a host function where ``function`` takes a kernel."""
+    """Return a function that calls ``function`` with the kernel of the host function at argument ``index``."""
 
     def call(*arguments: Any) -> Any:
         return function(*arguments[:index], kernel_at(arguments[index]), *arguments[index + 1 :])
@@ -132,7 +133,7 @@ def _wrap_kernel(function: Callable[..., Any], index: int) -> Callable[..., Any]
 
 
 def result_of_error(name: str, error: BaseException | None) -> int:
-    """Return the result of a call that raised, which cudaGetLastError returns too."""
+    """Return the result for an exception in a call, and keep it for cudaGetLastError."""
     return keep(result_of(_PUBLIC_NAMES.get(name, name), error))
 
 
@@ -170,7 +171,7 @@ _last: Final = _Last()
 
 
 def keep(code: int) -> int:
-    """Keep a result for cudaGetLastError and return it; NOT_READY is an answer, not an error."""
+    """Keep a result for cudaGetLastError, except NOT_READY, which is not an error; return the result."""
     if code != Result.ERROR_NOT_READY:
         _last.code = code
     return code

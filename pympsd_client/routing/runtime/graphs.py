@@ -1,8 +1,8 @@
-"""Nodes of graphs (CUDA runtime API, Graph Management): the runtime's descriptions as the driver's, and back.
+"""Nodes of graphs (CUDA runtime API, Graph Management): conversion of descriptions to the driver's and back.
 
-They differ in three ways. A kernel is the address of a host function (`symbols.kernel_at`), and the program gets that
-address back. A copy has a cudaMemcpyKind and counts elements of arrays. Contexts are left out: a new node is of the
-current context, a changed node of an executable graph too.
+The runtime's descriptions differ in three ways. A kernel is the address of a host function (`symbols.kernel_at`), and
+queries return that address. A copy has a cudaMemcpyKind and counts elements of arrays. A description does not name a
+context; a new node, and a changed node of an executable graph, is of the current context.
 """
 
 import ctypes
@@ -17,16 +17,16 @@ from pympsd_client.routing.runtime.copies import rows, slices, write_slices
 from pympsd_client.routing.runtime.symbols import host_of, kernel_at, part
 
 _KERNEL_BYTES: Final = 56
-"""The size of a cudaKernelNodeParams; a CUDA_KERNEL_NODE_PARAMS begins like it, and has two more fields."""
+"""The size of a cudaKernelNodeParams; a CUDA_KERNEL_NODE_PARAMS has two more fields at its end."""
 _DRIVER_KERNEL_BYTES: Final = 72
 _KERNEL, _COPY = 0, 1
-"""cudaGraphNodeType: the driver describes all others alike."""
+"""The cudaGraphNodeTypes whose descriptions differ from the driver's."""
 _COPY_HEAD_BYTES: Final = 16
-"""The fields before the cudaMemcpy3DParms in a cudaMemcpyNodeParams, and the CUDA_MEMCPY3D in the driver's."""
+"""The size of the fields before the description of the copy in cudaMemcpyNodeParams and the driver's structure."""
 
 
 def _kernel(parameters: int, size: int) -> Any:
-    """Return a buffer of ``size`` bytes with the driver's description of a kernel: its function comes first."""
+    """Return a buffer of ``size`` bytes with the driver's description of a kernel; its first field is the kernel."""
     check_not_null("the cudaKernelNodeParams", parameters)
     host = ctypes.c_uint64.from_address(parameters).value
     geometry = ctypes.string_at(parameters + 8, _KERNEL_BYTES - 8)
@@ -40,7 +40,7 @@ def add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> in
 
 
 def get_kernel(node: int, place: int) -> None:
-    """Write the cudaKernelNodeParams of a node; its func is the host function, if the program launches by it."""
+    """Write the cudaKernelNodeParams of a node to an address; func is the host function, if the program used it."""
     check_not_null("the cudaKernelNodeParams", place)
     description: Any = structs.KernelParameters.from_buffer_copy(bytes(api.cuGraphKernelNodeGetParams(node)))
     description.func = host_of(description.func or description.kern)
@@ -86,7 +86,7 @@ def add_copy_from_symbol(
 
 
 def get_copy(node: int, place: int) -> None:
-    """Write the cudaMemcpy3DParms of a node."""
+    """Write the cudaMemcpy3DParms of a node to an address."""
     write_slices(place, bytes(api.cuGraphMemcpyNodeGetParams(node)))
 
 
@@ -148,37 +148,37 @@ def _add_copy(graph: int, dependencies: int, count: int, description: Any) -> in
 
 
 def add_fill(graph: int, dependencies: int, count: int, parameters: int) -> int:
-    """Return a new node that sets memory; the runtime describes it as the driver does."""
+    """Return a new node that sets memory. Its description is the same as the driver's."""
     return int(api.cuGraphAddMemsetNode(graph, dependencies, count, parameters, current().handle))
 
 
 def set_fill(executable: int, node: int, parameters: int) -> None:
-    """Change a node of an executable graph."""
+    """Change a node that sets memory in an executable graph."""
     api.cuGraphExecMemsetNodeSetParams(executable, node, parameters, current().handle)
 
 
 def add_any(graph: int, dependencies: int, data: int, count: int, description: int) -> int:
-    """Return a new node of the kind that is described."""
+    """Return a new node of the type in its description."""
     buffer = _convert_description(description)
     place = description if buffer is None else ctypes.addressof(buffer)
     return int(api.cuGraphAddNode(graph, dependencies, data, count, place))
 
 
 def set_any(node: int, description: int) -> None:
-    """Change the work of a node, within its kind."""
+    """Change the work of a node, but not its type."""
     buffer = _convert_description(description)
     api.cuGraphNodeSetParams(node, description if buffer is None else ctypes.addressof(buffer))
 
 
 def set_executable_any(executable: int, node: int, description: int) -> None:
-    """Change the work of a node of an executable graph, within its kind."""
+    """Change the work of a node of an executable graph, but not its type."""
     buffer = _convert_description(description)
     place = description if buffer is None else ctypes.addressof(buffer)
     api.cuGraphExecNodeSetParams(executable, node, place)
 
 
 def _convert_description(description: int) -> Any:
-    """Return the driver's description of a cudaGraphNodeParams; None if it is the same."""
+    """Return the driver's description of the node in a cudaGraphNodeParams; None if it is the same."""
     check_not_null("the cudaGraphNodeParams", description)
     kind, at = ctypes.c_int.from_address(description).value, description + structs.NODE_PARAMETERS_AT
     if kind == _KERNEL:
@@ -192,11 +192,11 @@ def _convert_description(description: int) -> Any:
 
 
 def create_condition(graph: int, value: int, flags: int) -> int:
-    """Return a new handle of a condition."""
+    """Return a new conditional handle in the current context."""
     return create_condition_of(graph, 0, value, flags)
 
 
 def create_condition_of(graph: int, context: int, value: int, flags: int) -> int:
-    """Return a new handle of a condition in an execution context; NULL: in the current one."""
+    """Return a new conditional handle in an execution context (NULL: in the current context)."""
     of = execution.context_of(context) if context else current()
     return int(api.cuGraphConditionalHandleCreate(graph, of.handle, value, flags))

@@ -19,11 +19,11 @@ _ATTRIBUTES: Final = struct.Struct("=iiQQ")
 _MEMORY_TYPE, _DEVICE_POINTER, _HOST_POINTER, _IS_MANAGED, _DEVICE = 2, 3, 4, 8, 9
 """CUpointer_attribute"""
 _UNREGISTERED, _DEVICE_MEMORY, _MANAGED = 0, 2, 3
-"""cudaMemoryType; 1 is host memory, as it is in CUmemorytype"""
+"""cudaMemoryType; 1 is host memory, as in CUmemorytype"""
 
 
 def is_device(address: int) -> bool:
-    """Return whether an address lies in the window of a visible device."""
+    """Return whether an address is in the window of a visible device."""
     ordinal = ordinal_of(address)
     return any(device.ordinal == ordinal for device in process.require().devices)
 
@@ -39,7 +39,7 @@ def allocate_async(size: int, stream: int) -> int:
 
 
 def allocate_pitch(width: int, height: int) -> tuple[int, int]:
-    """Return the address of memory for rows, and the bytes between them."""
+    """Return the address of memory for rows, and the bytes from row to row."""
     if not width or not height:
         return 0, 0
     address, pitch = api.cuMemAllocPitch(width, height, _ELEMENT_BYTES)
@@ -86,7 +86,7 @@ def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int = 0) -> None:
 
 
 def pointer_attributes(place: int, address: int) -> None:
-    """Write the cudaPointerAttributes of an address; the type of memory that is not CUDA's is unregistered."""
+    """Write the cudaPointerAttributes of an address; memory without attributes has the type Unregistered."""
     check_not_null("the cudaPointerAttributes", place)
     try:
         kind = _attribute(_MEMORY_TYPE, address)

@@ -1,8 +1,9 @@
-"""cudaDeviceProp and cudaFuncAttributes: structures whose fields are attributes of a device, or of a kernel.
+"""cudaDeviceProp and cudaFuncAttributes: structures whose fields are attributes of a device or a kernel.
 
-cudaDeviceProp differs between versions of CUDA: 13 left fields out that 12 has, and 12 has more than 11. The caller's
-version decides what is written (`LAYOUTS`), as more bytes than the caller has would destroy its other variables: that
-of a function's type in the table of a shared library, else that of the installed cuda.bindings.
+cudaDeviceProp differs between versions of CUDA: 13 lacks fields that 12 has, and 12 has more than 11. What is written
+depends on the caller's version (`LAYOUTS`), because more bytes than the caller has would overwrite its other
+variables. The version is in the function's C type in the table of a shared library; in Python it is that of the
+installed cuda.bindings.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def _map_by_name(fields: str) -> dict[str, str]:
-    """Return the attributes of fields that have the same names, in capitals with underscores."""
+    """Return the attributes of fields whose names differ only in case and underscores."""
     return {field: _WORD.sub("_", field).upper() for field in fields.split()}
 
 
@@ -47,7 +48,7 @@ deferredMappingCudaArraySupported ipcEventSupported clusterLaunch unifiedFunctio
 13:deviceNumaId 13:mpsEnabled 13:hostNumaId 13:gpuPciDeviceID 13:gpuPciSubsystemID 13:hostNumaMultinodeIpcSupported
 12:reserved[63] 13:reserved[56]
 """
-"""The fields of cudaDeviceProp in CUDA 12 and 13: ints, with + size_t, with ! bytes; some in one version only."""
+"""The fields of cudaDeviceProp in CUDA 12 and 13: ints, + marks a size_t, ! marks bytes, 12: and 13: a version."""
 _CHOICE: Final = [
     "major",
     "minor",
@@ -105,7 +106,7 @@ _NUMBERS: Final = {
     "sharedMemPerMultiprocessor": "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR",
     "totalConstMem": "TOTAL_CONSTANT_MEMORY",
 }
-"""The attribute of a device by the field of cudaDeviceProp."""
+"""The device's attribute in each field of cudaDeviceProp."""
 _EXTENTS: Final = """
 maxGridSize MAX_GRID_DIM X Y Z
 maxThreadsDim MAX_BLOCK_DIM X Y Z
@@ -124,7 +125,7 @@ maxTexture3D MAXIMUM_TEXTURE3D WIDTH HEIGHT DEPTH
 maxSurface2D MAXIMUM_SURFACE2D WIDTH HEIGHT
 maxSurface3D MAXIMUM_SURFACE3D WIDTH HEIGHT DEPTH
 """
-"""The fields of cudaDeviceProp with several values: the common beginning of the attributes' names, and their ends."""
+"""The fields of cudaDeviceProp with several values, each with the beginning of the attributes' names and the ends."""
 _LISTS: Final = {
     field: tuple(f"{name}_{end}" for end in ends)
     for field, name, *ends in (line.split() for line in _EXTENTS.strip().splitlines())
@@ -140,18 +141,18 @@ _FUNCTION_FIELDS: Final = {
     "clusterDimMustBeSet": "CLUSTER_SIZE_MUST_BE_SET",
     "preferredShmemCarveout": "PREFERRED_SHARED_MEMORY_CARVEOUT",
 }
-"""The attribute of a function by the field of cudaFuncAttributes."""
+"""The kernel's attribute in each field of cudaFuncAttributes."""
 
 
 class Layout(NamedTuple):
-    """The cudaDeviceProp of a version of CUDA: its class, and how many of its bytes callers have."""
+    """The cudaDeviceProp of a version of CUDA: its class, and how many of its bytes are written."""
 
     fields: Any
     size: int
 
 
 def _structure(name: str, words: str, version: int = 0) -> Any:
-    """Return a structure with the fields of a text, of a major version of CUDA."""
+    """Return a structure with those fields in a text that a major version of CUDA has."""
     fields: list[tuple[str, Any]] = []
     for word in words.split():
         only, _, field = word.rpartition(":")
@@ -168,7 +169,7 @@ LAYOUTS: Final = {
     "cudaDeviceProp_v12 *": Layout(_OF_12, ctypes.sizeof(_OF_12)),
     "cudaDeviceProp_v13 *": Layout(_OF_13, ctypes.sizeof(_OF_13)),
 }
-"""By types in the tables of our shared libraries: CUDA 12's runtime still writes CUDA 11's for old programs."""
+"""By types in the tables of pympsd's libraries. Old programs get CUDA 11's layout from CUDA 12's runtime."""
 OF_BINDINGS: Final = LAYOUTS[f"cudaDeviceProp_v{bindings.CUDA_VERSION // 1000} *"]
 _FUNCTION_ATTRIBUTES: Final = """
 sharedSizeBytes+ constSizeBytes+ localSizeBytes+ maxThreadsPerBlock numRegs ptxVersion binaryVersion cacheModeCA
@@ -179,7 +180,7 @@ _FunctionAttributes: Final = _structure("cudaFuncAttributes", _FUNCTION_ATTRIBUT
 
 
 def write(place: int, device: VisibleDevice, layout: Layout) -> None:
-    """Write a device's cudaDeviceProp, fields without an attribute are 0; raise INVALID_VALUE for NULL."""
+    """Write a device's cudaDeviceProp, in which fields without an attribute are 0; raise INVALID_VALUE for NULL."""
     check_not_null("the cudaDeviceProp", place)
     attributes = device.properties.attributes
     properties = layout.fields()
@@ -195,14 +196,14 @@ def write(place: int, device: VisibleDevice, layout: Layout) -> None:
 
 
 def read_requirements(place: int, layout: Layout) -> tuple[int, ...]:
-    """Return the values that cudaChooseDevice's cudaDeviceProp requires; 0 for those that it leaves open."""
+    """Return the minimums in cudaChooseDevice's cudaDeviceProp, 0 for fields without a requirement."""
     check_not_null("the cudaDeviceProp", place)
     properties = layout.fields.from_address(place)
     return tuple(getattr(properties, field) for field in _CHOICE)
 
 
 def write_function_attributes(place: int, function: int) -> None:
-    """Write the cudaFuncAttributes of a kernel, unknown ones are 0; the errors of `symbols.kernel_at`."""
+    """Write the cudaFuncAttributes of a kernel, with unknown ones 0; raise the errors of `symbols.kernel_at`."""
     check_not_null("the cudaFuncAttributes", place)
     kernel = function_of(kernel_at(function))
     kernel.context.usable()

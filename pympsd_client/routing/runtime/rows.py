@@ -1,7 +1,7 @@
-"""The functions of the runtime: those that are functions of the driver by another name, and a row for each other one.
+"""The functions of the runtime: those that are functions of the driver with another name, and rows for all others.
 
-A function of the driver with the same parameters answers for the runtime's: `EQUAL`. The rows are like those of
-`pympsd_client.signatures`.
+`EQUAL` has the functions for which a function of the driver with the same parameters is called. The rows are like
+those of `pympsd_client.signatures`.
 """
 
 from typing import Final
@@ -41,7 +41,7 @@ StreamGetDevResource StreamGetFlags StreamGetId StreamGetPriority StreamIsCaptur
 StreamSynchronize StreamUpdateCaptureDependencies StreamWaitEvent ThreadExchangeStreamCaptureMode UserObjectCreate
 UserObjectRelease UserObjectRetain
 """
-"""The functions that the runtime calls ``cuda`` and the driver ``cu`` with this behind it."""
+"""Names that have the prefix ``cuda`` in the runtime and ``cu`` in the driver."""
 
 _OTHER_NAMES: Final = """
 cudaDeviceGetCacheConfig cuCtxGetCacheConfig
@@ -79,7 +79,7 @@ EQUAL: Final = {
     **{f"cuda{name}": f"cu{name}" for name in _SAME_NAMES.split()},
     **dict(line.split() for line in _OTHER_NAMES.strip().splitlines()),
 }
-"""The function of the driver with the same parameters, by the runtime's name."""
+"""The driver's functions with the same parameters, by the runtime's names."""
 
 _NEED_NO_CONTEXT: Final = """
 DeviceCanAccessPeer DeviceGetAttribute DeviceGetByPCIBusId DeviceGetCount DeviceGetDefaultMemPool DeviceGetMemPool
@@ -87,7 +87,7 @@ DeviceGetP2PAttribute DeviceGetPCIBusId LogsCurrent LogsDumpToFile LogsDumpToMem
 LogsUnregisterCallback
 """
 NEED_NO_CONTEXT: Final = frozenset(f"cu{name}" for name in _NEED_NO_CONTEXT.split())
-"""Functions of the driver that answer the runtime's without a context: the runtime then makes none."""
+"""The functions of the driver for which the runtime does not make a context current."""
 
 _ERRORS: Final = """
 cudaGetLastError() = take_last
@@ -209,7 +209,7 @@ _REGISTRATIONS: Final = """
 pympsd_set_registry(void *find, void *wrapper_at) = set_registry
 pympsd_unload(void *wrapper) = unload
 """
-"""Functions with such names are called by the C code of libcudart (native/src/cudart)."""
+"""The C code of libcudart calls functions with such names (native/src/cudart)."""
 
 _SYMBOLS: Final = """
 pympsd_kernel(out cudaKernel_t kernel, void *host) = find_registered_kernel

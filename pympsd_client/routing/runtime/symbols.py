@@ -3,26 +3,26 @@
 Theory of operation. A compiler of CUDA C++ puts a program's device code into fat binaries, and makes a host function
 for each kernel and a host variable for each device variable. When the program starts, it registers all three with its
 runtime: "the kernel ``_Z3addPf`` of this fat binary is the host function at 0x401234". Later calls name a kernel or
-a variable by the host's address::
+a variable by its address in the host program::
 
     add<<<1, 32>>>(p)              cudaLaunchKernel(0x401234, ...)
     cudaMemcpyToSymbol(table, ..)  cudaMemcpyToSymbol(0x404050, ...)
 
 pympsd's shared libraries record registrations in C (native/src/cudart/registration.c), because a program may never
 use them. This module looks an address up there at its first use, loads the fat binary as a library of the driver
-(`_library`), and returns the library's kernel or variable. The C part keeps the handle of a kernel and launches by
-it, so this module sees the first launch of each kernel only.
+(`_library`), and returns the library's kernel or variable. The C part keeps the kernel's handle for later launches,
+so this module is called only for the first launch of each kernel.
 
-In a Python process nothing is registered: `kernel_at` gets the handle of a kernel or function, and returns it.
+In a Python process nothing is registered. There `kernel_at` gets a kernel's or function's handle, and returns it.
 
-A program of several objects (``nvcc -rdc=true``) may have kernels that launch kernels, for which the load of a module
-fails under MPS. Such a program is refused when it first needs a context, by the first call that programs check: many
-do not check their launches, and would report success (`check_linked`).
+A program of several objects (``nvcc -rdc=true``) may have kernels that launch kernels. Under MPS a module with such
+kernels cannot be loaded. The program is refused when it first needs a context (`check_linked`), and not at a launch,
+because many programs do not check their launches and would report success.
 
 The invariants:
 
-- A fat binary is loaded once in a process. Contexts come and go, its kernels' handles stay.
-- After the program has unregistered a fat binary (dlclose) its library is unloaded and its addresses are unknown.
+- A fat binary is loaded once in a process. Its kernels' handles stay valid when contexts are closed and opened.
+- After the program has unregistered a fat binary (dlclose), its library is unloaded and its addresses are unknown.
 """
 
 import ctypes
@@ -49,14 +49,14 @@ from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.copies import copy
 
 _INVALID_SYMBOL: Final = 13
-"""cudaErrorInvalidSymbol, which the driver does not have"""
+"""cudaErrorInvalidSymbol, which only the runtime has"""
 _INVALID_FUNCTION: Final = 98
-"""cudaErrorInvalidDeviceFunction, which the driver does not have"""
+"""cudaErrorInvalidDeviceFunction, which only the runtime has"""
 _KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
 _LINKED: Final = 2
-"""The version of a wrapper with an array of the fat binaries that were linked."""
+"""The version of a wrapper that also has an array of linked fat binaries."""
 _DEVICE_LAUNCH: Final = "__cudaCDP"
-"""The beginnings of the names of functions that a kernel calls to launch another."""
+"""The beginning of the names of functions with which a kernel launches another."""
 _LAUNCHES: Final = (
     "kernels of the program launch kernels (CUDA dynamic parallelism), which MPS does not support; launch them from "
     "the host"
@@ -64,7 +64,7 @@ _LAUNCHES: Final = (
 _PTX: Final = 1
 """CU_JIT_INPUT_PTX"""
 _WRAPPER: Final = struct.Struct("=iiQQ")
-"""__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, further ones"""
+"""__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, of linked ones"""
 _NO_PTX: Final = (
     "the program contains no PTX that this device can run ({reason}); compile it with nvcc -gencode "
     "arch=compute_90,code=compute_90 (and -cudart shared)"
@@ -76,7 +76,7 @@ _OF_IMAGES: Final = (
     Result.ERROR_NOT_FOUND,
     Result.ERROR_UNKNOWN,
 )
-"""Errors of a fat binary; NOT_SUPPORTED is reported in any case."""
+"""The errors of a fat binary that `_explain` reports once. (NOT_SUPPORTED is always reported.)"""
 
 
 class _Registration(ctypes.Structure):
@@ -94,36 +94,36 @@ class _Registration(ctypes.Structure):
 _FindFunction: Final = ctypes.CFUNCTYPE(ctypes.POINTER(_Registration), ctypes.c_void_p)
 _WrapperFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
 _find_functions: Final[list[Any]] = []
-"""The functions of the shared libraries that find registrations."""
+"""The functions of the shared libraries that find a registration."""
 _wrapper_functions: Final[list[Any]] = []
 """The functions of the shared libraries that return the wrapper of the n-th fat binary, NULL after the last."""
 _libraries: Final[dict[int, int]] = {}
-"""The driver's libraries by the addresses of the wrappers of their fat binaries."""
+"""The handles of the driver's libraries, by the addresses of their fat binaries' wrappers."""
 _hosts: Final[dict[tuple[int, str], int]] = {}
-"""The host functions of kernels, by library and name."""
+"""The host functions of kernels, by the kernel's library and name."""
 _managed: Final[dict[int, int]] = {}
-"""The host addresses of managed variables by the addresses of their memory."""
+"""The host addresses of managed variables, by the addresses of their memory."""
 _refused: Final[dict[int, CudaError]] = {}
-"""The errors of fat binaries with kernels that launch kernels, by the addresses of the wrappers."""
+"""The errors of fat binaries with kernels that launch kernels, by the addresses of their wrappers."""
 _reported: Final[set[int]] = set()
-"""The wrappers of fat binaries whose errors have been reported."""
+"""The addresses of the wrappers of fat binaries whose errors have been reported."""
 _loading: Final = RLock()
 
 
 def set_registry(find: int, wrapper_at: int) -> None:
-    """Look host addresses and fat binaries up with the C functions of another library, too.
+    """Use another library's C functions, too, to look up host addresses and fat binaries.
 
-    ``find`` returns the address of the registration of a host address, ``wrapper_at`` the wrapper of a fat binary by
-    number; both return NULL if nothing is found.
+    ``find`` returns the address of a host address's registration, ``wrapper_at`` the wrapper of the fat binary with a
+    number; both return NULL if they find nothing.
     """
     _find_functions.append(_FindFunction(find))
     _wrapper_functions.append(_WrapperFunction(wrapper_at))
 
 
 def check_linked() -> None:
-    """Load fat binaries that were linked from several objects; raise NOT_SUPPORTED if kernels there launch kernels.
+    """Load fat binaries that were linked from several objects; raise NOT_SUPPORTED if their kernels launch kernels.
 
-    The first launch reports any other error.
+    Ignore other errors, which the first launch reports.
     """
     for wrapper_at in _wrapper_functions:
         for number in itertools.count():
@@ -138,7 +138,7 @@ def check_linked() -> None:
 
 
 def _registration(host: int) -> Any:
-    """Return the registration of an address of the host program; None without one."""
+    """Return the registration of an address in the host program, or None."""
     for find in _find_functions if host else ():
         entry = find(host)
         if entry:
@@ -147,10 +147,10 @@ def _registration(host: int) -> Any:
 
 
 def kernel_at(host: int) -> int:
-    """Return the kernel of a host function; the handle of a kernel or function is returned as it is.
+    """Return the kernel of a host function; return the handle of a kernel or function unchanged.
 
-    As recorded of a GPU: INVALID_DEVICE_FUNCTION for NULL, INVALID_HANDLE for anything else. NO_BINARY_FOR_GPU and
-    others if its fat binary cannot be loaded.
+    As recorded on a GPU, raise INVALID_DEVICE_FUNCTION for NULL, INVALID_HANDLE for anything else. Raise
+    NO_BINARY_FOR_GPU and others if the fat binary cannot be loaded.
     """
     if not host:
         raise CudaError(_INVALID_FUNCTION, "the host function is NULL; pass the address of a kernel of this program")
@@ -169,7 +169,7 @@ def kernel_at(host: int) -> int:
 
 
 def host_of(handle: int) -> int:
-    """Return the host function of a kernel, or of its function in a context; any other handle as it is."""
+    """Return the host function of a kernel or of its function in a context; return any other handle unchanged."""
     kernel, function = kernels.get(handle), functions.get(handle)
     if kernel is not None:
         return _hosts.get((kernel.library.handle, kernel.name), handle)
@@ -192,7 +192,8 @@ def find_registered_kernel(host: int) -> int:
 def function_at(host: int) -> int:
     """Return the function of a host function in the current context.
 
-    INVALID_DEVICE_FUNCTION for anything else, which this function alone returns for unknown addresses (recorded).
+    Raise INVALID_DEVICE_FUNCTION for anything else. (For an unknown address the other functions raise INVALID_HANDLE,
+    as recorded.)
     """
     try:
         kernel = find_registered_kernel(host)
@@ -204,14 +205,14 @@ def function_at(host: int) -> int:
 
 
 def set_kernel_attribute(kernel: int, attribute: int, value: int, device: int) -> None:
-    """Set an attribute of a kernel on a device; the driver's function has these parameters in another order."""
+    """Set an attribute of a kernel on a device. The driver's function has the parameters in another order."""
     api.cuKernelSetAttribute(attribute, value, kernel_at(kernel), device)
 
 
 def variable_at(host: int) -> tuple[int, int]:
-    """Return the address in the current context, and the size in bytes, of a device variable; raise INVALID_SYMBOL.
+    """Return a device variable's address in the current context and its size in bytes; raise INVALID_SYMBOL.
 
-    A program that names a managed variable passes the address of its memory.
+    For a managed variable, programs may pass the address of its memory.
     """
     entry = _registration(_managed.get(host, host))
     if entry is None or entry.kind == _KERNEL:
@@ -258,10 +259,10 @@ def _is_linked(wrapper: int) -> bool:
 
 
 def _load(image: int, parts: int) -> int:
-    """Return a library of a fat binary. One that nvcc linked (``-rdc=true``) is linked again if it has no PTX."""
+    """Load a fat binary as a library. If nvcc has linked it (``-rdc=true``) without PTX, link its parts again."""
     library = int(api.cuLibraryLoadData(image, 0, 0, 0, 0, 0, 0))
     try:
-        api.cuLibraryGetKernelCount(library)  # loads it
+        api.cuLibraryGetKernelCount(library)  # loads the library, which raises the errors of its code
     except CudaError as error:
         api.cuLibraryUnload(library)
         if error.code != Result.ERROR_NO_BINARY_FOR_GPU or not parts:
@@ -273,12 +274,12 @@ def _load(image: int, parts: int) -> int:
             if _DEVICE_LAUNCH in failure.reason:
                 raise not_supported(_LAUNCHES) from None
             raise
-        return int(api.cuLibraryLoadData(address, 0, 0, 0, 0, 0, 0))  # which copies it
+        return int(api.cuLibraryLoadData(address, 0, 0, 0, 0, 0, 0))  # copies the image, so the link may be freed
     return library
 
 
 def _link(parts: int) -> Link:
-    """Return a link of the PTX of fat binaries, whose addresses are in an array that ends with NULL."""
+    """Return a link of the PTX in fat binaries; ``parts`` is an array of their addresses that ends with NULL."""
     link = Link(current(), jit_options.read(0, None, None))
     architecture = current().device.properties.compute_capability
     while address := ctypes.c_uint64.from_address(parts).value:
@@ -288,7 +289,7 @@ def _link(parts: int) -> Link:
         except FatbinError as error:
             if error.code != Result.ERROR_NO_BINARY_FOR_GPU:
                 raise CudaError(error.code, error.reason) from None
-            continue  # parts of the toolkit's own libraries, which only kernels need that launch kernels
+            continue  # a part of the toolkit's own libraries, needed only by kernels that launch kernels
         link.add(_PTX, text, "", 0)
     return link
 
@@ -303,9 +304,9 @@ def unload(wrapper: int) -> None:
 
 
 def _explain(error: CudaError, wrapper: int) -> CudaError:
-    """Return the error of a fat binary that cannot be used, with the remedy.
+    """Return the error for a fat binary that cannot be used, with the remedy.
 
-    It is reported once even without PYMPSD_EXPLAIN, because programs print its name at best.
+    Also report it once on standard error, even without PYMPSD_EXPLAIN, because programs print at best its name.
     """
     if error.code == Result.ERROR_NO_BINARY_FOR_GPU:
         error = CudaError(error.code, _NO_PTX.format(reason=error.reason))
@@ -320,19 +321,19 @@ def _explain(error: CudaError, wrapper: int) -> CudaError:
 
 
 def copy_to(symbol: int, source: int, count: int, offset: int, kind: int, stream: int | None = None) -> None:
-    """Copy bytes to a device variable: in stream order, else return when the copy is complete."""
+    """Copy bytes to a device variable in stream order; without a stream, return when the copy is complete."""
     copy(part(symbol, offset, count), source, count, kind, stream)
 
 
 def copy_from(destination: int, symbol: int, count: int, offset: int, kind: int, stream: int | None = None) -> None:
-    """Copy bytes of a device variable: in stream order, else return when the copy is complete."""
+    """Copy bytes of a device variable in stream order; without a stream, return when the copy is complete."""
     copy(destination, part(symbol, offset, count), count, kind, stream)
 
 
 def part(symbol: int, offset: int, count: int) -> int:
     """Return the address of ``count`` bytes of a device variable, from ``offset`` on.
 
-    Raise INVALID_VALUE beyond it.
+    Raise INVALID_VALUE if they end beyond the variable.
     """
     start, length = variable_at(symbol)
     if offset + count > length:

@@ -1,6 +1,7 @@
-"""Do the .pth file's work if the folder of the packages is not a site directory of the Python below pympsd-run.
+"""Do the .pth file's work if the folder of the packages is not a site directory of the Python under pympsd-run.
 
-pip's --target and --prefix put them into such a folder. pympsd-run then names this file's folder in PYTHONPATH.
+pip's --target and --prefix install packages into such a folder. Then pympsd-run puts this file's folder into
+PYTHONPATH.
 """
 
 import os
@@ -14,7 +15,7 @@ if os.environ.get("PYMPSD_ROUTING") == "1":
     from pympsd_client.routing.hook import install
 
     install()
-# Next comes the sitecustomize that this one hides.
+# Import the sitecustomize that this file hides.
 _this = sys.modules.pop("sitecustomize")
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]
 try:

@@ -1,1 +1,1 @@
-"""The backend for a real GPU: one primary context for all clients, through cuda-bindings; driver calls only here."""
+"""The backend for a real GPU: one primary context for all clients. Only this package calls the driver."""

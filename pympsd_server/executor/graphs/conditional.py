@@ -1,4 +1,4 @@
-"""A conditional node: holds its slot while bodies are executed in a stream of their own, by a condition's value."""
+"""A conditional node: it holds its slot while bodies are executed in a separate stream, by the condition's value."""
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
@@ -12,22 +12,22 @@ from pympsd_server.backends.interface import BackendError, Condition, Context, P
 
 
 class Body(Protocol):
-    """An executable graph that a conditional node has."""
+    """An executable graph that is a body of a conditional node."""
 
     def pieces(self, stream: Stream) -> Iterator[None]:
-        """Queue the node's work, an item with each piece; BackendError."""
+        """Queue the body's work, one item per step of the iterator. Raise BackendError."""
 
 
 @define(eq=False)
 class _Hold:
-    """A stream's wait: it may end before the stream's answer to it is known."""
+    """A wait of a stream, which may end before the stream has returned the object with which to end it."""
 
     _lock: Lock = field(factory=Lock, init=False)
     _pending: PendingHostFunction | None = field(default=None, init=False)
     _is_over: bool = field(default=False, init=False)
 
     def set(self, pending: PendingHostFunction) -> None:
-        """Note the work to finish."""
+        """Note the pending work of the stream, and finish it if the wait is over."""
         with self._lock:
             self._pending = pending
             is_over = self._is_over
@@ -45,7 +45,7 @@ class _Hold:
 
 @frozen(eq=False)
 class Choice:
-    """A conditional node in its graph; ``stream`` is the bodies'."""
+    """A conditional node of a graph; ``stream`` is the stream of its bodies."""
 
     context: Context
     condition: Condition
@@ -54,17 +54,19 @@ class Choice:
     stream: Stream
 
     def queue(self, slot: Stream) -> None:
-        """Make the slot wait until the bodies have been executed; BackendError."""
+        """Let the slot wait until the bodies have been executed. Raise BackendError."""
         hold = _Hold()
 
         def begin(status: Status) -> None:
-            if status.code is Result.SUCCESS:  # else the context is lost, and the wait with it
+            if status.code is Result.SUCCESS:  # otherwise the context is lost, and nothing waits
                 self._continue(hold)
 
         hold.set(slot.launch_host_function(begin))
 
     def _continue(self, hold: _Hold) -> None:
-        """Choose the next body, by a call in their stream: a loop without work takes its turns as work does."""
+        """Choose the next body, in a call in the bodies' stream, so that an empty loop is scheduled like
+        other work.
+        """
         try:
             self.context.call(self.stream, self._choose(hold))
         except BackendError:  # the context is lost
@@ -78,7 +80,7 @@ class Choice:
         if body is not None:
             try:
                 yield from body.pieces(self.stream)
-            except BackendError as error:  # too late for the launch: the context is lost, as by a kernel's fault
+            except BackendError as error:  # too late to refuse the launch, so the context is lost
                 reason = f"the body of a conditional node: {error.reason}"
                 raise BackendError(Result.ERROR_LAUNCH_FAILED, reason) from None
             if self.kind is ConditionalKind.WHILE:

@@ -1,27 +1,29 @@
-"""An executable graph in its context: its records, prepared, and their order in streams of the backend.
+"""An executable graph in its context: its prepared records, and their order in streams of the backend.
 
-**The problem.** A client launches the same graph many times. Nodes that no dependency orders may run at the same
-time; they must follow the stream that the graph is launched in, and later work of that stream must follow them. A
-backend has streams and events, and no graphs.
+**The problem.** A client launches the same graph many times. Nodes that do not depend on each other may run at the
+same time. All nodes must run after earlier work of the stream in which the graph is launched, and before later work
+of that stream. A backend has streams and events, but no graphs.
 
-**The idea.** When a graph is instantiated, every node's record is read once and becomes an *act*: a function that
-queues its work in a stream. Nodes get *slots* (`assign_slots`): slot 0 is the stream of the launch, every other slot
-is a stream of the graph's own (`streams`). A node continues in the slot of the last node that it depends on; other
-dependencies become waits for events. A launch is then one pass over the acts:
+**The idea.** When a graph is instantiated, each node's record is read once and becomes an *act*: a function that
+queues the work in a stream. Nodes get *slots* (`assign_slots`): slot 0 is the stream of the launch, each other slot
+is one of the graph's own streams (`streams`). A node continues in the slot of the last node on which it depends;
+other dependencies become waits for events. A launch is then one pass over the acts:
 
     record `begun` in the launch's stream          (only if there are other slots)
-    for each node: wait for `begun` or for events, queue its act, record an event if others wait for it
+    for each node: wait for `begun` or for events, call its act, record an event if others wait for it
     wait in the launch's stream for the end of every other slot, record `done`
 
-Example, A before B and C, both before D: A, B and D are in slot 0, C in slot 1; C waits for A's event, D for C's.
+Example: B and C depend on A, and D on both. A, B and D are in slot 0, C is in slot 1; C waits for A's event, D for
+C's.
 
-**Invariants.** Launches of one executable graph follow each other (`done`), as CUDA requires. If an item is refused,
-later items are not queued, but the queued items are still joined, so that the stream never overtakes it. Handles of
-modules are checked again at each launch: a module may have been unloaded. The graph's streams are counted
-(`StreamBudget`) and destroyed with it, once their work is done.
+**Invariants.** Launches of one executable graph run one after the other (`done`), as CUDA requires. If an item is
+refused, later items are not queued, but the stream still waits for the queued ones. Handles of modules are checked
+again at each launch, because a module may have been unloaded. The graph's streams are counted (`StreamBudget`), and
+destroyed with the graph when their work is done.
 
-Host functions are answered one by one, by numbers that a launch announces first. Bodies of conditional nodes are
-executable graphs of their own, which `conditional` queues when the condition's value is known.
+Each host function is answered separately; the client sends the requests, with the functions' numbers, before the
+launch. Bodies of conditional nodes are executable graphs too, which `conditional` queues when the condition's value
+is known.
 """
 
 from __future__ import annotations
@@ -38,23 +40,25 @@ from pympsd_server.executor.graphs.conditional import Choice
 from pympsd_server.executor.graphs.streams import OwnStreams, StreamBudget
 
 MAX_SLOTS: Final = 16
-"""More branches than this share slots, which orders them."""
+"""The maximum number of slots; more branches than this share slots and run one after the other."""
 
 
 @frozen
 class SlotAssignment:
-    """An item's slot, the items of other slots it waits for, and whether others wait for it."""
+    """An item's slot, the items of other slots for which it waits, and whether other items wait for it."""
 
     slot: int
     waits_for: tuple[int, ...]
     begins_slot: bool
-    """Whether the item must wait for the launch itself, because it is the first of its slot and depends on no
-    other."""
+    """Whether the item must wait for the launch itself, as the first item of its slot without dependencies."""
     is_waited_for: bool
 
 
 def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) -> list[SlotAssignment]:
-    """Return the slots of items; each item is given by its dependencies, the indices of earlier items."""
+    """Return the slots of items.
+
+    ``dependencies``: for each item, the indices of the earlier items on which it depends.
+    """
     slots: list[int] = []
     tails: list[int] = []
     """The last item of each slot."""
@@ -84,10 +88,10 @@ Act = Callable[[Stream], None]
 
 
 class HostRequest(Protocol):
-    """A host function of one launch, to be answered when it is due."""
+    """The request for a host function of one launch, which is answered when the function is due."""
 
     def fail(self, status: Status) -> None:
-        """Answer that it will not run."""
+        """Answer that the function will not run."""
 
 
 RunHostFunction = Callable[[HostRequest, Stream], None]
@@ -95,7 +99,7 @@ RunHostFunction = Callable[[HostRequest, Stream], None]
 
 @frozen(eq=False)
 class ConditionalStep:
-    """A conditional node; ``default`` is the value of its condition when a launch begins; None: it is unchanged."""
+    """A conditional node; ``default`` is the condition's value at the start of a launch; None leaves it."""
 
     handle: int
     kind: ConditionalKind
@@ -105,7 +109,10 @@ class ConditionalStep:
 
 @frozen(eq=False)
 class GraphStep:
-    """One item; ``act`` queues its work, or is a host function's number, or bodies; None: it only joins others."""
+    """One item.
+
+    ``act`` queues its work, or is a host function's number, or a conditional node; None if it only joins others.
+    """
 
     act: Act | int | ConditionalStep | None
     dependencies: tuple[int, ...] = ()
@@ -113,20 +120,23 @@ class GraphStep:
 
 @define(eq=False)
 class ExecutableGraph:
-    """Made by ``make``; launched by the client's worker alone, or as the body of a conditional node."""
+    """An executable graph, which ``make`` creates.
+
+    Only the client's worker launches it, or a conditional node as a body.
+    """
 
     _acts: Sequence[Act | int | Choice | None]
     _assignments: Sequence[SlotAssignment]
     _context: Context
     _own: OwnStreams
     _stream: Stream | None
-    """A body's stream; None: the stream of each launch."""
+    """The stream of a body; None if the graph runs in the stream of each launch."""
     _defaults: list[tuple[Condition, int]] = field(factory=list, init=False)
-    """The values of conditions at the beginning of a launch, those of bodies too."""
+    """The values of conditions at the start of a launch, including conditions in bodies."""
     _slot_streams: list[Stream] = field(factory=list, init=False)
-    """Streams of the slots after the first."""
+    """The streams of all slots except the first."""
     _events: dict[int, Event] = field(factory=dict, init=False)
-    """The events of the items that other slots, or the end of the launch, wait for."""
+    """The events of items for which other slots, or the end of the launch, wait."""
     _begun: Event | None = field(default=None, init=False)
     _done: Event | None = field(default=None, init=False)
     _last_stream: Stream | None = field(default=None, init=False)
@@ -135,7 +145,7 @@ class ExecutableGraph:
 
     @classmethod
     def make(cls, context: Context, steps: Sequence[GraphStep], budget: StreamBudget) -> ExecutableGraph:
-        """Return the executable graph of steps; BackendError if the device has no memory for its streams."""
+        """Return the executable graph of steps. Raise BackendError if the device has no memory for its streams."""
         own = OwnStreams(context, budget)
         try:
             return cls._build(context, steps, own, None)
@@ -147,7 +157,10 @@ class ExecutableGraph:
     def _build(
         cls, context: Context, steps: Sequence[GraphStep], own: OwnStreams, stream: Stream | None
     ) -> ExecutableGraph:
-        """``stream``: a body's, which is the first of its own."""
+        """Return the graph, not launched yet.
+
+        ``stream``: a body's stream, which is the first of the streams in ``own``.
+        """
         assignments = assign_slots([step.dependencies for step in steps])
         graph = cls([], assignments, context, own, stream)
         graph._done = context.create_event(False)
@@ -176,16 +189,16 @@ class ExecutableGraph:
 
     @property
     def size(self) -> int:
-        """The number of its items."""
+        """The number of items of the graph."""
         return len(self._acts)
 
     def launch(self, stream: Stream, run_host_function: RunHostFunction) -> None:
-        """Queue the graph's work; BackendError for the first item that is refused, after which none is queued."""
+        """Queue the graph's work. Raise BackendError for the first refused item, after which no item is queued."""
         requests, self.host_functions = self.host_functions, {}
         try:
             if self._last_stream is not None and self._last_stream is not stream:
                 assert self._done is not None
-                stream.wait(self._done)  # launches of one executable graph follow each other
+                stream.wait(self._done)  # launches of one executable graph run one after the other
             self._last_stream = stream
             if self._defaults:
                 self._context.call(stream, self._assign())
@@ -197,7 +210,7 @@ class ExecutableGraph:
             raise
 
     def pieces(self, stream: Stream) -> Iterator[None]:
-        """Queue a body's work, an item with each piece; BackendError as for ``launch``."""
+        """Queue a body's work, one item per step of the iterator. Raise BackendError as ``launch`` does."""
         return self._queue_items(stream, {}, _no_host_function)
 
     def _assign(self) -> Iterator[None]:
@@ -235,25 +248,25 @@ class ExecutableGraph:
                 if assigned.slot:
                     ends[assigned.slot] = index
                 yield
-        except Exception:  # not if it is only dropped because its context has ended
+        except Exception:  # not GeneratorExit, with which it is dropped after its context has ended
             self._join(stream, self._done, ends)
             raise
         self._join(stream, self._done, ends)
 
     def _join(self, stream: Stream, done: Event, ends: dict[int, int]) -> None:
-        """Make the stream's later work wait for the queued items, after a refusal too."""
+        """Let the stream's later work wait for the queued items, even after a refusal."""
         for index in ends.values():
             if self._assignments[index].is_waited_for:
                 stream.wait(self._events[index])
         stream.record(done)
 
     def destroy(self) -> None:
-        """Destroy the graph's streams; launched work runs to its end."""
+        """Destroy the graph's streams; work that was launched is completed."""
         for request in self.host_functions.values():
             request.fail(Status(Result.ERROR_INVALID_HANDLE, "the executable graph was destroyed"))
         self.host_functions = {}
         if any(isinstance(act, Choice) for act in self._acts) and self._done is not None:
-            self._done.notify(lambda status: self._release())  # until then bodies may be queued
+            self._done.notify(lambda status: self._release())  # bodies may be queued until then
         else:
             self._release()
 
@@ -262,7 +275,7 @@ class ExecutableGraph:
         self.release()
 
     def release(self) -> None:
-        """Drop the graph's records and its streams, because the context that has the streams is destroyed."""
+        """Drop the graph's records and streams, because the streams' context is destroyed."""
         self._acts = self._assignments = ()
         self._defaults = []
         self.host_functions = {}

@@ -1,12 +1,12 @@
-"""The streams that executable graphs have of their own: created when first used, counted, and shared by bodies.
+"""The executable graphs' own streams: created when they are first used, counted, and shared by bodies.
 
-A stream costs a backend memory and a client cannot see those that its graphs take, so they are limited for each
-client (`StreamBudget`, MAX_CLIENT_STREAMS) and are created only when a node needs one (`OwnStreams.get_or_create`).
-The bodies of conditional nodes that are in one slot run one after another, so all of them share the same streams
-(`OwnStreams.find_inside`), however many bodies there are.
+A stream takes a backend's memory, and a client cannot see the streams of its graphs. So these streams are limited for
+each client (`StreamBudget`, MAX_CLIENT_STREAMS), and created only when a node needs one (`OwnStreams.get_or_create`).
+The bodies of conditional nodes in one slot run one after another, so all of them share the same streams
+(`OwnStreams.find_inside`).
 
-Destroying a stream lets its work run to its end. Only then may the budget count it no more for a graph with
-conditional nodes, because a body may still be queued; `ExecutableGraph.destroy` takes care of that.
+Work in a destroyed stream is completed. The streams of a graph with conditional nodes must count until then, because
+a body may still be queued; `ExecutableGraph.destroy` ensures that.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Context, Stream
 
 MAX_CLIENT_STREAMS: Final = 4096
-"""The most streams that all executable graphs of one client have together."""
+"""The maximum number of streams of all executable graphs of a client together."""
 
 
 @define(eq=False)
 class StreamBudget:
-    """The number of streams of one client's graphs. Used by its worker, and by the thread that ends their work."""
+    """Counts the streams of a client's graphs.
+
+    The client's worker uses it, and the thread that ends the graphs' work.
+    """
 
     _limit: int = MAX_CLIENT_STREAMS
     _lock: Lock = field(factory=Lock, init=False)
     _used: int = field(default=0, init=False)
 
     def take(self) -> None:
-        """Count one more stream; BackendError OUT_OF_MEMORY past the limit."""
+        """Count one more stream. Raise BackendError with OUT_OF_MEMORY above the limit."""
         with self._lock:
             if self._used == self._limit:
                 reason = (
@@ -43,15 +46,16 @@ class StreamBudget:
             self._used += 1
 
     def give(self, count: int) -> None:
-        """Count fewer."""
+        """Count ``count`` streams less."""
         with self._lock:
             self._used -= count
 
 
 @define(eq=False)
 class OwnStreams:
-    """The streams of a graph, made when first used. Bodies of conditional nodes in one slot follow each other, so
-    they share theirs.
+    """The own streams of a graph, created when first used.
+
+    Bodies of conditional nodes in one slot run one after the other, so they share their streams.
     """
 
     _context: Context
@@ -60,7 +64,7 @@ class OwnStreams:
     _inside: dict[int, OwnStreams] = field(factory=dict, init=False)
 
     def get_or_create(self, index: int) -> Stream:
-        """Return a stream; BackendError if the limit of streams is reached or there is no memory."""
+        """Return a stream. Raise BackendError if the limit of streams is reached or no memory is left."""
         while len(self._streams) <= index:
             self._budget.take()
             try:
@@ -71,11 +75,11 @@ class OwnStreams:
         return self._streams[index]
 
     def find_inside(self, slot: int) -> OwnStreams:
-        """Return the bodies of conditional nodes in a slot."""
+        """Return the streams of the bodies of conditional nodes in a slot."""
         return self._inside.setdefault(slot, OwnStreams(self._context, self._budget))
 
     def destroy(self) -> None:
-        """Destroy the streams; their work runs to its end."""
+        """Destroy the streams; their work is completed."""
         for stream in self._streams:
             stream.destroy()
         for inner in self._inside.values():
@@ -83,7 +87,7 @@ class OwnStreams:
         self.release()
 
     def release(self) -> None:
-        """Return the streams to the budget: they are destroyed, or their context is."""
+        """Stop counting the streams, because they or their context are destroyed."""
         for inner in self._inside.values():
             inner.release()
         self._budget.give(len(self._streams))

@@ -1,1 +1,1 @@
-"""Memory that clients have on the device and in page-locked host memory: limits, addresses, reports to the owner."""
+"""Clients' memory on the device and in page-locked host memory: limits, addresses, reports to the owner."""

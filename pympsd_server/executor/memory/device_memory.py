@@ -1,18 +1,18 @@
-"""Reports clients' memory on the device to the owner whenever it changes, kernels started, and the utilization.
+"""Report clients' memory on the device, the number of started kernels and the utilization to the owner.
 
 `UtilizationSamples` is the percentage of time in which kernels run, as NVML has it. The problem: NVML reports the
 share of the last *sample period* in which a kernel ran on the GPU (nvmlUtilization_t: between 1/6 s and 1 s). The
-backend counts only how long kernels have run since the device was opened, and reports are also sent at other moments,
-for instance when a client frees memory, so two of them may be a microsecond apart.
+backend counts only how long kernels have run since the device was opened. Reports are also sent for other reasons,
+for example when a client frees memory, so two of them may be a microsecond apart.
 
-The idea: a period begins when the last one ends, and ends at the first report after at least MIN_PERIOD. Until then
-the last percentage counts. An example, with the counter in parentheses::
+The idea: a period begins when the last one ends, and ends with the first report after at least MIN_PERIOD. Until then
+the last percentage is reported. An example, with the counter in parentheses::
 
     0 s (0 s)   0.01 s (0.01 s)   1.0 s (0.5 s)   2.0 s (1.5 s)   3.0 s (1.5 s)
     0 %         0 %: too early    50 %            100 %           0 %
 
-Nothing is measured while nobody can launch a kernel: `stop` ends the period without a result, and the next one begins
-with the next report, so a long pause is not part of a period.
+While nobody can launch a kernel, nothing is measured: `stop` ends the period without a result, and the next one
+begins with the next report, so a long pause is not part of a period.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ MIN_PERIOD: Final = 1_000_000_000 // 6
 
 @define
 class UtilizationSamples:
-    """The sample periods of a device, one after the other."""
+    """The consecutive sample periods of a device."""
 
     percentage: int = field(default=0, init=False)
     """The percentage of the last complete period: 0 to 100."""
     _began: tuple[int, int] | None = field(default=None, init=False)
-    """The time and the counter at the beginning of this period."""
+    """The time and the counter, in nanoseconds, at the start of this period."""
 
     def add(self, now: int, busy: int) -> int:
-        """Return the percentage at the time ``now``, when kernels have run for ``busy``; both are in nanoseconds."""
+        """Return the percentage at the time ``now``, when kernels have run for ``busy``, both in nanoseconds."""
         if self._began is None:
             self._began = now, busy
         elapsed, ran = now - self._began[0], busy - self._began[1]
@@ -53,31 +53,33 @@ class UtilizationSamples:
         return self.percentage
 
     def stop(self) -> None:
-        """End the period: the next call of `add` begins another."""
+        """End the period; the next call of `add` begins another one."""
         self._began = None
 
 
 PAUSE_SECONDS: Final = 0.25
-"""Seconds between two reports, so that frequent allocations do not make them costly."""
+"""Seconds between two reports, so that frequent allocations do not make reporting costly."""
 LAUNCH_SECONDS: Final = 0.75
-"""Seconds after which launches and utilization are looked at: they are counted anyway, and nothing signals a launch.
-With the pause it is 1 s, NVML's longest sample period."""
+"""Seconds after which launches and utilization are read, because launches are counted but not signalled.
+
+With the pause this is 1 s, NVML's longest sample period.
+"""
 
 
 @define(eq=False)
 class MemoryReporter:
-    """Sends the memory use of clients if it has changed since the last report; safe to use from several threads."""
+    """Reports the clients' use of memory if it has changed since the last report. Thread-safe."""
 
     _device: Device
     _send: Callable[[MemoryUsed], None]
     _reported: MemoryUsed = field(factory=lambda: MemoryUsed({}), init=False)
     _counted: int = field(default=0, init=False)
-    """The launches that were reported, all together."""
+    """The total number of launches that were reported."""
     _samples: UtilizationSamples = field(factory=UtilizationSamples, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     def report(self) -> None:
-        """Report now."""
+        """Report to the owner now if something has changed."""
         with self._lock:
             used, trace = dict(self._device.memory_used), self._device.trace
             launches, busy = trace.get("kernels_started", 0), trace.get("busy_nanoseconds")
@@ -91,11 +93,11 @@ class MemoryReporter:
 
     @property
     def _is_at_rest(self) -> bool:
-        """Whether nothing can change before there is a context, whose memory is signalled, and all is reported."""
+        """Whether everything is reported and no client has a context: the memory of the next context is signalled."""
         return not self._reported.clients and not self._reported.utilization
 
     def start(self) -> None:
-        """Report from now on, in a separate thread that waits for changes."""
+        """Start a thread that waits for changes and reports them."""
         changed = threading.Event()
         self._device.watch_memory(changed.set)
         threading.Thread(target=self._watch, args=(changed,), name="memory report", daemon=True).start()
@@ -109,13 +111,13 @@ class MemoryReporter:
 
 
 MAX_TRIES: Final = 3
-"""Others may take the memory that was freed for a client: the owner is asked this often."""
+"""The maximum number of requests to the owner for one allocation, because others may take the freed memory."""
 _Taken = TypeVar("_Taken")
 
 
 @define
 class _Waiting:
-    """A client's worker that waits for the owner's answer."""
+    """A wait of a client's worker for the owner's answer."""
 
     client: int
     answered: threading.Event = field(factory=threading.Event, init=False)
@@ -124,9 +126,11 @@ class _Waiting:
 
 @define(eq=False)
 class Shortages:
-    """Used by the clients' workers, which wait in it; the owner's thread passes on the answers.
+    """The requests for memory that other clients must free.
 
-    ``report`` reports to the owner the memory that clients hold now.
+    Clients' workers wait here; the owner's thread delivers the answers.
+
+    ``report`` reports the memory that clients hold to the owner immediately.
     """
 
     report: Callable[[], None]
@@ -135,7 +139,10 @@ class Shortages:
     _waiting: dict[int, _Waiting] = field(factory=dict, init=False)
 
     def take_with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
-        """Call ``take`` for a client; while it raises Shortage, request memory from the owner and call it again."""
+        """Call ``take`` for a client and return its result.
+
+        While it raises Shortage, request memory and call it again.
+        """
         for _ in range(MAX_TRIES):
             try:
                 return take()
@@ -144,7 +151,7 @@ class Shortages:
                 waiting = self._waiting[number] = _Waiting(client)
                 self.report()
                 self._send(MemoryShort(number, client, shortage.short))
-                # The owner answers always: its end is this process's.
+                # The owner always answers, because this process ends with it.
                 waiting.answered.wait()
                 del self._waiting[number]
                 if not waiting.freed:
@@ -152,14 +159,14 @@ class Shortages:
         return take()
 
     def deliver(self, answer: RoomMade) -> None:
-        """Resume a worker."""
+        """Resume the worker that waits for an answer."""
         waiting = self._waiting.get(answer.request)
         if waiting is not None:
             waiting.freed = answer.freed
             waiting.answered.set()
 
     def client_left(self, client: int) -> None:
-        """Resume a client's worker, with its error."""
+        """Resume the waiting worker of a client that has left; its request fails."""
         for waiting in tuple(self._waiting.values()):
             if waiting.client == client:
                 waiting.answered.set()

@@ -1,8 +1,9 @@
-"""Page-locked memory of one client: shared with it at the same address, and reached by its device's copies.
+"""Page-locked memory of one client: both map it at the same address, and copies of the device access it.
 
-All of it is in one file, at the offsets of its addresses, so that executors of other devices map it as a whole. The
-file has pages only where memory is used. The executor creates and seals it, so that no client can shrink it. Freed
-memory stays mapped in the executor until no work on the device can access it; the backend determines when.
+A client's page-locked memory is one file, with offsets that follow from the addresses, so that executors of other
+devices can map it as a whole. The file has pages only where memory is used. The executor creates and seals the file,
+so that a client cannot shrink it. Freed memory stays mapped in the executor until no work on the device can access
+it, which the backend determines.
 """
 
 import errno
@@ -27,12 +28,12 @@ from pympsd_server.backends.virtual_memory import HOST_FILE_BYTES, File, file_na
 from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 
 _TRIES: Final = 8
-"""Addresses tried if something else is mapped there."""
+"""The maximum number of addresses to try if something else is mapped there."""
 
 
 @frozen
 class PinnedPiece:
-    """A new piece, at an offset of a file; ``fd`` is for the client, and is closed once it is sent."""
+    """A new piece of memory, at an offset of a file; ``fd`` is for the client, and is closed after it is sent."""
 
     address: int
     offset: int
@@ -48,7 +49,7 @@ class _Piece:
 
 @define(eq=False)
 class PinnedPieces:
-    """The pieces of one client. Used by its worker, closed by the owner's thread."""
+    """The pieces of one client. The client's worker uses it; the owner's thread closes it."""
 
     _device: Device
     _addresses: PinnedAddresses
@@ -60,7 +61,7 @@ class PinnedPieces:
     _file: File | None = field(default=None, init=False)
 
     def allocate(self, count: int) -> PinnedPiece:
-        """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Return a new piece of ``count`` zero bytes. Raise BackendError with INVALID_VALUE or OUT_OF_MEMORY."""
         if count == 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation must have at least 1 byte")
         size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -85,7 +86,10 @@ class PinnedPieces:
         return PinnedPiece(address, self._addresses.offset_of(address), fd)
 
     def _open_file(self) -> tuple[File, int]:
-        """Return the file, and a descriptor of it for the caller; OSError, BackendError CONTEXT_IS_DESTROYED."""
+        """Return the file and a descriptor for the caller.
+
+        Raise OSError, or BackendError with CONTEXT_IS_DESTROYED.
+        """
         with self._lock:
             if self._closed:
                 raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "this client is gone")
@@ -95,8 +99,9 @@ class PinnedPieces:
             return self._file, os.dup(self._file.descriptor)
 
     def charge(self, count: int) -> Callable[[], None]:
-        """Count other host memory of the client; return a function that ends counting the memory. BackendError
-        OUT_OF_MEMORY.
+        """Count other host memory of the client; return a function that stops counting it.
+
+        Raise BackendError with OUT_OF_MEMORY.
         """
         return self._addresses.charge(count, self)
 
@@ -117,7 +122,10 @@ class PinnedPieces:
         )
 
     def view(self, address: int, count: int) -> memoryview:
-        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless they are in one piece."""
+        """Return ``count`` bytes at an address.
+
+        Raise BackendError with INVALID_VALUE unless they are in one piece.
+        """
         with self._lock:
             at = bisect_right(self._starts, address) - 1
             start = self._starts[at] if at >= 0 else address
@@ -128,7 +136,10 @@ class PinnedPieces:
         return piece.memory[address - start : address - start + count]
 
     def take(self, address: int) -> Callable[[], None]:
-        """Remove a piece and return the callback that unregisters it; raise INVALID_VALUE unless one begins there."""
+        """Remove the piece at an address, and return the callback that unregisters it.
+
+        Raise BackendError with INVALID_VALUE unless a piece begins there.
+        """
         with self._lock:
             piece = self._pieces.pop(address, None)
             if piece is None:
@@ -138,7 +149,7 @@ class PinnedPieces:
         return piece.unregister
 
     def close(self) -> None:
-        """Unregister all of it, after the client's contexts are destroyed; later allocations fail."""
+        """Unregister all pieces, after the client's contexts were destroyed; later allocations fail."""
         with self._lock:
             self._closed = True
             pieces = tuple(self._pieces.values())
@@ -158,7 +169,7 @@ def _allocation_error(size: int, error: OSError) -> BackendError:
 
 
 class _Bytes:
-    """The owner that arrays over the mapping keep alive (NumPy, The array interface protocol)."""
+    """The owner of the mapping, which arrays over the mapping keep alive (NumPy, The array interface protocol)."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__array_interface__: dict[str, Any] = {
@@ -170,9 +181,12 @@ class _Bytes:
 
 
 def map_at(fd: int, address: int, size: int, on_end: Callable[[], None], offset: int = 0) -> memoryview:
-    """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
+    """Return ``size`` bytes of a file, mapped at ``address``.
 
-    When the last reference to the bytes is dropped, release and unmap them and then call ``on_end``, from any thread.
+    Raise OSError, with EEXIST if something else is mapped there.
+
+    When the last reference to the bytes is dropped, they are released and unmapped, and then ``on_end`` is called,
+    from any thread.
     """
     map_file(fd, size, address, offset)
     owner = _Bytes(address, size)

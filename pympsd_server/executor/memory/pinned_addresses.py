@@ -1,7 +1,7 @@
 """Address ranges and byte limits of page-locked memory for the clients of one device.
 
-All users of the machine share host memory, and an executor is the first to be killed when it runs out: one client has
-a quarter of it at most, all of them together a half. Memory that a client has freed counts until it is unmapped.
+All users of the machine share host memory, and the kernel kills executors first when it runs out. So a client may
+have at most a quarter of it, and all clients together half of it. Freed memory counts until it is unmapped.
 """
 
 import mmap
@@ -19,28 +19,28 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
 MAX_PIECES: Final = 4096
-"""Pieces one client may have: each is a mapping of this process, which may have 65,530."""
+"""The maximum number of pieces of a client: each is a mapping of this process, which may have 65,530."""
 MAX_ALL_PIECES: Final = 16384
 GRAIN_BYTES: Final = 1 << 16
-"""Pieces begin at multiples of this (the largest page size), with at least a page between two of them."""
+"""Pieces begin at multiples of this, the largest page size, with at least a page between two pieces."""
 _MEMINFO: Final = "/proc/meminfo"
 _GROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def machine_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _GROUPS) -> int:
-    """Return the bytes of memory of this machine, or the limit of this process's control group (cgroups(7), v2)."""
+    """Return the memory of this machine in bytes, or a lower limit of this process's cgroup (cgroups(7), v2)."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with suppress(OSError):
         paths = [line[3:] for line in own_group.read_text().splitlines() if line.startswith("0::")]
         for group in (groups / path.lstrip("/") for path in paths):
             for folder in (group, *group.parents):
-                with suppress(OSError, ValueError):  # no limit file, or "max"
+                with suppress(OSError, ValueError):  # the file does not exist, or contains "max"
                     limits.append(int((folder / "memory.max").read_text()))
     return min(limits)
 
 
 def available_bytes() -> int:
-    """Return the bytes of memory available now (proc(5), MemAvailable)."""
+    """Return the memory that is available now, in bytes (proc(5), MemAvailable)."""
     try:
         with open(_MEMINFO, "rb") as file:
             for line in file:
@@ -52,7 +52,7 @@ def available_bytes() -> int:
 
 
 class PinnedAddresses:
-    """The ranges in use, by owner. Thread-safe, also for finalizers that the garbage collector runs."""
+    """The ranges in use, by owner. Thread-safe, even for finalizers that the garbage collector runs."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class PinnedAddresses:
         available: Callable[[], int] = available_bytes,
         base: int = 0,
     ) -> None:
-        """``ordinal`` is the device's and selects the window, unless the window's ``base`` is given.
+        """``ordinal``: the device's, which selects the window, unless the window's ``base`` is given.
 
-        ``machine``: bytes of memory, determined by default.
+        ``machine``: the machine's memory in bytes, by default as `machine_bytes` returns it.
         """
-        # A finalizer may run in a thread that already holds the lock, so the lock is reentrant.
+        # The lock is reentrant, because a finalizer may run in a thread that holds it.
         self._lock = RLock()
         self._base = base or (pinned_window_of(ordinal) if ordinal < PINNED_WINDOWS else 0)
         self._end = self._base + (1 << PINNED_BITS) if self._base else 0
@@ -74,19 +74,22 @@ class PinnedAddresses:
         self._available = available
         self._starts: list[int] = []
         self._ranges: dict[int, tuple[int, object]] = {}
-        """(size, owner) by start."""
+        """Size in bytes and owner of each range, by start."""
         self._bytes: Counter[object] = Counter()
         self._pieces: Counter[object] = Counter()
         self._next = self._start_anywhere()
 
     def _start_anywhere(self) -> int:
-        # A program may still map memory of an executor that has ended: start the next one elsewhere.
+        # A program may still map memory of an ended executor, so the next executor starts elsewhere.
         if not self._base:
             return 0
         return self._base + int.from_bytes(os.urandom(4), "little") % (1 << PINNED_BITS - 17) * GRAIN_BYTES
 
     def take(self, size: int, owner: object) -> int:
-        """Reserve ``size`` bytes, whole pages; return their address. BackendError OUT_OF_MEMORY names the limit."""
+        """Reserve ``size`` bytes, whole pages; return the address.
+
+        Raise BackendError with OUT_OF_MEMORY, which names the limit.
+        """
         with self._lock:
             self._check(size, owner)
             address = self._find(size)
@@ -97,19 +100,20 @@ class PinnedAddresses:
         return address
 
     def offset_of(self, address: int) -> int:
-        """Return the offset of an address in the window, and of its bytes in its owner's file."""
+        """Return the offset of an address in the window, which is also the offset in the owner's file."""
         return address - self._base
 
     def give(self, address: int) -> None:
-        """Free a range that is not mapped any more."""
+        """Free a range that was unmapped."""
         with self._lock:
             size, owner = self._ranges.pop(address)
             self._starts.remove(address)
             self._count(owner, -size, -1)
 
     def charge(self, size: int, owner: object) -> Callable[[], None]:
-        """Count memory that has no range here; return a function that ends counting the memory. BackendError
-        OUT_OF_MEMORY.
+        """Count memory that has no range here; return a function that stops counting it.
+
+        Raise BackendError with OUT_OF_MEMORY.
         """
         with self._lock:
             self._check(size, owner)
@@ -156,7 +160,7 @@ class PinnedAddresses:
             raise _no_memory(f"this machine has no {size} bytes of memory to spare; use pageable memory")
 
     def _find(self, size: int) -> int:
-        """Return the first free address from the next one on, else from the window's beginning."""
+        """Return the first free address after the last one, or else from the window's start."""
         length = _space_between(size)
         for low in (self._next, self._base):
             at = low
@@ -177,7 +181,7 @@ class PinnedAddresses:
 
 
 def _space_between(size: int) -> int:
-    """Return the distance from the start of a piece to the earliest start of the next one."""
+    """Return the minimum distance in bytes from the start of a piece to the start of the next one."""
     return -(-(size + mmap.PAGESIZE) // GRAIN_BYTES) * GRAIN_BYTES
 
 

@@ -1,1 +1,1 @@
-"""The operations of the command stream, a module for each chapter."""
+"""The operations of the command stream, with a module for each chapter."""

@@ -1,6 +1,6 @@
-"""Operations of execution control: code, which is loaded from images in parts; launches; streams and events.
+"""Operations of execution control: modules, whose images are sent in parts; launches; streams and events.
 
-The client's host functions are launched too: its streams wait for them.
+The client's host functions are launched too, and its streams wait for them.
 """
 
 from typing import Final
@@ -44,7 +44,7 @@ def launch(
 
 
 def host_function(request: Request, stream: Stream, token: int) -> None:
-    """Queue a function: it counts as work of the stream until it is finished, and is answered when it is due."""
+    """Queue a host function, which is answered when it is due and counts as work until it is finished."""
     pending = request.context.host_functions
     if token in pending:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"host function {token} is pending already")
@@ -61,7 +61,7 @@ def host_function_done(request: Request, token: int) -> None:
 
 
 def room(request: Request, done: Completion) -> None:
-    """Answer when the client has less than half of its limit of unfinished work."""
+    """Answer when the client's unfinished work is below half of the limit."""
     request.resources.backpressure.call_when_half_is_free(lambda: done(Status()))
 
 
@@ -97,7 +97,7 @@ def load_module(request: Request, handle: int) -> OperationAnswer:
 
 
 def load_function(request: Request, module: Module, function: int) -> OperationAnswer:
-    """Answer with the properties of a function, which is loaded if it was not."""
+    """Load a function if it is not loaded; answer with its properties."""
     return OperationAnswer(tail=module.function(function).encode())
 
 
@@ -106,14 +106,14 @@ def _layout(module: Module) -> bytes:
 
 
 def place_managed(request: Request, module: Module, address: int) -> OperationAnswer:
-    """Place the module's managed variables in page-locked memory of the client; answer with their layout."""
-    request.resources.pinned.view(address, module.managed_bytes)  # raises unless it is the client's
+    """Place a module's managed variables in page-locked memory of the client; answer with their layout."""
+    request.resources.pinned.view(address, module.managed_bytes)  # raises unless the memory is the client's
     module.place_managed(address)
     return OperationAnswer(tail=_layout(module))
 
 
 _NON_BLOCKING: Final = 1
-"""A flag of the driver API's CUstream_flags."""
+"""CU_STREAM_NON_BLOCKING of the driver API's CUstream_flags."""
 # CUevent_flags of the driver API.
 _BLOCKING_SYNC: Final = 1
 _DISABLE_TIMING: Final = 2
@@ -121,7 +121,7 @@ _INTERPROCESS: Final = 4
 
 
 def check_ready(done: bool) -> None:
-    """Raise BackendError NOT_READY unless work is done."""
+    """Raise BackendError with NOT_READY unless ``done``."""
     if not done:
         raise BackendError(Result.ERROR_NOT_READY, "work is still pending")
 
@@ -134,7 +134,7 @@ def create_stream(request: Request, handle: int, flags: int, priority: int) -> O
 
 
 def query_stream(request: Request, stream: Stream) -> None:
-    """Raise BackendError NOT_READY unless all work of a stream is done."""
+    """Raise BackendError with NOT_READY unless all work of a stream is done."""
     check_ready(stream.idle)
 
 
@@ -146,7 +146,7 @@ def create_event(request: Request, handle: int, flags: int) -> OperationAnswer:
 
 
 def query_event(request: Request, event: Event) -> None:
-    """Raise BackendError NOT_READY unless the work before an event is done."""
+    """Raise BackendError with NOT_READY unless the work before an event is done."""
     check_ready(event.done)
 
 

@@ -21,14 +21,14 @@ _NOT_IN_BODIES: Final = {
 
 
 class Prepare(Protocol):
-    """Resolves the handles of a queued operation's record, once for many executions."""
+    """Resolves the handles of a queued operation's record once, for many executions."""
 
     def __call__(self, request: Request, record: records.Record) -> Act:
-        """Return a function that queues its work in a stream; BackendError for a record that cannot be an item."""
+        """Return a function that queues the record's work. Raise BackendError for a record that cannot be an item."""
 
 
 def instantiation(prepare: Prepare) -> Callable[[Request, int], OperationAnswer]:
-    """Return the function of INSTANTIATE_GRAPH."""
+    """Return the function of INSTANTIATE_GRAPH, which prepares items with ``prepare``."""
 
     def instantiate(request: Request, handle: int) -> OperationAnswer:
         try:
@@ -36,7 +36,7 @@ def instantiation(prepare: Prepare) -> Callable[[Request, int], OperationAnswer]
         except graph_items.TooLarge as error:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, f"the graph is too large: {error}") from None
         except RemoteError as error:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"no executable graph: {error}") from None
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"not an executable graph: {error}") from None
         steps = _steps(request, items, prepare)
         return OperationAnswer(
             created=ExecutableGraph.make(request.context.backend, steps, request.resources.graph_streams)
@@ -77,7 +77,7 @@ def _act(request: Request, data: bytes, prepare: Prepare, in_body: bool) -> Act 
 
 @frozen(eq=False)
 class _HostRequest:
-    """A host function of the coming launch (a HostRequest)."""
+    """A host function of the next launch (a HostRequest)."""
 
     request: Request
     token: int
@@ -99,13 +99,13 @@ def launch_graph(request: Request, stream: Stream, graph: ExecutableGraph) -> No
     """Queue an executable graph; each of its items counts as unfinished work."""
     try:
         graph.launch(stream, _run_host_function)
-    finally:  # items queued before one was refused count too
+    finally:  # if an item was refused, the items before it still count
         if graph.size > 1:
             request.resources.backpressure.enter_more(stream, graph.size - 1)
 
 
 def graph_host_function(request: Request, stream: Stream, graph: ExecutableGraph, token: int, number: int) -> None:
-    """Pass the host function ``number`` of the graph's next launch; each is passed once."""
+    """Announce the host function ``number`` of the graph's next launch; each one is announced once."""
     if number in graph.host_functions or number >= graph.size:
         reason = f"host function {number} was passed already, or the graph of {graph.size} nodes does not have it"
         raise BackendError(Result.ERROR_INVALID_VALUE, reason)

@@ -1,6 +1,6 @@
 """Operations on memory: allocations, copies, fills, page-locked memory that the client shares, and virtual memory.
 
-Virtual memory: clients map it at addresses of their choice.
+Clients map virtual memory at addresses of their choice.
 """
 
 import os
@@ -48,7 +48,7 @@ def _device(address: int) -> Region:
 def copy_to_device(
     request: Request, stream: Stream, destination: int, offset: int, count: int, done: Completion
 ) -> None:
-    """Queue a copy of ``count`` staged bytes to device memory; ``done`` frees the slot."""
+    """Queue a copy of ``count`` staged bytes to device memory; ``done`` frees their slot."""
     source = Region(Space.STAGING, host=request.staging(offset, count))
     stream.copy(_linear(_device(destination), source, count), done)
 
@@ -56,7 +56,7 @@ def copy_to_device(
 def copy_from_device(
     request: Request, stream: Stream, source: int, offset: int, count: int, done: Completion
 ) -> None:
-    """Queue a copy of ``count`` bytes of device memory to a slot; ``done`` reports that they are there."""
+    """Queue a copy of ``count`` bytes of device memory to a slot; ``done`` reports that the copy is done."""
     destination = Region(Space.STAGING, host=request.staging(offset, count))
     stream.copy(_linear(destination, _device(source), count), done)
 
@@ -79,15 +79,15 @@ def copy_from_device_pinned(request: Request, stream: Stream, destination: int, 
 
 
 def copy_3d(request: Request, stream: Stream, *operands: int) -> None:
-    """Queue a copy of a box of bytes between device and page-locked memory; staged memory needs an answer."""
+    """Queue a copy of a box of bytes that does not use staged memory, which would need an answer."""
     copy = _regions(request, *operands)
     if Space.STAGING in (copy.destination.space, copy.source.space):
-        raise BackendError(Result.ERROR_INVALID_VALUE, "COPY_3D reaches no shared memory; COPY_3D_STAGED does")
+        raise BackendError(Result.ERROR_INVALID_VALUE, "COPY_3D cannot use shared memory; COPY_3D_STAGED can")
     stream.copy(copy)
 
 
 def copy_3d_staged(request: Request, stream: Stream, *operands: Any) -> None:
-    """Queue a copy of a box of bytes to or from a slot; ``done`` is called when it is over."""
+    """Queue a copy of a box of bytes to or from a slot; the last operand is called when the copy is done."""
     *numbers, done = operands
     stream.copy(_regions(request, *numbers), done)
 
@@ -134,12 +134,12 @@ def allocate_pinned(request: Request, count: int) -> OperationAnswer:
 
 
 def free_pinned(request: Request, address: int) -> None:
-    """Free a piece, even if its context has ended: the client loses it now, the device after all queued work."""
+    """Free a piece, even if its context has ended. The client loses it now, the device after all queued work."""
     _call_after_all_work(request.resources, request.resources.pinned.take(address))
 
 
 def _call_after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
-    """Call ``act`` once the work that all contexts of a client have queued is done, or they have gone."""
+    """Call ``act`` when the work that all contexts of a client have queued is done, or the contexts have gone."""
     contexts = tuple(client.contexts.values())
     lock, pending = Lock(), len(contexts) + 1
 
@@ -154,7 +154,7 @@ def _call_after_all_work(client: ClientResources, act: Callable[[], None]) -> No
     for context in contexts:
         try:
             context.backend.notify(done)
-        except BackendError:  # it accepts no more work, and has none
+        except BackendError:  # the context does not accept work, and has none left
             done(Status())
     done(Status())
 
@@ -195,7 +195,7 @@ def _words_of(file: File) -> tuple[int, ...]:
 
 
 def publish_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
-    """Answer with the file of memory that an executor of another device maps."""
+    """Answer with the file of memory, so that an executor of another device can map it."""
     file = memory.publish()
     return OperationAnswer((*_words_of(file), file.offset))
 
@@ -209,10 +209,10 @@ def import_peers_memory(
 
 
 def publish_window(request: Request, address: int) -> OperationAnswer:
-    """Answer with the file of the client's allocations or of its host memory, which peers map."""
+    """Answer with the file of the client's allocations or host memory, which executors of other devices map."""
     return OperationAnswer(_words_of(request.context.backend.publish_window(address)))
 
 
 def map_peer(request: Request, address: int, process: int, descriptor: int, high: int, low: int) -> None:
-    """Map memory of the client on another device, for access by kernels of this one."""
+    """Map memory that the client has on another device, for access by kernels of this device."""
     request.context.backend.map_peer(address, process, File(descriptor, high << 64 | low))

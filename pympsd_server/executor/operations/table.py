@@ -1,12 +1,13 @@
-"""The operations of the command stream: a function for every row of the wire's table, and its execution.
+"""The operations of the command stream: a function for each row of the wire's table, and its execution.
 
-A function takes its request and the operands, a handle resolved to its object (a stream to the backend's). It
+A function gets its request and the operands. Handles are replaced by their objects, a stream's by the backend's
+stream. The function
 
 - returns an Answer, or None for an empty one, if the operation completes immediately;
-- queues work in its stream, if it is asynchronous: the work is then counted for backpressure;
-- takes a Completion as the last argument, if its caller waits for queued work: calling it sends the answer.
+- queues work in its stream, if it is asynchronous; the work is then counted for backpressure;
+- gets a Completion as the last argument, if its caller waits for queued work; calling it sends the answer.
 
-BackendError is answered, or kept for the context's next waiting call.
+A BackendError is answered, or kept for the context's next call that waits.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,9 +29,7 @@ _EMPTY: Final = OperationAnswer()
 
 
 def _prepare(request: Request, record: records.Record) -> Act:
-    """Return a function that queues a record's work; BackendError unless its operation is one that only queues
-    work.
-    """
+    """Return a function that queues a record's work. Raise BackendError unless the operation only queues work."""
     row = ROWS.get(record.opcode)
     if row is None:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, f"unknown opcode {record.opcode}")
@@ -54,7 +53,7 @@ _CALLS_OF_THE_PORT: Final[Mapping[str, Execute]] = {
     "memory_info": lambda request: OperationAnswer(request.context.backend.memory_info()),
     "destroy_graph": lambda request, graph: graph.destroy(),
 }
-"""The operations that are one call of the port. (A destroyed event is removed from its table, no more.)"""
+"""The operations that are one call of the port. (A destroyed event is only removed from its table.)"""
 _FUNCTIONS: Final[Mapping[str, Execute]] = {
     **_CALLS_OF_THE_PORT,
     **{
@@ -65,7 +64,7 @@ _FUNCTIONS: Final[Mapping[str, Execute]] = {
     },
     "instantiate_graph": graph.instantiation(_prepare),
 }
-"""The function of each operation, by its name in lower case; most are in the modules for the chapters."""
+"""The function of each operation, by its name in lower case; most functions are in the modules of the chapters."""
 
 
 class ExecutedOperation:
@@ -92,12 +91,12 @@ class ExecutedOperation:
             Completion.QUEUED: self._run_queued,
             Completion.COMPLETE: self._run_waiting,
         }[operation.completion]
-        """Executes a record's body and answers it, or has it answered later; BackendError."""
+        """Executes a record's body, and answers it or lets it be answered later. Raises BackendError."""
 
     def prepare(self, request: Request, body: bytes) -> Act:
-        """Return a function that queues the work in any stream, with all other handles resolved; BackendError.
+        """Return a function that queues the work in any stream, with all other handles resolved. Raise BackendError.
 
-        The work is refused once a module of it is unloaded.
+        After one of its modules was unloaded, the work is refused.
         """
         streams = [index for index, kind, _ in self._handles if kind is Kind.STREAM]
         launches_graphs = any(kind is Kind.GRAPH for _, kind, _ in self._handles)
@@ -112,7 +111,7 @@ class ExecutedOperation:
 
         def act(stream: Stream) -> None:
             for handle in loaded:
-                _ = modules[handle]  # its code may be gone with it: INVALID_HANDLE
+                _ = modules[handle]  # raises INVALID_HANDLE if the module was unloaded, and its code is gone
             execute(request, *before, stream, *after)
 
         return act
@@ -146,7 +145,7 @@ class ExecutedOperation:
         request.answer_when_done(partial(self._execute, request, *arguments))
 
     def _read(self, body: bytes) -> list[Any]:
-        """Return the operands, and the tail behind them if the operation has one."""
+        """Return the operands, followed by the tail if the operation has one."""
         size = self._size
         if len(body) == size and not self._tail:
             return list(self._unpack(body))
@@ -161,7 +160,7 @@ class ExecutedOperation:
         return [*operands, body[size : size + expected_bytes]]
 
     def _resolve(self, context: ClientContext, arguments: list[Any]) -> StreamEntry | None:
-        """Replace handles by their objects, except new ones, which are checked; return the stream's entry."""
+        """Replace handles by their objects, and check new handles, which have none yet. Return the stream's entry."""
         entry = None
         for index, kind, use in self._handles:
             handle = arguments[index]

@@ -1,1 +1,1 @@
-"""One client's requests: handles, answers, backpressure, and the resources that its records share."""
+"""The requests of one client: handles, answers, backpressure, and the resources that its records share."""

@@ -1,4 +1,4 @@
-"""Answers to one client: written immediately if its socket accepts them, else kept until it does."""
+"""Answers to one client: written immediately if its socket accepts them, otherwise kept until it does."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from pympsd_server.native.worker import NativeWorker
 
 MAX_KEPT_BYTES: Final = 4 << 20
-"""A client that leaves more answers unread than this is disconnected."""
+"""The maximum number of bytes of unread answers; above it, the client is disconnected."""
 
 
 @define(eq=False)
 class _Kept:
-    """Bytes that the socket does not accept yet; ``fds`` are duplicates, sent with the first byte."""
+    """Bytes that the socket does not accept yet; ``fds`` are duplicates, which are sent with the first byte."""
 
     data: bytearray
     fds: tuple[int, ...] = field(default=())
 
 
 class AnswerWriter:
-    """Sends from any thread without blocking: the compute thread completes the calls of all clients."""
+    """Sends from any thread without blocking, because the compute thread completes the calls of all clients."""
 
     def __init__(self, stream: socket.socket, native: NativeWorker | None = None) -> None:
-        """``native`` sends answers too, so all bytes go through it."""
+        """``native``: the worker that sends answers too, through which all bytes are then sent."""
         self._socket = stream
         self._native = native
         self._lock = threading.Lock()
@@ -47,9 +47,9 @@ class AnswerWriter:
         self._flusher: threading.Thread | None = None
 
     def send(self, answer: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Send an answer after earlier ones; no effect once the client is disconnected.
+        """Send an answer after earlier ones. Do nothing after the client was disconnected.
 
-        Descriptors are sent with its first byte; the caller closes them.
+        Descriptors are sent with the answer's first byte; the caller closes them.
         """
         with self._lock:
             if self._broken:
@@ -61,7 +61,7 @@ class AnswerWriter:
             if self._kept_bytes > self._allowed_bytes:
                 self._cut_off()
             elif self._flusher is None:
-                # Only a client that reads slowly needs a thread.
+                # A thread is needed only for a client that reads slowly.
                 flusher = threading.Thread(target=self._flush, name="answers", daemon=True)
                 try:
                     flusher.start()
@@ -71,8 +71,9 @@ class AnswerWriter:
                     self._flusher = flusher
 
     def send_text(self, take: Callable[[], list[bytes]]) -> None:
-        """Send the answers that ``take`` returns, whatever their length, if the client has read everything before;
-        else do not call it.
+        """If the client has read everything so far, send the answers that ``take`` returns, whatever their length.
+
+        Otherwise do not call ``take``.
         """
         with self._lock:
             if self._kept:
@@ -143,11 +144,11 @@ class AnswerWriter:
         self._broken = True
         while self._kept:
             close_all(self._kept.popleft().fds)
-        with suppress(OSError):  # it has closed its end already
+        with suppress(OSError):  # the client has closed its end
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Stop sending and wake all waits on the socket, which its owner may close when this returns."""
+        """Stop sending, and wake all threads that wait on the socket, which its owner may then close."""
         with self._lock:
             self._cut_off()
             flusher = self._flusher

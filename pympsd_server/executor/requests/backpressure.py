@@ -1,4 +1,4 @@
-"""Backpressure: past a limit of unfinished work a client's records wait in its own socket."""
+"""Backpressure: if a client has too much unfinished work, its records wait in its own socket."""
 
 from collections.abc import Callable
 from threading import Condition
@@ -10,36 +10,39 @@ from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.requests.client_context import StreamEntry
 
 MAX_UNFINISHED: Final = 16384
-"""Operations; a launch costs the executor about a kilobyte until it has run. (CUDA blocks a launch after 1,024.)"""
+"""The maximum number of unfinished operations, each of which takes about a kilobyte. (CUDA blocks after 1,024.)"""
 HALF_OF_MAX: Final = MAX_UNFINISHED // 2
 _GROUP: Final = 32
 
 
 @define(eq=False)
 class Backpressure:
-    """Counts operations that have not completed. Unanswered ones are counted in groups, one callback for each."""
+    """Counts operations that have not completed.
+
+    Operations without an answer are counted in groups, with a callback for each group.
+    """
 
     _changed: Condition = field(factory=Condition, init=False)
     _unfinished: int = field(default=0, init=False)
     _partial: dict[int, StreamEntry] = field(factory=dict, init=False)
     _uncounted: int = field(default=0, init=False)
-    """Operations in groups that are not full, over all streams."""
+    """The number of operations in incomplete groups of all streams."""
     _waiting_for_half: list[Callable[[], None]] = field(factory=list, init=False)
     _closed: bool = field(default=False, init=False)
 
     def enter(self, stream: StreamEntry) -> None:
-        """Count an unanswered operation that was put in a stream."""
+        """Count an operation without an answer that was put in a stream."""
         stream.uncounted += 1
         self._partial[id(stream)] = stream
         self._uncounted += 1
         if stream.uncounted == _GROUP:
             self._count(stream)
         elif self._uncounted >= MAX_UNFINISHED:
-            # Small numbers in each of many streams count too.
+            # Many streams with a few operations each also reach the limit.
             self._count_all()
 
     def enter_more(self, stream: Stream, count: int) -> None:
-        """Count the further operations that one record has put in a stream."""
+        """Count the additional operations that one record has put in a stream."""
         self._add(count)
         try:
             stream.notify(lambda status: self._add(-count))
@@ -58,10 +61,10 @@ class Backpressure:
         try:
             stream.backend.notify(lambda status: self._add(-count))
         except BackendError:
-            self._add(-count)  # the context is faulted: its queued work is dropped
+            self._add(-count)  # the context has faulted, and its queued work is dropped
 
     def enter_answered(self) -> None:
-        """Count a request that waits for its completion."""
+        """Count a request that is answered when it completes."""
         self._add(1)
 
     def leave_answered(self) -> None:
@@ -81,7 +84,7 @@ class Backpressure:
             notify()
 
     def call_when_half_is_free(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` once less than half of the limit is unfinished, immediately if it is already."""
+        """Call ``notify`` when less than half of the limit is unfinished, which may be immediately."""
         self._count_all()
         with self._changed:
             if self._unfinished >= HALF_OF_MAX:
@@ -97,7 +100,7 @@ class Backpressure:
             self._changed.wait_for(lambda: self._unfinished < MAX_UNFINISHED or self._closed)
 
     def close(self) -> None:
-        """End all waiting: the client is dropped."""
+        """End all waits, because the client is dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,6 +1,6 @@
-"""One context of a client, as records use it: objects by handle, partial images, the error to deliver.
+"""A context of a client, as records use it: objects by handle, partial images, and the error to deliver.
 
-The client allocates handles: ``generation << 40 | count``. Each kind of object has a `HandleTable`.
+The client allocates the handles, ``generation << 40 | count``. Each kind of object has a `HandleTable`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from pympsd_server.backends.interface import BackendError, Context, PendingHostF
 from pympsd_server.native.mirror import NativeMirror
 
 MAX_HANDLES: Final = 1 << 14
-"""The most objects of one kind in a context: each costs the executor memory."""
+"""The maximum number of objects of one kind in a context, because each takes the executor's memory."""
 _COUNT_MASK: Final = (1 << GENERATION_SHIFT) - 1
 _T = TypeVar("_T")
 
@@ -30,7 +30,9 @@ class HandleTable(Generic[_T]):
     mirror: NativeMirror | None = field(default=None, init=False)
 
     def check_new(self, handle: int) -> None:
-        """Raise BackendError unless a handle may be allocated: INVALID_HANDLE, INVALID_VALUE if it is in use."""
+        """Raise BackendError for a handle that may not be allocated: INVALID_HANDLE, or INVALID_VALUE if it is in
+        use.
+        """
         if handle >> GENERATION_SHIFT != self._generation or handle & _COUNT_MASK < FIRST_HANDLE:
             raise self._unknown(handle)
         if handle in self._objects:
@@ -40,20 +42,20 @@ class HandleTable(Generic[_T]):
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
     def add(self, handle: int, entry: _T) -> None:
-        """Enter an object whose handle ``check_new`` has passed."""
+        """Add an object, whose handle ``check_new`` must have accepted."""
         self._objects[handle] = entry
         if self.mirror is not None:
             self.mirror.add(self._kind, handle, entry)
 
     def __getitem__(self, handle: int) -> _T:
-        """Return an object; BackendError INVALID_HANDLE."""
+        """Return the object of a handle. Raise BackendError with INVALID_HANDLE."""
         try:
             return self._objects[handle]
         except KeyError:
             raise self._unknown(handle) from None
 
     def take(self, handle: int) -> _T:
-        """Remove an object and return it; BackendError INVALID_HANDLE."""
+        """Remove the object of a handle and return it. Raise BackendError with INVALID_HANDLE."""
         entry = self[handle]
         del self._objects[handle]
         if self.mirror is not None:
@@ -73,26 +75,29 @@ class HandleTable(Generic[_T]):
 
 
 MAX_IMAGE_BYTES: Final = 256 << 20
-"""Bytes of partial images that one context may have."""
+"""The maximum number of bytes of partial images in a context."""
 MAX_IMAGES: Final = 64
 
 
 @define(eq=False)
 class StreamEntry:
-    """A stream, and the number of its unanswered operations not counted yet (see backpressure)."""
+    """A stream, and the number of its operations without an answer that are not counted yet (see `backpressure`)."""
 
     backend: Stream
     uncounted: int = 0
 
 
 class ClientContext:
-    """Used by its client's worker thread; the deferred error is set by the compute thread too."""
+    """A context of a client.
+
+    Only the client's worker uses it, except that the compute thread may also set the deferred error.
+    """
 
     def __init__(self, backend: Context, generation: int) -> None:
         self.backend = backend
         self._tables: Final[dict[Kind, HandleTable[Any]]] = {kind: HandleTable(kind, generation) for kind in Kind}
         self.host_functions: dict[int, PendingHostFunction] = {}
-        """The client's unfinished host functions, by its tokens."""
+        """The client's unfinished host functions, by token."""
         self.images = Images()
         self._default = StreamEntry(backend.default_stream)
         self._lock = Lock()
@@ -106,11 +111,11 @@ class ClientContext:
             table.mirror = mirror
 
     def table(self, kind: Kind) -> HandleTable[Any]:
-        """Return the objects of a kind; those of Kind.STREAM are StreamEntry."""
+        """Return the table of a kind of objects. Objects of Kind.STREAM are instances of StreamEntry."""
         return self._tables[kind]
 
     def stream(self, handle: int) -> StreamEntry:
-        """Return a stream, 0 being the legacy default stream; BackendError INVALID_HANDLE."""
+        """Return a stream; 0 is the legacy default stream. Raise BackendError with INVALID_HANDLE."""
         return self._tables[Kind.STREAM][handle] if handle else self._default
 
     def abandon(self) -> None:
@@ -128,7 +133,7 @@ class ClientContext:
         self.backend.destroy()
 
     def defer(self, status: Status) -> None:
-        """Keep an error that no call waits for, unless one is kept already."""
+        """Keep the error of a call that nobody waits for, unless an earlier one is kept."""
         with self._lock:
             if self._deferred is None:
                 self._deferred = status
@@ -136,7 +141,7 @@ class ClientContext:
                     self._mirror.set_deferred(True)
 
     def take_deferred(self) -> Status | None:
-        """Return and clear the error for the next waiting call."""
+        """Return and clear the error for the next call that waits."""
         if self._deferred is None:
             return None
         with self._lock:
@@ -148,24 +153,24 @@ class ClientContext:
 
 @define(eq=False)
 class Images:
-    """Images that are received in parts, by the handle their module will have."""
+    """Images that are received in parts, by the handle that the module will have."""
 
     _parts: dict[int, bytearray] = field(factory=dict, init=False)
     _bytes: int = field(default=0, init=False)
 
     def append(self, module: int, part: memoryview) -> None:
-        """Add a part; BackendError OUT_OF_MEMORY if partial images become too many or too large."""
+        """Add a part. Raise BackendError with OUT_OF_MEMORY if partial images become too many or too large."""
         if self._bytes + part.nbytes > MAX_IMAGE_BYTES:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"images on their way exceed {MAX_IMAGE_BYTES} bytes")
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"incomplete images exceed {MAX_IMAGE_BYTES} bytes")
         if module not in self._parts and len(self._parts) >= MAX_IMAGES:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"more than {MAX_IMAGES} images are on their way")
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"more than {MAX_IMAGES} images are incomplete")
         self._parts.setdefault(module, bytearray()).extend(part)
         self._bytes += part.nbytes
 
     def take(self, module: int) -> bytes:
-        """Return the complete image; BackendError INVALID_IMAGE if no part of it was received."""
+        """Remove and return a complete image. Raise BackendError with INVALID_IMAGE if no part was received."""
         parts = self._parts.pop(module, None)
         if parts is None:
-            raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image came for module {module:#x}")
+            raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image was sent for module {module:#x}")
         self._bytes -= len(parts)
         return bytes(parts)

@@ -1,4 +1,8 @@
-"""One record being executed: the resources of its client, and its answer."""
+"""A record that is being executed: the resources of its client, and its answer.
+
+The client's worker makes a `Request` of each record and passes it to the operation's function. Any thread may answer
+it, immediately or when the work before it is done. If nobody waits for the answer, an error is kept in the context.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ _Taken = TypeVar("_Taken")
 
 @define(eq=False)
 class SharedEvents:
-    """The events that clients of this executor have shared, by secrets that only the sharers have.
+    """The events that clients of this executor share, by secrets that only these clients have.
 
-    An event stays here as long as a client has it. Safe to use from several threads.
+    An event stays here as long as a client has it. Thread-safe.
     """
 
     _events: WeakValueDictionary[int, Event] = field(factory=WeakValueDictionary, init=False)
@@ -37,7 +41,7 @@ class SharedEvents:
     _lock: Final = field(factory=Lock, init=False)
 
     def add(self, event: Event) -> int:
-        """Return the secret of an event, the same each time."""
+        """Return the secret of an event, which is the same each time."""
         with self._lock:
             secret = self._secrets.get(event)
             if secret is None:
@@ -46,37 +50,38 @@ class SharedEvents:
             return secret
 
     def find(self, secret: int) -> Event:
-        """Return the event of a secret; BackendError INVALID_VALUE for an unknown secret, or if the event was
-        destroyed.
+        """Return the event of a secret.
+
+        Raise BackendError with INVALID_VALUE if the secret is unknown, or if the event was destroyed.
         """
         with self._lock:
             event = self._events.get(secret)
         if event is None:
             raise BackendError(
-                Result.ERROR_INVALID_VALUE, "the handle is of no event of this device that still exists"
+                Result.ERROR_INVALID_VALUE, "the handle is not that of an existing event of this device"
             )
         return event
 
 
 def words(secret: int) -> tuple[int, int]:
-    """Return a secret of 128 bits as two operands."""
+    """Return a secret of 128 bits as two operands of 64 bits."""
     return secret >> 64, secret & ((1 << 64) - 1)
 
 
 @frozen(eq=False)
 class OperationAnswer:
-    """Operands in the order of the operation's answer layout; ``fds`` are closed once they are sent."""
+    """Operands in the order of the operation's answer layout; ``fds`` are closed when they have been sent."""
 
     operands: tuple[float, ...] = ()
     tail: bytes = b""
     fds: tuple[int, ...] = ()
     created: Any = None
-    """The object that the operation's new handle stands for."""
+    """The object of the operation's new handle."""
 
 
 @frozen(eq=False)
 class ClientResources:
-    """The resources that the requests of one client share."""
+    """The resources that all requests of a client share."""
 
     answers: AnswerWriter
     backpressure: Backpressure
@@ -85,7 +90,7 @@ class ClientResources:
     pinned: PinnedPieces
     graph_streams: StreamBudget
     contexts: Mapping[int, ClientContext]
-    """The client's contexts by the owner's ids, which records name."""
+    """The client's contexts by the owner's ids, which records contain."""
     shared_events: SharedEvents
     """The shared events of all clients."""
     shortages: Shortages
@@ -94,9 +99,11 @@ class ClientResources:
 
 
 class Request:
-    """``answered``: the operation has an answer; ``waited``: and its sender waits for it (FLAG_QUIET is not set).
+    """A request.
 
-    Exactly one of ``succeed``, ``fail`` and ``complete`` is called, once, from any thread.
+    ``answered``: the operation has an answer; ``waited``: the sender waits for it (FLAG_QUIET is not set).
+
+    Exactly one of ``succeed``, ``fail`` and ``complete`` is called, and only once, from any thread.
     """
 
     __slots__ = ("_context", "_opcode", "_sequence", "answered", "flags", "resources", "waited")
@@ -113,27 +120,27 @@ class Request:
         self._sequence = record.sequence
 
     def part(self, record: records.Record) -> Request:
-        """Return the request of a record that is a part of this one, without an answer of its own."""
+        """Return the request of a record that is a part of this one and does not have a separate answer."""
         return Request(self.resources, self._context, record, answered=False)
 
     @property
     def context(self) -> ClientContext:
-        """The context; an operation of the process has none."""
+        """The context of the record. An operation of the process does not have one."""
         assert self._context is not None
         return self._context
 
     def succeed(self, operands: bytes = b"", tail: bytes = b"", fds: tuple[int, ...] = ()) -> None:
-        """Answer success; ``operands`` are packed by the operation's answer layout. ``fds`` stay the caller's."""
+        """Answer success. ``operands`` are packed in the operation's answer layout; ``fds`` stay the caller's."""
         if self.answered:
             answer = records.pack_answer(self._opcode, self._sequence, Result.SUCCESS, operands, tail)
             self.resources.answers.send(answer, fds)
 
     def fail(self, status: Status) -> None:
-        """Answer an error; if the sender does not wait for it, keep it for the context's next waiting call."""
+        """Answer an error; if the sender does not wait, keep the error for the context's next call that waits."""
         context = self._context
         is_faulted = context is not None and context.backend.status.code is not Result.SUCCESS
         if context is not None and is_faulted:
-            status = context.backend.status  # the error of a call that was under way may be less precise
+            status = context.backend.status  # the error of a call in progress may be less precise
         if context is not None and not (self.waited or is_faulted or status.code is Result.ERROR_NOT_READY):
             context.defer(status)
         self._send_output()
@@ -144,9 +151,9 @@ class Request:
             self.resources.answers.send(answer)
 
     def complete(self, status: Status) -> None:
-        """Answer once the work before this request is done (a Completion of the port).
+        """Answer; called when the work before this request is done (a Completion of the port).
 
-        The text that kernels have printed until then comes first.
+        Text that kernels have printed until then is sent first.
         """
         if status.code is Result.SUCCESS:
             self._send_output()
@@ -160,7 +167,10 @@ class Request:
             self.resources.answers.send_text(lambda: _output_of(context, self._sequence))
 
     def answer_when_done(self, begin: Callable[[Completion], None]) -> None:
-        """Call ``begin`` with a Completion that answers; until then the request counts as the client's work."""
+        """Call ``begin`` with a Completion that answers.
+
+        Until then the request counts as the client's unfinished work.
+        """
         backpressure = self.resources.backpressure
         backpressure.enter_answered()
 
@@ -175,11 +185,14 @@ class Request:
             raise
 
     def take_with_room(self, take: Callable[[], _Taken]) -> _Taken:
-        """Call ``take``, which takes device memory; if it is short, clients above their soft limits may be ended."""
+        """Call ``take``, which allocates device memory.
+
+        If memory is short, clients above their soft limits may be ended.
+        """
         return self.resources.shortages.take_with_room(self.resources.client, take)
 
     def staging(self, offset: int, count: int) -> memoryview:
-        """Return bytes of the client's shared memory; BackendError INVALID_VALUE outside of it."""
+        """Return bytes of the client's shared memory. Raise BackendError with INVALID_VALUE outside of it."""
         memory = self.resources.staging
         if offset > memory.nbytes or count > memory.nbytes - offset:
             reason = f"{count} bytes at offset {offset} of a shared memory of {memory.nbytes}"
@@ -188,7 +201,7 @@ class Request:
 
 
 def _output_of(context: ClientContext, sequence: int) -> list[bytes]:
-    """Take the text that the context's kernels have printed, as answers for the call that waits with this number."""
+    """Take the text that a context's kernels have printed; return it as answers with this sequence number."""
     return [
         records.pack_answer(records.OUTPUT, sequence, descriptor, b"", text[start : start + _OUTPUT_BYTES])
         for descriptor, text in enumerate(context.backend.take_output(), 1)

@@ -1,9 +1,9 @@
 // Atomic operations of the NumPy tier (ptx/runtime/atomics.py): one for each lane, in the order of the lanes. Each is
-// one atomic operation of the processor, because a program may change managed and mapped memory while a kernel runs.
+// an atomic operation of the processor, because a program may change managed and mapped memory while a kernel runs.
 #include <stdint.h>
 
-// Defines atomic_FUNCTION_TYPE(memory, index, lanes, values, others, old): `after` computes the new value of
-// memory[index[i]] from its value `before`, values[i] as `a` and others[i] (of a compare-and-swap only) as `b`.
+// Defines atomic_FUNCTION_TYPE(memory, index, lanes, values, others, old). `after` computes the new value of
+// memory[index[i]] from its value `before`, from values[i] as `a` and, for a compare-and-swap, from others[i] as `b`.
 #define ATOMIC(function, type, ctype, after)                                                                          \
     void atomic_##function##_##type(ctype *memory, const int64_t *index, int64_t lanes, const ctype *values,          \
                                     const ctype *others, ctype *old) {                                                \

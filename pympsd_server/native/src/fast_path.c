@@ -5,11 +5,11 @@
 
 #include "records.h"
 
-/* When launches fill the driver's queue, all threads drop to a third of their rate; therefore the unfinished launches
- * of each stream are bounded: docs/decisions/004-what-the-gpu-decided.md. */
+/* When launches fill the driver's queue, all threads drop to a third of their rate. Therefore the unfinished launches
+ * of each stream are bounded (docs/decisions/004-what-the-gpu-decided.md). */
 enum { LAUNCHES_AN_EVENT = 128, PARAMETER_BYTES = 1 << 15, SUCCESS = 0, NOT_READY = 600 };
 
-/* The limit of forced launches since the last event: the driver queues 1,024, then blocks the worker in the call. */
+/* The most forced launches since the last event. The driver queues 1,024 and then blocks the worker in the call. */
 enum { MAX_FORCED_LAUNCHES = 384 };
 
 /* CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE of cuda.h. */
@@ -49,7 +49,7 @@ static int is_completed(struct stream_state *stream)
     return stream->completed == stream->issued;
 }
 
-/* A marker between launches costs the stream 40 us, because the device drains: it is written only for a wait. */
+/* A marker between launches costs the stream 40 us, because the device drains, so one is written only for a wait. */
 static int mark(struct fast_path *path, struct stream_state *stream)
 {
     int code = path->calls->write_value((void *)stream->handle, stream->word, stream->marked + 1, 0);
@@ -133,7 +133,7 @@ static int record_event(struct fast_path *path, struct stream_state *stream)
     int code;
 
     if (stream->since_event < LAUNCHES_AN_EVENT || stream->recorded - stream->passed == STREAM_EVENTS)
-        return SUCCESS; /* no free event: launches were forced */
+        return SUCCESS; /* no event is free, because launches were forced */
     code = path->calls->record_event((void *)stream->events[stream->recorded % STREAM_EVENTS], (void *)stream->handle);
     if (code == SUCCESS) {
         stream->recorded++;
@@ -265,7 +265,7 @@ enum fast_path_result fast_path_execute(struct fast_path *path, const uint8_t *r
     if (!atomic_load(&context->state->closed) && !context->state->held &&
         !(waits && atomic_load(&context->state->deferred)) && set_current(path))
         result = execute(path, context, record, length, force, wait, code);
-    if (result != FAST_PATH_PENDING) /* else the wait could outlive its context before it is stored */
+    if (result != FAST_PATH_PENDING) /* else the wait could outlive the context before it is stored */
         fast_path_leave(context);
     return result;
 }

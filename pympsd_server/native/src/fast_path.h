@@ -1,13 +1,16 @@
 /* The records that are executed without the interpreter: launches, and waits for streams that need no ordering.
  *
- * A record is on the fast path if executing it needs nothing but the structures in states.h: the context is neither
- * faulted nor has an error to report, no work of it is held for the host, the stream waits for no other stream (or what
- * it waits for is known to be done), the module is loaded and the launch is within the limits of the device and the
- * kernel. Everything else, a mistake of the client in particular, is passed to Python, which implements all the rules
- * and words the error: a check that fails here never refuses a record by itself.
+ * A record is on the fast path if executing it needs only the structures in states.h:
+ *
+ * - the context has not faulted, has no error to report, and none of its work is held for the host;
+ * - the stream waits for no other stream, or only for work that is known to be done;
+ * - the module is loaded, and the launch is within the limits of the device and the kernel.
+ *
+ * Everything else, in particular a mistake of the client, is passed to Python, which implements all rules and words the
+ * error. A check that fails here never refuses a record by itself.
  *
  * A stream's state counts the operations that were issued and those that are known to be done. A marker writes the
- * next number to the stream's completion word when the work before it is done; it is written only if somebody waits,
+ * next number to the stream's completion word when the work before it is done. It is written only if somebody waits,
  * because a marker between launches costs the stream 40 us.
  */
 #ifndef PYMPSD_FAST_PATH_H
@@ -20,11 +23,11 @@
 #include "table.h"
 
 enum fast_path_result {
-    FAST_PATH_PASS,    /* Python has to execute it */
+    FAST_PATH_PASS,    /* Python must execute it */
     FAST_PATH_DONE,    /* done; it has no answer */
     FAST_PATH_ANSWER,  /* done: answer success */
-    FAST_PATH_PENDING, /* answer when *wait is over */
-    FAST_PATH_FULL,    /* too much unfinished work in the stream: retry later, or with `force` */
+    FAST_PATH_PENDING, /* to be answered when *wait is over */
+    FAST_PATH_FULL,    /* the stream has too much unfinished work: retry later, or with `force` */
     FAST_PATH_FAILED   /* the driver refused it with *code */
 };
 
@@ -40,8 +43,8 @@ struct fast_path_context {
 };
 
 struct fast_path {
-    const struct driver_calls *calls; /* NULL: Python executes everything */
-    int is_current;                   /* the driver's context is, in the worker's thread */
+    const struct driver_calls *calls; /* if NULL, Python executes everything */
+    int is_current;                   /* whether the driver's context is current in the worker's thread */
     pthread_mutex_t lock;             /* protects the tables; not held during driver calls */
     struct table contexts;            /* fast_path_context by context_id */
 };
@@ -51,7 +54,7 @@ struct wait {
     struct fast_path_context *context; /* NULL: dropped meanwhile */
     struct stream_state *stream;       /* NULL: dropped meanwhile */
     volatile uint32_t *word;           /* the stream's completion word */
-    uint32_t mark;                     /* the value that it has to reach */
+    uint32_t mark;                     /* the value that the word must reach */
 };
 
 int fast_path_open(struct fast_path *path, const struct driver_calls *calls);

@@ -1,4 +1,5 @@
-// What generated code calls to reach memory: checks that its quick ones could not decide, and lanes one by one.
+// Functions by which generated code accesses memory: checks that its own quick ones cannot decide, and accesses lane by
+// lane.
 #include "kernels.h"
 #include <string.h>
 
@@ -10,7 +11,7 @@ int kernels_fail(Worker *c, uint64_t address, uint32_t lane, uint32_t kind, uint
     return 1;
 }
 
-// Return the index of the allocation that has all of an access, -1 if none has.
+// Return the index of the allocation that contains a whole access, or -1.
 static int64_t find(const ReachableMemory *a, int64_t offset, uint64_t nbytes) {
     int64_t low = 0, high = a->count;
     while (low < high) {
@@ -25,7 +26,7 @@ static int64_t find(const ReachableMemory *a, int64_t offset, uint64_t nbytes) {
     return low - 1;
 }
 
-// Remember nothing of allocations that may be gone.
+// Forget allocations that may have been freed.
 static void use(Worker *c, const ReachableMemory *a) {
     if (c->generation != a->generation)
         memset(c->sites, 0, c->batch->sites_bytes);
@@ -37,9 +38,9 @@ void kernels_publish(Batch *b, const ReachableMemory *a) { atomic_store(&b->allo
 
 void kernels_look(Worker *c) { use(c, atomic_load(&c->batch->allocations)); }
 
-enum { NOWHERE = -1 }; // a shift is a multiple of pages
+enum { NOWHERE = -1 }; // not a shift, which is a multiple of the page size
 
-// Return how far from its offset an address is in the mapping: 0, or in a peer's window that window's shift.
+// Return the shift from an address's offset to its place in the mapping: 0, or the shift of the peer's window it is in.
 static int64_t find_shift(const Worker *c, uint64_t address) {
     const ReachableMemory *a = atomic_load(&c->batch->allocations);
     int64_t offset = (int64_t)(address - (uint64_t)c->batch->base);
@@ -51,7 +52,7 @@ static int64_t find_shift(const Worker *c, uint64_t address) {
     return NOWHERE;
 }
 
-// Check an access. What is in a peer's window is not noted at the place in the code, which uses own addresses.
+// Check an access. The place in the code notes only the process's own allocations, so none in a peer's window.
 static int check_shifted(Worker *c, uint64_t site, uint64_t address, int64_t shift, uint32_t lane, uint32_t nbytes) {
     const ReachableMemory *a = atomic_load(&c->batch->allocations), *earlier = a;
     if (shift == NOWHERE)
@@ -59,7 +60,7 @@ static int check_shifted(Worker *c, uint64_t site, uint64_t address, int64_t shi
     int64_t offset = (int64_t)(address - (uint64_t)c->batch->base + (uint64_t)shift), at = find(a, offset, nbytes);
     if (at < 0) {
         c->batch->refresh(c->batch);
-        a = atomic_load(&c->batch->allocations); // another thread may have looked, too
+        a = atomic_load(&c->batch->allocations); // another thread may have refreshed them, too
         if (a != earlier)
             at = find(a, offset, nbytes);
     }
@@ -80,8 +81,8 @@ int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t la
     return check_shifted(c, site, address, shift ? NOWHERE : 0, lane, nbytes);
 }
 
-// Replace device addresses by host addresses after checking all accesses (offset, bytes) off each of them. Returns 1
-// with the fault in the worker.
+// Replace device addresses by host addresses, after checking all accesses (offset, bytes) relative to each of them.
+// Returns 1 with the fault in the worker.
 int kernels_resolve(
     Worker *c, uint64_t site, uint64_t *addresses, uint32_t mask, uint32_t space, const int64_t *accesses, uint32_t count
 ) {
@@ -128,8 +129,8 @@ static inline void move(uint8_t *memory, uint8_t *registers, size_t size, uint32
     memcpy(stores ? memory : registers, stores ? registers : memory, size);
 }
 
-// Move an element of each lane of a mask, the lowest first. `size` is a constant, so that a move is one instruction,
-// and those of eight lanes that are all there are not a loop.
+// Move an element of each lane of a mask, the lowest first. `size` is a constant, so that a move is one instruction.
+// Eight lanes that are all in the mask need no loop.
 static inline __attribute__((always_inline)) void move_lanes(
     const uint64_t *addresses, uint32_t mask, size_t size, uint8_t *registers, uint32_t stores
 ) {
@@ -167,7 +168,7 @@ void kernels_scatter(const uint64_t *addresses, uint32_t mask, uint32_t size, ui
     move_elements(addresses, mask, size, in, 1);
 }
 
-// Return the host address of consecutive bytes that are all valid at a device address, NULL if another check has to
+// Return the host address of consecutive bytes that are all valid at a device address; NULL if another check must
 // decide.
 static uint8_t *find_quickly(const Worker *c, uint64_t site, uint64_t address, uint32_t space, uint64_t nbytes) {
     uint64_t number = address >> WINDOW_BITS, low = c->sites[2 * site], size = c->sites[2 * site + 1];
@@ -181,7 +182,7 @@ static uint8_t *find_quickly(const Worker *c, uint64_t site, uint64_t address, u
 static void move_pieces(uint8_t *memory, uint64_t stride, const Pieces *p, uint8_t *registers, uint32_t stores) {
     for (uint32_t i = 0; i < p->count; i++) {
         uint8_t *at = memory + (p->at[i].line * stride + p->at[i].place) * p->size, *own = registers + i * p->chunk;
-        switch (p->chunk) { // constants, so that each is one instruction
+        switch (p->chunk) { // constant sizes, so that each move is one instruction
         case 16: move(at, own, 16, stores); break;
         case 8: move(at, own, 8, stores); break;
         case 4: move(at, own, 4, stores); break;
@@ -209,7 +210,7 @@ int kernels_move_fragment(
     const uint32_t in_piece = p->chunk / p->size, in_register = p->register_bytes / p->size;
     const int64_t access[] = {0, p->size};
     for (uint32_t first = 0; first < p->count * in_piece; first += WARP * in_register)
-        for (uint32_t part = 0; part < in_register; part++) { // as the NumPy tier: element by element of the lanes
+        for (uint32_t part = 0; part < in_register; part++) { // the order of the NumPy tier: each element of all lanes
             uint64_t places[WARP];
             uint32_t element = first + part;
             for (uint32_t lane = 0; lane < WARP; lane++, element += in_register) {
@@ -226,7 +227,7 @@ int kernels_move_fragment(
     return 0;
 }
 
-// Change mbarriers, the lowest lane's first (runtime/mbarrier.py); `values` are the changes, and then the states before.
+// Change mbarriers, the lowest lane's first (runtime/mbarrier.py). `values`: the changes, then the old states.
 void kernels_advance(const uint64_t *addresses, uint32_t mask, uint64_t *values) {
     const uint64_t counts = (1u << 20) - 1, bytes = (1u << 21) - 1, drop = 1u << 20;
     for (; mask; mask &= mask - 1) {
@@ -245,7 +246,7 @@ void kernels_advance(const uint64_t *addresses, uint32_t mask, uint64_t *values)
 
 enum { ROW_BYTES = 16 };
 
-// ldmatrix and stmatrix: move rows, whose addresses the first lanes have. Returns 1 with the fault in the worker.
+// ldmatrix and stmatrix: move rows, whose addresses are in the first lanes. Returns 1 with the fault in the worker.
 int kernels_move_rows(
     Worker *c, uint64_t site, uint64_t *addresses, uint32_t mask, uint32_t space, uint32_t count, uint8_t *registers,
     uint32_t stores
@@ -266,7 +267,7 @@ int kernels_move_rows(
     return 0;
 }
 
-// cp.async: copy `size` bytes of each lane from global to shared memory, with zeros for those that are not available.
+// cp.async: copy `size` bytes for each lane from global to shared memory; those that are not available become zeros.
 // Returns 1 with the fault in the worker.
 int kernels_copy(
     Worker *c, uint64_t site, uint64_t *targets, const uint64_t *sources, const uint32_t *available, uint32_t mask,

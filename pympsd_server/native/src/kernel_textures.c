@@ -1,6 +1,6 @@
-// Textures and surfaces of compiled kernels: what most programs use of them, bit for bit as the NumPy tier (textures/).
-// kernels_sample and kernels_surface return 0 when they have acted for all lanes. For everything else (faults,
-// mipmaps, cubes, sRGB) they change nothing and return 1, and the instruction escapes.
+// Textures and surfaces of compiled kernels: what most programs use, with the same bits as the NumPy tier (textures/).
+// kernels_sample and kernels_surface return 0 if they have acted for all lanes. For everything else (faults, mipmaps,
+// cubes, sRGB) they change nothing and return 1, and the instruction escapes.
 #include "kernels.h"
 #include <math.h>
 #include <string.h>
@@ -9,7 +9,7 @@ enum { ARRAY = 1, LINEAR, PITCHED, SURFACE };
 enum { WRAP, CLAMP, MIRROR, BORDER_COLOUR };
 enum { READ_AS_INTEGER = 1, NORMALIZED_COORDINATES = 2, IS_SRGB = 0x10 };
 enum { LAYERED = 4, INTEGERS = 8 };                 // in `how`, with the number of dimensions
-enum { STORES = 8, CLAMPS = 16, IGNORES = 32 };     // in `how` of surfaces: beyond the surface it clamps, or does nothing
+enum { STORES = 8, CLAMPS = 16, IGNORES = 32 };     // in `how` of surfaces: beyond, it clamps or does nothing
 enum { HALF = 0x10, FLOAT = 0x20, NORMALIZED = 0xc0 }; // formats
 enum { STEPS = 256, HEAD_BYTES = 84, OBJECT_BYTES = 84 + 18 * 48 };
 
@@ -24,8 +24,8 @@ typedef struct {
     uint64_t address, pitch, slice_pitch, width, height, depth;
 } Level;
 
-// What generated code shares with these functions: the bits of the lanes' coordinates, the layer first; values of a
-// row are as wide as the access.
+// What generated code shares with these functions. Places are the bits of the lanes' coordinates, the layer first.
+// Values of a row are as wide as the access.
 typedef struct {
     uint64_t handles[WARP];
     int32_t place[3][WARP];
@@ -38,17 +38,17 @@ typedef struct {
     Level level;
     uint32_t format, channel_bytes, element_bytes, mode[3];
     int is_float, is_signed;
-    double greatest, least; // of integers that are read as -1 or 0 to 1
+    double greatest, least; // the range of integers that are read as -1 or 0 to 1
     uint8_t *memory;
 } Object;
 
-// An element's channels.
+// The channels of an element.
 typedef union {
     double f[4];
     int64_t i[4];
 } Texel;
 
-// Return whether a kernel can access bytes, all of them in one allocation.
+// Return whether a kernel can access all of some bytes, in one allocation.
 static int has_all(Worker *c, uint64_t site, uint64_t address, unsigned __int128 nbytes) {
     const uint64_t *known = c->sites + 2 * site;
     if (address - known[0] >= known[1] && kernels_check_global(c, site, address, 0, 1))
@@ -72,7 +72,7 @@ static int read_format(Object *o) {
     return 0;
 }
 
-// Read an object whose memory can all be accessed; sites: one of the object, one of its elements.
+// Read an object if all its memory can be accessed. It has two sites: one for the object, one for its elements.
 static int read_object(Worker *c, uint64_t site, uint64_t handle, Object *o) {
     if (!has_all(c, site, handle, OBJECT_BYTES))
         return 1;
@@ -142,14 +142,14 @@ static void read_border(const Object *o, Texel *t) {
             t->i[k] = (int32_t)bits;
         else if (o->format == HALF || o->format == FLOAT)
             t->f[k] = value;
-        else { // the colour is kept in the format of the elements
+        else { // the colour has the format of the elements
             double near = value < o->least ? o->least : value > 1 ? 1 : value;
             t->f[k] = floor(near * o->greatest + 0.5) / o->greatest;
         }
     }
 }
 
-// Return the greatest integer that is not above a value, which 64 bits hold.
+// Return the greatest integer that is not above a value; it must fit in 64 bits.
 static int64_t floor_of(double value) {
     int64_t whole = (int64_t)value;
     return whole - (whole > value);
@@ -160,7 +160,7 @@ static int64_t modulo(int64_t value, int64_t size) {
     return rest < 0 ? rest + size : rest;
 }
 
-// Read the element that an index means by the address modes.
+// Read the element at a place, after applying the address modes.
 static int fetch(const Object *o, int dimensions, const int64_t place[3], Texel *t) {
     const Level *l = &o->level;
     const int64_t sizes[3] = {(int64_t)l->width, (int64_t)l->height, (int64_t)l->depth};
@@ -183,7 +183,7 @@ static int fetch(const Object *o, int dimensions, const int64_t place[3], Texel 
     return decode(o, o->memory + index[2] * l->slice_pitch + index[1] * l->pitch + index[0] * o->element_bytes, t);
 }
 
-// Find a coordinate in elements; what is too far for exact steps escapes.
+// Convert a coordinate to elements. Return 1, an escape, if it is too far away for exact steps.
 static int locate(const Object *o, uint32_t how, int axis, int32_t bits, double *place) {
     const double far = (double)(1ll << 40);
     const uint64_t sizes[3] = {o->level.width, o->level.height, o->level.depth};
@@ -202,7 +202,7 @@ static int mix(const Object *o, int dimensions, const double place[3], int64_t l
         int64_t steps = floor_of((place[i] - 0.5) * STEPS + 0.5);
         first[i] = steps >> 8, share[i] = steps & (STEPS - 1);
     }
-    if (!(share[0] | share[1] | share[2])) { // all the weight is the first one's, and the sum begins with +0
+    if (!(share[0] | share[1] | share[2])) { // the first one has all the weight, and the sum begins with +0
         int escapes = fetch(o, dimensions, first, t);
         for (int k = 0; k < 4; k++)
             t->f[k] += 0.0;
@@ -263,7 +263,7 @@ int kernels_sample(Worker *c, uint64_t site, uint32_t mask, uint32_t how, Access
     return 0;
 }
 
-// Find the memory of an access of a lane, NULL if it does nothing there.
+// Find the memory of a lane's access; NULL if the access does nothing.
 static int find_place(const Object *o, uint32_t how, uint32_t size, uint32_t total, const Access *access, uint32_t lane, uint8_t **at) {
     int is_layered = (how & LAYERED) != 0, is_all_inside = 1;
     const Level *l = &o->level;
@@ -288,7 +288,7 @@ static int find_place(const Object *o, uint32_t how, uint32_t size, uint32_t tot
     return most[0] < 0 || (!is_all_inside && !(how & CLAMPS)) || ((l->address + offset) & (size - 1));
 }
 
-// Read or write `count` values of `size` bytes at the bytes of surfaces.
+// Read or write `count` values of `size` bytes in surfaces, at coordinates in bytes.
 int kernels_surface(Worker *c, uint64_t site, uint32_t mask, uint32_t how, uint32_t size, uint32_t count, Access *access) {
     Object o = {.handle = 0};
     uint8_t *places[WARP];

@@ -1,7 +1,7 @@
-// The threads that help a batch's own one: kept for the process, asleep while there is no batch to help.
+// The threads that help a batch's own thread. The process keeps them; they sleep while there is no batch to help.
 //
 // A batch is open while its thread runs it. A thread of the pool joins an open batch as the next of its workers, and
-// leaves when this worker has nothing more to run. `kernels_close` waits for those that have joined, and only for them.
+// leaves when this worker has nothing more to run. `kernels_close` waits only for the threads that have joined.
 #define _GNU_SOURCE
 #include "kernels.h"
 #include <pthread.h>
@@ -44,7 +44,7 @@ static void *help(void *unused) {
     return NULL;
 }
 
-// A process that was forked has none of the threads.
+// A forked process does not have the threads.
 static void forget_threads(void) {
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.opened, NULL);
@@ -59,7 +59,7 @@ static void start_thread(void) {
     if (!knows_forks)
         knows_forks = pthread_atfork(NULL, NULL, forget_threads) == 0;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // Python handles signals in threads of its own
+    pthread_sigmask(SIG_SETMASK, &all, &before); // signals must go to Python's own threads
     if (pthread_create(&thread, NULL, help, NULL) == 0) {
         pthread_detach(thread);
         pool.threads++;
@@ -74,7 +74,7 @@ void kernels_open(Batch *b) {
         uint32_t before = pool.threads;
         start_thread();
         if (pool.threads == before)
-            break; // the system has no more: the work is done with those there are
+            break; // the system refuses another thread: do the work with those that exist
     }
     atomic_store(&b->is_open, 1);
     b->next_open = pool.open, pool.open = b;

@@ -1,4 +1,4 @@
-// Runs the warps of compiled kernels: blocks begin, wait at barriers and end here. Theory of operation: the module
+// Runs the warps of compiled kernels: blocks begin, wait at barriers and end here. The theory of operation is in
 // compiled_tier/batch.py.
 #define _GNU_SOURCE
 #include "kernels.h"
@@ -45,7 +45,7 @@ static void open_barrier(const Worker *c, Slot *slot, uint32_t number) {
     *barrier = (Barrier){0};
 }
 
-// Open the barrier of the cluster whose block runs if all warps of its blocks that have not ended are there.
+// Open the barrier of the running block's cluster if all warps of its blocks that have not ended are there.
 static void try_to_open_cluster(Worker *c) {
     Slot *first = first_of_cluster(c->batch, c->current);
     uint32_t arrived = 0;
@@ -58,7 +58,7 @@ static void try_to_open_cluster(Worker *c) {
         open_barrier(c, &first[i], CLUSTER_BARRIER);
 }
 
-// Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
+// Open a barrier of the running block if enough threads are there. A warp counts as 32 threads.
 static inline void try_to_open(const Worker *c, uint32_t number) {
     const Barrier *barrier = &c->current->barriers[number];
     uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
@@ -116,7 +116,7 @@ static void begin_block(const Worker *c, Slot *slot, int64_t number) {
         begin_frame(b, frames, w);
 }
 
-// Find the place of a number in a box, x fastest.
+// Convert a number to a place in a box, x fastest.
 static void place_in(uint64_t number, const uint32_t *extents, uint32_t *place) {
     if (number < extents[0]) { // without the divisions, which take as long as a short warp
         place[0] = (uint32_t)number, place[1] = place[2] = 0;
@@ -156,7 +156,7 @@ static inline void enter_warp(Worker *c, uint32_t w) {
 static int32_t run_warp(Worker *c, uint32_t w) {
     const Batch *b = c->batch;
     enter_warp(c, w);
-    // Turns of one length could meet lanes that make progress at one point of their loop again and again.
+    // If all turns had one length, they could always end at the same point of a loop in which lanes make progress.
     const Warp *warp = &c->states[w];
     c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * warp->spins - (int64_t)FUEL_PER_ESCAPE * warp->escapes;
     if (c->current->bailing)
@@ -186,7 +186,7 @@ static uint32_t progress_of(const Batch *b) {
     return sum;
 }
 
-// Act on a warp that spins for lanes of its own, or for another block that has work to do.
+// Handle a warp that spins until lanes of its own, or another block, have done something.
 static void after_spin(Worker *c, Warp *warp) {
     Batch *b = c->batch;
     Frame *frame = (Frame *)(c->frames + c->warp * b->frame_bytes);
@@ -200,19 +200,19 @@ static void after_spin(Worker *c, Warp *warp) {
         let_bail(c, c->current);
         return;
     }
-    // The block that it waits for may be another worker's, whose thread the system does not run: see without threads.
+    // The warp may wait for a block of another worker, whose thread the system does not run. Try again without threads.
     warp->spins = 0, warp->long_spins = 0;
     atomic_fetch_or(&b->alone, is_long ? ALONE_TO_THE_END : ALONE_FOR_NOW);
     atomic_store(&b->stopping, 1);
 }
 
-// Return whether lanes of the warp that has run are elsewhere.
+// Return whether the warp that has run has lanes elsewhere in its code.
 static int is_apart(const Worker *c) {
     const Frame *frame = (Frame *)(c->frames + c->warp * c->batch->frame_bytes);
     return frame->mask != frame->alive;
 }
 
-// Let a warp sleep, less if other lanes of it may wait for it; PTX allows any time up to twice the one given.
+// Let a warp sleep, but not long if its other lanes may wait for that. PTX allows any time up to twice the given one.
 static void begin_sleep(Worker *c, Warp *warp) {
     uint64_t most = is_apart(c) ? MAX_SLEEP_APART : MAX_SLEEP;
     warp->state = SLEEPING, warp->wake = now() + (c->sleep < most ? c->sleep : most);
@@ -222,7 +222,7 @@ static int is_awake(const Slot *slot, const Warp *warp) {
     return warp->state == READY || (warp->state == SLEEPING && (slot->bailing || warp->wake <= now()));
 }
 
-// Act on what a warp's kernel returned; return whether that was progress.
+// Handle what a warp's kernel returned; return whether it has made progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     warp->escapes = status == POLLING_ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
     switch (status) {
@@ -276,7 +276,7 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
 
 static int has_begun_all(const Batch *b) { return atomic_load(&b->next_block) >= b->blocks; }
 
-// Return whether threads that have not joined a batch could run something of it.
+// Return whether a batch has work for threads that have not joined it.
 static int can_use_help(const Batch *b) {
     if (!has_begun_all(b))
         return 1;
@@ -286,8 +286,8 @@ static int can_use_help(const Batch *b) {
     return 0;
 }
 
-// Return whether a worker has to stop between two turns: the time is up, Python is needed, or an earlier block has
-// faulted. The batch's own thread gets help when this takes long.
+// Return whether a worker must stop between two turns, because the time is up, Python is needed, or an earlier block
+// has faulted. If the batch takes long, get help for its own thread.
 static int must_stop(Worker *c) {
     Batch *b = c->batch;
     uint64_t time = now();
@@ -299,19 +299,20 @@ static int must_stop(Worker *c) {
     return (int)c->stops;
 }
 
-// Return the number of the next block, or the first of the next ones, that nobody has begun; -1: there is none.
+// Return the number of the next block that no worker has begun, or of the first of the next `count` ones. Return -1 if
+// all have begun.
 static int64_t take_number(Batch *b, int64_t count) {
     int64_t number = atomic_load(&b->next_block);
     if (number >= b->blocks)
         return -1;
-    if (!atomic_load(&b->is_open)) // no other thread: an atomic addition would first drain the store buffer
+    if (!atomic_load(&b->is_open)) // no other threads: an atomic addition would drain the store buffer
         atomic_store_explicit(&b->next_block, number + count, memory_order_relaxed);
     else
         number = atomic_fetch_add(&b->next_block, count);
     return number < b->blocks ? number : -1;
 }
 
-// Run the warps of a block, and then of the next ones in its slot, each to its end: without the states that other
+// Run the warps of a block, and then of the next blocks in its slot, each to its end. This saves the states that other
 // kernels need, which take longer than a short warp. Returns FINISHED, FAULTED or TRAPPED.
 static int run_straight(Worker *c, Slot *slot) {
     Batch *b = c->batch;
@@ -335,8 +336,8 @@ static int run_straight(Worker *c, Slot *slot) {
     return FINISHED;
 }
 
-// Run the warps of a block in turn. Returns FINISHED when it has ended, TIME, SERVICE when none can continue here,
-// FAULTED, TRAPPED or DEADLOCKED.
+// Run the warps of a block in turn. Returns FINISHED if the block has ended, SERVICE if no warp can continue here, or
+// TIME, FAULTED, TRAPPED or DEADLOCKED.
 static int run_block(Worker *c, Slot *slot) {
     if (c->batch->is_straight)
         return run_straight(c, slot);
@@ -369,7 +370,7 @@ static int run_block(Worker *c, Slot *slot) {
 }
 
 static int can_run(const Worker *c, const Slot *slot) {
-    if (!slot->left) // it had ended in another tier
+    if (!slot->left) // it has ended in another tier
         return 1;
     const Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
@@ -378,7 +379,7 @@ static int can_run(const Worker *c, const Slot *slot) {
     return 0;
 }
 
-// Let time pass until a warp of a worker wakes; return whether any sleeps.
+// If warps of a worker sleep, wait until one wakes; return whether any sleep.
 static int rest(const Worker *c) {
     uint64_t wake = UINT64_MAX, time = now();
     const Slot *slot = c->before;
@@ -398,7 +399,7 @@ static int rest(const Worker *c) {
     return sleeps;
 }
 
-// Put a slot into the ring of a worker, as the one to run next.
+// Put a slot into a worker's ring, as the next one to run.
 static void link_slot(Worker *c, Slot *slot) {
     if (c->before)
         slot->following = c->before->following, c->before->following = slot;
@@ -417,8 +418,8 @@ static Slot *unlink_slot(Worker *c, Slot *before) {
     return slot;
 }
 
-// Take the slot after `before` out of the ring, and free it with the others of its cluster when all blocks have ended:
-// until then these may access its memory.
+// Take the slot after `before` out of the ring. Free the slots of its cluster when all the cluster's blocks have ended,
+// because until then they may access its memory.
 static void free_slot(Worker *c, Slot *before) {
     Slot *first = first_of_cluster(c->batch, unlink_slot(c, before));
     if (--first->remaining)
@@ -428,7 +429,7 @@ static void free_slot(Worker *c, Slot *before) {
     first->following = c->free, c->free = first;
 }
 
-// Make the next slot of the ring that can run the one after `c->before`; return whether there is one.
+// Turn the ring until the slot after `c->before` can run; return whether any can.
 static int find_ready(Worker *c) {
     for (int64_t i = c->active; i > 0; i--) {
         Slot *slot = c->before->following;
@@ -442,8 +443,8 @@ static int find_ready(Worker *c) {
     return 0;
 }
 
-// Return a free slot, or the first of those for a cluster. A worker takes more at once, so that those of two workers are
-// seldom neighbours: processors fetch ahead what another one is writing.
+// Return a free slot, or the first free slot of those for a cluster. A worker takes several at a time, so that slots of
+// two workers are seldom neighbours, because processors fetch ahead what another one is writing.
 static Slot *take_slots(Worker *c, int64_t count) {
     Batch *b = c->batch;
     if (!c->free) {
@@ -459,7 +460,7 @@ static Slot *take_slots(Worker *c, int64_t count) {
     return slot;
 }
 
-// Begin a block, or those of a cluster, as the ones to run next; return whether there was one.
+// Begin the next block or cluster, to run next; return whether there was one.
 static int begin_next(Worker *c) {
     Batch *b = c->batch;
     int64_t count = (int64_t)b->cluster_blocks, number = take_number(b, count);
@@ -474,7 +475,7 @@ static int begin_next(Worker *c) {
     return 1;
 }
 
-// Choose the slot after `c->before` to run next, a new block in it if few are in progress; return whether there is one.
+// Put the slot to run next after `c->before`, with a new block if few are in progress; return whether there is one.
 static int choose_slot(Worker *c, int begins) {
     int is_ready = !begins && find_ready(c), is_stuck = c->idle > c->active;
     if (is_stuck && c->preferred < c->batch->blocks) // they may wait for blocks that have not begun
@@ -537,13 +538,13 @@ static void move_slots(Worker *from, Worker *to, int64_t count) {
         link_slot(to, unlink_slot(from, from->before));
 }
 
-// Give the first worker all blocks in progress from a worker on, for which there is no thread.
+// Give the first worker the blocks in progress of the workers from `begin` on, which have no thread.
 static void gather_slots(Batch *b, uint32_t begin) {
     for (uint32_t i = begin; i < b->worker_count; i++)
         move_slots(worker_of(b, i), worker_of(b, 0), worker_of(b, i)->active);
 }
 
-// Give workers that have nothing to run blocks of those that have most.
+// Give each worker without a block half of the blocks of the worker that has most.
 static void spread_slots(Batch *b) {
     for (uint32_t i = 0; i < b->worker_count; i++) {
         Worker *c = worker_of(b, i), *most = c;
@@ -570,7 +571,7 @@ static int outcome_of(Batch *b) {
     return outcome;
 }
 
-// Begin a batch's blocks from the first one on, or other ones: no block is in progress.
+// Let a batch begin at `first_block`, again or for the first time; no block may be in progress.
 void kernels_rewind(Batch *b, int64_t first_block) {
     b->first_block = first_block;
     b->next_block = b->next_slot = 0;

@@ -57,7 +57,7 @@ static int take_from_ring(struct record_source *source)
     if (header.length < sizeof header || header.length > RING_RECORD_BYTES || header.length % 8 ||
         header.length > there)
         return SOURCE_END;
-    /* Use the header that was checked: the client may have changed the ring's meanwhile. */
+    /* Use the checked copy of the header, because the client may have changed the one in the ring meanwhile. */
     memcpy(source->record, &header, sizeof header);
     copy_out(source, source->head + sizeof header, source->record + sizeof header, header.length - sizeof header);
     source->length = header.length;

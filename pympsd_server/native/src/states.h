@@ -43,7 +43,7 @@ struct context_state {
     uint32_t leaving;               /* destroyed streams that are not known to be done */
 };
 
-/* A function of a module and the limits of its launches. */
+/* A function of a module, and the limits of its launches. */
 struct kernel_row {
     uint64_t function;              /* CUfunction */
     uint32_t parameter_bytes;

@@ -1,4 +1,4 @@
-/* A hash table from numbers to pointers, with open addressing; it grows. */
+/* A growing hash table from numbers to pointers, with open addressing. */
 #ifndef PYMPSD_TABLE_H
 #define PYMPSD_TABLE_H
 
@@ -14,7 +14,7 @@ struct table {
 };
 
 void *table_get(const struct table *table, uint64_t key);
-int table_put(struct table *table, uint64_t key, void *value); /* -1: no memory */
+int table_put(struct table *table, uint64_t key, void *value); /* returns -1 if there is no memory */
 void *table_take(struct table *table, uint64_t key);
 
 /* Return the next value at or after *position, and advance *position past it; NULL at the end. */

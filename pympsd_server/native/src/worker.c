@@ -12,15 +12,15 @@ enum { MAX_PENDING = 1024, PENDING_BYTES = 32 };
 
 #define MICROSECOND 1000ll
 #define MILLISECOND 1000000ll
-#define SLACK_NS 1000 /* timer slack: else a pause of 20 us takes 70 */
-#define FULL_TIMEOUT (20 * MILLISECOND) /* then a launch is forced: the driver has room for some more */
+#define SLACK_NS 1000 /* timer slack; with the default a pause of 20 us takes 70 us */
+#define FULL_TIMEOUT (20 * MILLISECOND) /* after this a launch is forced, because the driver has room for some more */
 #define FULL_PAUSE (20 * MICROSECOND)
-#define SHORT_WAIT (500 * MICROSECOND) /* pauses grow when no work has ended for this long, */
-#define LONG_WAIT (50 * MILLISECOND)   /* and again after this */
+#define SHORT_WAIT (500 * MICROSECOND) /* pauses grow if no work has ended for this long, */
+#define LONG_WAIT (50 * MILLISECOND)   /* and again after this long */
 #define SHORT_WAIT_PAUSE (20 * MICROSECOND)
 #define PAUSE (50 * MICROSECOND)
 #define LONG_WAIT_PAUSE (500 * MICROSECOND)
-#define IDLE_SLEEP (1000 * MILLISECOND) /* bounded, in case a wake-up is missed */
+#define IDLE_SLEEP (1000 * MILLISECOND) /* the longest sleep, in case a wake-up is missed */
 
 struct pending {
     uint8_t record[PENDING_BYTES];
@@ -33,18 +33,18 @@ struct worker {
     struct fast_path fast_path;
     int64_t spin_ns;
     int64_t last_active; /* time of the last progress, unless is_busy */
-    int is_busy;         /* a record was taken since: the clock is not read for each */
+    int is_busy;         /* a record was taken since; reading the clock for each would cost too much */
     atomic_int closed;
     int has_slack;
-    int is_full; /* source.record waits for room in its stream, since full_since */
+    int is_full; /* source.record has waited for room in its stream since full_since */
     int64_t full_since;
-    int flushing; /* source.record is returned to Python after all pending ones */
+    int flushing; /* source.record is passed to Python after all pending ones */
     struct pending *pending;
     uint32_t pending_count;
     pthread_mutex_t waits; /* protects `pending` against dropped contexts and streams */
     pthread_mutex_t sending;
-    int unsent; /* Python has to write the rest of an answer */
-    struct pending returned; /* the pending record that Python was given last */
+    int unsent; /* Python must write the rest of an answer */
+    struct pending returned; /* the pending record that was passed to Python last */
 };
 
 static int64_t now(void)
@@ -108,7 +108,7 @@ static int64_t write_out(struct worker *worker, const uint8_t *data, uint64_t co
 {
     int64_t sent;
 
-    record_source_count_answer(&worker->source); /* first: a polling client starts to read meanwhile */
+    record_source_count_answer(&worker->source); /* first, so that a polling client starts to read meanwhile */
     sent = send(worker->source.socket, data, count, MSG_DONTWAIT | MSG_NOSIGNAL);
     return sent < 0 ? -errno : sent;
 }
@@ -136,7 +136,7 @@ void worker_unlock_sending(struct worker *worker, int unsent)
     pthread_mutex_unlock(&worker->sending);
 }
 
-/* Answer a record with success; return whether that was possible, else Python has to answer. */
+/* Answer a record with success; return whether that was possible. If it was not, Python must answer. */
 static int answer(struct worker *worker, const uint8_t *record)
 {
     struct record_header header = *(const struct record_header *)record;
@@ -150,7 +150,7 @@ static int answer(struct worker *worker, const uint8_t *record)
     if (!worker->unsent)
         sent = write_out(worker, (uint8_t *)&header, sizeof header);
     pthread_mutex_unlock(&worker->sending);
-    return sent != -EAGAIN; /* so short a write is never partial; other errors: the client has gone */
+    return sent != -EAGAIN; /* such a short write is never partial; any other error means that the client has gone */
 }
 
 /* --- pending waits */
@@ -162,7 +162,7 @@ static int return_pending(struct worker *worker, uint32_t index)
     return 1;
 }
 
-/* Answer the waits that are over; return 1 if Python has to execute `returned`: its context ends, or `all` is set. */
+/* Answer the waits that are over. Return 1 if Python must execute `returned`: its context ends, or `all` is set. */
 static int resolve_pending(struct worker *worker, int all)
 {
     uint32_t index = 0;
@@ -209,7 +209,7 @@ static int give(const uint8_t *from, uint32_t count, const uint8_t **record, uin
     return 1;
 }
 
-/* Execute source.record; return 1 if Python has to. */
+/* Execute source.record; return 1 if Python must execute it. */
 static int execute(struct worker *worker, int *code)
 {
     struct wait wait;
@@ -307,7 +307,7 @@ int worker_drop_context(struct worker *worker, uint64_t context_id, int64_t nano
         return 0;
     while (atomic_load(&context->state->active)) {
         if (now() > end)
-            return -1; /* not freed: the driver's call will use it */
+            return -1; /* not freed, because the driver's call will use it */
         pause_for(FULL_PAUSE);
     }
     pthread_mutex_lock(&worker->waits);

@@ -1,21 +1,21 @@
 """Analysis of a kernel: where lanes may wait for each other, and which registers all lanes of a warp share.
 
 The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
-*pending* at some blocks P(b). `find_pending` computes these sets: for each place where lanes may go from b, together
-with those that were pending already, the lowest block runs next and the others are pending during it.
+*pending* at some blocks P(b). `find_pending` computes these sets: when lanes leave b, the lowest of b's successors
+and P(b) runs next, and while it runs, lanes may be pending at the rest.
 
 The rest follows from P:
 
-- A definition of a register in b has to keep the old value of other lanes (*blend*) exactly if the register is live
-  at the beginning of a block of P(b). Otherwise nobody can read what it overwrites.
+- A definition of a register in b must keep the old value of other lanes (*blend*) exactly if the register is live at
+  the beginning of a block in P(b). Otherwise no lane can read the overwritten value.
 - A register is *uniform*, a scalar of the machine, if all its definitions have uniform operands and none of them
   blends. Otherwise it is *varying*, a vector. Uniform branches make P smaller, so both are computed together: the
   analysis starts from "everything is uniform" and repeats until nothing changes.
-- A branch to a block at which no lanes are pending needs no test of masks.
+- A branch needs a test of masks only if other lanes may be pending.
 
-A *segment* is a block of the kernel, or a part of one: an instruction that escapes to the NumPy tier is a segment of
-its own, so that a warp can stop before it. Lanes are never pending in the middle of a block, so a state in which the
-NumPy tier can take over consists of blocks' beginnings.
+A *segment* is a block of the kernel, or a part of a block: an instruction that escapes to the NumPy tier is a segment
+of its own, so that a warp can stop before it. Lanes are never pending in the middle of a block, so the NumPy tier,
+whose groups are at the beginnings of blocks, can take them over.
 """
 
 from __future__ import annotations
@@ -31,17 +31,15 @@ from pympsd_server.ptx.isa.machine import TIMERS
 from pympsd_server.ptx.lowering.control_flow import EXIT, Block, Meeting
 from pympsd_server.ptx.lowering.ir import (
     Argument,
-    Both,
     Code,
-    Group,
     Memory,
-    Not,
     Operation,
     Register,
     Special,
     Symbol,
     has_result,
     items_of,
+    registers_in,
     registers_read,
     registers_written,
     space_of,
@@ -54,26 +52,26 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "m
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
 _MAX_PENDING = 2_000_000
-"""The maximum sum, over all segments, of the segments at which lanes may be pending meanwhile; each takes 35 bytes of
-memory."""
+"""The maximum, over all segments, of the sum of the segments at which lanes may be pending meanwhile. Each takes 35
+bytes of memory."""
 _WAITING_WEIGHT = 4096
-"""More than the fuel of a turn: a warp that waits for time reads it once a turn."""
+"""The fuel of a round of a loop that waits for time. It exceeds a turn's, so the warp reads the time once a turn."""
 
 
 def access_bytes(operation: Operation) -> int:
-    """Return the bytes that a load or store accesses for each lane."""
+    """Return how many bytes a load or store accesses for each lane."""
     value = operation.operands[1] if operation.name == "st" else operation.operands[0]
     return DTYPES[operation.type].itemsize * len(items_of(value))
 
 
 def is_ordered(operation: Operation) -> bool:
-    """Return whether compilers must neither move nor omit an access."""
+    """Return whether a compiler must neither move nor remove an access."""
     return not _ORDERED.isdisjoint(operation.modifiers)
 
 
 @define
 class CodeSegment:
-    """A block of the kernel, or the part of one before, at or after an escaping instruction."""
+    """A block of the kernel, or the part of a block before, at or after an escaping instruction."""
 
     operations: list[Operation]
     origin: int
@@ -96,7 +94,7 @@ class CodeSegment:
 
 
 def is_left_whole(terminator: Operation | None) -> bool:
-    """Return whether the NumPy tier executes a whole block because it ends with a failed assertion."""
+    """Return whether the NumPy tier must execute the whole block, because it ends with a failed assertion."""
     return terminator is not None and terminator.name == "system:assertfail"
 
 
@@ -107,9 +105,9 @@ def split_blocks(
     is_escape: Callable[[Operation], bool],
     turns: Mapping[int, int],
 ) -> list[CodeSegment]:
-    """Return the kernel's segments in the order of its blocks, their targets as indices of segments.
+    """Return the kernel's segments in the order of its blocks. Their targets are indices of segments.
 
-    `operations` are those of each block; `turns` the kinds of turns before operations, by their id().
+    `operations` has the operations of each block, `turns` the kind of turn before an operation by its id().
     """
     parts = [
         [(own, False, 0)] if is_left_whole(block.terminator) else _parts(own, is_escape, turns)
@@ -155,7 +153,7 @@ def _parts(
 
 @define
 class WarpPlan:
-    """The result of the analysis; lists are by segment."""
+    """The result of the analysis. Each list has an element for each segment."""
 
     segments: list[CodeSegment]
     rows: bool
@@ -165,28 +163,18 @@ class WarpPlan:
     blend: list[set[int]] = field(factory=list)
     """The registers that are live where other lanes may be pending."""
     weights: dict[int, int] = field(factory=dict)
-    """The targets of back edges, and the fuel that one round of the loop takes."""
+    """The fuel that a round of a loop takes, by the loop's header."""
     spinning: set[int] = field(factory=set)
-    """The loops whose lanes may wait for other lanes."""
+    """The headers of loops in which lanes may wait for other lanes."""
     in_spinning: set[int] = field(factory=set)
-    """The segments of those loops."""
+    """The segments of the loops in `spinning`."""
 
     def is_varying(self, argument: Argument) -> bool:
         """Return whether an operand may differ between the lanes of a warp."""
-        match argument:
-            case Register(number):
-                return number in self.varying
-            case Not(register):
-                return register.number in self.varying
-            case Memory(base=Register(number)):
-                return number in self.varying
-            case Special(name):
-                return is_varying_special(name, rows=self.rows)
-            case Group(items):
-                return any(self.is_varying(item) for item in items)
-            case Both(first, second):
-                return self.is_varying(first) or self.is_varying(second)
-        return False
+        if any(register.number in self.varying for register in registers_in(argument)):
+            return True
+        names = [item.name for item in items_of(argument) if isinstance(item, Special)]
+        return any(is_varying_special(name, rows=self.rows) for name in names)
 
 
 def is_varying_special(name: str, *, rows: bool) -> bool:
@@ -195,7 +183,7 @@ def is_varying_special(name: str, *, rows: bool) -> bool:
 
 
 def differs_by_lane(operation: Operation) -> bool:
-    """Return whether the same address means different memory for each lane, or the access is guarded."""
+    """Return whether an access may have different results in lanes that have the same address."""
     if operation.name == "mbarrier":
         return space_of(operation) == "generic" or not operation.one_of("test_wait", "try_wait", "pending_count")
     if operation.name not in ("ld", "ldu"):
@@ -207,10 +195,10 @@ def differs_by_lane(operation: Operation) -> bool:
 
 
 def word_of_locals(segments: list[CodeSegment]) -> int:
-    """Return the bytes of the largest element in local memory, at least 4, if all accesses to it can be interleaved.
+    """Return the word size of interleaved local memory: the bytes of its largest element, at least 4.
 
-    Return 0 if anything except loads and stores of compiled code may access it: everything else has a generic
-    address, which only ``cvta.local`` computes.
+    Return 0 if local memory cannot be interleaved, because it may be accessed other than by loads and stores of
+    compiled code. Other accesses need a generic address, which only ``cvta.local`` computes.
     """
     operations = [(operation, segment.escapes) for segment in segments for operation in segment.operations]
     uses = [(o, escapes) for o, escapes in operations if space_of(o) == "local" or _names_local(o)]
@@ -226,14 +214,14 @@ def _names_local(operation: Operation) -> bool:
 
 
 def _is_plain(operation: Operation) -> bool:
-    """Return whether an operation accesses local memory, or computes an address that counts from 0."""
+    """Return whether an operation is a load or store of local memory, or computes an address in local memory."""
     if operation.name in ("ld", "st"):
         return space_of(operation) == "local"
     return operation.name in ("mov", "add", "sub") or (operation.name == "cvta" and operation.has("to"))
 
 
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel. Raises Refused for one whose lanes may be at too many places."""
+    """Return the plan of a kernel. Raises Refused if its lanes may be pending at too many places."""
     plan = WarpPlan(segments, rows)
     while True:
         before = len(plan.varying)
@@ -244,7 +232,7 @@ def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
             for operation in [*segment.operations, *ending]:
                 results = {r.number for r in registers_written(operation, code.carry)}
                 if results & kept or segment.escapes or _result_varies(operation, plan, code.carry):
-                    # A load of several registers is one access: all of them vary, or none.
+                    # A load of several registers is one access, so either all of them vary or none.
                     plan.varying |= results
         if len(plan.varying) == before:
             break
@@ -268,7 +256,7 @@ def _result_varies(operation: Operation, plan: WarpPlan, carry: Register) -> boo
 
 
 def _reads_timer(operation: Operation) -> bool:
-    """Return whether a loop with an operation may wait for time, as all warps of a GPU do simultaneously."""
+    """Return whether an operation reads the time. A loop with it may wait for time, as all warps of a GPU can."""
     return any(isinstance(a, Special) and a.name[1:] in TIMERS for a in operation.operands)
 
 
@@ -279,7 +267,7 @@ def _find_loops(plan: WarpPlan) -> None:
         for header in segment.successors
         if header != EXIT and header <= end
     }
-    """The last segment that branches back, by the target."""
+    """The last segment that branches back to each header of a loop."""
     bodies = [segment.operations for segment in plan.segments]
     lengths = _sums_before(len(body) for body in bodies)
     waiting = _sums_before(any(map(_reads_timer, body)) for body in bodies)
@@ -295,14 +283,12 @@ def _find_loops(plan: WarpPlan) -> None:
 
 
 def _sums_before(numbers: Iterable[int]) -> list[int]:
-    """Return the sum of the numbers before each place, so that the difference of two sums is the sum of the numbers
-    in between.
-    """
+    """Return the sum of the numbers before each index; the difference of two is the sum of the numbers in between."""
     return list(accumulate(numbers, initial=0))
 
 
 def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
-    """Return the segments that lanes may go to, for each way in which a segment may end."""
+    """Return the sets of segments to which lanes may go, a set for each way in which a segment may end."""
     last = segment.terminator
     following = set() if segment.following is None else {segment.following}
     if last is None or last.name in ("bar", "barrier"):
@@ -318,15 +304,15 @@ def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
 
 
 def find_pending(plan: WarpPlan) -> list[set[int]]:
-    """Return the segments at which other lanes of the warp may be pending while a segment runs, for each segment.
+    """Return, for each segment, the segments at which other lanes of the warp may be pending while it runs.
 
-    Sets are bits of integers meanwhile, the lowest segment the lowest bit. Raises Refused above _MAX_PENDING.
+    Raises Refused above _MAX_PENDING. During the computation a set is an integer with a bit for each segment.
     """
     segments = plan.segments
     pending, reached, work = [0] * len(segments), 1, {0: None}
 
     def note(segment: int, others: int) -> None:
-        """Note where other lanes may be pending while a segment runs, and then while each of these segments runs."""
+        """Record that lanes may be pending at `others`; after the segment the lowest runs, with the rest pending."""
         nonlocal reached
         while not reached >> segment & 1 or others & ~pending[segment]:
             reached |= 1 << segment
@@ -334,7 +320,7 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
             work[segment] = None
             if not pending[segment]:
                 return
-            # They run when its lanes have gone, also those that were noted earlier.
+            # When the segment's lanes have ended, the lanes at all of its pending segments run.
             lowest = pending[segment] & -pending[segment]
             segment, others = lowest.bit_length() - 1, pending[segment] ^ lowest
 
@@ -348,17 +334,17 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
 
     while work:
         at, _ = work.popitem()
-        if segments[at].escapes:  # its lanes continue behind it, even if others are pending at lower segments
+        if segments[at].escapes:  # its lanes continue after it, even if others are pending at lower segments
             note(at + 1, pending[at])
         else:
             for targets in _ways(segments[at], plan):
                 choose_among(pending[at] | sum(1 << target for target in targets))
-        if segments[at].meeting is not None:  # lanes that must wait for others stay behind
+        if segments[at].meeting is not None:  # lanes that must wait for others stay here
             own = 1 << at
             choose_among(pending[at] & ~own, own)
     if (count := sum(map(int.bit_count, pending))) > _MAX_PENDING:
         raise Refused(f"lanes may wait at {count} places of the code; compiled are at most {_MAX_PENDING}")
-    numbers = list(range(len(segments)))  # the sets share them
+    numbers = list(range(len(segments)))  # so that the sets share these integers
     return [{numbers[bit] for bit in _bits(mask)} for mask in pending]
 
 
@@ -371,35 +357,35 @@ def _bits(mask: int) -> Iterator[int]:
 
 @frozen
 class Accesses:
-    """Accesses of a segment relative to the same value of a register. One check serves all of them."""
+    """Accesses of a segment relative to the same value of a register, which one check covers."""
 
     space: str
     base: Memory
-    """The address of the accesses without their offsets."""
+    """The address of the accesses, without their offsets."""
     sites: set[tuple[int, int]] = field(factory=set)
-    """The offsets and bytes of the accesses."""
+    """The offset and the size of each access, in bytes."""
     guarded: bool = False
 
     @property
     def low(self) -> int:
-        """The lowest offset."""
+        """The lowest offset, in bytes."""
         return min(offset for offset, _ in self.sites)
 
     @property
     def high(self) -> int:
-        """The end of the last access."""
+        """The end of the last access, as an offset in bytes."""
         return max(offset + nbytes for offset, nbytes in self.sites)
 
     @property
     def align(self) -> int:
-        """The bytes of each of the accesses."""
+        """The size of each access in bytes, and its alignment."""
         return max(nbytes for _, nbytes in self.sites)
 
 
 def group_accesses(operations: list[Operation], carry: Register) -> dict[int, Accesses]:
-    """Return the accesses that each load and store of a segment belongs to, by its index.
+    """Return the group of accesses to which each load and store of a segment belongs, by the operation's index.
 
-    Accesses of one group have one size, and no offset leads from an aligned address to one that is not.
+    Accesses of a group have the same size, and their offsets are multiples of it.
     """
     groups: dict[int, Accesses] = {}
     open_groups: dict[tuple[str, int, int], Accesses] = {}

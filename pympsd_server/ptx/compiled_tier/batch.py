@@ -1,48 +1,49 @@
 """A batch of blocks of a compiled kernel, with the interface of the NumPy tier's `Batch`.
 
 The problem: a batch has up to thousands of blocks. Only a few should be in progress at a time, so that their memory
-stays in the cache. But blocks may wait for each other, instructions may escape, and the batch must stop after a
-slice.
+stays in the processor's cache. But blocks may wait for each other, instructions may escape, and the batch must stop
+after a slice.
 
-The idea: blocks live in *slots*. The runtime in C (native/src/kernels.c) runs the warps of a slot in turn, takes the
-next block when one ends, and begins another one when the running ones make no progress: up to some hundreds, then
-twice as many as long as none makes progress, because all blocks of a batch may wait for each other. It returns when
+The idea: blocks in progress are in *slots*. The runtime in C (native/src/kernels.c) runs the warps of a slot in turn,
+and takes the next block when a block ends. If the running blocks make no progress it begins another one: up to some
+hundreds, and then twice as many each time, because all blocks of a batch may wait for each other. It returns when
 time is up, or when nothing can run without Python:
 
     slot 0   block 7   warp 0 waits at a barrier, warp 1 at an escape         shared slab   one frame per slot
     slot 1   block 8   warps 0 and 1 wait at the same escape                  local slab    one frame per thread
     slot 2   free                                                             frame slab    one frame per warp
 
-The blocks of a cluster begin together, in slots that follow each other and belong to one worker, and the slots are
-free when all of them have ended: until then any of them may access the others' shared memory. A warp that sleeps
-(nanosleep) has a time at which it wakes; a worker all of whose warps sleep or wait lets that time pass in C.
+The blocks of a cluster begin together, in consecutive slots of one worker. The slots become free when all of these
+blocks have ended, because until then any of them may access the others' shared memory. A warp that sleeps (nanosleep)
+has a time at which it wakes. If all warps of a worker sleep or wait, the worker lets that time pass in C.
 
-`_serve` then executes each escaping instruction for all warps that wait there: the registers are columns of the frame
+`_serve` executes each escaping instruction for all warps that wait before it: the registers are columns of the frame
 slab, and the function is the NumPy tier's own. A block that bails is handed over to a `Batch` of its own.
 
 Threads: a batch has a *worker* for each thread that may help, at most one for each multiprocessor of its blocks. The
-thread that calls `step` is the first worker's. When a call takes longer than 50 microseconds, threads of a pool in C
-(native/src/kernel_threads.c) join as the others; the call returns when all have stopped, so nothing runs between two
-calls, and the scheduler's slices are shares of the device as with one thread. A worker takes the next block of the
-batch, and keeps it; blocks that no thread would run are given to others between calls.
+first worker belongs to the thread that calls `step`. When a call takes longer than 50 microseconds, threads of a pool
+in C (native/src/kernel_threads.c) join as the other workers. The call returns when all have stopped, so nothing runs
+between two calls, and the scheduler's slices are shares of the device, as with one thread. A worker keeps each block
+that it takes; between calls, blocks that no thread would run are given to other workers.
 
     worker 0 (this thread)   slot 0 ──▶ slot 2 ──▶ slot 0        in turn, as above
     worker 1 (the pool's)    slot 16 ──▶ slot 17 ──▶ slot 16
 
 Warps that spin for a long time may wait for a worker whose thread the system has not scheduled. One thread then runs
-all blocks until there is progress; a warp that waits for itself is detected there, and bails. Of several faults the
-one in the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
+all blocks until there is progress; a warp that waits for itself is detected there, and bails. If there are several
+faults, the fault in the lowest block counts: workers with higher blocks stop, workers with lower blocks continue
+until the call ends.
 
 A program may launch one kernel a million times, and preparing a batch takes longer than running a small one. So a
-finished batch is used for other blocks of the same shape. `add_waves` lets C run the next blocks of the launch in the
-same places; and if the batch is not large, its module *keeps* it for another launch (`keep`, `begin_again`). Only
+finished batch is used again for other blocks of the same shape. `add_waves` makes C run the next blocks of the launch
+in the same slots. If the batch is not large, its module *keeps* it for another launch (`keep`, `begin_again`). Only
 the number of the first block and the values of parameters are replaced, and C resets the state that it has changed
 (`kernels_rewind`).
 
-Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
-two calls, only this thread. The results of checks are forgotten when the allocations change; their arrays live until
-all threads are at rest. A space that maps more peers moves, and a batch follows when its threads are at rest. A batch
-is not used again after a fault, which names block and thread.
+Invariants: while `kernels_run` runs, only the worker that has a slot accesses the slot and its part of the slabs;
+between two calls, only this thread does. When the allocations change, the results of earlier checks become invalid;
+the arrays of allocations exist until all threads are at rest. A space that maps more peers moves, and a batch follows
+when its threads are at rest. After a fault, which names block and thread, a batch is not used again.
 """
 
 from __future__ import annotations
@@ -104,22 +105,22 @@ from pympsd_server.ptx.runtime.special_registers import shared_sizes
 from pympsd_server.ptx.runtime.threads import Threads
 
 _LOOK_SECONDS: Final = 0.004
-"""The longest time between two checks of the cancel flag."""
+"""The maximum time between two checks of the cancel flag."""
 _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
 _MAX_SLOTS_AT_ONCE: Final = 16
 _MAX_KEPT_BYTES: Final = 1 << 24
-"""The maximum size of the slabs of a batch that is kept when it has finished."""
+"""The maximum size, in bytes, of the slabs of a finished batch that is kept."""
 _OBJECT_BYTES: Final = 1 << 14
-"""The size of a batch without its slabs."""
+"""The size of a batch without its slabs, in bytes."""
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
 """The batches whose kernels may run, by the address of their shared state."""
 _looking: Final = threading.Lock()
 
 
 def _look_again(batch: int) -> None:
-    """Read the allocations again, because an access that is about to fault may be to a new one."""
+    """Read the allocations again, because an access that is about to fault may be to a new allocation."""
     _BATCHES[batch].look_at_allocations(at_rest=False)
 
 
@@ -135,7 +136,7 @@ _kept: Final = BoundedUse(MAX_BATCH_BYTES, _drop)
 
 @lru_cache(maxsize=64)
 def _coordinates(block: tuple[int, int, int], width: int) -> tuple[Array, ...]:
-    """Return %tid of a block's threads, by axis, for whole warps."""
+    """Return %tid of a block's threads for each axis; the threads fill whole warps."""
     threads = np.arange(-(-prod(block) // width) * width, dtype=np.uint32)
     x, y, _ = block
     return tuple(map(np.ascontiguousarray, (threads % x, threads // x % y, threads // (x * y))))
@@ -151,7 +152,7 @@ def _allowed_threads(setting: str) -> int:
 
 
 def _count_threads(sm_of_block: Array) -> int:
-    """Return how many threads may run blocks: one for each multiprocessor of the blocks, if there are processors."""
+    """Return how many threads may run blocks: one for each multiprocessor of the blocks, if the CPU has so many."""
     allowed = _allowed_threads(os.environ.get(KERNEL_THREADS, "")) or len(os.sched_getaffinity(0))
     if allowed == 1 or len(sm_of_block) == 1:
         return 1
@@ -159,7 +160,7 @@ def _count_threads(sm_of_block: Array) -> int:
 
 
 class CompiledBatch:
-    """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block`. Raises ValueError as `Batch`."""
+    """Consecutive CTAs of one launch, as machine code. Arguments and errors are as for `Batch`."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class CompiledBatch:
         self._reach: list[tuple[Any, ...]] = []
         self._state: BatchState | None = None
         self._shape: tuple[Any, ...] = ()
-        """Everything that the batch depends on, except the values of parameters and the number of the first block."""
+        """The key of the batches that can replace each other: everything except parameters and the first block."""
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
         self._describe_launch()
@@ -198,7 +199,7 @@ class CompiledBatch:
         sm_of_block: Array,
         code: MachineCode,
     ) -> CompiledBatch:
-        """Return a batch, one that was kept if there is any for this shape; arguments and errors as for a new one."""
+        """Return a batch that was kept for this shape, or a new one. Arguments and errors are the constructor's."""
         launch = setup.grid, setup.block, setup.cluster, setup.dynamic_shared, len(setup.parameters), setup.workspace
         shape = code, launch, sm_of_block.tobytes(), os.environ.get(KERNEL_THREADS, "")
         batch: CompiledBatch | None = module.kept.pop(shape, None)
@@ -210,7 +211,7 @@ class CompiledBatch:
         return batch
 
     def keep(self) -> None:
-        """Let the next blocks of the same shape use this batch, which has finished; do nothing if it is large."""
+        """Keep this finished batch for a later launch of the same shape, unless it is large."""
         if self.can_begin_again and self._nbytes <= _MAX_KEPT_BYTES:
             self._module.kept[self._shape] = self
             nbytes = self._nbytes + self._code.nbytes + _OBJECT_BYTES
@@ -227,21 +228,21 @@ class CompiledBatch:
         return bool(self._shape) and self._state is None
 
     def add_waves(self, waves: int, first_block: int) -> None:
-        """Let the next step also run so many waves of as many blocks, from a block on; none if it cannot."""
+        """Make the next step also run so many more waves of blocks, from `first_block` on, if the batch can."""
         self._common.waves = waves if self.can_begin_again and not self._taken_over else 0
         self._common.next_wave = first_block
 
     def begin_again(self, setup: LaunchSetup, first_block: int) -> None:
-        """Begin other blocks of the same shape; all earlier ones must have ended."""
+        """Begin other blocks of the same shape. All earlier blocks must have ended."""
         if setup is not self._setup:
             self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
         self._setup, self._common.waves, self._over = setup, 0, False
         runtime().kernels_rewind(ctypes.byref(self._common), first_block)
 
     def _size_memory(self) -> None:
-        """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory.
+        """Allocate the slabs, with a slot for each block, because any block may wait for any other.
 
-        Several workers may each have taken slots that they do not use.
+        Several workers may each take slots that they do not use, so there are some more. Only used slots take memory.
         """
         common, kernel, code = self._common, self.kernel, self._code
         self._dynamic_offset = align_frame(kernel.translation.shared_bytes)
@@ -274,7 +275,7 @@ class CompiledBatch:
         common.threads_per_block, common.width = self._threads, code.width
         common.sm_of_block = self._sm_of_block.ctypes.data
         common.cluster_blocks = prod(setup.cluster)
-        common.is_straight = common.cluster_blocks == 1 and len(code.stops) == 1  # the entry
+        common.is_straight = common.cluster_blocks == 1 and len(code.stops) == 1  # its only stop is the entry
         common.blocks, common.base = len(self._sm_of_block), self._module.space.base
         self._coordinates = _coordinates(setup.block, code.width)
         common.threads[:] = [column.ctypes.data for column in self._coordinates]
@@ -290,12 +291,12 @@ class CompiledBatch:
         self._column("sites")[:] += np.arange(count, dtype=np.uint64) * np.uint64(common.sites_bytes)
 
     def _column(self, name: str) -> Array:
-        """Return a field of all workers, which can be changed in place."""
+        """Return a view of a field of all workers."""
         at, rows = offset_of(name), self._workers.reshape(-1, self._common.worker_bytes)
         return cast(Array, rows[:, at : at + 8].view(np.uint64)[:, 0])
 
     def _follow_mapping(self) -> None:
-        """Use the space's mapping, if it has moved; all threads must be at rest."""
+        """Use the space's new mapping if the space has moved. All threads must be at rest."""
         if self._view is not self._module.space.views[DTYPES["u8"]]:
             self._view = self._module.space.views[DTYPES["u8"]]
             self._column("delta")[:] = self._view.ctypes.data - self._module.space.base
@@ -304,7 +305,7 @@ class CompiledBatch:
         return Worker.from_buffer(self._workers.data, index * self._common.worker_bytes)
 
     def _describe_worker(self) -> None:
-        """Fill in the first worker."""
+        """Fill in the fields of the first worker."""
         ctypes.memset(self._common.workers, 0, ctypes.sizeof(Worker))
         worker, kernel, setup = self._worker(0), self.kernel, self._setup
         self._parameters = np.frombuffer(bytearray(setup.parameters + bytes(16)), np.uint8)
@@ -331,7 +332,7 @@ class CompiledBatch:
         worker.constants[:] = [values[name] for name in CONSTANTS]
 
     def _bind(self) -> tuple[Array, dict[int, Any]]:
-        """Return the addresses of the variables that the kernel uses, and the functions of its escapes."""
+        """Return the addresses of the variables that the kernel uses, and the functions of its escapes by stop."""
         bound: tuple[Array, dict[int, Any]] | None = self._module.bound.get(self._code)
         if bound is None:
             addresses = self._module.addresses
@@ -344,14 +345,15 @@ class CompiledBatch:
         return bound
 
     def look_at_allocations(self, *, at_rest: bool = True) -> None:
-        """Read which memory the kernel can access. `at_rest`: no thread uses the allocations that were read
-        before.
+        """Read which memory the kernel can access, and publish it to C.
+
+        `at_rest` is whether no thread runs, so that the arrays that were read earlier can be released.
         """
         with _looking:
             starts, ends = self._module.space.reach()
             if self._reach and self._reach[-1][0] is starts and self._reach[-1][1] is self._view:
                 return
-            mapped = int(np.searchsorted(starts, len(self._view)))  # the other ranges are only in a later mapping
+            mapped = int(np.searchsorted(starts, len(self._view)))  # later ranges are not in this mapping
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
             peers, space = self._module.space.peer_windows(), self._module.space
             own = starts.ctypes.data, ends.ctypes.data, mapped, generation
@@ -360,9 +362,9 @@ class CompiledBatch:
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
 
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
-        """Begin all blocks with the memory that another batch has left, and return their frames, to be filled.
+        """Begin all blocks with another batch's memory, and return their frames, which the caller must fill.
 
-        `memory` is shared and local memory; `is_living` is true for the warps that have not ended.
+        `memory` is its shared and local memory. `is_living` is whether each warp has not ended.
         """
         shared, local = memory
         if word := self._code.word:
@@ -381,9 +383,9 @@ class CompiledBatch:
         return self._over and not self._taken_over
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
-        """Run blocks until the batch is finished (True) or the time is up (False).
+        """Run blocks until the batch is finished or the time is up. Return whether it is finished.
 
-        Raises Cancelled when `cancel` is set, DeviceFault on a fault.
+        Raises Cancelled if `cancel` is set, and DeviceFault if the kernel makes an error.
         """
         deadline = time.perf_counter() + quantum_seconds
         self._follow_mapping()
@@ -400,7 +402,7 @@ class CompiledBatch:
         return self.finished
 
     def _step_taken_over(self, cancel: CancelFlag) -> None:
-        """Run a step of each block that the NumPy tier has taken over; report all of their failed assertions."""
+        """Run a step of each batch that was handed over to the NumPy tier, so that all of them report assertions."""
         failures = []
         for batch in list(self._taken_over):
             try:
@@ -415,7 +417,7 @@ class CompiledBatch:
         outcome = runtime().kernels_run(ctypes.byref(self._common), until)
         if outcome == Outcome.FINISHED:
             self._over = True
-        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may wait forever for warps at escapes
+        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # after TIME, too: others may spin on them
             is_served = bool(self._common.needs_python) and self._serve(cancel)
             if not is_served and outcome == Outcome.SERVICE:
                 worker = self._worker(0)
@@ -428,17 +430,17 @@ class CompiledBatch:
     # --- faults
 
     def _place(self, fault: DeviceFault, block: int, thread: int) -> DeviceFault:
-        """Return a fault with its kernel, block and thread."""
+        """Set a fault's kernel, block and thread, and return it."""
         fault.kernel = self.kernel.name
         fault.block = place_of_block(self.first_block + block, self._setup.grid, self._setup.cluster)
         fault.thread = place_in(thread, self._setup.block)
         return fault
 
-    # --- steps that only Python takes
+    # --- what needs Python
 
     def _serve(self, cancel: CancelFlag) -> bool:
-        """Let warps that need it continue; return whether there were any."""
-        self._common.waves = 0  # what is made here knows its blocks
+        """Execute escapes, and hand over blocks that bail; return whether there were any."""
+        self._common.waves = 0  # the state and the batches made here are for these blocks only
         used = self._common.next_slot
         states = self._warps["state"][:used]
         escaping = np.argwhere(states == WarpState.ESCAPING)
@@ -466,7 +468,7 @@ class CompiledBatch:
         return bool(executed or bailing.any())
 
     def _whole_groups(self, rows: Array, states: Array) -> Array:
-        """Return those of the warps at a stop whose whole warp group is there."""
+        """Return the warps at a stop whose whole warp group is at it."""
         slots, warps = np.divmod(rows, self._warps_per_block)
         groups = -(-self._warps_per_block // GROUP_WARPS)
         living = np.zeros((len(states), groups * GROUP_WARPS), np.bool_)
@@ -477,7 +479,7 @@ class CompiledBatch:
         return whole
 
     def _escape(self, stop: int, rows: Array, cancel: CancelFlag) -> None:
-        """Execute an instruction for the warps of some frames, which wait at the stop before it."""
+        """Execute the escaping instruction after a stop, for the warps of some frames."""
         state = self._shared_state(cancel)
         function, inputs, outputs = self._bound[1][stop]
         lanes = self._frames.lanes(rows)
@@ -496,10 +498,10 @@ class CompiledBatch:
         for number, value in zip(outputs, results, strict=True):
             self._frames.write(rows, number, lanes, value)
         self._frames.move(rows, self._code.escapes[stop][1])
-        self.look_at_allocations()  # the instruction may have been a malloc
+        self.look_at_allocations()  # in case the instruction was a malloc
 
     def _shared_state(self, cancel: CancelFlag) -> BatchState:
-        """Return the state in which NumPy's functions find the memory of all slots."""
+        """Return the state for escaping instructions: the batch's memory, with all slots as its blocks."""
         if self._state is None:
             numbers = np.zeros(len(self._slots), np.int64)
             memory = self._shared, self._local
@@ -527,7 +529,7 @@ class CompiledBatch:
         )
 
     def _hand_over(self, slots: range) -> None:
-        """Let the NumPy tier run a block, or the blocks of a cluster, to the end."""
+        """Hand a block, or the blocks of a cluster, over to the NumPy tier, which runs them to the end."""
         number, part = int(self._slots["number"][slots[0]]), slice(slots[0], slots[-1] + 1)
         sm = self._sm_of_block[number : number + len(slots)]
         batch = Batch(self._module, self.kernel.name, self._setup, self.first_block + number, sm)
@@ -555,7 +557,7 @@ class CompiledBatch:
         waiting: list[tuple[Waiting, Value | None]],
         alive: Array,
     ) -> None:
-        """Add the threads of a block to those that can run or wait; `begin` is the number of the first thread."""
+        """Add a block's threads to `groups`, `waiting` and `alive`; `begin` is the number of the first thread."""
         barriers = self._slots["barriers"][slot]
         votes = barriers[:, 3].astype(np.int64)
         for warp in np.flatnonzero(self._warps["state"][slot] != WarpState.ENDED).tolist():

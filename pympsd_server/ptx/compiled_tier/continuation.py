@@ -1,18 +1,18 @@
 """Machine code takes over a batch that the NumPy tier has begun.
 
-The problem: a kernel may run for minutes in one batch, a block of 256 threads that loops, say. It is compiled after
-20 ms; but no batch of the kernel begins any more.
+The problem: a kernel may run for minutes in one batch, for example a block of 256 threads that loops. After 20 ms it
+is compiled, but no new batch of the kernel begins.
 
-The idea: a group of the NumPy tier (threads at the beginning of a block, with their live registers) is what a frame
-is at a stop: the stop's segment, its lanes, the registers, and the lanes that are pending at other blocks. So the
-batch stops at the first moment at which every warp has a stop that describes it: the lowest block with lanes of it is
-that stop's, and the others are among its pending ones. Loops have stops at their headers, so for most kernels the
-moment comes at the next round. One in which warps wait at barriers, or for lanes, is no such moment.
+The idea: a group of the NumPy tier (threads at the beginning of a block, with their live registers) contains the same
+as a frame at a stop: the stop's segment, its lanes, the registers, and the lanes that are pending at other blocks. So
+the batch stops as soon as a stop describes the state of every warp: the stop's block is the lowest with lanes of the
+warp, and the other blocks with its lanes are pending ones of the stop. Loops have stops at their headers, so most
+kernels come to this state in the next round. While warps wait at barriers, or lanes for others, they cannot.
 
     NumPy:     block 3: threads 0 to 39, block 7: threads 40 to 63     (3 is the header of a loop, 7 is after it)
     compiled:  warp 0: stop at 3, all lanes; warp 1: stop at 3, lanes 0 to 7, with lanes 8 to 31 pending at 7
 
-`Exits` knows the stops of a kernel by block. The memory of blocks and threads is laid out in the same way in both.
+`Exits` has the stops of a kernel by block. Both tiers lay out the memory of blocks and threads in the same way.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NOWHERE: Final = -1
 
 
 class Exits:
-    """The places at which a batch of the NumPy tier may continue as machine code."""
+    """The blocks at which a batch of the NumPy tier may continue as machine code."""
 
     def __init__(self, code: MachineCode, blocks: int) -> None:
         self.code = code
         self._chances, self._next_chance = 0, 1
         self.reached: Array | None = None
-        """The stops of the batch for which `are_reached` has last returned True."""
+        """The stop of each warp when `are_reached` last checked the batch, or None if it could not continue."""
         self._stops = np.full(blocks, _NOWHERE)
         self._pending = np.zeros((blocks, blocks), np.bool_)
         for number, stop in enumerate(code.stops):
@@ -50,7 +50,7 @@ class Exits:
             self._pending[block, [block, *(code.origins[k] for k in stop.pending if code.origins[k] >= 0)]] = True
 
     def are_reached(self, batch: Batch) -> bool:
-        """Return whether a batch can continue as machine code now; look more and more rarely."""
+        """Return whether a batch can continue as machine code now; check less often the more often this is called."""
         groups = batch.groups_at_rest()
         if groups is None or self._stops[min(groups)] < 0:
             return False
@@ -62,7 +62,7 @@ class Exits:
         return self.reached is not None
 
     def find_stops(self, batch: Batch) -> Array | None:
-        """Return the stop of each warp, -1 of one that has ended; None if the batch cannot be taken over now."""
+        """Return the stop of each warp (-1 if it has ended), or None if the batch cannot be taken over now."""
         groups = batch.groups_at_rest()
         if groups is None or self._stops[min(groups)] < 0:
             return None
@@ -75,7 +75,7 @@ class Exits:
 
 
 def _places(groups: dict[int, list[Group]], threads: int) -> Array:
-    """Return the block at which each thread is."""
+    """Return the block of the kernel at which each thread is, or _NOWHERE."""
     places = np.full(threads, _NOWHERE)
     for block, parts in groups.items():
         for group in parts:
@@ -84,7 +84,7 @@ def _places(groups: dict[int, list[Group]], threads: int) -> Array:
 
 
 def _arrange_by_lane(values: Array, batch: Batch, width: int, filler: int) -> Array:
-    """Return one value for each thread of a batch as a row for each warp."""
+    """Arrange an array with a value for each thread as rows of warps, with `filler` for lanes without a thread."""
     blocks, threads = batch.state.blocks, batch.state.threads_per_block
     lanes = -(-threads // width) * width
     rows = np.full((blocks, lanes), filler, values.dtype)
@@ -93,7 +93,7 @@ def _arrange_by_lane(values: Array, batch: Batch, width: int, filler: int) -> Ar
 
 
 def take_over(batch: Batch, compiled: CompiledBatch, code: MachineCode, stops: Array) -> None:
-    """Let a compiled batch that has not begun continue with the work of another, whose warps are at these stops."""
+    """Move the work of a batch, whose warps are at these stops, to a compiled batch that has not begun."""
     groups, memory = batch.groups_at_rest(), batch.state.memory
     assert groups is not None
     assert memory is not None

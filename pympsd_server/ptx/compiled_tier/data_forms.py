@@ -1,10 +1,10 @@
-"""Comparison and selection, moves, conversions, and the instructions that access memory.
+"""Instructions that access memory, and the results of calls.
 
-Loads and stores are written by memory_text.py. Atomics act lane by lane, the lowest first, in one loop; accesses that
-no compiler may move (volatile, relaxed, atomic) stand between fences for LLVM.
+memory_text.py writes loads and stores. Atomics act lane by lane, the lowest first, in one loop. Compiler fences
+enclose accesses that LLVM must not move (volatile, relaxed, atomic).
 
-Textures and surfaces are attempts, whose common cases are in C (native/src/kernel_textures.c). It finds handles and
-coordinates of all lanes in `%fragments`, and the values:
+Textures and surfaces are attempts, whose common cases are in C (native/src/kernel_textures.c). The handles,
+coordinates and values of all lanes are in `%fragments`:
 
     64-bit handles | 3 rows of 32-bit coordinates | 4 rows of values, each as wide as the access; a row has 32 lanes
 """
@@ -14,219 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from pympsd_server.ptx.compiled_tier.analysis import differs_by_lane
-from pympsd_server.ptx.compiled_tier.float_forms import add_small, widen_bfloat, write_small_conversion
-from pympsd_server.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
-from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
+from pympsd_server.ptx.compiled_tier.expressions import Expression
+from pympsd_server.ptx.compiled_tier.instruction_table import attempts, writes
+from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR
 from pympsd_server.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText, Pointers
 from pympsd_server.ptx.compiled_tier.native_runtime import offset_of
-from pympsd_server.ptx.isa.machine import WARP, WINDOW_BITS, WINDOWS
-from pympsd_server.ptx.lowering.ir import Argument, Both, Group, Memory, Operation, Sink, Symbol, items_of, space_of
+from pympsd_server.ptx.isa.datatypes import F16, U16, Value
+from pympsd_server.ptx.isa.machine import WARP
+from pympsd_server.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol, items_of, space_of
+from pympsd_server.ptx.math.conversion import bfloat_from_float, float_from_bfloat, high_half, low_half, pack_halves
+from pympsd_server.ptx.syntax.tree import Immediate
 from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
-
-_ORDERS: Final = ("eq", "ne", "lt", "le", "gt", "ge")
-_RELATIONS: Final = {r: r for r in _ORDERS} | {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
-_FLOAT_RELATIONS: Final = {r: f"o{r}" for r in _ORDERS}
-_FLOAT_RELATIONS.update({"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge"})
-_FLOAT_RELATIONS.update({"num": "ord", "nan": "uno"})
-_COMBINES: Final = ("and", "or", "xor")
-
-
-def _compare_values(text: MemoryText, operation: Operation, type_name: str, shape: Shape) -> str:
-    which = operation.modifiers[0]
-    if type_name in FLOATS:
-        a, b = (text.use_float(v, type_name, shape) for v in operation.operands[1:3])
-        return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of(FLOATS[type_name]), a, b)
-    text.refuse_if(type_name.endswith("x2"))
-    a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
-    if type_name == "bf16":
-        text.refuse_if(operation.has("ftz"))
-        a, b = (widen_bfloat(text, shape, v) for v in (a, b))
-        return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of("float"), a, b)
-    relation = _RELATIONS[which]
-    if relation not in ("eq", "ne"):
-        relation = ("s" if is_signed(type_name) else "u") + relation
-    return text.op(f"icmp {relation}", shape.of(f"i{BITS[type_name]}"), a, b)
-
-
-@writes("setp set")
-def _compare(text: MemoryText, operation: Operation) -> None:
-    target = operation.operands[0]
-    shape, combine = text.shape_of(target), operation.one_of(*_COMBINES)
-    truth = _compare_values(text, operation, operation.type, shape)
-    both = [truth]
-    if isinstance(target, Both):
-        both.append(text.op("xor", shape.of("i1"), truth, shape.constant("i1", -1)))
-    if combine:
-        both = [text.op(combine, shape.of("i1"), v, text.predicate(operation.operands[3], shape)) for v in both]
-    if operation.name == "setp":
-        targets = (target.first, target.second) if isinstance(target, Both) else (target,)
-        guard = operation.guard and operation.guard.register
-        # The guard's own register last: until then it is read for each result.
-        for register, value in sorted(zip(targets, both, strict=True), key=lambda pair: pair[0] == guard):
-            text.assign_predicate(register, value, shape)
-        return
-    type_name = operation.types[0]
-    text.refuse_if(type_name not in ("u32", "s32", "b32", "f32", "f16"))
-    element, true = f"i{BITS[type_name]}", {"f32": 0x3F800000, "f16": 0x3C00}.get(type_name, -1)
-    result = text.choose(shape, both[0], shape.of(element), *(shape.constant(element, v) for v in (true, 0)))
-    text.assign(target, result, type_name, shape)
-
-
-@writes("selp")
-def _select(text: MemoryText, operation: Operation) -> None:
-    type_name, shape = operation.type, text.shape_of(operation.operands[0])
-    a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
-    result = text.choose(shape, text.predicate(operation.operands[3], shape), shape.of(f"i{BITS[type_name]}"), a, b)
-    text.assign(operation.operands[0], result, type_name, shape)
-
-
-@writes("slct")
-def _select_by_sign(text: MemoryText, operation: Operation) -> None:
-    type_name, shape = operation.types[0], text.shape_of(operation.operands[0])
-    a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
-    if operation.types[1] == "f32":
-        by = text.use_float(operation.operands[3], "f32", shape)
-        truth = text.op("fcmp oge", shape.of("float"), by, shape.zero())
-    else:
-        by = text.use(operation.operands[3], "s32", shape)
-        truth = text.op("icmp sge", shape.of("i32"), by, shape.constant("i32", 0))
-    result = text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b)
-    text.assign(operation.operands[0], result, type_name, shape)
-
-
-@writes("mov")
-def _move(text: MemoryText, operation: Operation) -> None:
-    target, source = operation.operands
-    type_name, shape = operation.type, text.shape_of(target)
-    text.refuse_if(operation.modifiers)
-    if type_name == "pred":
-        return text.assign_predicate(target, text.predicate(source, shape), shape)
-    bits = BITS[type_name]
-    element, kind = f"i{bits}", shape.of(f"i{bits}")
-    if isinstance(source, Group):
-        part, result = bits // len(source.items), shape.constant(element, 0)
-        for index, item in enumerate(source.items):
-            value = text.cast("zext", text.use(item, f"u{part}", shape), shape.of(f"i{part}"), kind)
-            moved = text.op("shl", kind, value, shape.constant(element, part * index))
-            result = text.op("or", kind, result, moved)
-        return text.assign(target, result, f"u{bits}", shape)
-    if isinstance(target, Group):
-        part, whole = bits // len(target.items), text.use(source, type_name, shape)
-        pieces = []
-        for index in range(len(target.items)):
-            moved = text.op("lshr", kind, whole, shape.constant(element, part * index))
-            pieces.append(text.cast("trunc", moved, kind, shape.of(f"i{part}")))
-        for item, piece in zip(target.items, pieces, strict=True):
-            text.assign(item, piece, f"u{part}", shape)
-        return None
-    return text.assign(target, text.use(source, type_name, shape), type_name, shape)
-
-
-@writes("cvta")
-def _convert_address(text: MemoryText, operation: Operation) -> None:
-    space = space_of(operation)
-    text.refuse_if(operation.type != "u64" or space == "generic")
-    shape = text.shape_of(operation.operands[0])
-    value = text.use(operation.operands[1], "u64", shape)
-    if space in WINDOWS:
-        name = "sub" if operation.has("to") else "add"
-        value = text.op(name, shape.of("i64"), value, shape.constant("i64", WINDOWS[space]))
-    text.assign(operation.operands[0], value, "u64", shape)
-
-
-@writes("isspacep")
-def _is_space(text: MemoryText, operation: Operation) -> None:
-    space = space_of(operation)
-    shape = text.shape_of(operation.operands[0])
-    wide = shape.of("i64")
-    value = text.op("lshr", wide, text.use(operation.operands[1], "u64", shape), shape.constant("i64", WINDOW_BITS))
-    if space == "global":
-        truth = text.op("icmp uge", wide, value, shape.constant("i64", 4))
-    elif space in WINDOWS:
-        truth = text.op("icmp eq", wide, value, shape.constant("i64", WINDOWS[space] >> WINDOW_BITS))
-    else:
-        raise text.refuse()
-    text.assign_predicate(operation.operands[0], truth, shape)
-
-
-_INTEGRAL: Final = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
-_HALF_BITS: Final = 16
-_CONVERTED: Final = frozenset(f"{letter}{bits}" for letter in "usb" for bits in (8, 16, 32, 64)) | set(FLOATS)
-_SMALL_FLOATS: Final = frozenset({"bf16", "bf16x2", "f16x2", "tf32"})
-
-
-@writes("cvt")
-def _convert(text: MemoryText, operation: Operation) -> None:
-    if len(operation.types) == 2 and not _SMALL_FLOATS.isdisjoint(operation.types):
-        return write_small_conversion(text, operation)
-    is_plain = len(operation.types) == 2 and len(operation.operands) == 2 and _CONVERTED.issuperset(operation.types)
-    text.refuse_if(not is_plain or operation.has("relu") or operation.has("pack"))
-    (to, source), target = operation.types, operation.operands[0]
-    shape, bits, source_bits = text.shape_of(target), BITS[operation.types[0]], BITS[operation.types[1]]
-    if source in FLOATS:
-        return _convert_float(text, operation, shape)
-    value = text.use(operation.operands[1], source, shape)
-    kind = shape.of(f"i{source_bits}")
-    if to in FLOATS:
-        text.refuse_if(operation.one_of("rz", "rm", "rp"))
-        if to == "f16" and source_bits > _HALF_BITS:
-            value = _clamp_to_half(text, shape, source, value)
-        name, by_way = "sitofp" if is_signed(source) else "uitofp", shape.of("float" if to == "f16" else FLOATS[to])
-        result = text.cast(name, value, kind, by_way)
-        if to == "f16":  # a float has all integers up to 2 ** 24: this rounds only once
-            result = text.cast("fptrunc", result, by_way, shape.of("half"))
-        return text.assign_float(target, result, to, shape)
-    text.refuse_if(operation.has("sat"))
-    if bits != source_bits:
-        name = "trunc" if bits < source_bits else "sext" if is_signed(source) else "zext"
-        value = text.cast(name, value, kind, shape.of(f"i{bits}"))
-    return text.assign(target, value, to, shape)
-
-
-def _clamp_to_half(text: MemoryText, shape: Shape, type_name: str, value: str) -> str:
-    """Return an integer that is converted to the same half, and is at most 2 ** 17, which becomes infinity."""
-    sign, bits = "s" if is_signed(type_name) else "u", BITS[type_name]
-    value = call_integer(text, f"{sign}min", shape, bits, value, shape.constant(f"i{bits}", 1 << 17))
-    if sign == "u":
-        return value
-    return call_integer(text, "smax", shape, bits, value, shape.constant(f"i{bits}", -(1 << 17)))
-
-
-def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None:
-    (to, source), target = operation.types, operation.operands[0]
-    element, kind, bits = FLOATS[source], shape.of(FLOATS[source]), BITS[to]
-    text.refuse_if(source == "f16" and operation.has("ftz"))
-    whole, value = operation.one_of(*_INTEGRAL), text.use_float(operation.operands[1], source, shape)
-    if to in FLOATS:
-        if whole:
-            value = text.intrinsic(_INTEGRAL[whole], element, shape, value)
-        if bits < BITS[source]:
-            if operation.one_of("rz", "rm", "rp") or (to, source) == ("f16", "f64"):
-                raise text.refuse()  # processors have no conversion of a double to a half that rounds once
-            value = text.cast("fptrunc", value, kind, shape.of(FLOATS[to]))
-        elif bits > BITS[source]:
-            value = text.cast("fpext", value, kind, shape.of(FLOATS[to]))
-        if operation.has("ftz") and (to, source) == ("f32", "f64"):
-            value = text.flush(value, shape)
-        return text.assign_float(target, value, to, shape)
-    text.refuse_if(not whole)
-    if source == "f16":  # LLVM 22 converts NaN of vectors of halves to -32768, and not to 0
-        value, element = text.cast("fpext", value, kind, shape.of("float")), "float"
-        kind = shape.of(element)
-    if whole != "rzi":
-        value = text.intrinsic(_INTEGRAL[whole], element, shape, value)
-    result = shape.of(f"i{bits}")
-    name = f"llvm.{'fptosi' if is_signed(to) else 'fptoui'}.sat.{shape.mangled(f'i{bits}')}.{shape.mangled(element)}"
-    converted = text.call(name, result, (kind, value))
-    if 64 in (bits, BITS[source]):  # NaN gives the highest bit, otherwise 0
-        missing = text.op("fcmp uno", kind, value, value)
-        converted = text.choose(shape, missing, result, shape.constant(f"i{bits}", 1 << (bits - 1)), converted)
-    return text.assign(target, converted, to, shape)
-
-
-# --- memory
 
 
 @writes("ld ldu")
@@ -263,14 +65,14 @@ def _store(text: MemoryText, operation: Operation) -> None:
 
 _SAME_NAMES: Final = ("add", "and", "or", "xor", "min", "max")
 _ATOMIC: Final = {f: f for f in _SAME_NAMES} | {"exch": "xchg", "inc": "uinc_wrap", "dec": "udec_wrap"}
-"""LLVM's names of the functions."""
+"""LLVM's name of each atomic function."""
 _MIN_SLEEP: Final = 1000
-"""In nanoseconds."""
+"""The shortest sleep for which a warp stops, in nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
-"""Operations that are written as a load, an operation and a store for a block's own shared memory."""
+"""Functions that on a block's own shared memory are a plain load, operation and store."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 _SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
-"""The types without an atomic instruction of the processor; the only function that is written for them is a sum."""
+"""The types for which the processor has no atomic instruction. Only sums are supported for them."""
 
 
 @writes("atom red")
@@ -291,7 +93,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     pointers = text.check(group, mask)
     values = [text.use(value, type_name, vector) for value in inputs]
     kind = f"i{bits}" if function == "cas" or is_small else FLOATS.get(type_name, f"i{bits}")
-    # No other thread of the host runs this block.
+    # Only this CPU thread runs the block, so operations on its shared memory need not be atomic.
     is_plain = group.space == "shared" and function in _PLAIN and not is_small
     on = text.label("done")
     if is_plain and isinstance(target, Sink) and operation.guard is None:
@@ -332,7 +134,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
 
 
 def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
-    """Write an atomic sum of small floats, a loop of comparing and swapping; return the old bits."""
+    """Write an atomic sum of small floats as a compare-and-swap loop; return the old bits."""
     kind, bytes_ = f"i{BITS[type_name]}", BITS[type_name] // 8
     start, again, done = text.label("start"), text.label("again"), text.label("swapped")
     text.jump(start)
@@ -343,7 +145,7 @@ def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
     at = len(text.lines)
     text.lines.append("")
     old = f"%{text.label('old')}"
-    new = add_small(text, type_name, old, value)
+    new = _add_small(type_name, *(Expression(text, SCALAR, np.dtype(f"u{bytes_}"), x) for x in (old, value))).name
     pair = text.value(f"cmpxchg ptr {place}, {kind} {old}, {kind} {new} monotonic monotonic")
     seen = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
     text.lines[at] = f"  {old} = phi {kind} [{first}, %{start}], [{seen}, %{again}]"
@@ -352,14 +154,24 @@ def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
     return old
 
 
+def _add_small(type_name: str, a: Value, b: Value) -> Value:
+    """Return the bits of a sum of small floats, or of pairs of them, rounded as in the NumPy tier's atomics."""
+    if type_name.endswith("x2"):
+        low, high = (_add_small(type_name.removesuffix("x2"), part(a), part(b)) for part in (low_half, high_half))
+        return pack_halves(high, low)
+    if type_name == "bf16":
+        return bfloat_from_float(float_from_bfloat(a) + float_from_bfloat(b))
+    return (a.view(F16) + b.view(F16)).view(U16)
+
+
 def _act_on_all_lanes(
     text: MemoryText, operation: Operation, operand: Argument, pointers: Pointers, offset: int
 ) -> None:
     """Write an atomic operation of all lanes on shared memory, without a loop.
 
-    Offsets and operands of lanes go through memory, offsets two at a time, because processors take elements out of
-    vectors slowly. The loads are volatile, otherwise LLVM replaces them by just that. Offsets have a sign: the memory
-    of another block of the cluster may be before the block's own.
+    The lanes' offsets and operands are stored in memory and loaded again, offsets two at a time, because processors
+    extract elements from vectors slowly. The loads are volatile, because LLVM would replace them by extractions.
+    Offsets are signed, because another block of the cluster may have its memory before this block's.
     """
     vector, type_name, is_varying = text.vector, operation.type, text.plan.is_varying(operand)
     bits, kind = BITS[type_name], FLOATS.get(type_name, f"i{BITS[type_name]}")
@@ -407,7 +219,7 @@ def _fence(text: MemoryText, operation: Operation) -> None:
 @writes("prefetch prefetchu griddepcontrol discard applypriority pmevent setmaxnreg")
 @writes("cp.async.bulk.commit_group cp.async.bulk.wait_group cp.async.bulk.prefetch cp.async.bulk.prefetch.tensor")
 def _do_nothing(text: MemoryText, operation: Operation) -> None:
-    """Do nothing: there is no cache, and copies are made when they are issued."""
+    """Do nothing, because no cache is emulated, and copies are made when they are issued."""
 
 
 @writes("createpolicy")
@@ -417,7 +229,7 @@ def _create_policy(text: MemoryText, operation: Operation) -> None:
 
 @attempts("nanosleep")
 def _sleep(text: MemoryText, operation: Operation) -> None:
-    """Let the warp sleep for the longest time of its lanes; less than a stop takes is no time."""
+    """Let the warp sleep for the longest time of its lanes, unless that is below _MIN_SLEEP."""
     kind, lanes = text.vector.of("i32"), text.as_lanes(text.active())
     times = text.use(operation.operands[0], "u32", text.vector)
     times = text.choose(text.vector, lanes, kind, times, "zeroinitializer")
@@ -426,16 +238,35 @@ def _sleep(text: MemoryText, operation: Operation) -> None:
     text.escape_unless(text.op("icmp ult", "i32", longest, str(_MIN_SLEEP)))
 
 
+# --- calls
+
+
+@attempts("system:function_index")
+def _find_function(text: MemoryText, operation: Operation) -> None:
+    """Find the index of the function at each lane's address. Escape for other addresses, which are faults."""
+    kind, word = text.vector.of("i64"), text.vector.of("i32")
+    addresses = text.use(operation.operands[1], "u64", text.vector)
+    index, missing = text.vector.constant("i32", 0), text.current()
+    functions = (operand.value for operand in operation.operands[2:] if isinstance(operand, Immediate))
+    for number, function in enumerate(functions):
+        is_there = text.op("icmp eq", kind, addresses, text.vector.constant("i64", function))
+        index = text.choose(text.vector, is_there, word, text.vector.constant("i32", number), index)
+        remaining = text.op("xor", text.mask_type, text.as_mask(is_there), "-1")
+        missing = text.op("and", text.mask_type, missing, remaining)
+    text.escape_unless(text.op("icmp eq", text.mask_type, missing, "0"))
+    text.assign(operation.operands[0], index, "u32", text.vector)
+
+
 # --- textures and surfaces
 
 _PLACES, _VALUES = 8 * WARP, 20 * WARP
-"""Where the coordinates and the values begin."""
+"""The offsets of the coordinates and of the values in `%fragments`, in bytes."""
 _LAYERED, _INTEGERS, _STORES = 4, 8, 8
 _BEYOND: Final = {"trap": 0, "clamp": 16, "zero": 32}
 
 
 def _set_access(text: MemoryText, operation: Operation, place: Argument) -> int:
-    """Store the handles and coordinates of `[object, {...}]`; return the dimensions, and whether there are layers."""
+    """Store the handle and coordinates of `[object, {...}]`; return the number of dimensions, with the layer flag."""
     geometry = operation.one_of(*SURFACE_GEOMETRIES)
     if not geometry or not isinstance(place, Group):
         raise text.refuse()
@@ -452,7 +283,7 @@ def _set_access(text: MemoryText, operation: Operation, place: Argument) -> int:
 
 
 def _new_sites(text: MemoryText) -> str:
-    """Return the first of two places of accesses: to the object, and to its elements."""
+    """Add two sites, for the accesses to the object and to its elements; return the number of the first."""
     text.site_count += 2
     return str(text.site_count - 2)
 
@@ -462,7 +293,7 @@ def _row(text: MemoryText, index: int) -> str:
 
 
 def _call(text: MemoryText, name: str, *arguments: int) -> None:
-    """Call a function of C for the lanes that execute the operation; escape if it has not done it."""
+    """Call a C function for the lanes that execute the operation; escape if the function has not done it."""
     numbers = [("i32", str(number)) for number in arguments]
     where = ("ptr", "%ctx"), ("i64", _new_sites(text)), ("i32", text.as_word(text.active()))
     failed = text.call(name, "i32", *where, *numbers, ("ptr", "%fragments"))

@@ -1,12 +1,13 @@
 """How lanes go from segment to segment: the masks of pending lanes, and the choice of the segment that runs next.
 
-The problem: after each segment the lowest one that has lanes runs, and an unstructured kernel (breaks out of nested
-loops, locks, early returns) may have lanes at 150 other segments meanwhile. As a ladder of tests at the end of each
-of 180 segments that is 15,000 branches, every register needs a phi behind each, and every stop saves 150 masks. LLVM
-did not end within a minute.
+The problem: after each segment, the lowest segment that has lanes runs. In an unstructured kernel (breaks out of
+nested loops, locks, early returns) lanes may meanwhile be at 150 other segments. A ladder of tests at the end of each
+of 180 segments has 15,000 branches. Every register needs a phi after each of them, and every stop saves 150 masks.
+LLVM did not finish within a minute.
 
-The idea: nearly all kernels have few pending segments and keep the ladder, whose masks are variables. A *crowded*
-kernel has its masks in the warp's frame, where a stop needs them anyway, and a bit for each segment that has lanes:
+The idea: nearly all kernels have few pending segments. They use the ladder, and their masks are variables. A
+*crowded* kernel has its masks in the warp's frame, where a stop needs them anyway, and a bit for each segment that
+has lanes:
 
     end of segment 7: lanes go to 9 or 12       waiting & (bits pending below 9)  != 0   dispatch
                                                 mask of 9                         != 0   segment 9
@@ -15,12 +16,12 @@ kernel has its masks in the warp's frame, where a stop needs them anyway, and a 
                                                 otherwise                                dispatch
     dispatch                                    a switch by the lowest bit of `waiting`
 
-So the ways that a program spells out remain branches, and there is one switch for everything else. The registers that
-live across segments are in the frame, too, because the switch would need a phi for each of them.
+So the program's own branches remain branches, and one switch does everything else. Registers that live across
+segments are in the frame, too, because the switch would need a phi for each of them.
 
-Invariant: outside a running segment's own code, a segment's bit is set if its mask is not 0. Only masks of segments
-that the plan has as pending may be set, so the lowest bit is the lowest segment that the ladder would find. The bits
-are computed from the masks when a warp continues at a stop, because the NumPy tier writes masks.
+Invariant: a segment's bit is set if its mask is not 0, except in the segment's own code while it runs. Only the masks
+of segments that are pending in the plan may be set, so the lowest bit is the segment that the ladder would find. When
+a warp continues at a stop, the bits are computed from the masks, because the NumPy tier writes masks.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ _WORD: Final = 64
 
 
 def is_crowded(plan: WarpPlan) -> bool:
-    """Return whether a kernel has so many pending segments that a switch chooses the next one."""
+    """Return whether a kernel has so many pending segments that a switch must choose the next segment."""
     return sum(map(len, plan.pending)) > MAX_LADDER_TESTS
 
 
 def size_of_masks(plan: WarpPlan) -> int:
-    """Return the bytes of the masks in a frame; those of a crowded kernel are read as whole words of bits."""
+    """Return the bytes of the masks in a frame; a crowded kernel has masks for whole words of bits."""
     count = len(plan.segments)
     return 4 * (-(-count // _WORD) * _WORD if is_crowded(plan) else count)
 
 
 @define(slots=False)
 class DispatchText(MemoryText):
-    """Writes the code between segments."""
+    """The part of a kernel's writer for the code between segments."""
 
     @cached_property
     def is_crowded(self) -> bool:
@@ -71,7 +72,7 @@ class DispatchText(MemoryText):
         return self.field("%frame", FRAME_HEADER + 4 * segment)
 
     def load_saved_mask(self, place: str) -> str:
-        """Return a mask that is in the frame."""
+        """Load the mask at a place in the frame."""
         word = self.load("i32", place)
         return self.cast("trunc", word, "i32", self.mask_type) if self.width < WARP else word
 
@@ -88,12 +89,15 @@ class DispatchText(MemoryText):
             self.line(f"%chosen{word} = alloca i64")
 
     def save_masks(self, segments: Iterable[int]) -> None:
-        """Save the masks of pending segments in the frame."""
+        """Save the masks of pending segments in the frame, where those of a crowded kernel already are."""
         for k in segments if not self.is_crowded else ():
             self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self.mask_place(k))
 
     def restore_masks(self, mask: str, segment: int, pending: Iterable[int]) -> dict[int, str]:
-        """Set the masks of a segment and of pending ones, which crowded kernels have already; return those set."""
+        """Set a segment's mask, and load the masks of pending segments from the frame; return these masks by segment.
+
+        A crowded kernel does not load masks; it computes the bits of all masks.
+        """
         masks = {segment: mask}
         if not self.is_crowded:
             masks |= {k: self.load_saved_mask(self.mask_place(k)) for k in pending}
@@ -106,7 +110,7 @@ class DispatchText(MemoryText):
         return masks
 
     def begin_running(self) -> None:
-        """Let the lanes of a segment run."""
+        """Make the lanes of the current segment the running ones: clear its mask and its bit."""
         self.store(self.mask_type, self.load(self.mask_type, f"%m{self.at}"), "%cur")
         self.store(self.mask_type, "0", f"%m{self.at}")
         if self.is_crowded:
@@ -114,7 +118,7 @@ class DispatchText(MemoryText):
             self.store("i64", self.op("and", "i64", self.load("i64", name), str(~(1 << self.at % _WORD))), name)
 
     def have_lanes(self, segments: Iterable[int]) -> str:
-        """Return whether any of some segments has lanes, as i1."""
+        """Return, as i1, whether any of the segments has lanes."""
         if not self.is_crowded:
             union = "0"
             for k in segments:
@@ -131,9 +135,9 @@ class DispatchText(MemoryText):
     # --- to the next segment
 
     def go(self, arriving: dict[int, str], *, certain: bool) -> None:
-        """Go to the lowest segment that has lanes: those that arrive there now, or are pending.
+        """Write the way to the lowest segment that has lanes, either `arriving` or pending ones.
 
-        `certain`: some lanes are left.
+        `certain` is whether there are certainly some.
         """
         pending = self.plan.pending[self.at]
         for k, mask in arriving.items():
@@ -165,16 +169,16 @@ class DispatchText(MemoryText):
         self.place(following)
 
     def _note_waiting(self, segment: int, mask: str) -> None:
-        """Set the bit of a segment if lanes have arrived there."""
+        """Set the bit of a segment if lanes have arrived at it."""
         name, bit = f"%waiting{segment // _WORD}", str(1 << segment % _WORD)
         some = self.op("icmp ne", self.mask_type, mask, "0")
         bits = self.value(f"select i1 {some}, i64 {bit}, i64 0")
         self.store("i64", self.op("or", "i64", self.load("i64", name), bits), name)
 
     def go_elsewhere(self, mask: str, segments: list[int], nowhere: str) -> str:
-        """Let lanes wait where they are and go to the lowest of other segments that has lanes, or to a label.
+        """Let lanes wait here, and go to the lowest of `segments` that has lanes, or if none has, to `nowhere`.
 
-        Return the label of the block from which control goes to that label.
+        Return the label of the basic block from which control goes to `nowhere`.
         """
         self.store(self.mask_type, mask, f"%m{self.at}")
         if self.is_crowded:
@@ -200,7 +204,7 @@ class DispatchText(MemoryText):
         return last
 
     def write_dispatch(self) -> None:
-        """Write the switch of a crowded kernel, by the lowest bit of `%chosenN`."""
+        """Write the switch of a crowded kernel: it selects the segment of the lowest bit in the words `%chosenN`."""
         if not self.is_crowded:
             return
         self.place("dispatch")
@@ -222,13 +226,13 @@ class DispatchText(MemoryText):
     # --- lanes that end
 
     def end_lanes(self, mask: str) -> None:
-        """Note that lanes have exited."""
+        """Remove lanes that have exited from `%alive`."""
         alive = self.load(self.mask_type, "%alive")
         remaining = self.op("xor", self.mask_type, mask, "-1")
         self.store(self.mask_type, self.op("and", self.mask_type, alive, remaining), "%alive")
 
     def go_ways(self, ways: dict[int, str]) -> None:
-        """Go to segments with all lanes that run; EXIT for the end of a thread."""
+        """Send the running lanes to segments, by their masks; EXIT ends lanes."""
         certain = EXIT not in ways
         if not certain:
             self.end_lanes(ways.pop(EXIT))
@@ -236,7 +240,7 @@ class DispatchText(MemoryText):
 
 
 def _bits_by_word(segments: Iterable[int]) -> dict[int, int]:
-    """Return the bits of segments in the words that have any, in order."""
+    """Return the words that contain bits of the segments, by index in ascending order."""
     words: dict[int, int] = {}
     for k in sorted(segments):
         words[k // _WORD] = words.get(k // _WORD, 0) | 1 << k % _WORD

@@ -1,208 +1,211 @@
-"""LLVM values with Python's operators, for code that both tiers share or that has many steps.
+"""LLVM values with the operators and functions of NumPy's arrays, so that one text serves both tiers.
 
-The functions of math/functions.py take such values, so that ex2, lg2, sin, cos and tanh have the same bits in both
-tiers. The roundings .rz, .rm and .rp of single precision follow the NumPy tier's method: the exact sum, as two
-doubles, decides whether the nearest result is on the wrong side.
+The NumPy tier's emitters write Python expressions, such as `multiply_high(v1, v2) + v3`. If v1 to v3 are arrays, the
+expressions compute; with the values of this module, they write instructions (shared_forms.py). NumPy calls an
+operand's `__array_ufunc__` for its functions and operators, also for those in the functions of
+`pympsd_server.ptx.math`:
+
+    v1 + np.uint32(7)       %v3 = add <32 x i32> %v1, splat (i32 7)
+    np.minimum(v1, v2)      %v4 = call <32 x i32> @llvm.umin.v32i32(<32 x i32> %v1, ...)
+
+These functions must not depend on elements (`if a[0] == 0`). Only `any` has a result: True, because it selects
+between a short way and a way that is always right. A function of NumPy that is not in the tables here raises Refused,
+so that the instruction escapes.
 """
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
+import numpy as np
 from attrs import frozen
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from pympsd_server.ptx.compiled_tier.ir_text import Shape, Text
-from pympsd_server.ptx.isa.datatypes import F64, S64, DType
+from pympsd_server.ptx.compiled_tier.ir_text import Refused, Shape, Text
+from pympsd_server.ptx.isa.datatypes import BOOL, F16, F32, F64, DType, signed_of
+from pympsd_server.ptx.math.floats import round_to_odd, two_sum
 
-_INTEGER_NAMES: Final = {"+": "add", "-": "sub", "&": "and", "|": "or", "^": "xor", "<<": "shl", ">>": "ashr"}
-_FLOAT_NAMES: Final = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
-_WIDE: Final = {F64: "double", S64: "i64"}
-_SMALLEST_NORMAL: Final = 2.0**-126
-_SIGN: Final = -(1 << 31)
+_ELEMENTS: Final = {BOOL: "i1", F16: "half", F32: "float", F64: "double"}
+_ELEMENTS.update({np.dtype(f"{kind}{size}"): f"i{8 * size}" for kind in "ui" for size in (1, 2, 4, 8)})
+_OPERATORS: Final = {
+    np.add: "add", np.subtract: "sub", np.multiply: "mul", np.divide: "div", np.bitwise_and: "and",
+    np.bitwise_or: "or", np.bitwise_xor: "xor", np.left_shift: "shl",
+}  # fmt: skip
+_RELATIONS: Final = {
+    np.equal: "eq", np.not_equal: "ne", np.less: "lt", np.less_equal: "le", np.greater: "gt", np.greater_equal: "ge",
+}  # fmt: skip
+_OF_FLOATS: Final = {
+    np.absolute: "fabs", np.sqrt: "sqrt", np.rint: "roundeven", np.trunc: "trunc", np.floor: "floor", np.ceil: "ceil",
+    np.copysign: "copysign", np.fmin: "minimumnum", np.fmax: "maximumnum",
+}  # fmt: skip
+_OF_INTEGERS: Final = {np.minimum: "min", np.maximum: "max", np.bitwise_count: "ctpop"}
+_COMPOSED: Final[dict[np.ufunc, Callable[[Any], Any]]] = {
+    np.isnan: lambda x: x != x,
+    np.isinf: lambda x: abs(x) == math.inf,
+    np.isfinite: lambda x: abs(x) < math.inf,
+    np.signbit: lambda x: x.view(signed_of(x.dtype)) < 0,
+    np.invert: lambda x: x ^ x.make(-1),
+    np.absolute: lambda x: np.maximum(x, -x) if x.dtype.kind == "i" else x,
+}
 
 
-@frozen(eq=False, order=False)
-class Expression:
-    """A value of a kernel: doubles, floats, integers or truths, in a shape."""
+@frozen(eq=False)
+class Expression(NDArrayOperatorsMixin):
+    """A value of a kernel with a shape: floats, integers or truths (i1). `name` is its name in LLVM's text."""
 
     text: Text
     shape: Shape
-    element: str
+    dtype: DType
     name: str
+    ndim = 1
 
-    def make(self, value: Any, element: str) -> Expression:
-        """Return an operand as a value with this element type; numbers become constants."""
+    @property
+    def bits(self) -> int:
+        """The number of bits of an element."""
+        return 1 if self.dtype.kind == "b" else 8 * self.dtype.itemsize
+
+    @property
+    def element(self) -> str:
+        """The element's type in LLVM."""
+        return _ELEMENTS[self.dtype]
+
+    @property
+    def kind(self) -> str:
+        """The value's type in LLVM."""
+        return self.shape.of(_ELEMENTS[self.dtype])
+
+    def replace(self, dtype: DType, name: str) -> Expression:
+        """Return an expression for another value with the same shape."""
+        return Expression(self.text, self.shape, dtype, name)
+
+    def make(self, value: Any, dtype: DType | None = None) -> Expression:
+        """Convert a number or another expression to a dtype, by default this expression's."""
+        dtype = dtype or self.dtype
         if isinstance(value, Expression):
-            return value
-        if element in ("double", "float"):  # LLVM writes constants of both as doubles
-            constant = f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-            constant = f"splat ({element} {constant})" if self.shape.lanes else constant
+            return value.astype(dtype)
+        if dtype.kind == "f":  # LLVM writes constants of the type float as doubles
+            code, prefix = ("e", "0xH") if dtype == F16 else ("d", "0x")
+            constant = prefix + struct.pack(f">{code}", dtype.type(value)).hex().upper()
+            name = f"splat ({_ELEMENTS[dtype]} {constant})" if self.shape.lanes else constant
         else:
-            constant = self.shape.constant(element, int(value))
-        return Expression(self.text, self.shape, element, constant)
+            mask = 1 if dtype == BOOL else (1 << 8 * dtype.itemsize) - 1
+            name = self.shape.constant(_ELEMENTS[dtype], int(value) & mask)
+        return self.replace(dtype, name)
 
-    def _act(self, sign: str, left: Any, right: Any) -> Expression:
-        names = _FLOAT_NAMES if self.element in ("double", "float") else _INTEGER_NAMES
-        operands = [self.make(v, self.element).name for v in (left, right)]
-        result = self.text.op(names[sign], self.shape.of(self.element), *operands)
-        return Expression(self.text, self.shape, self.element, result)
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any) -> Any:
+        """Write a function of NumPy, or an operator, with at least one expression among its operands.
 
-    def _compare(self, relation: str, other: Any) -> Expression:
-        if self.element in ("double", "float"):
-            name = f"fcmp o{relation}"
+        Raises Refused for other functions than those in the tables.
+        """
+        types: list[Any] = [x.dtype if hasattr(x, "dtype") else type(x) for x in inputs]
+        *dtypes, result = _resolve(function, *types)
+        x = [self.make(value, dtype) for value, dtype in zip(inputs, dtypes, strict=True)]
+        first, names, is_float = x[0], [value.name for value in x], dtypes[0].kind == "f"
+        sign = "s" if dtypes[0].kind == "i" else "u"
+        if function in _RELATIONS:
+            order = "u" if function is np.not_equal else "o"
+            prefix = f"fcmp {order}" if is_float else "icmp " + sign * (function not in (np.equal, np.not_equal))
+            return self.replace(BOOL, self.text.op(prefix + _RELATIONS[function], first.kind, *names))
+        if function in _OPERATORS:
+            name = self.text.op("f" * is_float + _OPERATORS[function], first.kind, *names)
+        elif function is np.right_shift:
+            name = self.text.op("ashr" if sign == "s" else "lshr", first.kind, *names)
+        elif function is np.negative:
+            name = self.text.value(f"fneg {first.kind} {names[0]}") if is_float else (first.make(0) - first).name
+        elif is_float and function in _OF_FLOATS:
+            name = self.text.intrinsic(_OF_FLOATS[function], first.element, self.shape, *names)
+        elif not is_float and function in _OF_INTEGERS:
+            prefix = "" if function is np.bitwise_count else sign
+            name = self.text.intrinsic(prefix + _OF_INTEGERS[function], first.element, self.shape, *names)
+        elif function in _COMPOSED:
+            return _COMPOSED[function](first)
         else:
-            name = f"icmp {relation}" if relation == "eq" else f"icmp s{relation}"
-        operands = self.name, self.make(other, self.element).name
-        return Expression(self.text, self.shape, "i1", self.text.op(name, self.shape.of(self.element), *operands))
+            raise Refused(f"{function.__name__} has no text of LLVM")
+        return self.replace(dtypes[0], name).astype(result)
 
-    def __add__(self, other: Any) -> Expression:
-        return self._act("+", self, other)
+    def __array_function__(self, function: Callable[..., Any], types: Any, inputs: Any, options: Any) -> Any:
+        """Write `np.where` as a selection. Raises Refused for other functions."""
+        if function is not np.where:
+            raise Refused(f"{function.__name__} has no text of LLVM")
+        condition, yes, no = inputs
+        return condition.choose(yes, no)
 
-    def __sub__(self, other: Any) -> Expression:
-        return self._act("-", self, other)
+    def __getitem__(self, index: tuple[()]) -> Expression:
+        """Return the expression itself, as an array without dimensions does for the index ()."""
+        return self
 
-    def __rsub__(self, other: Any) -> Expression:
-        return self._act("-", other, self)
+    def any(self) -> bool:
+        """Return True, because some element may be true."""
+        return True
 
-    def __mul__(self, other: Any) -> Expression:
-        return self._act("*", self, other)
+    def choose(self, yes: Any, no: Any) -> Expression:
+        """Return `yes` where this expression is true, else `no`."""
+        dtype = np.result_type(*(x.dtype if isinstance(x, Expression) else x for x in (yes, no)))
+        first, second = self.make(yes, dtype), self.make(no, dtype)
+        return self.replace(dtype, self.text.choose(self.shape, self.name, first.kind, first.name, second.name))
 
-    def __truediv__(self, other: Any) -> Expression:
-        return self._act("/", self, other)
+    def cast(self, name: str, dtype: Any) -> Expression:
+        """Return the value converted to a dtype by an instruction such as fptrunc."""
+        dtype = np.dtype(dtype)
+        return self.replace(dtype, self.text.cast(name, self.name, self.kind, self.shape.of(_ELEMENTS[dtype])))
 
-    def __and__(self, other: Any) -> Expression:
-        return self._act("&", self, other)
+    def view(self, dtype: Any) -> Expression:
+        """Return the value's bits as another type of the same width."""
+        dtype = np.dtype(dtype)
+        if dtype == self.dtype:
+            return self
+        return self.cast("bitcast", dtype) if "f" in (self.dtype.kind, dtype.kind) else self.replace(dtype, self.name)
 
-    def __or__(self, other: Any) -> Expression:
-        return self._act("|", self, other)
-
-    def __xor__(self, other: Any) -> Expression:
-        return self._act("^", self, other)
-
-    def __lshift__(self, other: Any) -> Expression:
-        return self._act("<<", self, other)
-
-    def __rshift__(self, other: Any) -> Expression:
-        return self._act(">>", self, other)
-
-    def __lt__(self, other: Any) -> Expression:
-        return self._compare("lt", other)
-
-    def __gt__(self, other: Any) -> Expression:
-        return self._compare("gt", other)
-
-    def __eq__(self, other: object) -> Expression:  # type: ignore[override]
-        return self._compare("eq", other)
-
-    def cast(self, name: str, element: str) -> Expression:
-        """Return a conversion."""
-        source, target = self.shape.of(self.element), self.shape.of(element)
-        return Expression(self.text, self.shape, element, self.text.cast(name, self.name, source, target))
-
-    def view(self, dtype: DType) -> Expression:
-        """Return the bits as a double or an integer of 64 bits."""
-        return self.cast("bitcast", _WIDE[dtype])
-
-    def astype(self, dtype: DType) -> Expression:
-        """Return an integer as a double."""
-        return self.cast("sitofp", _WIDE[dtype])
-
-    def choose(self, yes: Any, no: Any, element: str = "double") -> Expression:
-        """Return one of two values by this truth."""
-        first, second = self.make(yes, element), self.make(no, element)
-        name = self.text.choose(self.shape, self.name, self.shape.of(element), first.name, second.name)
-        return Expression(self.text, self.shape, element, name)
+    def astype(self, dtype: Any) -> Expression:
+        """Return the value converted to a dtype as by NumPy; floats are rounded to nearest."""
+        dtype = np.dtype(dtype)
+        source, target, size = self.dtype.kind, dtype.kind, dtype.itemsize - self.dtype.itemsize
+        if dtype == self.dtype:
+            return self
+        if target == "b":
+            truth: Expression = self != 0
+            return truth
+        if source == target == "f":
+            if (self.dtype, dtype) == (F64, F16):
+                return round_to_half(self)
+            return self.cast("fptrunc" if size < 0 else "fpext", dtype)
+        if dtype == F16:  # rounds once: all integers up to 2 ** 24 are floats, and larger ones become infinite halves
+            return self.astype(F32).cast("fptrunc", dtype)
+        if target == "f":
+            return self.cast("sitofp" if source == "i" else "uitofp", dtype)
+        if source == "f":
+            return self.cast("fptosi" if target == "i" else "fptoui", dtype)
+        if source != "b" and size <= 0:
+            return self.cast("trunc", dtype) if size else self.view(dtype)
+        return self.cast("sext" if source == "i" else "zext", dtype)
 
 
-def round_directed(name: str, mode: str, values: list[Expression], *, flushes: bool) -> Expression:
-    """Return a sum, difference, product or fma of floats, rounded by `mode` (rz, rm or rp)."""
-    x = [value.cast("fpext", "double") for value in values]
-    terms = [x[0], x[1] * -1.0 if name == "sub" else x[1]] if name in ("add", "sub") else [x[0] * x[1], *x[2:]]
-    high, low = _two_sum(terms) if len(terms) == 2 else (terms[0], terms[0] * 0.0)
-    if flushes:  # tiny results are flushed before they are rounded
-        tiny = (high < _SMALLEST_NORMAL) & (high > -_SMALLEST_NORMAL)
-        tiny = tiny | ((high == _SMALLEST_NORMAL) & (low < 0.0)) | ((high == -_SMALLEST_NORMAL) & (low > 0.0))
-        sign = high.cast("bitcast", "i64") & -(1 << 63)
-        high, low = tiny.choose(sign.cast("bitcast", "double"), high), tiny.choose(0.0, low)
-    near = high.cast("fptrunc", "float")
-    back, bits = near.cast("fpext", "double"), near.cast("bitcast", "i32")
-    too_high = (back > high) | ((back == high) & (low < 0.0))
-    too_low = (high > back) | ((back == high) & (low > 0.0))
-    is_zero, is_negative = back == 0.0, bits < 0
-    below = is_zero.choose(_SIGN + 1, is_negative.choose(bits + 1, bits - 1, "i32"), "i32")
-    above = is_zero.choose(1, is_negative.choose(bits - 1, bits + 1, "i32"), "i32")
-    if mode == "rz":
-        result = (too_high & (high > 0.0)).choose(below, bits, "i32")
-        result = (too_low & (high < 0.0)).choose(above, result, "i32")
-    elif mode == "rp":
-        result = too_low.choose(above, bits, "i32")
-    else:
-        result = too_high.choose(below, bits, "i32")
-        if len(terms) == 2:  # an exact zero is -0, unless both terms are +0
-            either = terms[0].cast("bitcast", "i64") | terms[1].cast("bitcast", "i64")
-            exact = (high == 0.0) & (low == 0.0) & ((either == 0) ^ -1)
-            result = exact.choose(_SIGN, result, "i32")
-    return result.cast("bitcast", "float")
+@lru_cache(maxsize=1024)
+def _resolve(function: np.ufunc, *types: Any) -> tuple[DType, ...]:
+    """Return the dtypes to which a function converts its operands, and then the result's."""
+    return function.resolve_dtypes((*types, *[None] * function.nout))
 
 
-def multiply_add_halves(values: list[Expression]) -> Expression:
+def multiply_add_halves(a: Expression, b: Expression, c: Expression) -> Expression:
     """Return a * b + c of halves, rounded once.
 
-    The product is exact in single precision. Their sum is cut off to an odd number if it is not exact, which is then
-    on the right side of every half-way point.
+    The product is exact in single precision. The sum is rounded to odd, so it is on the right side of the midpoint of
+    two halves when it is rounded again.
     """
-    a, b, c = (value.cast("fpext", "float") for value in values)
-    return _narrow_to_half(*_two_sum([a * b, c]))
+    return _narrow_to_half(*two_sum(a.astype(F32) * b.astype(F32), c.astype(F32)))
 
 
 def round_to_half(value: Expression) -> Expression:
-    """Return a double as a half, rounded once."""
-    near = value.cast("fptrunc", "float")
-    return _narrow_to_half(near, value - near.cast("fpext", "double"))
+    """Round a double to a half, in one rounding."""
+    near = value.astype(F32)
+    return _narrow_to_half(near, value - near.astype(F64))
 
 
 def _narrow_to_half(near: Expression, error: Expression) -> Expression:
-    """Return the exact sum of a float and an error as a half."""
-    return _round_to_odd(near, error).cast("fptrunc", "half")
-
-
-def _round_to_odd(near: Expression, error: Expression) -> Expression:
-    """Return the exact sum of the nearest float and an error, rounded to odd."""
-    bits = near.cast("bitcast", "i32")
-    away = (error > 0.0) ^ (bits < 0)  # the exact sum is farther from zero
-    odd = (((error > 0.0) | (error < 0.0)) & ((bits & 1) == 0)).choose(
-        away.choose(bits + 1, bits - 1, "i32"), bits, "i32"
-    )
-    return odd.cast("bitcast", "float")
-
-
-def bfloat_from_sum(terms: list[Expression]) -> Expression:
-    """Return one double, or the exact sum of two, as the bits of a bfloat16, rounded once."""
-    high, low = _two_sum(terms) if len(terms) == 2 else (terms[0], terms[0].make(0.0, "double"))
-    near = high.cast("fptrunc", "float")
-    return bfloat_from_float(_round_to_odd(near, (high - near.cast("fpext", "double")) + low))
-
-
-def bfloat_from_float(value: Expression) -> Expression:
-    """Return the bits of the nearest bfloat16, of even ones between two; 0x7fff for NaN."""
-    bits = value.cast("bitcast", "i32")
-    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-    rounded = ((bits & 0x7FFFFFFF) == 0x7F800000).choose(bits, rounded, "i32")
-    return ((value == value).choose(rounded, 0x7FFF0000, "i32") >> 16).cast("trunc", "i16")
-
-
-def tf32_from_float(value: Expression, mode: str) -> Expression:
-    """Return the bits of a float rounded to tf32 by a mode: rna, rn or rz; 0x7fffffff for NaN."""
-    bits = value.cast("bitcast", "i32")
-    rounded = {"rz": bits, "rna": bits + 0x1000, "rn": bits + 0x0FFF + ((bits >> 13) & 1)}[mode] & ~0x1FFF
-    rounded = ((bits & 0x7FFFFFFF) == 0x7F800000).choose(bits, rounded, "i32")
-    return (value == value).choose(rounded, 0x7FFFFFFF, "i32")
-
-
-def _two_sum(terms: list[Expression]) -> tuple[Expression, Expression]:
-    """Return (sum, error) of two doubles or floats, whose sum is exact."""
-    a, b = terms
-    total = a + b
-    shadow = total - a
-    return total, (a - (total - shadow)) + (b - shadow)
+    """Round the exact sum of a float and its error to a half."""
+    odd: Expression = round_to_odd(near, error)
+    return odd.cast("fptrunc", F16)

@@ -1,20 +1,19 @@
-"""Registers of matrices that stay in memory, where the functions of matrix instructions find them.
+"""Registers of matrices that stay in memory, where the functions for matrix instructions use them.
 
-The problem: a product of matrices has 24 registers as operands, and a program unrolls 2,000 products. Copied to an
-area for each and back, the kernel is 20 MB of LLVM's text, and compiling it takes a minute.
+The problem: a product of matrices has 24 registers as operands, and a program unrolls 2,000 products. If each product
+copied its registers to memory and back, the kernel would have 20 MB of LLVM's text, and take a minute to compile.
 
-The idea: all registers of an operand lie next to each other in one part of the warp's frame, the *bank*, and an
+The idea: all registers of an operand are next to each other in one part of the warp's frame, the *bank*, and an
 instruction gets the address of the first. LLVM keeps vectors that live across calls in memory anyway, and a warp that
-stops has nothing to save there. Thousands of registers share the few places that are needed at a time: a group has a
-place from the first to the last operation between which one of its registers lives, in the order of the kernel's
-text.
+stops does not need to save them. Thousands of registers share the few places that are needed at a time: a group of
+registers has a place only while one of them lives, from the first to the last operation in the order of the text.
 
     wmma.load.a {%r1, %r2}   bank 0, 128       call load(bank + 0)
     wmma.mma {%r5, %r6}...   bank 256, 384     call product(bank + 0, ..., bank + 256)
     wmma.load.a {%r7, %r8}   bank 0, 128       %r1 and %r2 are not read after the product
 
-A register whose old value other lanes may need while they are pending, or that is read before it is set, has a
-variable of its own as others have.
+A register is not in the bank if lanes that are pending may need its old value, or if it is read before it is set. It
+has a variable of its own, like any other register.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Span = tuple[int, int]
 
 
 def find_bank(code: Code, plan: WarpPlan, excluded: set[int]) -> dict[int, int]:
-    """Return the places of registers in the bank, in bytes. `excluded`: registers that must not be there."""
+    """Return the offset of each register in the bank, in bytes. The `excluded` registers are not in it."""
     excluded_registers = set().union(excluded, plan.segments[0].live_in, *plan.blend)
     groups: list[tuple[int, ...]] = []
     owned: set[int] = set()
@@ -49,7 +48,7 @@ def find_bank(code: Code, plan: WarpPlan, excluded: set[int]) -> dict[int, int]:
 
 
 def size_of_bank(code: Code, bank: dict[int, int]) -> int:
-    """Return the size of a bank in bytes; ``bank``: the place of each register in it."""
+    """Return the size of a bank in bytes; ``bank`` has the offset of each register."""
     return max((place + _nbytes(code, number) for number, place in bank.items()), default=0)
 
 
@@ -68,7 +67,7 @@ def _groups_of(operation: Operation) -> Iterator[tuple[int, ...]]:
 
 
 def _find_spans(code: Code, plan: WarpPlan, numbers: set[int]) -> dict[int, Span]:
-    """Return the spans of registers; one that lives at the beginning or end of a segment spans up to there."""
+    """Return the spans of registers. They include the ends of segments at which a register lives."""
     spans: dict[int, Span] = {}
     position = 0
 
@@ -89,7 +88,7 @@ def _find_spans(code: Code, plan: WarpPlan, numbers: set[int]) -> dict[int, Span
 
 
 def _place(code: Code, groups: list[tuple[int, ...]], spans: dict[int, Span]) -> dict[int, int]:
-    """Return the places of groups: each gets the lowest that no other one has during its span."""
+    """Return the offsets of registers: each group gets the lowest place that is free during its span."""
     bank: dict[int, int] = {}
     intervals: list[tuple[int, int, int]] = []
     ordered = sorted((min(spans[n][0] for n in group), group) for group in groups)

@@ -1,8 +1,8 @@
 """The frames of warps as NumPy columns, for escaping instructions and for the NumPy tier's groups.
 
-A frame is a row of the frame slab. A varying register has one element per lane of the vector, a varying predicate one
-bit per lane, a uniform register one element. Rows are selected by index, lanes by a Boolean matrix with a line for
-each row.
+A frame is a row of the frame slab. A varying register has an element for each lane of the vector, a varying predicate
+a bit for each lane, a uniform register one element. Rows are selected by index, and lanes by a Boolean matrix with a
+row for each of them.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _WORD = np.dtype(np.uint32)
 
 
 def allocate_aligned(nbytes: int) -> Array:
-    """Return bytes that are not initialised, at the beginning of a cache line."""
+    """Return an array of uninitialised bytes that begins at a cache line."""
     whole = np.empty(nbytes + CACHE_LINE, np.uint8)
     begin = -int(whole.ctypes.data) % CACHE_LINE
     return whole[begin : begin + nbytes]
 
 
 def allocate_zeros(nbytes: int) -> Array:
-    """Return zeros at the beginning of a cache line."""
+    """Return an array of zeros that begins at a cache line."""
     zeros = allocate_aligned(nbytes)
     zeros[:] = 0
     return zeros
 
 
 class Frames:
-    """The frames of a batch's slots, warp by warp."""
+    """The frames of the warps in a batch's slots; a row is a warp's frame."""
 
     def __init__(self, code: MachineCode, memory: Array, translation: Translation) -> None:
         self.memory = memory
@@ -47,7 +47,7 @@ class Frames:
         self._lane = np.arange(code.width, dtype=np.uint32)
 
     def _column(self, rows: Array, at: int, dtype: DType, count: int = 1) -> Array:
-        """Return a copy of `count` elements of each row."""
+        """Return a copy of `count` elements at offset `at` of each row."""
         part = np.ascontiguousarray(self._rows[rows, at : at + count * dtype.itemsize])
         return part.view(dtype).reshape(len(rows), count)
 
@@ -56,27 +56,27 @@ class Frames:
         self._rows[rows, at : at + part.shape[1]] = part
 
     def _bits(self, words: Array) -> Array:
-        """Return the bits of each row's only element, one for each lane."""
+        """Return the bits of masks, which have one word in each row, as a Boolean for each lane."""
         bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
         return bits[:, : self._code.width].view(np.bool_)
 
     def stops(self, rows: Array) -> Array:
-        """Return the stop at which each warp is."""
+        """Return the number of the stop at which each warp is."""
         return self._column(rows, FRAME_STOP, _WORD)[:, 0]
 
     def move(self, rows: Array, stop: int) -> None:
-        """Let warps continue at another stop."""
+        """Set the stop at which warps continue."""
         self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
 
     def clear(self, stops: Array, living: Array) -> None:
-        """Put the first warps, those of all blocks, at stops, without lanes there; note which lanes are alive."""
+        """Clear all frames, and set the stop and living lanes of the first warps. No lanes are at stops yet."""
         self.memory[:] = 0
         rows = np.arange(len(stops))
         self._set_column(rows, FRAME_STOP, np.maximum(stops, 0).astype(np.uint32)[:, None])
         self._set_column(rows, FRAME_ALIVE, self._words(living))
 
     def set_mask(self, rows: Array, segment: int | None, lanes: Array) -> None:
-        """Note which lanes are at a warp's stop, or pending at a segment."""
+        """Set which lanes are at a warp's stop, or with a segment, pending at the segment."""
         at = FRAME_MASK if segment is None else FRAME_HEADER + 4 * segment
         self._set_column(rows, at, self._words(lanes))
 
@@ -85,7 +85,7 @@ class Frames:
         return words
 
     def lanes(self, rows: Array) -> Array:
-        """Return which lanes have stopped at a warp's stop."""
+        """Return, for each warp, which lanes are at its stop."""
         return self._bits(self._column(rows, FRAME_MASK, _WORD))
 
     def find_living_lanes(self, row: int) -> Array:
@@ -97,7 +97,7 @@ class Frames:
         return DTYPES[self._translation.code.register_types[number]]
 
     def read(self, rows: Array, number: int, lanes: Array) -> Value:
-        """Return a register of some lanes, one element for each, warp by warp."""
+        """Return a register's values in the selected lanes, warp by warp; 0 if no stop needs the register."""
         dtype, at = self._dtype(number), self._code.slots.get(number)
         if at is None:
             return dtype.type(0)
@@ -112,7 +112,10 @@ class Frames:
         return np.dtype(f"u{self._code.width // 8}")
 
     def write(self, rows: Array, number: int, lanes: Array, value: Value) -> None:
-        """Set a register of some lanes, a uniform one by the first of each warp; do nothing if no stop needs it."""
+        """Set a register in the selected lanes; do nothing if no stop needs it.
+
+        A uniform register takes the value of each warp's first selected lane.
+        """
         dtype, at = self._dtype(number), self._code.slots.get(number)
         if at is None:
             return
@@ -133,7 +136,7 @@ class Frames:
         self._set_column(rows, at, elements)
 
     def places(self, row: int) -> list[tuple[int, Array, int]]:
-        """Return the places of a warp's lanes: a block, the lanes, and the block of their barrier, or -1."""
+        """Return the places of a warp's lanes as (block, lanes, block at whose barrier they wait or -1)."""
         one = np.array([row])
         stop = self._code.stops[int(self.stops(one)[0])]
         places = [(self._code.origins[stop.segment], self.lanes(one)[0], stop.barrier)]
@@ -143,7 +146,7 @@ class Frames:
         return [place for place in places if place[1].any()]
 
     def registers(self, row: int, block: int, lanes: Array) -> tuple[Value, ...]:
-        """Return the registers that a block begins with, for some lanes of a warp."""
+        """Return a block's live-in registers for the selected lanes of a warp."""
         one = np.array([row])
         if self._code.stops[int(self.stops(one)[0])].is_entry:
             return tuple(dtype.type(0) for dtype in self._translation.plans[block].dtypes)
@@ -151,10 +154,10 @@ class Frames:
 
 
 def exchange_words(local: Array, word: int, rows: int, columns: int) -> Array:
-    """Return local memory for the other tier, if machine code interleaves its words of `word` bytes (memory_text.py).
+    """Convert local memory between the NumPy tier and machine code that interleaves words of `word` bytes.
 
-    The words of a warp are a matrix, which is transposed. A row of it is a thread's memory in the NumPy tier, and the
-    same word of all lanes in machine code.
+    A warp's words are a matrix, which is transposed. Its rows are the memory of a thread in the NumPy tier, and the
+    same word of all lanes in machine code (memory_text.py).
     """
     if not len(local):
         return local

@@ -1,11 +1,15 @@
-"""The table of instructions that the compiled tier implements; all others escape to the NumPy tier.
+"""The table of instructions for which the compiled tier has a form.
 
-A form gets the text of a kernel and an operation. It writes scalars or vectors, depending on the shape of the result.
-It raises Refused for types, modifiers and operands that it does not support: then the operation escapes. The NumPy
-tier has already checked which modifiers the instruction may have, when it translated the kernel.
+Of the other instructions, those that only compute are written by their emitters (shared_forms.py). The rest escape to
+the NumPy tier.
 
-An *attempt* is the form of an instruction whose common cases the runtime in C does: whether it can is known
-when it runs. It calls `escape_unless` before it sets any register; then the operation escapes if the truth is false.
+A *form* is a function that writes an operation to the text of a kernel, as scalars or vectors, depending on the shape
+of the result. If it does not support the types, modifiers or operands it raises Refused, and the operation escapes.
+The NumPy tier has already checked the modifiers when it translated the kernel.
+
+An *attempt* is the form of an instruction of which the runtime in C does only the common cases. Whether a case is
+common is known at run time. The form calls `escape_unless` before it sets any register, so that the operation escapes
+otherwise.
 """
 
 from __future__ import annotations
@@ -13,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.ir_text import Shape
-from pympsd_server.ptx.compiled_tier.lanes import Lanes
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.ptx.compiled_tier.shared_forms import write_shared
 from pympsd_server.ptx.lowering.ir import Operation
 from pympsd_server.ptx.numpy_tier.instruction_table import name_of
 
@@ -40,7 +43,7 @@ def attempts(names: str) -> Callable[[Form], Form]:
 
 
 def write_attempt(text: MemoryText, operation: Operation) -> None:
-    """Write an operation that escapes in rare cases; raise Refused for one that always escapes."""
+    """Write an operation that escapes only in rare cases. Raises Refused if it always escapes."""
     text.operation, text.escape = operation, text.label("escape")
     if operation.name not in _ATTEMPTS:
         raise text.refuse()
@@ -49,14 +52,6 @@ def write_attempt(text: MemoryText, operation: Operation) -> None:
 
 
 def write(text: MemoryText, operation: Operation) -> None:
-    """Write one operation; raise Refused for one that escapes. ``st.async`` is not ``st``."""
+    """Write one operation. Raises Refused if it escapes."""
     text.operation = operation
-    form = _TABLE.get(name_of(operation))
-    if form is None:
-        raise text.refuse()
-    form(text, operation)
-
-
-def call_integer(text: Lanes, name: str, shape: Shape, bits: int, *values: str) -> str:
-    """Return the result of an integer intrinsic."""
-    return text.intrinsic(name, f"i{bits}", shape, *values)
+    _TABLE.get(name_of(operation), write_shared)(text, operation)

@@ -1,37 +1,41 @@
 """One kernel as one function of LLVM's intermediate representation. The design of the compiled tier.
 
 The problem: the threads of a warp run in step until they diverge, wait for each other, fault at exact places, and can
-be stopped at any moment; and a NumPy call for each instruction is 10 to 770 times slower than machine code.
+be stopped at any moment. And a NumPy call for each instruction is 10 to 770 times slower than machine code.
 
-The idea: a warp is one thread of execution, `status kernel(worker, frame)`. A register of the warp is a vector, or a
-scalar if all lanes have the same (analysis.py). A mask states which lanes run. At the end of a block its lanes are
-added to the masks of the blocks they go to, and the *lowest* block that has lanes runs next, as in the NumPy tier:
+The idea: a warp is one call of a function, `status kernel(worker, frame)`. A register of the warp is a vector, or a
+scalar if all lanes have the same value (analysis.py). A mask contains the lanes that run. At the end of a block its
+lanes are added to the masks of the blocks to which they go, and the *lowest* block that has lanes runs next, as in
+the NumPy tier:
 
     block 2 (loop)      block 5 (after it)          block 2 runs again and again, until its last lane has come to
     mask 0b10001111     mask 0b01110000             block 5; then all eight continue together
 
-A kernel leaves its function at *stops* only. A stop saves the values that are needed there in the warp's *frame*, and
+A warp leaves the function only at *stops*. A stop saves the values that are needed later in the warp's *frame*, and
 returns the reason:
 
 - BARRIER: the warp waits; the runtime in C (native/src/kernels.c) counts warps and calls it again.
-- SLICE: the fuel is used up at a loop's header; other warps, blocks and clients have their turn. POLL is the same in
-  a loop that may wait for other threads, SPIN if lanes of the warp wait elsewhere meanwhile.
-- TURN: the warp has read shared memory, and is about to write memory that other warps may have to read before, or the
-  other way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
-- ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
-  runs on the registers in the frames, for all warps that wait there together (batch.py). POLLING_ESCAPE is the same
-  in a loop that may wait for other threads: it is not progress.
-- BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
-  lanes stop at the beginnings of blocks, as the groups of its threads do.
-- SLEEP: a nanosleep of at least a microsecond. The warp continues behind it when its time has passed.
+- SLICE: the fuel is used up at a loop's header, so that other warps, blocks and clients have their turn. POLL is the
+  same in a loop that may wait for other threads, SPIN if lanes of the warp meanwhile wait elsewhere.
+- TURN: the warp has read shared memory, and is about to write memory that other warps may have to read first, or the
+  reverse (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
+- ESCAPE: only the NumPy tier has the next instruction, or the attempt of it in C has failed. The instruction's
+  function runs on the registers in the frames, for all warps that wait before it together (batch.py). POLLING_ESCAPE
+  is the same in a loop that may wait for other threads, and does not count as progress.
+- BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block from the frames. Its
+  groups are at the beginnings of blocks, and so are the lanes.
+- SLEEP: a nanosleep of at least a microsecond. The warp continues after it when the time has passed.
 - DONE, FAULT and TRAP end the warp.
 
-The NumPy emitters define the effect of an instruction. The *_forms modules implement the common instructions a second
-time; an operation that a form does not support escapes. So a kernel stays in the NumPy tier as a whole only if it is
-too large: `Refused` at compile time.
+The NumPy emitters define what an instruction does. They also write the instructions that only compute for this tier
+(shared_forms.py). The other *_forms modules implement further instructions a second time. An operation that cannot be
+written escapes, so a whole kernel stays in the NumPy tier (`Refused`) only if it is too large.
 
-Invariants: a register that is read at a stop's segment or at a pending one is in the frame; the old value of a lane
-survives whatever other lanes do while it is pending; nothing is left in the worker between two calls.
+Invariants:
+
+- A register that is read at a stop's segment or at a pending one is in the frame.
+- While a lane is pending, the operations of other lanes keep its values.
+- The worker contains no state of a warp between two calls.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.ptx.compiled_tier import data_forms, float_forms, integer_forms, matrix_forms, warp_forms
+from pympsd_server.ptx.compiled_tier import data_forms, matrix_forms, warp_forms
 from pympsd_server.ptx.compiled_tier.analysis import CodeSegment, group_accesses, is_left_whole
 from pympsd_server.ptx.compiled_tier.dispatch_text import size_of_masks
 from pympsd_server.ptx.compiled_tier.fragment_bank import size_of_bank
@@ -63,11 +67,11 @@ from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.lowering.ir import Argument, Operation
 
-FORMS: Final = (data_forms, float_forms, integer_forms, matrix_forms, warp_forms)
-"""The modules whose forms are in the table."""
+FORMS: Final = (data_forms, matrix_forms, warp_forms)
+"""The modules with forms; importing them fills the table."""
 FUNCTION: Final = "kernel"
 MAX_TEXT: Final = 6_000_000
-"""Characters of a kernel's text: LLVM takes 1 to 40 microseconds for each."""
+"""The maximum number of characters of a kernel's text; LLVM takes 1 to 40 microseconds for each."""
 _SCRATCHES: Final = 4
 _LOADED: Final = (
     *(("shared_p", "ptr", "shared"), ("local_p", "ptr", "local"), ("params", "ptr", "parameters")),
@@ -80,21 +84,21 @@ _LOADED: Final = (
         ("local_size", "i64", "local_bytes"),
     ),
 )
-"""A value that a kernel loads from its worker when it is entered: the name of the value, its type, and the field."""
+"""The values that a kernel loads from its worker at its entry: name, type and field of each."""
 
 
 @define(slots=False)
 class KernelText(StopText):
-    """Writes the segments of a kernel and its entry."""
+    """The writer of a kernel: its segments and its entry."""
 
     _characters: int = field(default=0, init=False)
-    """The characters of the first `_counted` lines."""
+    """The number of characters of the first `_counted` lines."""
     _counted: int = field(default=0, init=False)
 
     # --- control flow
 
     def write_end(self, segment: CodeSegment) -> None:
-        """Write the end of a segment."""
+        """Write the end of a segment: its terminator, or the way to the following segment."""
         last = self.operation = segment.terminator
         mask = self.current()
         following = EXIT if segment.following is None else segment.following
@@ -161,7 +165,7 @@ class KernelText(StopText):
     # --- lanes that must meet, and loops
 
     def _meet(self, segment: CodeSegment) -> None:
-        """Run the lanes of a membermask that have not arrived yet first."""
+        """Write the wait for the lanes of a membermask: lanes that have not arrived yet run first."""
         assert segment.meeting is not None
         pending = self.plan.pending[self.at]
         if not pending:
@@ -183,7 +187,7 @@ class KernelText(StopText):
         self.place(ready)
 
     def _take_turn(self, kind: int, mask: str) -> None:
-        """Give other warps of the block a turn, unless they have had one since the last barrier."""
+        """Write a turn of other warps, unless the warp has had one of this kind since the last barrier."""
         turns = self.load("i32", self.field("%frame", FRAME_TURNS))
         is_done = self.op("icmp ne", "i32", self.op("and", "i32", turns, str(kind)), "0")
         stays, turn, on = self.op("or", "i1", is_done, "%alone"), self.label("turn"), self.label("turned")
@@ -205,13 +209,13 @@ class KernelText(StopText):
         return self.call(f"llvm.vector.reduce.or.v{WARP}i32", "i32", (words, value))
 
     def _burn(self, weight: int) -> str:
-        """Use fuel; return the rest."""
+        """Write the use of fuel; return the remaining fuel."""
         fuel = self.op("sub", "i64", self.load("i64", "%fuel"), str(weight))
         self.store("i64", fuel, "%fuel")
         return fuel
 
     def _check_fuel(self) -> None:
-        """Leave at the header of a loop if the fuel is used up."""
+        """Write the stop at the header of a loop, for the case that the fuel is used up."""
         pause = self.label("pause")
         fuel = self._burn(self.plan.weights[self.at])
         self.branch(self.op("icmp slt", "i64", fuel, "0"), pause, f"run{self.at}", UNLIKELY)
@@ -226,7 +230,7 @@ class KernelText(StopText):
     # --- the whole kernel
 
     def write_segment(self, segment: CodeSegment) -> None:
-        """Write one segment."""
+        """Write a segment, with its stops and its end."""
         self.place(f"segment{self.at}")
         if self.at in self.plan.weights:
             self._check_fuel()
@@ -263,7 +267,7 @@ class KernelText(StopText):
         return self.write_end(segment)
 
     def _begin_frame(self) -> None:
-        """Lay out the beginning of a frame."""
+        """Lay out the frame: the masks, the bank, and the registers that stay in the frame."""
         self.bank_start = -(-(FRAME_HEADER + size_of_masks(self.plan)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
         self.frame_bytes = self.bank_start + size_of_bank(self.code, self.bank)
         lives = set().union(*(segment.live_in for segment in self.segments))
@@ -272,7 +276,7 @@ class KernelText(StopText):
             self.keep_in_frame(lives - self.bank.keys())
 
     def write_kernel(self) -> str:
-        """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
+        """Write the kernel, and return the text of its module. Raises Refused if the text becomes too long."""
         self._begin_frame()
         for index, segment in enumerate(self.segments):
             self.at = index
@@ -297,14 +301,14 @@ class KernelText(StopText):
         return "\n".join(parts) + "\n"
 
     def _check_size(self) -> None:
-        """Raise Refused as soon as the text is too long; for some kernels it would be a thousand times longer."""
+        """Raise Refused if the text is too long already; for some kernels it would become a thousand times longer."""
         self._characters += sum(map(len, self.lines[self._counted :]))
         self._counted = len(self.lines)
         if self._characters > MAX_TEXT:
             raise Refused(f"more than {MAX_TEXT} characters of LLVM's text, the most that is compiled")
 
     def _write_nothing(self) -> None:
-        """Write the end of a warp that has no lanes in any segment: all have exited, or this package has an error."""
+        """Write the end of a warp without lanes in any segment: if not all have exited, this is an internal error."""
         lost = self.label("lost")
         self.place("nothing")
         alive = self.load(self.mask_type, "%alive")

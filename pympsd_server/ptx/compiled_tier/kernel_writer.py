@@ -1,8 +1,8 @@
-"""Translation of a kernel's operations to text: which escape, and how wide vectors are.
+"""Translation of a kernel's operations to text: which operations escape, and how wide vectors are.
 
-The analysis must know which operations escape, because results of escapes are vectors. So each operation is first
-written once on trial, with all registers as vectors; if its form refuses it, it escapes. Forms must not depend on the
-plan in other ways.
+The analysis needs the operations that escape, because their results are vectors. So each operation is first written
+on trial, with all registers as vectors. If its form raises Refused, the operation escapes. A form may depend on the
+plan only by the shapes of registers.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ _MAX_BLOCKS: Final = 4000
 _MAX_SEGMENTS: Final = 10_000
 _SMALL_WIDTH: Final = 8
 _HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
-"""The types whose values are converted by way of halves."""
+"""The types that need the processor's conversions of halves."""
 
 
 def is_forced(operation: Operation) -> bool:
-    """Return whether an instruction escapes although it has a form: never.
+    """Return False: no operation that has a form must escape.
 
-    Tests replace it to compare the tiers, and keep no kernels on disk.
+    Tests that compare the tiers replace this function, and store no kernels on disk.
     """
     return False
 
 
 def choose_width(code: Code, block: tuple[int, int, int]) -> int:
-    """Return the lanes of a vector: a warp's, or fewer if nothing depends on warps.
+    """Return the number of lanes of a vector: 32, or fewer if no operation depends on warps.
 
-    It is 8 for blocks of at most so many threads, 16 if rows have that width.
+    It is 8 for blocks of at most 8 threads, and 16 if the rows of a block are multiples of 16, but not of 32,
+    threads.
     """
     is_small = prod(block) <= _SMALL_WIDTH
     if not is_small and (block[0] % WARP == 0 or block[0] % 16):
@@ -55,7 +56,7 @@ def choose_width(code: Code, block: tuple[int, int, int]) -> int:
 
 
 def threads_bound(code: Code, block: tuple[int, int, int]) -> int:
-    """Return how many threads in a row a kernel is compiled for: a power of two, or 0 if it does not depend on it."""
+    """Return the maximum of threads in a row for which a kernel is compiled: a power of two, or 0 for any number."""
     return 1 << (block[0] - 1).bit_length() if uses_turns(code.operations) else 0
 
 
@@ -76,11 +77,10 @@ def write_text(
     *,
     has_halves: bool,
 ) -> KernelText:
-    """Return the writer of a kernel for blocks of a shape, with its text written.
+    """Write a kernel for blocks of a shape, and return its writer.
 
-    `has_halves`: the processor converts between half and float.
-
-    Raises Refused for a kernel that stays in the NumPy tier.
+    `has_halves` is whether the processor can convert between half and float. Raises Refused if the kernel must stay
+    in the NumPy tier.
     """
     width = choose_width(code, block)
     rows, linear = block[0] % width == 0, block[1] * block[2] == 1
@@ -91,7 +91,7 @@ def write_text(
     plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
     sequences = find_sequences(code, plan, linear=linear)
     if is_crowded(plan):
-        sequences = Sequences(sequences.strides)  # first lanes would be variables that live across segments
+        sequences = Sequences(sequences.strides)  # first lanes would live across segments
     text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
     text.word = word_of_locals(plan.segments) if whole else 0
@@ -102,15 +102,15 @@ def write_text(
 
 @define
 class _Escapes:
-    """Decides which operations escape."""
+    """The choice of the operations that escape; `probe` writes them on trial."""
 
     probe: KernelText
     has_halves: bool
     _results: dict[int, bool] = field(factory=dict)
-    """The results of earlier calls, by the id() of operations."""
+    """The results of `is_escape`, by the id() of operations."""
 
     def is_escape(self, operation: Operation) -> bool:
-        """Return whether an operation escapes, because no form writes it or it is forced to."""
+        """Return whether an operation escapes, because no form can write it or because a test forces it to."""
         if id(operation) not in self._results:
             is_half = bool(_HALVES & {*operation.types}) and operation.name not in ("ld", "ldu", "st", "mov")
             is_needed = (is_half and not self.has_halves) or self._is_refused(write, operation)
@@ -118,11 +118,11 @@ class _Escapes:
         return self._results[id(operation)]
 
     def has_attempt(self, operation: Operation) -> bool:
-        """Return whether an escaping operation is attempted first."""
+        """Return whether an escaping operation has an attempt."""
         return not is_forced(operation) and not self._is_refused(write_attempt, operation)
 
     def _is_refused(self, form: Form, operation: Operation) -> bool:
-        """Return whether a form refuses an operation, when all registers are vectors."""
+        """Return whether a form refuses an operation if all registers are vectors."""
         try:
             self.probe.begin_accesses(group_accesses([operation], self.probe.code.carry))
             self.probe.index = 0
@@ -135,7 +135,7 @@ class _Escapes:
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel; `places` are the offsets of shared variables, `threads` as for `find_turns`."""
+    """Return the plan of a kernel, or raise Refused if it is too large. `places`, `threads`: see `find_turns`."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")

@@ -1,11 +1,11 @@
 """Registers and operands of one kernel as values of LLVM.
 
-A varying register is a vector of integers, one element per lane; a uniform one a scalar. A varying predicate is an
-integer with one bit per lane, so that the mask of lanes that branch is one AND. Floats are kept as their bits.
-Every register lives in an `alloca`, which LLVM turns into values.
+A varying register is a vector of integers, one element for each lane; a uniform register is a scalar. A varying
+predicate is an integer with one bit for each lane, so that the mask of lanes that branch is one AND. Registers
+contain the bits of floats. Every register is an `alloca`, which LLVM turns into values.
 
-An instruction asks for its operands in the shape of its result (`shape_of`), and `assign` keeps the old value of
-lanes that do not execute it: by its guard, or if the value matters to lanes elsewhere according to the plan.
+An instruction uses its operands in the shape of its result (`shape_of`). `assign` keeps the old value in lanes that
+do not execute the instruction, if its guard is false or if pending lanes may need the value according to the plan.
 """
 
 from __future__ import annotations
@@ -19,47 +19,60 @@ from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
 from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
 from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, Worker, offset_of
-from pympsd_server.ptx.isa.datatypes import DTYPES
+from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, DType, unsigned_of
 from pympsd_server.ptx.isa.machine import AXES, TIMERS, WARP
-from pympsd_server.ptx.lowering.ir import Argument, Code, Not, Operation, Register, Sink, Special, Symbol, items_of
+from pympsd_server.ptx.lowering.ir import (
+    Argument,
+    Code,
+    Not,
+    Operation,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    registers_in,
+)
 from pympsd_server.ptx.numpy_tier.literals import immediate_value
 from pympsd_server.ptx.syntax.tree import Immediate
 
 BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
 FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
-_SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
-"""The bits of the smallest normal number of each type."""
 
 BANK_ALIGNMENT: Final = 64
-"""In bytes, of a frame and of the bank in it."""
+"""The alignment of a frame, and of the bank in it, in bytes."""
 
 
 def is_signed(type_name: str) -> bool:
-    """Return whether values of a type are extended by their sign."""
+    """Return whether values of a type are sign-extended."""
     return type_name[0] == "s"
+
+
+def _type_name(dtype: DType) -> str:
+    """Return the PTX name of a dtype other than a predicate's."""
+    return {"i": "s"}.get(dtype.kind, dtype.kind) + str(8 * dtype.itemsize)
 
 
 @define(slots=False)
 class Lanes(Text):
-    """Writes registers and operands; `operation` is the instruction that is being written, in segment `at`."""
+    """The part of a kernel's writer for registers and operands. It is writing `operation` in segment `at`."""
 
     code: Code
     plan: WarpPlan
     width: int
-    """The lanes of a vector."""
+    """The number of lanes of a vector."""
     whole_warps: bool
     """Whether all warps of a block have all their lanes."""
     offsets: dict[tuple[str, str], int]
-    """Offsets of shared and local variables in their frames; -1: dynamic shared memory."""
+    """The offsets of shared and local variables in their frames; -1 for dynamic shared memory."""
     bank: dict[int, int] = field(factory=dict, init=False)
-    """The registers that are in the bank, and where (fragment_bank.py)."""
+    """The offset of each register that is in the bank (fragment_bank.py)."""
     resident: set[int] = field(factory=set, init=False)
-    """The other registers that are in the frame while the kernel runs (dispatch_text.py)."""
+    """The registers that are elsewhere in the frame while the kernel runs (dispatch_text.py)."""
     globals_used: list[tuple[str, int]] = field(factory=list, init=False)
-    """The variables and offsets whose addresses are passed to the kernel."""
+    """The variables and offsets whose addresses the kernel loads, in the order of its table of addresses."""
     at: int = field(default=0, init=False)
     first: bool = field(default=False, init=False)
-    """Whether lane 0's values of certain sequences are written, as scalars (sequences.py)."""
+    """Whether an operation is being written only for lane 0, as a scalar (sequences.py)."""
     operation: Operation | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -67,47 +80,47 @@ class Lanes(Text):
         self.mask_type = f"i{self.width}"
 
     def refuse(self, why: str = "") -> Refused:
-        """Return the exception that leaves the operation to the NumPy tier."""
+        """Return a Refused, which leaves the operation to the NumPy tier."""
         return Refused(f"{self.operation.opcode if self.operation else ''} {why}".strip())
 
     def refuse_if(self, condition: object, why: str = "") -> None:
-        """Leave the operation to the NumPy tier if a condition holds."""
+        """Raise Refused, which leaves the operation to the NumPy tier, if a condition is true."""
         if condition:
             raise self.refuse(why)
 
     # --- values of registers
 
     def is_varying(self, number: int) -> bool:
-        """Return whether a register is a vector."""
+        """Return whether a register is a vector, which it is not while lane 0 is written."""
         return number in self.plan.varying and not self.first
 
     def home(self, number: int) -> str:
-        """Return the variable that a register, or lane 0 of one, is kept in."""
+        """Return the name of the variable that contains a register, or lane 0 of a register."""
         if number in self.bank:
             return f"%b{self.bank[number]}"
         return f"%f{number}" if self.first and number in self.plan.varying else f"%r{number}"
 
     def register_bits(self, number: int) -> int:
-        """Return the width of a register in bits; 1 for a predicate."""
+        """Return the number of bits of a register, 1 for a predicate."""
         return BITS[self.code.register_types[number]]
 
     def storage(self, number: int) -> str:
-        """Return the type in which a register is kept."""
+        """Return the type of a register's variable."""
         bits = self.register_bits(number)
         if self.is_varying(number):
             return self.mask_type if bits == 1 else self.vector.of(f"i{bits}")
         return f"i{bits}"
 
     def read(self, number: int) -> str:
-        """Return a register as it is kept."""
+        """Load a register in the type of its variable."""
         return self.load(self.storage(number), self.home(number), self._alignment(number))
 
     def _alignment(self, number: int) -> int:
-        """Return the known facts about a register's address, in bytes; 0: as its type needs."""
+        """Return the alignment of a register's variable in bytes; 0 is the alignment of its type."""
         return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
-        """Return an operand's bits as an integer of the type's width, in a shape."""
+        """Return an operand's bits as an integer of the type's width, in a shape, or raise Refused."""
         bits = BITS[type_name]
         if isinstance(argument, Register):
             return self._use_register(argument.number, bits, shape)
@@ -140,9 +153,12 @@ class Lanes(Text):
             raise self.refuse("a vector where a scalar is needed")
         return value if varying else self.splat(value, f"i{bits}", shape)
 
-    def expression(self, argument: Argument, type_name: str, shape: Shape) -> Expression:
-        """Return an operand's bits as `use` does, for Python's operators."""
-        return Expression(self, shape, f"i{BITS[type_name]}", self.use(argument, type_name, shape))
+    def expression(self, argument: Argument, dtype: DType, shape: Shape) -> Expression:
+        """Return an operand, or a predicate, as an Expression of a dtype."""
+        if dtype == BOOL:
+            return Expression(self, shape, BOOL, self.predicate(argument, shape))
+        bits = Expression(self, shape, unsigned_of(dtype), self.use(argument, _type_name(dtype), shape))
+        return bits.view(dtype)
 
     def symbol(self, symbol: Symbol, bits: int) -> str:
         """Return the address of a variable as a scalar."""
@@ -159,38 +175,16 @@ class Lanes(Text):
         return self.cast("trunc", value, "i64", f"i{bits}") if bits < 64 else value
 
     def global_address(self, name: str, offset: int) -> str:
-        """Return the address of a variable of the module, which differs between clients, as a scalar."""
+        """Return the address of a module's variable, which differs between clients, as a scalar."""
         if (name, offset) not in self.globals_used:
             self.globals_used.append((name, offset))
         index = self.globals_used.index((name, offset))
         return self.load("i64", self.field("%addresses", 8 * index))
 
-    def use_float(self, argument: Argument, type_name: str, shape: Shape) -> str:
-        """Return a float operand as float, double or half, flushed if the operation has .ftz."""
-        return self.as_float(self.use(argument, type_name, shape), type_name, shape)
-
-    def as_float(self, bits: str, type_name: str, shape: Shape) -> str:
-        """Return bits as float, double or half, flushed if the operation has .ftz."""
-        value = self.cast("bitcast", bits, shape.of(f"i{BITS[type_name]}"), shape.of(FLOATS[type_name]))
-        assert self.operation is not None
-        return self.flush(value, shape, type_name) if self.operation.has("ftz") else value
-
-    def flush(self, value: str, shape: Shape, type_name: str = "f32") -> str:
-        """Return a float in which zeros of the same sign replace subnormal numbers; a double as it is."""
-        if type_name not in _SMALLEST_NORMAL:
-            return value
-        element, bits = FLOATS[type_name], f"i{BITS[type_name]}"
-        kind = shape.of(element)
-        size = self.intrinsic("fabs", element, shape, value)
-        smallest = self.cast("bitcast", shape.constant(bits, _SMALLEST_NORMAL[type_name]), shape.of(bits), kind)
-        tiny = self.op("fcmp olt", kind, size, smallest)
-        zero = self.intrinsic("copysign", element, shape, shape.zero(), value)
-        return self.choose(shape, tiny, kind, zero, value)
-
     # --- predicates and masks
 
     def predicate(self, argument: Argument, shape: Shape) -> str:
-        """Return a predicate as i1 or a vector of i1."""
+        """Return a predicate as i1 or as a vector of i1."""
         if isinstance(argument, Immediate):
             return shape.constant("i1", int(argument.value != 0))
         register = argument.register if isinstance(argument, Not) else argument
@@ -205,15 +199,15 @@ class Lanes(Text):
         return self.as_lanes(value) if varying else self.splat(value, "i1", shape)
 
     def as_lanes(self, mask: str) -> str:
-        """Return a mask as a vector of i1."""
+        """Convert a mask to a vector of i1."""
         return self.cast("bitcast", mask, self.mask_type, self.vector.of("i1"))
 
     def as_mask(self, lanes: str) -> str:
-        """Return a vector of i1 as a mask."""
+        """Convert a vector of i1 to a mask."""
         return self.cast("bitcast", lanes, self.vector.of("i1"), self.mask_type)
 
     def as_word(self, mask: str) -> str:
-        """Return a mask as i32."""
+        """Convert a mask to i32."""
         return self.cast("zext", mask, self.mask_type, "i32") if self.width < WARP else mask
 
     def current(self) -> str:
@@ -221,14 +215,14 @@ class Lanes(Text):
         return self.load(self.mask_type, "%cur")
 
     def guard_mask(self, operation: Operation) -> str:
-        """Return the mask of lanes whose guard holds."""
+        """Return the mask of the lanes whose guard is true."""
         guard = operation.guard
         assert guard is not None
         mask = self.as_mask(self.predicate(guard.register, self.vector))
         return self.op("xor", self.mask_type, mask, "-1") if guard.negated else mask
 
     def uniform_guard(self, operation: Operation) -> str:
-        """Return a guard that is the same in all lanes, as i1."""
+        """Return a guard, which must be the same in all lanes, as i1."""
         guard = operation.guard
         assert guard is not None
         value = self.predicate(guard.register, SCALAR)
@@ -245,14 +239,12 @@ class Lanes(Text):
     # --- results
 
     def shape_of(self, *targets: Argument) -> Shape:
-        """Return the shape in which an operation with these results is computed."""
-        registers = [r for target in targets for r in items_of(target)]
-        pairs = [getattr(r, name, r) for r in registers for name in ("first", "second")]
-        varying = any(isinstance(r, Register) and self.is_varying(r.number) for r in pairs)
+        """Return the shape in which an operation with these results is computed: a vector if one of them varies."""
+        varying = any(self.is_varying(r.number) for target in targets for r in registers_in(target))
         return self.vector if varying else SCALAR
 
     def assign(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
-        """Set a register from an integer of a type's width, extended to the register's."""
+        """Assign an integer of a type's width to a register, extended to the register's width."""
         if isinstance(target, Sink):
             return
         if not isinstance(target, Register):
@@ -272,8 +264,15 @@ class Lanes(Text):
             value = self.choose(of, condition, kind, value, self.read(target.number))
         self.store(kind, value, self.home(target.number), self._alignment(target.number))
 
+    def assign_expression(self, target: Argument, value: Expression) -> None:
+        """Assign a value to a register or a predicate."""
+        if value.dtype == BOOL:
+            return self.assign_predicate(target, value.name, value.shape)
+        bits = value.view(unsigned_of(value.dtype)).name
+        return self.assign(target, bits, _type_name(value.dtype), value.shape)
+
     def _condition(self, number: int, shape: Shape) -> str:
-        """Return the mask of lanes in which a register takes its new value; "": all lanes that matter."""
+        """Return the condition under which a register takes its new value in a lane, or "" if it always may."""
         operation = self.operation
         guard = None if operation is None else operation.guard
         if not shape.lanes:
@@ -282,22 +281,8 @@ class Lanes(Text):
             return self.as_lanes(self.active())
         return "" if guard is None or operation is None else self.as_lanes(self.guard_mask(operation))
 
-    def assign_float(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
-        """Set a register from a float, saturated if the operation has .sat."""
-        self.assign(target, self.bits_of_float(value, type_name, shape), type_name, shape)
-
-    def bits_of_float(self, value: str, type_name: str, shape: Shape) -> str:
-        """Return the bits of a float, saturated if the operation has .sat."""
-        assert self.operation is not None
-        kind = FLOATS[type_name]
-        if self.operation.has("sat"):
-            one = self.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), shape.of(kind))
-            value = self.intrinsic("maximumnum", kind, shape, value, shape.zero())
-            value = self.intrinsic("minimumnum", kind, shape, value, one)
-        return self.cast("bitcast", value, shape.of(kind), shape.of(f"i{BITS[type_name]}"))
-
     def assign_predicate(self, target: Argument, value: str, shape: Shape) -> None:
-        """Set a predicate from i1 or a vector of i1."""
+        """Assign i1 or a vector of i1 to a predicate."""
         if isinstance(target, Sink):
             return
         if not isinstance(target, Register) or self.register_bits(target.number) != 1:
@@ -319,14 +304,14 @@ class Lanes(Text):
     # --- special registers
 
     def special(self, text: str) -> tuple[str, bool, int]:
-        """Return a special register's value, whether it is a vector, and its bits."""
+        """Return a special register's value, whether it is a vector, and its number of bits."""
         name, _, axis = text[1:].partition(".")
         index = AXES.index(axis) if axis else 0
         if name == "tid":
             return (f"%tid{index}s", False, 32) if self.plan.rows and index else (f"%tid{index}", True, 32)
         if name in TIMERS:
             return self._timer(name)
-        if hasattr(Worker, name):  # the field has the register's name
+        if hasattr(Worker, name):  # a field of the worker has the register's name
             return self.load("i32", self.field("%ctx", offset_of(name) + 4 * index)), False, 32
         if name in CONSTANTS:
             return self.load("i32", self.field("%ctx", offset_of("constants") + 4 * CONSTANTS.index(name))), False, 32
@@ -360,7 +345,7 @@ class Lanes(Text):
         return now, False, 64
 
     def last_value(self, value: Argument, type_name: str, mask: str) -> str:
-        """Return the scalar that stays in memory when all lanes store to one address: the last lane's."""
+        """Return the scalar that remains in memory if all lanes store to the same address: the last lane's."""
         if not self.plan.is_varying(value):
             return self.use(value, type_name, SCALAR)
         vector = self.use(value, type_name, self.vector)
@@ -370,7 +355,7 @@ class Lanes(Text):
         return self.value(f"extractelement {kind} {vector}, {self.mask_type} {lane}")
 
     def write_lanes_here(self) -> None:
-        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
+        """Compute `%lanes_here`: how many of the block's threads there are from this warp's first lane on."""
         extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
         threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
         before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
@@ -379,7 +364,7 @@ class Lanes(Text):
     # --- lane by lane
 
     def write_lane_loop(self, mask: str, body: Callable[[str], None]) -> None:
-        """Write a loop over lanes, the lowest first; `body` gets the lane's number as i64."""
+        """Write a loop over the lanes of a mask, the lowest first; `body` is called with the lane's number as i64."""
         before, loop, on = self.label("before"), self.label("lane"), self.label("after")
         self.jump(before)
         self.place(before)

@@ -1,19 +1,19 @@
-"""Kernels compiled by LLVM: a kernel in, the address of a function out.
+"""Compilation of kernels by LLVM: from a kernel to the address of a function.
 
-LLVM runs in a process of its own (compiler_process.py), at level 2 without its vectorisers, because a kernel is
-vectors already. The result is object code, which knows the functions of the C runtime by their names and everything
-else by the worker that it is called with. So it can be kept, with the data that Python needs about it, as a
+LLVM runs in a process of its own (compiler_process.py), at level 2 without its vectorisers, because a kernel already
+consists of vectors. The result is object code, which refers to functions of the C runtime by name and to everything
+else through the worker with which it is called. So it can be stored, with the data that Python needs for it, as a
 `StoredKernel` (kernel_cache.py):
 
     lowered code, shape class ----> key, in the cache? ----> StoredKernel ----> MachineCode
                                           | no                    ^
                                           +---- text ---- LLVM ---+
 
-The key depends on the kernel, on the shape of its blocks, on pympsd's sources, on llvmlite's version and on the
-processor as the kernel of the system describes it. So it can be looked up without LLVM, whose import takes 25 ms, and
-the object code is loaded without LLVM, too (object_code.py), where that is possible.
+The key depends on the kernel, the shape of its blocks, pympsd's sources, llvmlite's version, and the description of
+the processor in /proc/cpuinfo. So a stored kernel can be found without LLVM, whose import takes 25 ms. The object
+code is also loaded without LLVM (object_code.py), if possible.
 
-A stored kernel names operations by their place in the kernel's code, from which the key was made.
+A stored kernel refers to operations by their index in the kernel's code, which is part of the key.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from pympsd_server.ptx.numpy_tier.translation import Translation
 
 @frozen
 class ShapeClass:
-    """The properties of a block's shape that a kernel's code depends on."""
+    """The properties of a block's shape on which a kernel's code depends."""
 
     width: int
-    """The lanes of a vector."""
+    """The number of lanes of a vector."""
     has_whole_rows: bool
     """Whether every row of a block is a whole number of vectors."""
     is_linear: bool
     """Whether blocks have one dimension."""
     has_whole_warps: bool
     threads: int
-    """The bound of the threads in a row; 0 if the code does not depend on it."""
+    """The maximum number of threads in a row, or 0 if the code does not depend on it."""
 
     @classmethod
     def of(cls, code: Code, block: tuple[int, int, int]) -> ShapeClass:
-        """Return the class of a shape."""
+        """Return the class of a block's shape."""
         width = choose_width(code, block)
         x, y, z = block
         return cls(width, x % width == 0, y * z == 1, x * y * z % width == 0, threads_bound(code, block))
@@ -67,22 +67,22 @@ class ShapeClass:
 
 @define(eq=False, kw_only=True)
 class _Layout:
-    """What Python has to know about a kernel's code and frames."""
+    """The properties of a kernel's code and frames that Python needs."""
 
     width: int = 0
     frame_bytes: int = 0
-    """The size of a warp's frame, a multiple of CACHE_LINE."""
+    """The size of a warp's frame in bytes, a multiple of CACHE_LINE."""
     sites: int = 0
-    """The number of entries in its table of allocations."""
+    """The number of entries in the kernel's table of allocations (memory_text.py)."""
     word: int = 0
-    """The bytes of a word of interleaved local memory (memory_text.py); 0: it is not interleaved."""
+    """The size of a word of interleaved local memory in bytes (memory_text.py), or 0 if it is not interleaved."""
     globals_used: tuple[tuple[str, int], ...] = ()
     slots: dict[int, int] = field(factory=dict)
-    """Where registers are in a frame, in bytes; only those that a stop needs."""
+    """The offset in a frame, in bytes, of each register that a stop needs."""
     varying: frozenset[int] = frozenset()
     """The registers that are vectors."""
     origins: tuple[int, ...] = ()
-    """The block that begins at each segment; -1 in the middle of a block."""
+    """The block that begins at each segment, or -1 in the middle of a block."""
 
     def varies(self, number: int) -> bool:
         """Return whether a register is a vector."""
@@ -91,43 +91,43 @@ class _Layout:
 
 @define(eq=False, kw_only=True)
 class StoredKernel(_Layout):
-    """A compiled kernel as it is kept on disk; operations are named by their place in `_operations`."""
+    """A compiled kernel as it is stored on disk. It refers to operations by their index in `_operations`."""
 
     refusal: str = ""
-    """Why the kernel stays in the NumPy tier; then all other fields are empty."""
+    """The reason why the kernel stays in the NumPy tier, or "". With a reason, all other fields are empty."""
     object_code: bytes = b""
     stops: tuple[tuple[int, tuple[int, ...], int, int, bool], ...] = ()
-    """The fields of `Stop`; -1 for no result."""
+    """The fields of each `Stop`, with -1 instead of a missing result."""
     escapes: dict[int, tuple[int, int]] = field(factory=dict)
 
 
 @define(eq=False, kw_only=True)
 class MachineCode(_Layout):
-    """One kernel for blocks of one kind of shape."""
+    """A kernel's machine code for blocks of one class of shapes."""
 
     address: int
-    """The address of its function in this process."""
+    """The address of the kernel's function in this process."""
     stops: list[Stop]
     escapes: dict[int, tuple[Operation, int]]
-    """The escaping operations and the stops behind them, by the stop before them."""
+    """For the stop before each escaping operation, the operation and the stop after it."""
     nbytes: int
-    """The size of the code."""
+    """The size of the code in bytes."""
     translation: ReferenceType[Translation]
-    """The kernel, which keeps the code alive."""
+    """A weak reference to the kernel's translation, which keeps the code alive."""
     _owner: object
     """The object that owns the function's memory."""
 
 
 @cache
 def _addresses() -> dict[str, int]:
-    """Return the addresses of the functions that generated code calls. Raises NoLibrary without the runtime in C."""
+    """Return the addresses of the functions that generated code calls. Raises NoLibrary without the C runtime."""
     return {name: ctypes.cast(runtime()[name], ctypes.c_void_p).value or 0 for name in FUNCTIONS}
 
 
 def load_kernel(translation: Translation, shape: ShapeClass) -> MachineCode | None:
-    """Return a kernel that was compiled earlier, perhaps by another process; None if it is not in the cache.
+    """Load a kernel that was compiled earlier, perhaps by another process. Return None if it is not in the cache.
 
-    Takes some milliseconds. Raises as `compile_kernel`.
+    This takes a few milliseconds. Errors are as for `compile_kernel`.
     """
     content = kernel_cache.load(_key(translation, shape))
     if content is None:
@@ -147,10 +147,14 @@ def compile_kernel(
 ) -> MachineCode:
     """Compile a kernel for blocks of a shape, and store it in the cache.
 
-    Raises Refused for a kernel that stays in the NumPy tier; ImportError without llvmlite, NoLibrary without C,
-    ChildProcessError if LLVM failed, InterruptedError soon after `is_abandoned` returns True.
+    Raises:
+        Refused: The kernel must stay in the NumPy tier.
+        ImportError: llvmlite is not installed.
+        NoLibrary: The C runtime is not built.
+        ChildProcessError: LLVM failed.
+        InterruptedError: `is_abandoned` has returned True.
     """
-    _addresses()  # missing packages are reported before the text is written
+    _addresses()  # report missing packages before writing the text
     find_llvmlite()
     try:
         stored = _compile(translation, block, is_abandoned)
@@ -169,7 +173,7 @@ def _key(translation: Translation, shape: ShapeClass) -> str:
 
 @cache
 def _llvm_version() -> str:
-    """Return the version of llvmlite from its package's metadata, without importing it; "" without llvmlite."""
+    """Return the text of llvmlite's version file without importing llvmlite, or "" if it is not installed."""
     with suppress(ImportError, OSError):
         return (find_llvmlite() / "llvmlite" / "_version.py").read_text()
     return ""
@@ -177,7 +181,7 @@ def _llvm_version() -> str:
 
 @cache
 def _processor() -> str:
-    """Return the description of the first processor in /proc/cpuinfo, without the lines that change while it runs."""
+    """Return the first processor's description from /proc/cpuinfo, without the lines that change over time."""
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
         lines = file.read(1 << 14).split("\n\n", 1)[0].splitlines()
     return "\n".join(line for line in lines if "hz" not in line.lower() and "bogomips" not in line.lower())
@@ -191,7 +195,7 @@ def _compile(translation: Translation, block: tuple[int, int, int], is_abandoned
 
 
 def _operations(code: Code) -> list[Operation]:
-    """Return a kernel's operations as the compiled tier sees them, in one list for all blocks."""
+    """Return the operations of all blocks that the compiled tier compiles, in one list."""
     blocks = build_blocks(code)
     ends = [[] if block.terminator is None else [block.terminator] for block in blocks]
     parts = zip((drop_dead_results(block, blocks, code.carry) for block in blocks), ends, strict=True)
@@ -219,7 +223,7 @@ def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
 
 
 def _link_by_llvm(object_code: bytes) -> LinkedCode:
-    """Return object code in executable memory: any that LLVM writes, on any processor."""
+    """Load object code into executable memory by LLVM, which can load all object code that it writes."""
     import llvmlite.binding as llvm
 
     machine = new_machine(llvm)
@@ -232,7 +236,7 @@ def _link_by_llvm(object_code: bytes) -> LinkedCode:
 
 
 def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
-    """Return a stored kernel's code in this process; raise Refused."""
+    """Load a stored kernel into this process. Raises Refused if the kernel must stay in the NumPy tier."""
     if stored.refusal:
         raise Refused(stored.refusal)
     linked = link(stored.object_code, FUNCTION, _addresses()) or _link_by_llvm(stored.object_code)

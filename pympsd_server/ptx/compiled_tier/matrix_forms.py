@@ -1,24 +1,24 @@
-"""Products of the matrices that a warp holds (mma, wmma), their loads and stores, and cp.async.
+"""Products of the matrices in a warp's registers (mma, wmma), their loads and stores, and cp.async.
 
-A product is a function of its own in the kernel's module, one for each shape and each choice of types, which gets the
-fragments as arrays of registers:
+For each combination of shape and types, the kernel's module has a function that computes the product. Its arguments
+are the fragments, as arrays of registers:
 
     A: register 0 of lanes 0 to 31, register 1 ...   |   B   |   C   |   D
 
-They are in the bank (fragment_bank.py) or, copied, in %fragments. Absent lanes have any values: PTX does not define
-the instruction then.
+The arrays are in the bank (fragment_bank.py), or copies are in %fragments. Absent lanes may have any values, because
+PTX does not define the instruction with them.
 
-A block of 8 rows of A is 8 times the 4 * `packed` elements of a register, by rows; a block of B the same by columns
+A block of A has 8 rows of 4 * `packed` elements, one register of each lane; a block of B has 8 such columns
 (matrices/fragments.py). The function converts both to doubles, B transposed, and adds the products in the order of k:
 
     for each block of 8 by 8 of D:  8 sums, each a vector of the 8 columns
         for each k:  sum[row] = fma(A[row, k], B[k, 0 to 7], sum[row])
 
-Products of all types but f64 are exact in doubles, so sums are rounded once at their end, as in the NumPy tier, which
-adds in the same order. Products of bits count ones in words instead.
+Products of all types except f64 are exact in doubles. So sums are rounded once, at the end, as in the NumPy tier,
+which adds in the same order. Products of bits count ones in words instead.
 
-Lanes have an address each in loads and stores of fragments, nearly always the same one: C functions copy pieces
-(kernel_memory.c), which a table describes in the order of the registers.
+In loads and stores of fragments each lane has an address, nearly always the same one. C functions copy the fragment
+in pieces (kernel_memory.c), which a table describes in the order of the registers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pympsd_server.ptx.compiled_tier.lanes import BITS
 from pympsd_server.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
 from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
 from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
-from pympsd_server.ptx.isa.datatypes import Array
+from pympsd_server.ptx.isa.datatypes import F16, F32, F64, U16, U32, Array, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
@@ -48,7 +48,7 @@ from pympsd_server.ptx.numpy_tier.emit_matrices import SHAPE, line_length, size_
 from pympsd_server.ptx.syntax.tree import Immediate
 
 _AREA: Final = FRAGMENT_BYTES // 4
-"""The maximum of bytes that a fragment has in all lanes."""
+"""The maximum size of a fragment in all lanes together, in bytes."""
 _REGISTER_TYPES: Final = {"f64": "f64", "f32": "f32", "s32": "s32"}
 _ROW: Final = Lanes(8)
 _CHUNK: Final = 16
@@ -72,7 +72,7 @@ def _register_type(matrix: str, kind: str) -> str:
 
 @writes("mma")
 def _multiply(text: MemoryText, operation: Operation) -> None:
-    """D = A * B + C; wmma names the types of D and C alone if A and B are of f16."""
+    """Write D = A * B + C. The types are of D, A, B and C, or for wmma of f16 only of D and C."""
     types = operation.types
     d, a, _, c = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
     b = types[2] if len(types) == 4 else "f16"
@@ -93,7 +93,7 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
 
 
 def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, is_result: bool) -> str:
-    """Return a pointer to where the registers of an operand are one after the other, or will be copied to."""
+    """Return a pointer to an operand's registers in the bank, or to the area to which they must be copied."""
     items = items_of(operand)[: fragment.registers]
     places = [text.bank.get(item.number) if isinstance(item, Register) else None for item in items]
     assert text.operation is not None
@@ -112,7 +112,7 @@ def _number_of(item: Argument) -> int:
 
 
 def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
-    """Store the registers of an operand one after the other in memory; return a pointer to them."""
+    """Store an operand's registers one after the other, unless the bank has them so; return a pointer to them."""
     pointer = _area_of(text, operand, area, fragment, is_result=False)
     if pointer.startswith("%b"):
         return pointer
@@ -125,7 +125,7 @@ def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: 
 
 
 def _take(text: MemoryText, operand: Argument, pointer: str, matrix: str, fragment: Fragment, kind: str) -> None:
-    """Set the registers of an operand from memory; those beyond the fragment repeat it."""
+    """Load the registers of an operand from memory. Registers past the end of the fragment repeat it."""
     is_there = pointer.startswith("%b")
     type_name = _register_type(matrix, kind)
     bits = BITS[type_name]
@@ -140,7 +140,7 @@ def _take(text: MemoryText, operand: Argument, pointer: str, matrix: str, fragme
 def _product(
     size: Shape, kinds: tuple[str, str, str, str], saturates: bool, differs: bool
 ) -> tuple[str, str, frozenset[str]]:
-    """Return the name of a product's function, its text, and the declarations that it needs."""
+    """Return the name and text of a product's function, and the declarations that it needs."""
     m, n, k = size
     name = f"product_{m}_{n}_{k}_{'_'.join(kinds)}" + "_saturated" * saturates + "_differing" * differs
     writer = _ProductText(size, kinds, saturates, differs)
@@ -151,7 +151,7 @@ def _product(
 
 @frozen
 class _ProductText:
-    """Writes the function of a product."""
+    """The writer of a product's function."""
 
     size: Shape
     kinds: tuple[str, str, str, str]
@@ -162,7 +162,7 @@ class _ProductText:
 
     @property
     def _width(self) -> int:
-        """The elements along k that a register has in 4 lanes; of bits, words."""
+        """The number of elements (for b1, of words) along k that a register has in four lanes together."""
         bits = 32 if self.kinds[0] == "b1" else 8 * STORED[self.kinds[0]].itemsize
         return 4 * max(1, 32 // bits)
 
@@ -175,7 +175,7 @@ class _ProductText:
         return 4 if self.kinds[0] == "b1" else 8
 
     def write(self) -> None:
-        """Write everything but the head and the end."""
+        """Write the function's body."""
         text, (m, n, k) = self.text, self.size
         k = k // _WORD_BITS if self.kinds[0] == "b1" else k
         for name, count in (("left", m * k), ("right", k * n)):
@@ -187,7 +187,7 @@ class _ProductText:
         text.line("ret void")
 
     def _convert(self, source: str, target: str, count: int, kind: str, *, per_block: bool, raw: str) -> None:
-        """Convert the elements of A or B; those of each block of B are transposed."""
+        """Write the conversion of the elements of A or B; `per_block` transposes each block, for B."""
         text, block = self.text, 8 * self._width
         nbytes = int(raw[1:]) // 8
         step = block if per_block else min(_CHUNK, count)
@@ -215,7 +215,7 @@ class _ProductText:
                 )
 
     def _number(self, value: str, raw: str, kind: str, shape: Lanes) -> str:
-        """Return elements of A or B as doubles, of bits as they are."""
+        """Convert elements of A or B to doubles; words of b1 stay unchanged."""
         text = self.text
         if kind == "b1":
             return value
@@ -223,21 +223,22 @@ class _ProductText:
             return text.cast("bitcast", value, shape.of(raw), shape.of("double"))
         if kind in ("s8", "u8"):
             return text.cast(f"{kind[0]}itofp", value, shape.of(raw), shape.of("double"))
-        bits = Expression(text, shape, raw, value)
+        bits = Expression(text, shape, np.dtype(f"u{int(raw[1:]) // 8}"), value)
         if kind in ("bf16", "tf32"):
-            bits = bits.cast("zext", "i32") << 16 if kind == "bf16" else bits & 0xFFFFE000
-            return bits.cast("bitcast", "float").cast("fpext", "double").name
-        half = (bits if kind == "f16" else self._widen_to_half(bits, kind)).cast("bitcast", "half")
-        double = half.cast("fpext", "float").cast("fpext", "double")
-        return (double * 256.0 if kind == "e4m3" else double).name
+            wide: Expression = bits.astype(U32) << 16 if kind == "bf16" else bits & 0xFFFFE000
+            return wide.view(F32).astype(F64).name
+        half: Expression = (bits if kind == "f16" else self._widen_to_half(bits, kind)).view(F16)
+        double = half.astype(F32).astype(F64)
+        double = double * 256.0 if kind == "e4m3" else double
+        return double.name
 
-    def _widen_to_half(self, bits: Expression, kind: str) -> Expression:
-        """Return the bits of halves, those of e4m3 divided by 256: the exponent of a half is biased by 8 more."""
-        wide = bits.cast("zext", "i16")
+    def _widen_to_half(self, bits: Expression, kind: str) -> Value:
+        """Convert small floats to halves. e4m3 becomes 1/256 of its value, because a half has 8 more bias."""
+        wide = bits.astype(U16)
         if kind == "e5m2":
             return wide << 8
         size, sign = wide & 0x7F, (wide & 0x80) << 8
-        return (size == 0x7F).choose(0x7E00, size << 7, "i16") | sign
+        return (size == 0x7F).choose(0x7E00, size << 7) | sign
 
     def _write_blocks(self, down: int, across: int, steps: int) -> None:
         """Write the loop over the blocks of D, and in it the loop over k."""
@@ -271,9 +272,9 @@ class _ProductText:
 
     @contextmanager
     def _loop(self, name: str, count: int, step: int = 1) -> Iterator[tuple[str, str, str]]:
-        """Write a loop around the text written inside: its index goes from 0 to a count, which is not 0, in steps.
+        """Write a loop around the text written inside it. The index runs from 0 to `count` (at least 1), exclusive.
 
-        Yields the index, and the blocks before the loop and at its end, for the phis with which it begins.
+        Yields the index and the labels of the basic blocks before the loop and at its end, for phis at its beginning.
         """
         text = self.text
         before, loop, last, end = (text.label(part) for part in ("before", name, "last", "end"))
@@ -299,7 +300,7 @@ class _ProductText:
         return text.op("add", word, total, ones)
 
     def _accumulators(self, block: str, base: str, kind: str) -> list[str]:
-        """Return the 8 rows of a block of C, as they are added."""
+        """Load the 8 rows of a block of C, in the type in which sums are added."""
         text, nbytes = self.text, STORED[kind].itemsize
         size = 64 * nbytes
         place = text.value(f"getelementptr i8, ptr {base}, i64 {text.op('mul', 'i64', block, str(size))}")
@@ -343,17 +344,17 @@ class _ProductText:
                 text.store(half.of(element), part, text.field(place, (32 * e + 4 * i) * nbytes), nbytes)
 
     def _round_to_element(self, row: str) -> str:
-        """Return sums as elements of D."""
+        """Round a row of sums to elements of D."""
         text, kind, double = self.text, self.kinds[3], _ROW.of("double")
         if kind == "f64" or self._element == "i32":
             return row
         if kind == "f32":
             return text.cast("fptrunc", row, double, _ROW.of("float"))
         if kind == "f16":
-            return round_to_half(Expression(text, _ROW, "double", row)).name
+            return round_to_half(Expression(text, _ROW, F64, row)).name
         if self.saturates:
-            limits = Expression(text, _ROW, "double", row)
-            low, high = limits.make(-(2.0**31), "double").name, limits.make(2.0**31 - 1, "double").name
+            limits = Expression(text, _ROW, F64, row)
+            low, high = limits.make(-(2.0**31)).name, limits.make(2.0**31 - 1).name
             row = text.intrinsic("maxnum", "double", _ROW, row, low)
             row = text.intrinsic("minnum", "double", _ROW, row, high)
             return text.cast("fptosi", row, double, _ROW.of("i32"))
@@ -364,7 +365,7 @@ class _ProductText:
 
 
 def _put_addresses(text: MemoryText, memory: Argument, space: str, scratch: int = 0) -> int:
-    """Write the lanes' addresses to a scratch area; return the number of a site."""
+    """Store the lanes' addresses in a scratch area; return the number of a new site for the access."""
     if not isinstance(memory, Memory):
         raise text.refuse()
     text.store(text.vector.of("i64"), text.address(memory, text.vector, space), f"%scratch{scratch}")
@@ -408,7 +409,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
 
 
 def _table(text: MemoryText, numbers: tuple[int, ...]) -> str:
-    """Return the name of a constant table of words."""
+    """Return the name of a constant table of words; add the table if it is new."""
     content = f"private constant [{len(numbers)} x i32] [{', '.join(f'i32 {n}' for n in numbers)}]"
     for line in text.tables:
         if line.endswith(content):
@@ -418,7 +419,7 @@ def _table(text: MemoryText, numbers: tuple[int, ...]) -> str:
 
 
 def _pieces(fragment: Fragment, kind: str, by_columns: bool) -> tuple[int, ...]:
-    """Return the rest of a table of `Pieces` (kernels.h): where the bytes of a fragment's registers are in memory."""
+    """Return the numbers of a `Pieces` (kernels.h) after the first: where a fragment's registers are in memory."""
     nbytes, packed, rows, columns = STORED[kind].itemsize, fragment.packed, fragment.rows, fragment.columns
     if kind == "b1":  # words, as in load_fragment
         rows, columns = rows[:, ::_WORD_BITS], columns[:, ::_WORD_BITS]
@@ -435,13 +436,13 @@ def _pieces(fragment: Fragment, kind: str, by_columns: bool) -> tuple[int, ...]:
 
 
 def _are_pieces(lines: Array, places: Array) -> bool:
-    """Return whether the elements of each row follow each other in memory."""
+    """Return whether the elements of each row are consecutive in memory."""
     return bool((lines == lines[:, :1]).all() and (places == places[:, :1] + np.arange(places.shape[1])).all())
 
 
 @writes("ldmatrix stmatrix")
 def _move_matrices(text: MemoryText, operation: Operation) -> None:
-    """Lane t has two elements of row, or column, t / 4 of each matrix; the first lanes have the rows' addresses."""
+    """Write ldmatrix or stmatrix. Lane t has two elements of each matrix, of row (or column) t / 4."""
     text.refuse_if(text.width != WARP, "width")
     is_store = operation.name == "stmatrix"
     operand, memory = operation.operands[::-1] if is_store else operation.operands
@@ -484,13 +485,13 @@ def _transpose(text: MemoryText, words: str) -> str:
 
 @writes("wgmma")
 def _order_products(text: MemoryText, operation: Operation) -> None:
-    """wgmma.fence, commit_group and wait_group: the products are made when they are issued, by the NumPy tier."""
+    """Write nothing for wgmma.fence, commit_group and wait_group, because products are made immediately."""
     text.refuse_if(operation.has("mma_async"))
 
 
 @writes("cp")
 def _copy(text: MemoryText, operation: Operation) -> None:
-    """cp.async: the copy is made immediately, so commits and waits have nothing left to do."""
+    """Write cp.async as a copy that is made immediately, so commits and waits write nothing."""
     if operation.one_of("commit_group", "wait_group", "wait_all"):
         return
     operands = operation.operands[: len(operation.operands) - operation.has("L2::cache_hint")]

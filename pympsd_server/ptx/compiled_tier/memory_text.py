@@ -1,8 +1,8 @@
-"""Memory accesses: one check for accesses relative to one base, and the fastest way that the lanes' addresses allow.
+"""Memory accesses: a check for all accesses relative to a base, then the fastest way that lanes' addresses allow.
 
-A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares with the
-allocation that this place in the code accessed last, two words of the `sites` table; for shared memory, with the
-block's size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
+A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares addresses with
+the allocation that this code accessed last (two words of the `sites` table), or for shared memory with the block's
+size. The slow part looks the allocation up and stores it there, or finds the first access and lane that faults.
 
     uniform address           one scalar access
     lanes follow each other   tested at run time if the strides suggest it: one masked vector access
@@ -10,12 +10,12 @@ block's size. The slow part looks the allocation up and remembers it, or finds t
 
 Local memory is *interleaved* if only loads and stores of compiled code access it (`word_of_locals`): word i of all
 lanes is contiguous, as on a GPU. An access at the same address in all lanes, the usual case, is one vector access.
-A word has the size of the kernel's largest element there, at least 4 bytes; smaller elements are parts of words:
+A word has the size of the largest element in local memory, at least 4 bytes; smaller elements are parts of words:
 
     byte a of lane l is byte (a - a % word) * width + l * word + a % word of the warp's local memory
 
-A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
-way is taken only if its own test of all lanes' bytes has succeeded, and why everything else goes through C.
+With a wrong `low` or `high` of a group of accesses, a kernel could access memory of the executor. Therefore the quick
+way is taken only if its test of all lanes' bytes has succeeded, and all other accesses are checked in C.
 """
 
 from __future__ import annotations
@@ -34,50 +34,50 @@ _OWN_SPACES = frozenset({"shared", "local", "param"})
 """The state spaces whose addresses count from 0."""
 _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
-"""The end of accesses, in bytes from their base, must be less than this for a check in 32 bits."""
+"""A check in 32 bits is possible if the end of the accesses, in bytes from their base, is below this."""
 _WARPS_AHEAD, _LINE = 4, 64
 """The number of warps ahead that a warp prefetches, and the bytes of a cache line."""
 FRAGMENT_BYTES = 8192
-"""The size of the area in which matrices of a warp are passed on."""
+"""The size of `%fragments`, in which matrices of a warp are passed to functions, in bytes."""
 
 
 @define
 class Pointers:
-    """Host addresses of a group of accesses, without their offsets."""
+    """The host addresses of a group of accesses, without their offsets."""
 
     stride: int = 0
     single: str = ""
-    """The uniform address, or the first lane's if the lanes' addresses are consecutive; i64."""
+    """The uniform address, or the first lane's address if the lanes' are consecutive, as i64."""
     near: str = ""
-    """Whether the addresses are consecutive and all valid; i1."""
+    """Whether the addresses are consecutive and all valid, as i1."""
     lanes: str = ""
-    """The addresses of all lanes, i64 each; for shared memory i32 offsets. Undefined if the lanes are near."""
+    """The addresses of all lanes as i64, or for shared memory offsets as i32. Undefined if `near` is true."""
     prefetched: list[int] = field(factory=list)
-    """The offsets whose data are prefetched."""
+    """The offsets of accesses whose data are prefetched."""
 
 
 @define(slots=False)
 class MemoryText(Lanes):
-    """Writes checks, loads and stores."""
+    """The part of a kernel's writer for checks, loads and stores."""
 
     sequences: Sequences
     static_shared: int
-    """The bytes of shared memory that every launch has."""
+    """The bytes of shared memory that the kernel has in every launch."""
     groups: dict[int, Accesses] = field(factory=dict, init=False)
-    """The accesses of this segment's loads and stores, by the operation's index."""
+    """The group of accesses of each load and store in this segment, by the operation's index."""
     index: int = field(default=0, init=False)
     """The index of the operation in its segment."""
     site_count: int = field(default=0, init=False)
     escape: str = field(default="escape", init=False)
-    """The label of the escape of the attempt that is being written."""
+    """The label of the escape from the attempt that is being written."""
     needs_fragments: bool = field(default=False, init=False)
     word: int = field(default=0, init=False)
-    """The bytes of a word of interleaved local memory; 0 if each lane's local memory is contiguous."""
+    """The size of a word of interleaved local memory in bytes, or 0 if each lane's local memory is contiguous."""
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
-    """The groups whose check was written in this segment, by their id()."""
+    """The results of the checks that were written in this segment, by the id() of the group."""
 
     def begin_accesses(self, groups: dict[int, Accesses]) -> None:
-        """Begin a segment: nothing is checked."""
+        """Begin a segment, in which no group of accesses has been checked yet."""
         self.groups = groups
         self._checked.clear()
 
@@ -99,7 +99,7 @@ class MemoryText(Lanes):
         return self.op("add", shape.of("i64"), value, shape.constant("i64", offset)) if offset else value
 
     def _limits(self, space: str, site: int, nbytes: str | int) -> tuple[str, str]:
-        """Return the lowest valid address, and the number of valid addresses of `nbytes` bytes from there, as i64."""
+        """Return the lowest valid address, and how many addresses from it on are valid for `nbytes` bytes, as i64."""
         low, size = "0", f"%{space}_size"
         if space not in _OWN_SPACES:
             low = self.load("i64", self.field("%sites", 16 * site))
@@ -110,7 +110,7 @@ class MemoryText(Lanes):
         return f"%{space}" if space in _OWN_SPACES else "%delta"
 
     def _is_static(self, group: Accesses) -> bool:
-        """Return whether accesses need no check: constant offsets in the shared memory that every launch has."""
+        """Return whether accesses are at constant offsets in the static shared memory, so that they need no check."""
         base = group.base.base
         if group.space != "shared" or isinstance(base, Register | Immediate):
             return False
@@ -119,7 +119,7 @@ class MemoryText(Lanes):
         return start >= 0 and all(0 <= o <= self.static_shared - n and o % n == 0 for o, n in offsets)
 
     def check(self, group: Accesses, mask: str) -> Pointers:
-        """Write the check of a group of accesses, at the first of them."""
+        """Write the check of a group at the first of its accesses; return the host addresses."""
         if id(group) in self._checked:
             return self._checked[id(group)]
         if group.space == "local" and self.word:
@@ -131,7 +131,7 @@ class MemoryText(Lanes):
         return pointers
 
     def _check_inside(self, group: Accesses, site: int, first: str, more: int) -> str:
-        """Return whether the accesses at an address, and `more` bytes, are valid."""
+        """Return whether the accesses at address `first`, and `more` bytes after them, are valid."""
         low, count = self._limits(group.space, site, group.high - group.low + more)
         start = self.op("add", "i64", first, str(group.low))
         inside = self.op("icmp ult", "i64", self.op("sub", "i64", start, low), count)
@@ -162,7 +162,7 @@ class MemoryText(Lanes):
         return Pointers(single=self.phi("i64", (first, quick), (second, end)))
 
     def _resolve(self, group: Accesses, site: int, mask: str) -> str:
-        """Write the slow check of the addresses in %scratch0; return the label that control continues from."""
+        """Write the slow check of the addresses in %scratch0; return the label of the basic block after it."""
         name = f"@accesses{len(self.tables)}"
         items = [f"i64 {number}" for pair in sorted(group.sites) for number in pair]
         self.tables.append(f"{name} = private constant [{len(items)} x i64] [{', '.join(items)}]")
@@ -175,20 +175,20 @@ class MemoryText(Lanes):
         return self.fault_unless_zero(bad)
 
     def fault_unless_zero(self, result: str) -> str:
-        """Write the end of the kernel if a function of the runtime has noted a fault; return the label after it."""
+        """Write the end of the kernel if a C function returned a fault; return the label of the block after it."""
         on = self.label("checked")
         self.branch(self.op("icmp ne", "i32", result, "0"), "fault", on, UNLIKELY)
         self.place(on)
         return on
 
     def escape_unless(self, truth: str) -> None:
-        """Write the branch of an attempt: to its escape, or on."""
+        """Write the branch to the escape of an attempt, unless `truth` is true."""
         on = self.label("attempted")
         self.branch(truth, on, self.escape, LIKELY)
         self.place(on)
 
     def end_attempt(self) -> None:
-        """Write the way from an attempt to the next segment, and begin its escape."""
+        """Write the way from a successful attempt to the next segment, and begin the escape."""
         self.store(self.mask_type, self.current(), f"%m{self.at + 1}")
         self.jump(f"segment{self.at + 1}")
         self.place(self.escape)
@@ -223,12 +223,12 @@ class MemoryText(Lanes):
         self.jump(on)
         self.place(on)
         pointers.lanes = self.phi(kind, (first_way, quick), (second_way, end))
-        if space == "shared":  # indices of 32 bits: more of them fit a vector
+        if space == "shared":  # as i32, because more of them fit in a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
         return pointers
 
     def _to_host(self, address: str, space: str) -> str:
-        """Return the host addresses of all lanes; for shared memory offsets."""
+        """Return the host addresses of all lanes, or for shared memory the offsets."""
         kind = self.vector.of("i64")
         if space == "shared":
             return address
@@ -239,7 +239,7 @@ class MemoryText(Lanes):
         return self.op("add", kind, address, frames)
 
     def _first_address(self, group: Accesses, address: str, mask: str, stride: int) -> tuple[str, str]:
-        """Return lane 0's address, and whether the lanes' addresses follow each other."""
+        """Return lane 0's address, and whether the lanes' addresses are consecutive."""
         base, kind = group.base.base, self.vector.of("i64")
         if isinstance(base, Register) and base.number in self.sequences.certain:
             self.first = True
@@ -250,7 +250,7 @@ class MemoryText(Lanes):
         return first, self._follow(address, first, "i64", stride, mask)
 
     def _follow(self, values: str, first: str, element: str, stride: int, mask: str) -> str:
-        """Return whether the values of some lanes are a sequence."""
+        """Return whether the values of the lanes in `mask` are the sequence first, first + stride, ..."""
         kind = self.vector.of(element)
         expected = self.op(
             "add", kind, self.splat(first, element, self.vector), sequence(self.width, element, stride)
@@ -259,7 +259,7 @@ class MemoryText(Lanes):
         return self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
 
     def flag(self, number: int) -> str:
-        """Return whether a register that is certain to be a sequence has not wrapped before it was extended."""
+        """Return the flag of a certain sequence: whether it did not wrap before it was extended."""
         return self.load("i1", f"%e{number}") if number in self.sequences.flagged else "true"
 
     def _check_all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
@@ -282,9 +282,9 @@ class MemoryText(Lanes):
         return self.op("icmp eq", self.mask_type, bad, "0")
 
     def _is_narrow(self, group: Accesses) -> bool:
-        """Return whether a check compares bases of 32 bits (twice as many fit a vector) with a limit.
+        """Return whether a check can compare 32-bit bases, of which twice as many fit in a vector.
 
-        The limit contains the end of the accesses, because a base and an offset could wrap.
+        The limit takes the end of the accesses into account, because the sum of a base and an offset could wrap.
         """
         base = group.base.base
         if (
@@ -302,7 +302,7 @@ class MemoryText(Lanes):
             single = self.op("add", "i64", pointers.single, str(offset))
             return self.splat(single, "i64", vector)
         lanes = pointers.lanes
-        if group.space == "shared":  # the sum wraps before it is extended; other blocks' memory may be before it
+        if group.space == "shared":  # signed, because other blocks' memory may be before it
             lanes = self.op("add", vector.of("i32"), lanes, vector.constant("i32", offset))
             lanes = self.cast("sext", lanes, vector.of("i32"), kind)
             return self.op("add", kind, lanes, self.splat("%shared", "i64", vector))
@@ -322,13 +322,13 @@ class MemoryText(Lanes):
     # --- order
 
     def order_before(self, operation: Operation) -> None:
-        """Keep an ordered access behind those that the instruction's semantics put before it."""
+        """Write the fence before an ordered access."""
         self.fence_compiler()
         if operation.one_of("release", "acq_rel"):
             self.line("fence release")
 
     def order_after(self, operation: Operation) -> None:
-        """Keep the following accesses behind an ordered one."""
+        """Write the fence after an ordered access."""
         if operation.one_of("acquire", "acq_rel"):
             self.line("fence acquire")
         self.fence_compiler()
@@ -336,7 +336,7 @@ class MemoryText(Lanes):
     # --- loads
 
     def load_items(self, group: Accesses, offset: int, bits: int, count: int) -> tuple[list[str], Shape]:
-        """Return `count` consecutive elements at an offset, and their shape."""
+        """Write a load of `count` consecutive elements at an offset; return their names and shape."""
         assert self.operation is not None
         ordered = is_ordered(self.operation)
         mask, size = self.active() if group.guarded else self.current(), bits // 8
@@ -375,7 +375,7 @@ class MemoryText(Lanes):
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _prefetch(self, group: Accesses, pointers: Pointers, offset: int) -> None:
-        """Prefetch the next warps' data: processors recognise few strides, and a warp waits for each array."""
+        """Prefetch later warps' data, because processors recognise few strides, and a warp waits for each array."""
         if group.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.prefetched):
             pointers.prefetched.append(offset)
             span = self.width * pointers.stride
@@ -384,7 +384,7 @@ class MemoryText(Lanes):
                 self.call("llvm.prefetch.p0", "void", place, ("i32", "0"), ("i32", "3"), ("i32", "1"))
 
     def _load_near(self, pointer: str, bits: int, count: int, mask: str) -> list[str]:
-        """Load the elements of all lanes and separate them; the memory of absent lanes is not touched."""
+        """Load consecutive elements of the lanes in `mask`, and separate the `count` elements of each lane."""
         wide, lanes = self._widen(mask, count)
         kind = wide.of(f"i{bits}")
         whole = self.call(
@@ -395,17 +395,17 @@ class MemoryText(Lanes):
         return [self.shuffle(kind, whole, "poison", range(first, wide.lanes, count)) for first in range(count)]
 
     def _widen(self, mask: str, count: int) -> tuple[Shape, str]:
-        """Return the shape of `count` elements of each lane in turn, and which of them are of present lanes."""
+        """Return the shape of a vector with `count` elements of each lane, and which of these the mask selects."""
         wide, lanes, one = Shape(self.width * count), self.as_lanes(mask), self.vector.of("i1")
         if count > 1:
             lanes = self.shuffle(one, lanes, "poison", [k // count for k in range(wide.lanes)])
         return wide, lanes
 
     def _store_near(self, pointer: str, values: list[str], bits: int, mask: str) -> None:
-        """Store some vectors, the elements of each lane in turn."""
+        """Store vectors so that the elements of each lane are consecutive."""
         count, kind = len(values), f"i{bits}"
         wide, lanes = self._widen(mask, count)
-        while len(values) > 1:  # all of the first, all of the second, ...
+        while len(values) > 1:  # concatenate: the first vector, the second, ...
             part, size = Shape(wide.lanes // len(values)), 2 * wide.lanes // len(values)
             pairs = zip(values[::2], values[1::2], strict=True)
             values = [self.shuffle(part.of(kind), a, b, range(size)) for a, b in pairs]
@@ -428,7 +428,7 @@ class MemoryText(Lanes):
         places = self._lane_pointers(group, pointers, offset)
         if bits in _GATHERED_BITS:
             return self._gather_elements(places, bits, mask)
-        # Processors gather words. The aligned one that has the element is in the same page of the host's memory.
+        # Processors gather only words. The aligned word that contains the element is in the same page of host memory.
         wide, word, kind = self.vector.of("i64"), self.vector.of("i32"), self.vector.of(f"i{bits}")
         address = self.cast("ptrtoint", places, self.vector.of("ptr"), wide)
         aligned = self.op("and", wide, address, self.vector.constant("i64", -4))
@@ -451,7 +451,7 @@ class MemoryText(Lanes):
     # --- stores
 
     def store_items(self, group: Accesses, offset: int, type_name: str, values: list[Argument], bits: int) -> None:
-        """Store consecutive elements at an offset."""
+        """Write a store of consecutive elements at an offset."""
         assert self.operation is not None
         ordered = is_ordered(self.operation)
         mask, size = self.active() if group.guarded else self.current(), bits // 8
@@ -503,7 +503,7 @@ class MemoryText(Lanes):
     # --- interleaved local memory
 
     def _check_local(self, group: Accesses, mask: str) -> Pointers:
-        """Check accesses to interleaved local memory; the result has addresses that count from 0."""
+        """Write the check of accesses to interleaved local memory; return their addresses, which count from 0."""
         varies = self.plan.is_varying(group.base)
         address = self.address(group.base, self.vector if varies else SCALAR, "local")
         slow, on = self.label("slow"), self.label("on")
@@ -523,7 +523,7 @@ class MemoryText(Lanes):
         return Pointers(single=first, near=self._follow(address, first, "i64", 0, mask), lanes=address)
 
     def _place_local(self, address: str, shape: Shape) -> str:
-        """Return where the word of an address is: of all lanes, for one address, or of each lane."""
+        """Return a pointer to the words of all lanes at one address, or to each lane's word at its own address."""
         wide, kind = shape.of("i64"), shape.of("ptr")
         word = self.op("and", wide, address, shape.constant("i64", -self.word))
         place = self.op("mul", wide, word, shape.constant("i64", self.width))
@@ -533,14 +533,14 @@ class MemoryText(Lanes):
         return self.cast("inttoptr", place, wide, kind)
 
     def _bit_in_word(self, address: str) -> str:
-        """Return by how many bits the elements at all lanes' addresses are shifted in their words."""
+        """Return, for each lane, by how many bits the element at its address is shifted in its word."""
         kind, words, element = self.vector.of("i64"), self.vector.of(f"i{8 * self.word}"), f"i{8 * self.word}"
         byte = self.cast("trunc", address, kind, words) if self.word < 8 else address
         byte = self.op("and", words, byte, self.vector.constant(element, self.word - 1))
         return self.op("shl", words, byte, self.vector.constant(element, 3))
 
     def _local_addresses(self, pointers: Pointers, offset: int) -> tuple[str, str]:
-        """Return the first lane's address and those of all lanes, which have 32 bits in every check."""
+        """Return the first lane's address and all lanes' addresses at an offset, cut to 32 bits as in checks."""
         kind, whole = self.vector.of("i64"), (1 << 32) - 1
         first = self.op("and", "i64", self.op("add", "i64", pointers.single, str(offset)), str(whole))
         if not pointers.lanes:
@@ -565,7 +565,7 @@ class MemoryText(Lanes):
         return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, far))
 
     def _load_local(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
-        """Return an element of each lane at an offset, at most a word."""
+        """Write a load of an element, at most a word, of each lane at an offset; return its name."""
         words = self.vector.of(f"i{8 * self.word}")
         value = self._load_words(pointers, offset, mask)
         if bits == 8 * self.word:
@@ -574,7 +574,7 @@ class MemoryText(Lanes):
         return self.cast("trunc", self.op("lshr", words, value, by), words, self.vector.of(f"i{bits}"))
 
     def _store_local(self, pointers: Pointers, offset: int, value: str, bits: int, mask: str) -> None:
-        """Store an element of each lane at an offset, at most a word."""
+        """Write a store of an element, at most a word, of each lane at an offset."""
         first, lanes = self._local_addresses(pointers, offset)
         element = f"i{8 * self.word}"
         words, mangled = self.vector.of(element), self.vector.mangled(element)

@@ -1,6 +1,7 @@
 """The C runtime of compiled kernels (native/src/kernels.h): its structures, functions, states and faults.
 
-The structures are declared here a second time. When the library is loaded, their sizes are compared with C's.
+The structures are declared here a second time. When the library is loaded, their sizes are compared with the sizes in
+C.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pympsd_server.ptx.isa.machine import BARRIERS
 StopReason = IntEnum(
     "StopReason", "DONE BARRIER SLICE SPIN ESCAPE BAIL FAULT TRAP POLL TURN SLEEP POLLING_ESCAPE", start=0
 )
-"""The result of a kernel's function: why a warp stopped."""
+"""The result of a kernel's function: the reason why a warp stopped (see kernel_text.py)."""
 WarpState = IntEnum("WarpState", "READY WAITING ENDED ESCAPING BAILING SLEEPING", start=0)
 """The state of a warp between two calls of its kernel."""
 Outcome = IntEnum("Outcome", "FINISHED TIME SERVICE FAULTED TRAPPED DEADLOCKED", start=0)
@@ -33,23 +34,23 @@ CONSTANTS: Final = (
     *("nsmid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"),
     *("envreg1", "envreg2", "nwarpid", "gridid"),
 )
-"""The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
+"""The special registers that do not change during a launch, in the order of `Worker.constants`."""
 FRAME_HEADER: Final = 32
 FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 4, 8, 16, 20, 24
-"""Offsets in a warp's frame: where it stopped, its live lanes, the lanes that stopped there, votes of bar.red, and
-the kinds of turns that it has taken since the last barrier."""
+"""Offsets in a warp's frame, in bytes: its stop, its living lanes, the lanes at the stop, the votes of bar.red (true
+ones and all), and the kinds of turns since the last barrier."""
 CACHE_LINE: Final = 128
-"""The bytes between the data that two threads write, because processors fetch cache lines in pairs."""
+"""The alignment of data that different threads write, in bytes: processors fetch cache lines in pairs."""
 _REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
 
 
 def _declare(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Return the fields of a structure from types and the names of the fields of each, as C declares them."""
+    """Return the fields of a structure from groups of a type and several names, as C declares them."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
 
 class Worker(ctypes.Structure):
-    """The state with which one thread runs blocks, shared with C and generated code (native/src/kernels.h)."""
+    """The state of a thread that runs blocks, shared with C and generated code (native/src/kernels.h)."""
 
     _fields_ = _declare(
         (c_uint64, "shared local parameters"),
@@ -74,7 +75,7 @@ class Worker(ctypes.Structure):
 
 
 class ReachableMemory(ctypes.Structure):
-    """The memory that kernels can access: offsets from the lowest address, and where peers' windows are."""
+    """The memory that kernels can access: the ranges of allocations, as offsets, and the windows of peers."""
 
     _fields_ = _declare(
         (c_uint64, "starts ends"),
@@ -114,7 +115,7 @@ SLOT: Final = np.dtype(
         *(("barriers", "u4", (BARRIERS + 1, 5)), ("remaining", "u4"), ("following", "u8"), ("unused", "V16")),
     ]
 )
-"""A slot for a block in progress; its number is the block's in the batch, -1 for a free slot."""
+"""A slot for a block in progress. `number` is the block's number in the batch, or -1 for a free slot."""
 WARP_STATE: Final = np.dtype(
     [
         ("state", "u1"),
@@ -127,7 +128,7 @@ WARP_STATE: Final = np.dtype(
     ]
 )
 refresh_function: Final = _REFRESH
-"""Makes a C function of a Python function."""
+"""The type of the C function that `SharedState.refresh` calls; it converts a Python function."""
 FUNCTIONS: Final = (
     *("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock"),
     *("kernels_move_fragment", "kernels_move_rows", "kernels_copy", "kernels_advance"),
@@ -147,11 +148,11 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 @cache
 def runtime() -> Any:
-    """Return the library with its functions declared; raise NoLibrary."""
+    """Load the C library, with its functions declared. Raises NoLibrary if it is missing or of another build."""
     library = load("_kernels", _SIGNATURES)
     sizes = library.kernels_worker_bytes(), library.kernels_batch_bytes(), library.kernels_slot_bytes()
     if sizes != (ctypes.sizeof(Worker), ctypes.sizeof(SharedState), SLOT.itemsize):
-        raise NoLibrary("it is of another build: install again")
+        raise NoLibrary("it is of another build: install pympsd again")
     return library
 
 
@@ -161,7 +162,7 @@ def offset_of(name: str) -> int:
 
 
 def describe_fault(outcome: int, worker: Worker) -> DeviceFault:
-    """Return the fault with which `kernels_run` has ended; its kernel, block and thread are not set."""
+    """Return the fault with which `kernels_run` ended. The caller must set its kernel, block and thread."""
     if outcome == Outcome.TRAPPED:
         return LaunchFailed("a trap instruction was executed")
     if outcome == Outcome.DEADLOCKED or worker.fault_kind == NO_AGREEMENT:
@@ -184,4 +185,4 @@ def describe_fault(outcome: int, worker: Worker) -> DeviceFault:
     if space == "global":
         return IllegalAddress(f"{where}outside of the allocations")
     sizes = {"shared": worker.shared_bytes, "local": worker.local_bytes, "param": worker.parameter_bytes}
-    return IllegalAddress(f"{where}outside of the {sizes[space]} bytes there are")
+    return IllegalAddress(f"{where}outside of the {sizes[space]} bytes of {space} memory")

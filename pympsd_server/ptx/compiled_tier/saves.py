@@ -1,20 +1,20 @@
 """The values that a warp's frame already has when the warp comes to a stop, so that they need not be saved again.
 
 The problem: an unrolled kernel (a sorting network, a blocked factorisation) has a hundred barriers, and addresses
-that it computes once live across all of them. At each of them every live register is saved, and loaded by the way
-back; and where that way meets the direct one, which a warp without company takes, LLVM has to choose for each
-register between two values. It needed 4 s for 110 stops.
+that it computes once live across all of them. At each barrier every live register is saved, and loaded when the warp
+continues. A block's only warp does not stop and comes directly. Where the two ways meet, LLVM must choose between two
+values for each register. It needed 4 s for 110 stops.
 
-The idea, for kernels with many stops: a warp takes the way over its frame even if it does not stop, so that no two
-ways meet (`comes_by_frame`); and a register that has not been set since it was saved or loaded is not saved again:
+The idea, for kernels with many stops: a warp loads its registers from its frame even if it does not stop, so that no
+ways meet (`comes_by_frame`). And a register that was not set since it was saved or loaded is not saved again:
 
     a = ...      bar (saves a, b)      b = ...      bar (saves b)      bar (saves nothing)
 
-`find_saved` follows that over all ways through the kernel: from a segment to those that it goes to and to those that
-may be pending there. A frame is a warp's own, a register has one place in it, and whole vectors are saved and loaded,
-so it does not matter which lanes run.
+`find_saved` follows registers on all ways through the kernel: from a segment to its successors and to the segments
+that may be pending during it. Each warp has its own frame, a register has one place in it, and whole vectors are
+saved and loaded, so it does not matter which lanes run.
 
-Entries are the other side: places at which no warp stops, but one that the NumPy tier has begun may continue.
+Entries are segments at which no warp stops, but at which a warp that the NumPy tier has begun may continue.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.lowering.ir import Register, registers_in, registers_written
 
 _MAX_DIRECT_STOPS: Final = 4
-"""Up to so many stops two ways may meet behind each."""
+"""The maximum number of barriers and turns of a kernel whose warps may come directly to the code after them."""
 _MAX_ENTRIES: Final = 16
 
 
 def is_barrier(segment: CodeSegment) -> bool:
-    """Return whether a segment ends with a barrier of the block."""
+    """Return whether a segment ends with a barrier of the thread block."""
     return segment.terminator is not None and segment.terminator.name in ("bar", "barrier")
 
 
 def has_many_stops(plan: WarpPlan) -> bool:
-    """Return whether a kernel has so many barriers and turns that its warps come behind them by their frames."""
+    """Return whether a kernel has more than _MAX_DIRECT_STOPS barriers and turns."""
     return sum(is_barrier(segment) + bool(segment.turn) for segment in plan.segments) > _MAX_DIRECT_STOPS
 
 
 def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
-    """Return whether a warp comes to a segment, behind a barrier or a turn, by its frame even if it does not stop.
+    """Return whether a warp comes to a segment after a barrier or a turn by its frame, even if it does not stop.
 
-    Not to the header of a loop: it would not be stopped any more when its fuel is used up.
+    It does not come to the header of a loop in this way, because it would pass the check of its fuel.
     """
     return has_many_stops(plan) and segment not in plan.weights
 
 
 def find_entries(plan: WarpPlan) -> list[int]:
-    """Return the segments behind loops, at which warps of the NumPy tier wait for others (continuation.py)."""
+    """Return the segments after loops, at which threads in the NumPy tier wait for others (continuation.py)."""
     headers = [k for k in plan.weights if plan.segments[k].origin >= 0]
     behind = set().union(*(plan.pending[k] for k in headers)) - set(headers)
     entries = sorted(k for k in behind if plan.segments[k].origin >= 0)
@@ -57,10 +57,10 @@ def find_entries(plan: WarpPlan) -> list[int]:
 
 
 def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], frozenset[int]]]:
-    """Return for each segment the registers whose values the frame has, at its beginning and at its end."""
+    """Return, for each segment, the registers whose values the frame has at its beginning and at its end."""
     segments, targets = plan.segments, [_ways_from(plan, number) for number in range(len(plan.segments))]
     written = [_list_written(segment, carry) for segment in segments]
-    before = [set(segment.live_in) for segment in segments]  # the way over the frame has loaded those
+    before = [set(segment.live_in) for segment in segments]  # loaded from the frame at a stop
     before[0] = set()
     for segment in segments:
         if is_barrier(segment) and segment.following not in (None, EXIT):
@@ -79,7 +79,7 @@ def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], fr
 
 
 def _ways_from(plan: WarpPlan, number: int) -> set[int]:
-    """Return the segments to which a warp goes from one directly, without saving its frame."""
+    """Return the segments to which a warp goes directly from a segment, without loading its frame."""
     segment = plan.segments[number]
     if segment.escapes or is_left_whole(segment.terminator):
         return {number + 1} if segment.attempts else set()

@@ -1,16 +1,14 @@
 """The choice of a tier for each batch of blocks; the scheduler sees only the batches.
 
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
-milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
-thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
-waits for LLVM, and short kernels that are launched rarely are not compiled. A batch that has begun continues as
-machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a
-kernel. Each kernel is compiled by a process of its own, some of them at the same time
-(compile_queue.py).
+milliseconds. The first launches of other kernels run in the NumPy tier (PYMPSD_TIER=auto). After 20 ms of that, a
+thread compiles the kernel, and the next batch of blocks runs as machine code. So no launch waits for LLVM, and short
+kernels that are launched rarely are not compiled. A batch that has begun continues as machine code from the next
+round of a loop on (continuation.py). With PYMPSD_TIER=compiled, the first batch of a kernel compiles it. Each kernel
+is compiled by a process of its own, several of them at the same time (compile_queue.py).
 
-A kernel that cannot be compiled, because it is too large, stays in the NumPy tier. Without llvmlite the executor
-reports that at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on the
-program's.
+A kernel that is too large to be compiled stays in the NumPy tier. If llvmlite is missing, the executor reports that
+at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on the program's.
 """
 
 from __future__ import annotations
@@ -45,23 +43,23 @@ from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.ptx.runtime.facilities import Facilities
 
 _MORE_BLOCKS: Final = 8
-"""The factor by which a compiled kernel's batches are larger: beginning one costs as much as running a thousand short
-warps, and few of its blocks are in progress at a time."""
+"""The factor by which a compiled kernel's batches are larger, because beginning a batch takes as long as running a
+thousand short warps, and few of its blocks are in progress at a time."""
 
 _SECONDS_BEFORE_COMPILING: Final = 0.02
-"""The time that a kernel runs in the NumPy tier before it is compiled; most kernels never need that long."""
+"""The time for which a kernel runs in the NumPy tier before it is compiled; most kernels never run so long."""
 _MAX_WAIT: Final = 2.0
 """The maximum time in seconds for which new blocks wait for their kernel to be compiled."""
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
 _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
 _notified: Final[WeakSet[Facilities]] = WeakSet()
-"""The contexts whose program has been notified of that."""
+"""The contexts whose program was notified that its kernels are slow."""
 _queue: Final = CompileQueue(MAX_PROCESSES)
 
 
 def _unload(code: MachineCode) -> None:
-    """Make a kernel drop its machine code; the next launch that needs it loads or compiles it again."""
+    """Make a kernel drop its machine code. The next launch that needs the code loads or compiles it again."""
     if (translation := code.translation()) is not None:
         codes = translation.machine_codes
         for shape in [shape for shape, other in list(codes.items()) if other is code]:
@@ -77,15 +75,15 @@ def _tier(setting: str) -> str:
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
-    """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
+    """Return how many blocks a launch's next batch may have: as in NumPy, or more if its kernel is compiled."""
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
-    codes = list(kernel.translation.machine_codes.values())  # the compiler's threads may drop some
+    codes = list(kernel.translation.machine_codes.values())  # a copy, because the compiler's threads change it
     is_compiled = any(isinstance(code, MachineCode) for code in codes)
     return blocks * _MORE_BLOCKS if is_compiled else blocks
 
 
 def is_undecided(module: LoadedModule, kernel: Kernel, setup: LaunchSetup) -> bool:
-    """Return whether blocks of a launch should wait until its kernel is compiled; start to compile a slow one."""
+    """Return whether blocks of a launch should wait for the compilation of their kernel; start it if it is slow."""
     if _tier(os.environ.get(TIER, "")) != "auto" or not _has_loops(kernel.translation):
         return False
     state = _code_of(module, kernel, setup, waits=False)
@@ -95,7 +93,7 @@ def is_undecided(module: LoadedModule, kernel: Kernel, setup: LaunchSetup) -> bo
 def begin_batch(
     module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
 ) -> Batch | CompiledBatch:
-    """Return a batch of blocks of a launch, in the tier that is to run it. Arguments and errors are `Batch`'s."""
+    """Begin a batch of blocks of a launch in one of the tiers. Arguments and errors are as for `Batch`."""
     tier = _tier(os.environ.get(TIER, ""))
     if tier != "numpy":
         kernel = module.program.kernels[kernel_name]
@@ -109,10 +107,10 @@ def begin_batch(
 def switch_tier(
     batch: Batch | CompiledBatch, module: LoadedModule, setup: LaunchSetup, first_block: int, sm_of_block: Array
 ) -> Batch | CompiledBatch:
-    """Return the executor for the rest of an unfinished batch: machine code, if it can take the batch over now.
+    """Return the batch that runs the rest of an unfinished batch: machine code, if it can take the batch over now.
 
-    Otherwise the batch itself, which from then on stops where machine code can continue. The arguments are those with
-    which the batch was begun.
+    Otherwise return the batch itself, which from then on stops when machine code can continue. The arguments are the
+    same as for `begin_batch`.
     """
     if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto":
         return batch
@@ -131,7 +129,7 @@ def switch_tier(
 
 
 def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
-    """Return a kernel's machine code for the shape of a launch's blocks, or why the NumPy tier runs it (for now)."""
+    """Return a kernel's machine code for the shape of a launch's blocks, or the reason why it runs in NumPy now."""
     translation = kernel.translation
     codes = translation.machine_codes
     shape = translation.shapes.get(setup.block)
@@ -176,12 +174,12 @@ def _compile(
     block: tuple[int, int, int],
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> MachineCode | str:
-    """Compile a kernel; return the code, or the reason if it cannot be compiled."""
+    """Compile a kernel; return its code, or the reason why it cannot be compiled."""
     return _attempt(translation, lambda: compile_kernel(translation, shape, block, is_abandoned))
 
 
 def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None]) -> MachineCode | str:
-    """Return a kernel's code, or the reason if it cannot be compiled."""
+    """Return a kernel's code from `get_code`, or the reason why the kernel is not compiled."""
     try:
         return get_code() or _NOT_COMPILED
     except Refused as error:
@@ -190,7 +188,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
         return _NOT_COMPILED
     except (ImportError, NoLibrary) as error:
         return _explain_missing(error)
-    except Exception as error:  # whatever LLVM raises, the NumPy tier can run the kernel
+    except Exception as error:  # the NumPy tier can run the kernel, whatever LLVM raises
         report(
             f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
         )
@@ -198,7 +196,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
 
 
 def _explain_missing(error: Exception) -> str:
-    """Report once what is missing, and return that text as the state of a kernel that would be faster with it."""
+    """Report once what is missing, and return the report as the state of a kernel."""
     if isinstance(error, NoLibrary):
         reason = f"the runtime of compiled kernels cannot be used ({error})"
     else:
@@ -209,7 +207,7 @@ def _explain_missing(error: Exception) -> str:
 
 
 def _tell_program(module: LoadedModule, state: MachineCode | str) -> None:
-    """Write once to the standard error of a context's program that its kernels would be faster."""
+    """Report once on the standard error of a context's program that its kernels are slow, if they are."""
     if isinstance(state, str) and state.startswith(_SLOW) and module.facilities not in _notified:
         _notified.add(module.facilities)
         module.facilities.output.report(f"pympsd: {state}\n".encode())

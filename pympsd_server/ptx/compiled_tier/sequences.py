@@ -1,23 +1,24 @@
 """Registers whose values follow each other from lane to lane: first, first + stride, first + 2 * stride, ...
 
-Most addresses are such sequences, because threads access neighbouring elements. The quick way of an access needs to
-know that the lanes' addresses follow each other, and the first of them.
+Most addresses are sequences, because threads access neighbouring elements. An access can take the quick way if the
+lanes' addresses are consecutive and the first address is known.
 
-`_find_strides` guesses by how much a register grows from lane to lane. A guess decides which code is written, not its
-result: an access by a guess tests all lanes' addresses at run time.
+`_find_strides` guesses by how much a register grows from lane to lane. A guess determines the code that is written,
+but not its result: an access that relies on a guess tests all lanes' addresses at run time.
 
 A guess is *certain* if every definition of the register is one of a few instructions, is executed for all lanes that
-matter, and has inputs that are uniform or certain themselves. Then the kernel computes the value of lane 0 a second
-time, as a scalar (the same form, written for one lane), and no test is needed:
+matter, and has inputs that are uniform or certain. The kernel then computes lane 0's value a second time, as a scalar
+(the same form, written for one lane), and needs no test:
 
     %r1 = mov %tid.x               first 64, stride 1
     %r2 = mad.lo ctaid, ntid, %r1  first 832, stride 1
     %rd3 = mul.wide.s32 %r2, 4     first 3328, stride 4        if 832 ... 863 do not wrap: a *flag*, one scalar test
 
-Values are modulo the register's width, so a sequence stays one when it wraps, except if it is extended afterwards.
-Flags serve this purpose: they are computed with the first lane's value, and an access takes the quick way only if the
-flag of its address holds. When a warp continues at a stop, both follow from the lanes in its frame. There, lanes that
-the stop does not need may have any value (continuation.py).
+Values are modulo the register's width, so a sequence that wraps is still a sequence, except if it is extended
+afterwards. For this case there are flags: they are computed with the first lane's value, and an access takes the
+quick way only if the flag of its address is true. When a warp continues at a stop, the first lane's value and the
+flag are computed from the lanes in its frame. Lanes that the stop does not need may have any value there
+(continuation.py).
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ class Sequences:
     """The varying registers of a kernel that grow by a constant from lane to lane."""
 
     strides: dict[int, int | None] = field(factory=dict)
-    """The constant by which each seems to grow; None or missing: it does not grow steadily."""
+    """The constant by which each register seems to grow; None or missing if it does not grow steadily."""
     certain: set[int] = field(factory=set)
-    """The registers that certainly grow by it, if their flags hold."""
+    """The registers that certainly grow by their constants if their flags are true."""
     flagged: set[int] = field(factory=set)
     """The certain registers that have a flag."""
 
 
 def find_extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument, str] | None:
-    """Return the varying operand that an operation extends, and its type; None if there is none."""
+    """Return the varying operand that an operation extends, and its type, or None without one."""
     is_wide = operation.has("wide") and operation.name in ("mul", "mad")
     if is_wide or (operation.name == "cvt" and _nbytes(operation.types[0]) > _nbytes(operation.types[-1])):
         return next(((x, operation.type) for x in operation.inputs[:2] if plan.is_varying(x)), None)
@@ -58,7 +59,7 @@ def find_extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument,
 
 
 def find_sequences(code: Code, plan: WarpPlan, *, linear: bool) -> Sequences:
-    """Return the sequences of a kernel. `linear`: a block's threads are one row."""
+    """Return the sequences of a kernel. `linear` is whether a block's threads are one row."""
     sequences = Sequences(_find_strides(plan, linear=linear))
     sequences.certain = {n for n in plan.varying if sequences.strides.get(n)} - plan.segments[0].live_in
     definitions = [

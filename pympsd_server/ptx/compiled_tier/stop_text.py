@@ -1,7 +1,7 @@
 """Stops of a kernel's text: how a warp leaves its function and enters it again, and the barriers of a block.
 
-Part of the design in kernel_text.py. Barriers need all lanes of a warp. If some are elsewhere, the NumPy tier takes
-the block over (`bail_if_apart`); lanes that name different barriers wait forever.
+The design is in kernel_text.py. A barrier needs all lanes of a warp. If some are elsewhere, the NumPy tier takes the
+block over (`bail_if_apart`). If lanes name different barriers, they wait forever, which is a fault.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from pympsd_server.ptx.lowering.ir import Argument, Operation, Register, has_res
 
 @frozen
 class Stop:
-    """A place at which a warp leaves its kernel, and at which it enters the kernel again."""
+    """A place at which a warp leaves its kernel's function, and enters it again."""
 
     segment: int
-    """The segment that its lanes continue with."""
+    """The segment with which its lanes continue."""
     pending: tuple[int, ...]
-    """The segments at which others may be pending."""
+    """The segments at which other lanes may be pending."""
     barrier: int = -1
-    """The block at whose barrier the lanes wait."""
+    """The block at whose barrier the lanes wait, or -1."""
     result: Operation | None = None
-    """A bar.red whose result is set when the warp continues."""
+    """The bar.red whose result is set when the warp continues, if any."""
     is_entry: bool = False
-    """Whether it is the beginning of the kernel, at which registers are zero."""
+    """Whether the stop is the beginning of the kernel, at which registers are zero."""
 
 
 @define(slots=False)
 class StopText(DispatchText):
-    """Writes stops, and the ends of segments that are the same in all of them."""
+    """The part of a kernel's writer for stops, faults and barriers."""
 
     stops: list[Stop] = field(factory=list, init=False)
     escapes: dict[int, tuple[Operation, int]] = field(factory=dict, init=False)
-    """The escaping operations and the stops behind them, by the stop before them."""
+    """For the stop before each escaping operation, the operation and the stop after it."""
     slots: dict[int, int] = field(factory=dict, init=False)
-    """Where registers are saved in a frame, in bytes."""
+    """The offset in a frame, in bytes, of each register that is saved."""
     frame_bytes: int = field(default=0, init=False)
     bank_start: int = field(default=0, init=False)
     _cleared_end: int = field(default=0, init=False)
@@ -66,7 +66,7 @@ class StopText(DispatchText):
 
     @property
     def segments(self) -> list[CodeSegment]:
-        """The parts of the kernel, in order."""
+        """The segments of the kernel, in order."""
         return self.plan.segments
 
     # --- stops
@@ -76,7 +76,7 @@ class StopText(DispatchText):
         return find_saved(self.plan, self.code.carry)
 
     def slot(self, number: int) -> str:
-        """Return a pointer to where a register is saved."""
+        """Return a pointer to a register's place in the frame."""
         return self.field("%frame", self._slot_of(number))
 
     def _slot_of(self, number: int) -> int:
@@ -91,14 +91,14 @@ class StopText(DispatchText):
         return self.slots[number]
 
     def keep_in_frame(self, registers: set[int]) -> None:
-        """Let registers be in the frame while the kernel runs."""
+        """Make registers resident: they are in the frame while the kernel runs."""
         self.resident = registers
         for number in sorted(registers):
             self._slot_of(number)
         self._cleared_end = self.frame_bytes
 
     def _clear_frame(self) -> None:
-        """Set the masks and registers that are in the frame to zero."""
+        """Write code that sets the masks and registers in the frame to zero."""
         start, size = self.field("%frame", FRAME_HEADER), self._cleared_end - FRAME_HEADER
         self.call("llvm.memset.p0.i64", "void", ("ptr", start), ("i8", "0"), ("i64", str(size)), ("i1", "false"))
 
@@ -110,15 +110,15 @@ class StopText(DispatchText):
         return sorted(live - ({r.number for r in registers_in(stop.result.operands[0])} if stop.result else set()))
 
     def number_of(self, stop: Stop) -> int:
-        """Return the number of a stop, which is new if it has not been written before."""
+        """Return the number of a stop; add the stop if it is new."""
         if stop not in self.stops:
             self.stops.append(stop)
         return self.stops.index(stop)
 
     def leave(self, stop: Stop, mask: str, status: StopReason | str, *, stays: str = "") -> None:
-        """Return a status with everything in the frame that is needed to continue at a stop.
+        """Write a stop: save in the frame what is needed to continue, and return a status.
 
-        `stays`: a truth; if it holds the warp continues there immediately.
+        `stays` is the name of an i1. If it is true, the warp continues immediately instead.
         """
         saved = self._saved[self.at][stop.barrier >= 0]
         for register in self.registers_of(stop):
@@ -138,7 +138,7 @@ class StopText(DispatchText):
         self.line(f"ret i32 {status if isinstance(status, str) else status.value}")
 
     def write_entry_of(self, index: int) -> None:
-        """Write the code that continues from a stop."""
+        """Write the code with which a warp continues from a stop."""
         stop = self.stops[index]
         self.place(f"enter{index}")
         if has_many_stops(self.plan):
@@ -164,7 +164,7 @@ class StopText(DispatchText):
     # --- sequences
 
     def write_first(self, operation: Operation, write: Callable[[StopText, Operation], None]) -> None:
-        """Compute lane 0's value of a certain sequence as a scalar, and its flag."""
+        """Write an operation a second time for lane 0, with its flag, if its result is a certain sequence."""
         target = operation.operands[0] if operation.operands and has_result(operation) else None
         if not isinstance(target, Register) or target.number not in self.sequences.certain:
             return
@@ -176,7 +176,7 @@ class StopText(DispatchText):
         self.first = False
 
     def restore_sequence(self, number: int, slot: str, masks: list[str]) -> None:
-        """Compute lane 0's value and the flag of a register in a frame that only the lanes of some masks have."""
+        """Compute lane 0's value and the flag of a sequence from its slot, which contains the lanes in `masks`."""
         element, mask, stride = f"i{self.register_bits(number)}", masks[0], self.sequences.strides[number] or 0
         for other in masks[1:]:
             mask = self.op("or", self.mask_type, mask, other)
@@ -192,7 +192,7 @@ class StopText(DispatchText):
             self.store("i1", self._follow(self.read(number), first, element, stride, mask), f"%e{number}")
 
     def _sequence_flag(self, operation: Operation) -> str:
-        """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""
+        """Return whether the inputs' flags are true, and no input that is extended has wrapped within the warp."""
         numbers = [x.number for x in operation.inputs if isinstance(x, Register)]
         flag = "true"
         for number in set(numbers) & self.sequences.flagged:
@@ -218,18 +218,18 @@ class StopText(DispatchText):
         self.jump("fault")
 
     def first_lane(self, mask: str) -> str:
-        """Write code for the lowest lane of a mask that is not empty; return the name of its i32."""
+        """Return the lowest lane of a mask, which must not be empty, as i32."""
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
         return self.as_word(lane)
 
     def make_stop(self) -> Stop:
-        """Return the stop at the current place, with the other places where lanes of the warp may wait."""
+        """Return the stop at the current segment, with the other segments at which lanes may be pending."""
         return Stop(self.at, tuple(sorted(self.plan.pending[self.at] - {self.at})))
 
     # --- barriers
 
     def write_barrier(self, last: Operation, segment: CodeSegment, following: int, mask: str) -> None:
-        """Write a barrier that ends a segment; the lanes of ``mask`` continue at segment ``following``."""
+        """Write a barrier that ends a segment. The lanes of ``mask`` continue at the segment ``following``."""
         operands, in_cluster = list(last.operands), last.has("cluster")
         predicate = operands.pop() if last.has("red") else None
         operands = operands[1:] if last.has("red") else operands
@@ -263,7 +263,7 @@ class StopText(DispatchText):
         return self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
     def _write_agreed_value(self, operand: Argument, mask: str, *, is_firsts: bool) -> str:
-        """Return a barrier's operand, which must be the same for all lanes; `is_firsts`: or is the first lane's."""
+        """Return a barrier's operand as a scalar: the first lane's if `is_firsts`, else it must not vary."""
         if not self.plan.is_varying(operand):
             return self.use(operand, "u32", SCALAR)
         kind, values = self.vector.of("i32"), self.use(operand, "u32", self.vector)
@@ -281,7 +281,7 @@ class StopText(DispatchText):
         return value
 
     def _barrier_number(self, number: str, mask: str) -> str:
-        """Return the number of a barrier, which must be one that the block has."""
+        """Write the check that a block has the barrier with this number; return the number."""
         wrong, right = self.label("wrong"), self.label("right")
         self.branch(self.op("icmp ult", "i32", number, str(BARRIERS)), right, wrong)
         self.place(wrong)
@@ -290,7 +290,7 @@ class StopText(DispatchText):
         return number
 
     def bail_if_apart(self) -> None:
-        """Leave a block with a barrier at its end to the NumPy tier if lanes of the warp are elsewhere."""
+        """Write the bail from a block that ends with a barrier, for the case that lanes of the warp are elsewhere."""
         apart, together = self.label("apart"), self.label("together")
         mask, alive = self.current(), self.load(self.mask_type, "%alive")
         self.branch(self.op("icmp eq", self.mask_type, mask, alive), together, apart, LIKELY)
@@ -299,7 +299,7 @@ class StopText(DispatchText):
         self.place(together)
 
     def end_of(self, segment: CodeSegment) -> CodeSegment:
-        """Return the segment at the end of the block that begins with one."""
+        """Return the last segment of the block that begins with a segment."""
         for following in self.segments[self.at + 1 :]:
             if following.origin >= 0:
                 break
@@ -307,12 +307,12 @@ class StopText(DispatchText):
         return segment
 
     def _origin_of(self, segment: CodeSegment) -> int:
-        """Return the block that a segment is the end of."""
+        """Return the block to which a segment belongs."""
         index = next(i for i, s in enumerate(self.segments) if s is segment)
         return next(s.origin for s in reversed(self.segments[: index + 1]) if s.origin >= 0)
 
     def _set_reduction(self, barrier: Operation) -> None:
-        """Set the result of a bar.red from the runtime's count."""
+        """Assign the result of a bar.red from the C runtime's count of votes."""
         trues, total = (self.load("i32", self.field("%frame", at)) for at in (FRAME_TRUES, FRAME_TOTAL))
         target = barrier.operands[0]
         if barrier.has("popc"):

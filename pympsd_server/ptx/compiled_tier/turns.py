@@ -1,21 +1,22 @@
 """Turns: the places between two barriers at which the warps of a block wait for each other.
 
 The problem: a compiled warp runs alone until it waits. On a GPU, and in the NumPy tier, the warps of a block run side
-by side. Some programs rely on that where they should have a barrier, knowingly or not:
+by side. Some programs rely on that instead of a barrier, deliberately or not:
 
     x = s[tid - 1];  ...  s[tid] = y;  __syncthreads();      warp 1 reads what warp 0 has not overwritten yet
     s[tid] = y;      ...  x = s[tid + 1];                    warp 0 reads what warp 1 has written
 
-The idea: a warp that changes from reading shared memory to writing it, or from writing to reading, stops before that
-access until the rest of the block has reached it, too; then all continue. A well-written program loses only a little
-time. Between two barriers a warp stops once for each kind of access (a bit in its frame records that), so loops
+The idea: a warp that changes from reading shared memory to writing it, or from writing to reading, stops before this
+access until the rest of the block has also come to it. Then all continue. A well-written program loses only a little
+time. Between two barriers a warp stops once for each kind of access, which a bit in its frame records, so loops
 without barriers do not become slower. Kernels without barriers have no turns, because nothing shows where their
 phases end.
 
-An access needs no turn if all earlier accesses of the other kind had the same address: it is the thread's own
-element. It needs none either if no thread of the block can have accessed what it accesses, as with two buffers in
-turn. `find_turns` represents addresses as a register and an offset, or, where it can, as a multiple of %tid.x and an
-offset, and follows them on all paths through the kernel, with what branches tell of %tid.x:
+An access does not need a turn if all earlier accesses of the other kind had the same address, because it is then the
+thread's own element. It also does not need one if no other thread of the block can have accessed the same bytes, as
+with two buffers that alternate. `find_turns` represents addresses as a register and an offset or, if possible, as a
+multiple of %tid.x and an offset. It follows them on all paths through the kernel, and uses what branches show about
+%tid.x:
 
     @tid < 2 bra L;  x = s[512 + tid - 2];  L: s[tid] = y;      of 512 threads: reads 512 ... 1021, writes 0 ... 511
 """
@@ -46,21 +47,24 @@ from pympsd_server.ptx.syntax.tree import Immediate
 BEFORE_STORE: Final = 1
 BEFORE_LOAD: Final = 2
 _MAX_TURNS: Final = 64
-"""The maximum of turns in a kernel: LLVM has to compile an exit and an entry for each."""
+"""The maximum number of turns of each kind in a kernel, because LLVM must compile an exit and an entry for each."""
 _MAX_ADDRESSES: Final = 8
-"""The maximum of addresses known of one kind; more count as an unknown address."""
+"""The maximum number of known addresses of one kind of access; more become one unknown address."""
 _MAX_FACTOR: Final = 1 << 20
 _MAX_OFFSET: Final = 1 << 30
-"""Values with a greater factor or offset are unknown, so that none wraps."""
+"""Values with a larger factor or offset count as unknown, so that known values do not wrap."""
 _ORDERS: Final = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-"""Comparisons, and the ones that hold when they do not."""
+"""For each comparison, the comparison that is true if it is false."""
 Threads = tuple[int, int]
-"""The least and the greatest %tid.x of threads that may come to a place."""
+"""The minimum and maximum %tid.x of the threads that may come to a place."""
 
 
 @frozen
 class _Value:
-    """A value of each thread: the address of dynamic shared memory, "" for none, + factor * %tid.x + offset."""
+    """A value of each thread: symbol + factor * %tid.x + offset.
+
+    The symbol is "dynamic" for the address of dynamic shared memory, or "" for 0.
+    """
 
     symbol: str
     factor: int
@@ -72,19 +76,18 @@ class _Value:
 
 @frozen
 class _Access:
-    """An access, or several of threads at different times."""
+    """An access to shared memory, by any number of threads."""
 
     kind: int
-    """The turn that is before accesses of this kind."""
+    """The kind of turn that precedes such accesses: BEFORE_STORE or BEFORE_LOAD."""
     base: object = None
-    """A register's number, or if the address is known, its dynamic part; None of an unknown address."""
+    """A register's number, or (symbol, factor) of a known address; None if the address is unknown."""
     offset: int = 0
     extent: tuple[int, int] | None = None
-    """The lowest place that a thread may access, from the beginning of shared or dynamic shared memory, and the end
-    of the highest; None: unknown."""
+    """The range of bytes that threads may access, from the beginning of shared or dynamic shared memory, or None."""
 
     def may_conflict(self, other: _Access) -> bool:
-        """Return whether a thread may access the same bytes as another thread."""
+        """Return whether a thread's access may concern the same bytes as another thread's `other` access."""
         if self.base is None or other.base is None:
             return True
         if (self.base, self.offset) == (other.base, other.offset):
@@ -100,17 +103,17 @@ def _variable(access: _Access) -> object:
 
 @define
 class _State:
-    """The accesses that may have happened since the last barrier, and those that certainly have."""
+    """The state at a place of the code: the accesses since the last barrier, and the turns since then."""
 
     accesses: set[_Access] = field(factory=set)
     taken: int = BEFORE_STORE | BEFORE_LOAD
-    """The turns that the warp has taken on every path; all turns where no path leads yet."""
+    """The kinds of turns that the warp has taken on every path to the place; all kinds if no path is known yet."""
     threads: Threads | None = None
-    """None: no path leads there yet."""
+    """The threads that may come to the place, or None if no path is known yet."""
 
 
 class _Addresses:
-    """The addresses in the registers that one instruction defines."""
+    """The values of registers that have only one definition."""
 
     def __init__(self, blocks: Sequence[Block], carry: Register, places: Mapping[tuple[str, str], int]) -> None:
         self._places = places
@@ -126,7 +129,7 @@ class _Addresses:
         self._values: dict[int, _Value | None] = {}
 
     def value_of(self, argument: Argument) -> _Value | None:
-        """Return a value; None if it is not of that form."""
+        """Return an operand's value, or None if it is not of the form of `_Value`."""
         if isinstance(argument, Immediate):
             return _Value("", 0, int(argument.value)) if isinstance(argument.value, int) else None
         if isinstance(argument, Symbol):
@@ -136,7 +139,7 @@ class _Addresses:
         if not isinstance(argument, Register):
             return None
         if argument.number not in self._values:
-            self._values[argument.number] = None  # of one that depends on itself
+            self._values[argument.number] = None  # in case the value depends on itself
             operation = self._definitions.get(argument.number)
             if operation is not None and operation.guard is None:
                 value = self._result(operation)
@@ -163,7 +166,7 @@ class _Addresses:
         return _sum(inputs[0], inputs[1]) if name in ("add", "sub") else None
 
     def access_of(self, operation: Operation, threads: Threads) -> _Access | None:
-        """Return an operation's access of shared memory; None if it has none."""
+        """Return an operation's access to shared memory, or None if it does not access shared memory."""
         if operation.name not in ("ld", "ldu", "st") or space_of(operation) != "shared":
             return None
         memory = operation.operands[0] if operation.name == "st" else operation.operands[1]
@@ -179,7 +182,7 @@ class _Addresses:
         return _Access(kind, (value.symbol, value.factor), offset, (ends[0], ends[1] + access_bytes(operation)))
 
     def refine(self, guard: Predicate | None, threads: Threads, *, holds: bool = True) -> Threads:
-        """Return which of some threads a guard lets execute its instruction, or does not."""
+        """Return the threads for which a guard is true, or without `holds` the threads for which it is false."""
         test = self._definitions.get(guard.register.number) if guard is not None else None
         if guard is None or test is None or test.operands[0] != guard.register:
             return threads
@@ -211,7 +214,7 @@ def _product(first: _Value | None, second: _Value | None) -> _Value | None:
 
 
 def uses_turns(operations: Sequence[Operation]) -> bool:
-    """Return whether a kernel may have turns, so that its code depends on how many threads a block has."""
+    """Return whether a kernel may have turns, so that its code depends on the number of threads in a block."""
     has_barrier = any(operation.name in ("bar", "barrier") for operation in operations)
     return has_barrier and any(o.name in ("ld", "ldu", "st") and space_of(o) == "shared" for o in operations)
 
@@ -223,10 +226,10 @@ def find_turns(
     places: Mapping[tuple[str, str], int],
     threads: int,
 ) -> dict[int, int]:
-    """Return the kinds of turns by the id() of the access that each precedes; none of a kind that has too many.
+    """Return the kind of the turn before each access that needs one, by the access's id().
 
-    `operations` are those of each block, without its terminator; `places` the offsets of variables, by their spaces
-    and names; `threads` the greatest number in a row.
+    A kind with more than _MAX_TURNS turns is left out. `operations` has the operations of each block without its
+    terminator, `places` the offset of each variable by (space, name). `threads` is the maximum of threads in a row.
     """
     if not any(_is_barrier(block) for block in blocks):
         return {}
@@ -251,7 +254,7 @@ def find_turns(
 
 
 def _ways(block: Block, after: _State, addresses: _Addresses) -> Iterator[tuple[int, Threads]]:
-    """Generate the blocks that may run next, and the threads that go there."""
+    """Yield each block that may run next, and the threads that may go to it."""
     assert after.threads is not None
     guard = block.terminator.guard if block.terminator is not None else None
     for successor in set(block.successors) - {EXIT}:
@@ -263,7 +266,7 @@ def _ways(block: Block, after: _State, addresses: _Addresses) -> Iterator[tuple[
 
 
 def _join(first: _State, second: _State) -> _State:
-    """Return the state where two paths meet."""
+    """Return the state at a place at which two paths meet."""
     threads = [state.threads for state in (first, second) if state.threads is not None]
     hull = min(least for least, _ in threads), max(greatest for _, greatest in threads)
     return _State(first.accesses | second.accesses, first.taken & second.taken, hull)
@@ -276,7 +279,7 @@ def _is_barrier(block: Block) -> bool:
 def _find_state_after(
     operations: list[Operation], before: _State, carry: Register, turns: dict[int, int], addresses: _Addresses
 ) -> _State:
-    """Return the state after some operations; note the turns."""
+    """Return the state after a block's operations; add the turns that they need to `turns`."""
     accesses, turns_taken = set(before.accesses), before.taken
     assert before.threads is not None
     for operation in operations:

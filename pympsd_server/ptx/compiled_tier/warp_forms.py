@@ -1,4 +1,4 @@
-"""Instructions that exchange values between the lanes of a warp, and those between the blocks of a cluster.
+"""Instructions that exchange values between the lanes of a warp, and mbarriers.
 
 The lanes of a warp have all arrived before the segment begins. An mbarrier (runtime/mbarrier.py) changes lane by
 lane, the lowest first, in C.
@@ -13,8 +13,9 @@ from pympsd_server.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, sequence
 from pympsd_server.ptx.compiled_tier.lanes import BITS, is_signed
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.ptx.isa.machine import RANK_SHIFT, WARP
-from pympsd_server.ptx.lowering.ir import Argument, Both, Memory, Operation, Sink, Special
+from pympsd_server.ptx.isa.datatypes import S32, S64, U32
+from pympsd_server.ptx.isa.machine import WARP
+from pympsd_server.ptx.lowering.ir import Argument, Both, Memory, Operation, Sink
 from pympsd_server.ptx.syntax.tree import Immediate
 
 WARP_INSTRUCTIONS: Final = frozenset({"shfl", "vote", "activemask", "match", "redux", "elect"})
@@ -55,7 +56,7 @@ def _shuffle(text: MemoryText, operation: Operation) -> None:
 
 
 def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int]:
-    """Return the lane that each lane reads, and the mask of lanes whose source is in range."""
+    """Return the lane that each lane reads, and the mask of the lanes whose source is in range."""
     distance, segment, limit = where & 31, clamp >> 8 & 31, clamp & 31
     sources, valid = [], 0
     for lane in range(WARP):
@@ -73,22 +74,22 @@ def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int
 
 
 def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, str]:
-    """Return the same for amounts that are not constants."""
-    lane = Expression(text, text.vector, "i32", sequence(WARP, "i32"))
-    distance, clamp = (text.expression(x, "u32", text.vector) for x in operation.operands[2:4])
+    """Return the result of `_constant_sources` for operands that are not constants."""
+    lane = Expression(text, text.vector, S32, sequence(WARP, "i32"))
+    distance, clamp = (text.expression(x, S32, text.vector) for x in operation.operands[2:4])
     distance, segment = distance & 31, (clamp >> 8) & 31
-    base, position_bits = lane & segment, segment ^ -1
+    base, position_bits = lane & segment, ~segment
     top = base | (clamp & 31 & position_bits)
     if mode == "idx":
         source = base | (distance & position_bits)
     else:
         source = lane - distance if mode == "up" else lane + distance if mode == "down" else lane ^ distance
-    truth = (source < top if mode == "up" else source > top) ^ -1
+    truth = ~(source < top if mode == "up" else source > top)
     exists = truth
-    if not text.whole_warps:  # a lane past the end of the block reads as the lane itself
+    if not text.whole_warps:  # instead of a lane past the end of the block, a lane reads itself
         here = text.splat("%lanes_here", "i32", text.vector)
-        exists = truth & (source < Expression(text, text.vector, "i32", here))
-    return (exists.choose(source, lane, "i32") & 31).name, truth.name
+        exists = truth & (source < Expression(text, text.vector, S32, here))
+    return (exists.choose(source, lane) & 31).name, truth.name
 
 
 @writes("vote activemask")
@@ -156,7 +157,7 @@ def _match(text: MemoryText, operation: Operation) -> None:
 
 
 def _equal_lanes(text: MemoryText, operation: Operation, voters: str) -> str:
-    """Return for each lane which of some lanes have the same value as it."""
+    """Return, for each lane, the mask of the voters that have the same value."""
     element = f"i{BITS[operation.type]}"
     kind, values = text.vector.of(element), text.use(operation.operands[1], operation.type, text.vector)
     for lane in range(WARP):
@@ -180,34 +181,6 @@ def _elect(text: MemoryText, operation: Operation) -> None:
     text.assign_predicate(target.second, is_leader, text.vector)
 
 
-# --- addresses of other blocks
-
-_HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
-"""Half of the shared addresses that belong to one block of a cluster, as in runtime/calls.py."""
-
-
-@writes("mapa")
-def _map_address(text: MemoryText, operation: Operation) -> None:
-    target, address, rank = operation.operands
-    shape, bits = text.shape_of(target), BITS[operation.type]
-    above = text.expression(address, operation.type, shape) + _HALF_RANGE
-    window, offset = above & (0xFFFFFFFF << 32 & ((1 << bits) - 1)), above & ((1 << RANK_SHIFT) - 1)
-    block = text.expression(rank, "u32", shape) + 1
-    block = block.cast("zext", "i64") if bits == 64 else block
-    result = window + offset - _HALF_RANGE + (block << RANK_SHIFT)
-    text.assign(target, result.name, operation.type, shape)
-
-
-@writes("getctarank")
-def _find_rank(text: MemoryText, operation: Operation) -> None:
-    target, address = operation.operands
-    shape = text.shape_of(target)
-    number = (text.expression(address, operation.type, shape) + _HALF_RANGE >> RANK_SHIFT) & 255
-    number = number.cast("trunc", "i32") if operation.type == "u64" else number
-    own = text.expression(Special("%cluster_ctarank"), "u32", shape)
-    text.assign(target, (number == 0).choose(own, number - 1, "i32").name, "u32", shape)
-
-
 # --- mbarriers
 
 _DROP: Final = 1 << 20
@@ -216,15 +189,13 @@ _BYTES_AT, _EXPECTED_AT, _PHASE_AT = 32, 20, 63
 
 
 def _wide(text: MemoryText, argument: Argument) -> str:
-    """Return an operand of 32 bits as a vector of 64."""
+    """Return a 32-bit operand as a vector of i64."""
     value = text.use(argument, "u32", text.vector)
     return text.cast("zext", value, text.vector.of("i32"), text.vector.of("i64"))
 
 
 def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *, drops: bool = False) -> str:
-    """Return the change of an mbarrier by an arrival, as `arrival` of the NumPy tier does; both are vectors of
-    i64.
-    """
+    """Return the change of an mbarrier by an arrival, as a vector of i64 (see `arrival` in runtime/mbarrier.py)."""
     kind, vector = text.vector.of("i64"), text.vector
     if isinstance(count, int):
         change = vector.constant("i64", count)
@@ -236,7 +207,7 @@ def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *,
 
 
 def arrive(text: MemoryText, operation: Operation, place: Argument, target: Argument, change: str) -> None:
-    """Change an mbarrier by each lane; `target` gets its state before."""
+    """Change each lane's mbarrier; `target` receives its state before the change."""
     _put_barriers(text, place)
     text.store(text.vector.of("i64"), change, "%scratch1")
     mask = ("i32", text.as_word(text.active()))
@@ -246,7 +217,7 @@ def arrive(text: MemoryText, operation: Operation, place: Argument, target: Argu
 
 
 def _put_barriers(text: MemoryText, place: Argument) -> None:
-    """Store the host addresses of the lanes' mbarriers after checking them."""
+    """Check the addresses of the lanes' mbarriers, and store the host addresses in %scratch0."""
     if not isinstance(place, Memory):
         raise text.refuse()
     group = text.groups[text.index]
@@ -296,9 +267,9 @@ def _test_wait(text: MemoryText, operation: Operation) -> None:
     text.fence_compiler()
     (state,), shape = text.load_items(text.groups[text.index], place.offset, 64, 1)
     wide = text.shape_of(operation.operands[0]) if not shape.lanes else shape
-    value = Expression(text, wide, "i64", text.splat(state, "i64", wide) if not shape.lanes else state)
+    value = Expression(text, wide, S64, text.splat(state, "i64", wide) if not shape.lanes else state)
     if operation.has("parity"):
-        phase = text.expression(operation.operands[2], "u32", wide).cast("zext", "i64") << _PHASE_AT
+        phase = text.expression(operation.operands[2], U32, wide).astype(S64) << _PHASE_AT
     else:
-        phase = text.expression(operation.operands[2], "u64", wide)
+        phase = text.expression(operation.operands[2], S64, wide)
     text.assign_predicate(operation.operands[0], ((value ^ phase) < 0).name, wide)

@@ -1,4 +1,4 @@
-"""CTA barriers of one batch: the threads that wait, and when they may continue."""
+"""The CTA barriers of a batch: which threads wait, and when they may continue."""
 
 import numpy as np
 from attrs import define
@@ -15,7 +15,7 @@ _NOT_WAITING = -1
 
 @define(eq=False)
 class Waiting:
-    """Threads that wait at a barrier, with the block and registers they continue with."""
+    """Threads that wait at barriers, the plan of the block that led there, and the registers of the next block."""
 
     plan: BlockPlan
     threads: Threads
@@ -25,24 +25,24 @@ class Waiting:
 
 
 class Barriers:
-    """Sixteen barriers per CTA.
+    """The sixteen barriers of each CTA, and the barrier of its cluster.
 
-    Arrivals count by warps, as on the hardware: a warp has arrived when all its living lanes have, and
-    then counts as 32 threads.
+    Arrivals count by warps, as on a GPU: a warp has arrived when all of its living lanes have, and then counts as 32
+    threads.
     """
 
     def __init__(self, state: BatchState) -> None:
         self._state = state
-        # The barrier that each thread waits at.
+        # The barrier at which each thread waits.
         self._at = np.full(state.count, _NOT_WAITING, np.int8)
-        # Expected thread counts per (CTA, barrier); 0 means all. And the threads announced by bar.arrive.
+        # By (CTA, barrier): how many threads the barrier waits for (0 means all), and how many bar.arrive announced.
         self._expected = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         self._announced = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         self.waiting: list[Waiting] = []
 
     @property
     def in_use(self) -> bool:
-        """Whether threads wait, or have announced themselves."""
+        """Whether threads wait at a barrier, or have announced themselves by bar.arrive."""
         return bool(self.waiting) or bool(self._announced.any())
 
     def arrive_only(self, threads: Threads, number: Value, count: Value) -> None:
@@ -55,13 +55,11 @@ class Barriers:
         self._expected[cta, numbers] = spread(count, threads.count)[first]
 
     def announce(self, threads: Array) -> None:
-        """Set, by (CTA, barrier), how many threads have been announced by bar.arrive."""
+        """Set how many threads bar.arrive has announced, by (CTA, barrier)."""
         self._announced[:, : threads.shape[1]] = threads
 
     def wait(self, waiting: Waiting, count: Value | None) -> None:
-        """Add threads that have arrived and wait. `count`: the threads that the barrier waits for, None for
-        all of the block.
-        """
+        """Add threads that wait at a barrier for `count` threads, or for all threads of the block if that is None."""
         threads = waiting.threads
         ids = threads.indices()
         self._at[ids] = waiting.number
@@ -70,7 +68,7 @@ class Barriers:
         self.waiting.append(waiting)
 
     def open(self) -> Array | None:
-        """Return per (CTA, barrier) whether it opens now, None if none does. Opened barriers are reset."""
+        """Return, for each (CTA, barrier), whether it opens now, or None if none does. Reset the ones that open."""
         state = self._state
         present = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         for number in np.unique(self._at[self._at >= 0]).tolist():
@@ -80,9 +78,9 @@ class Barriers:
         required = np.where(self._expected > 0, self._expected, everyone)
         opens: Array = (present > 0) & (total >= required)
         if state.cluster_blocks > 1:
-            # A block all of whose threads have exited holds up no other.
-            there = (opens[:, CLUSTER_BARRIER] | (everyone[:, 0] == 0)).reshape(-1, state.cluster_blocks)
-            opens[:, CLUSTER_BARRIER] = np.repeat(there.all(axis=1), state.cluster_blocks)
+            # Other blocks do not wait for a block whose threads have all exited.
+            passes = (opens[:, CLUSTER_BARRIER] | (everyone[:, 0] == 0)).reshape(-1, state.cluster_blocks)
+            opens[:, CLUSTER_BARRIER] = np.repeat(passes.all(axis=1), state.cluster_blocks)
         if not opens.any():
             return None
         self._announced[opens] = 0
@@ -90,13 +88,13 @@ class Barriers:
         return opens
 
     def _warps_at(self, number: int) -> Array:
-        """Return per CTA the warps all of whose living lanes wait at barrier `number`."""
+        """Return, for each CTA, how many warps have all of their living lanes waiting at a barrier."""
         state = self._state
         flags = np.zeros(state.warps * WARP, np.bool_)
         flags[state.slot] = self._at == number
-        here = np.packbits(flags, bitorder="little").view(np.uint32)
+        arrived = np.packbits(flags, bitorder="little").view(np.uint32)
         living = state.find_living_lanes()
-        complete = (here != 0) & ((living & ~here) == 0)
+        complete = (arrived != 0) & ((living & ~arrived) == 0)
         return complete.reshape(state.blocks, -1).sum(axis=1)  # type: ignore[no-any-return]
 
     def _find_living_warps(self) -> Array:
@@ -105,7 +103,10 @@ class Barriers:
 
 
 def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], mode: str) -> list[Array]:
-    """Return for each part (a waiting group and its threads that continue) the result of bar.red per thread."""
+    """Return the results of bar.red for the threads that continue, an array for each entry.
+
+    An entry is a waiting group and the positions of its threads that continue.
+    """
     totals = np.zeros((2, state.blocks, BARRIERS), np.int64)
     for waiting, selected in entries:
         cta = waiting.threads.pick(state.cta)[selected]
@@ -116,20 +117,20 @@ def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], m
     results = []
     for waiting, selected in entries:
         where = (waiting.threads.pick(state.cta)[selected], waiting.number[selected])
-        there, true = totals[0][where], totals[1][where]
-        results.append(true if mode == "popc" else true == there if mode == "and" else true > 0)
+        count, true = totals[0][where], totals[1][where]
+        results.append(true if mode == "popc" else true == count if mode == "and" else true > 0)
     return results
 
 
 def rest_of(entry: Waiting, selected: Array) -> Waiting:
-    """Return those of the waiting threads that were not chosen to continue."""
+    """Return the part of an entry whose threads still wait; `selected` are their positions."""
     group = part_of(entry.threads, entry.registers, selected)
     predicate = None if entry.predicate is None else pick_registers((entry.predicate,), selected)[0]
     return Waiting(entry.plan, group.threads, group.registers, entry.number.take(selected), predicate)
 
 
 def store_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
-    """Return the group with the result of bar.red in its register."""
+    """Return the group with the result of bar.red, if there is one, in its register."""
     position = None if plan.barrier is None else plan.barrier.result
     if result is None or position is None:
         return group

@@ -1,29 +1,30 @@
 """Execution of a batch of thread blocks: which threads run next, and how they come together again.
 
 The problem: the threads of a GPU's warp run in step until they diverge. Here all threads of up to a few hundred
-blocks run in step, because one NumPy call for 32,768 threads costs little more than one for 32. They diverge, too,
-wait at barriers, spin on flags of each other, and must still make progress as PTX promises.
+thread blocks run in step, because one NumPy call for 32,768 threads costs little more than one for 32. They, too,
+diverge, wait at barriers, and spin on each other's flags, and must make progress as PTX promises.
 
-The idea: threads at the same basic block form a *group*. The batch keeps the groups by the number of their block and
-repeats one step: choose a block, merge all groups that are there, run its function for them together, and put the
-threads where its plan (lowering/block_plans.py) sends them:
+The idea: threads at the same basic block form a *group*. The batch has the groups by the number of their block. It
+repeats one step: choose a block, merge all groups at it, run its function for all of their threads, and move the
+threads to the blocks that its plan determines (lowering/block_plans.py):
 
     block 2 (loop)      block 5 (after it)          the group at block 2 runs first, again and again, until its last
-    [0 1 2 3 7]         [4 5 6]                     thread has come to block 5; then all eight run on together
+    [0 1 2 3 7]         [4 5 6]                     thread has come to block 5; then all eight continue together
 
-- The *lowest* block runs first. Compilers place the code where paths join behind both paths, so that diverged threads
+- The *lowest* block runs first. Compilers place the code where two paths join after both paths, so diverged threads
   wait there for each other.
-- *Barriers.* Threads that arrive early are kept aside with the registers they continue with (barriers.py). If all
-  threads of the batch arrive together nothing is kept.
-- *Warps.* Before a block with shuffles, votes or matrices the lanes that its membermask names must be there. Others
-  are parked until their partners come, or until no group can run: then places where lanes wait for each other are
+- *Barriers.* Threads that arrive early are stored with the registers with which they continue (barriers.py). If all
+  threads of the batch arrive together, they continue without being stored.
+- *Warps.* Before a block with shuffles, votes or matrices, all lanes in its membermask must be at the block. A lane
+  is parked until its partners come. If no group can run, lanes that wait for each other at different blocks are
   released.
-- *Spinning.* A loop that waits for a flag would run for ever as the lowest block. Each step adds the plan's weight to
-  an impatience; past _STEPS_BEFORE_BURST another group gets a burst of steps.
+- *Spinning.* A loop that waits for a flag could run forever as the lowest block. So each step adds the plan's weight
+  to a counter; when this exceeds _STEPS_BEFORE_BURST, another group runs for a burst of steps.
 
-Invariants: every living thread of the batch is in exactly one place (a group that can run, parked, at a barrier). A
-step runs one block for one group and then looks at the deadline and the cancel flag, so a kernel that never ends is
-stopped between two blocks. A batch in which nobody can run and nothing can be released is a deadlock and faults.
+Invariants: every living thread of the batch is in exactly one place: in a group that can run, parked, or at a
+barrier. A step runs one block for one group and then checks the deadline and the cancel flag, so a kernel that never
+ends is stopped between two blocks. If no group can run and no lanes can be released, the batch is deadlocked, which
+is a fault.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from pympsd_server.ptx.runtime.printing import report_assertion
 from pympsd_server.ptx.runtime.threads import Threads, spread
 from pympsd_server.ptx.runtime.warp import have_all_arrived
 
-# About this many threads per batch keep the arrays of a kernel in the cache.
+# With about this many threads in a batch, a kernel's arrays fit in the processor's cache.
 PREFERRED_THREADS = 32768
 _MAX_LOCAL_BYTES = 256 << 20
 _STEPS_BEFORE_BURST = 1024
@@ -56,7 +57,10 @@ _IN_TURN = 8
 
 
 def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
-    """Return a batch's number of CTAs: more if they wait for each other, fewer if they need much local memory."""
+    """Return how many CTAs a batch may have; with `together`, as many as fit, because CTAs wait for each other.
+
+    `local_bytes` is the local memory of a thread: the more it is, the fewer CTAs.
+    """
     threads = min(
         _MAX_LOCAL_BYTES if together else PREFERRED_THREADS, max(1024, _MAX_LOCAL_BYTES // max(local_bytes, 1))
     )
@@ -64,16 +68,16 @@ def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: 
 
 
 class ExitsOfBatch(Protocol):
-    """The places at which another tier can take a batch over."""
+    """The blocks at which another tier can take a batch over."""
 
     def are_reached(self, batch: Batch) -> bool:
-        """Return whether a batch is at such places; asked after each block that has run."""
+        """Return whether another tier can take the batch over now. The batch calls this after each block."""
 
 
 class Batch:
-    """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
+    """Consecutive CTAs of one launch, from number `first_block` on; `sm_of_block` has the %smid of each.
 
-    `sm_of_block` has each CTA's %smid. Raises ValueError for too few parameter bytes.
+    Raises ValueError if the launch has fewer parameter bytes than the kernel takes.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class Batch:
             sm_of_block,
             kernel.translation.shared_bytes - kernel.shared_bytes,
         )
-        # Made when first needed: in most kernels all threads reach a barrier together.
+        # Created when it is first needed, because in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
         undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
         self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
@@ -107,7 +111,7 @@ class Batch:
         self._running = self._state.all
         self.steps = 0
         self.exits: ExitsOfBatch | None = None
-        """Where another tier can take the batch over; a step ends there."""
+        """The blocks at which another tier can take the batch over, if any; a step ends there."""
         self.is_at_exit = False
         """Whether the last step ended because another tier can take the batch over."""
 
@@ -117,9 +121,9 @@ class Batch:
         return not (self._run or self._parked or self._has_waiting() or self._state.asleep)
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
-        """Run blocks until the batch is finished (True) or the time is up (False).
+        """Run blocks until the batch is finished or at an exit, or the time is up. Return whether it is finished.
 
-        At least one block runs. Raises Cancelled when `cancel` is set, DeviceFault on a fault.
+        At least one block runs. Raises Cancelled if `cancel` is set, and DeviceFault if the kernel makes an error.
         """
         began = time.perf_counter()
         self._state.cancel, deadline = cancel, began + quantum_seconds
@@ -151,10 +155,12 @@ class Batch:
         announced: Array,
         alive: Array,
     ) -> None:
-        """Continue from where another tier has left all blocks of the batch, whose memory the state has.
+        """Continue a batch that another tier has begun; the state already has its memory.
 
-        `groups` are those at the beginnings of blocks, `waiting` those at barriers and the threads that each barrier
-        waits for, `announced` the threads announced by bar.arrive, `alive` which threads have not exited.
+        - `groups` are the groups that can run, each with its basic block.
+        - `waiting` are the groups at barriers, each with the number of threads that the barrier waits for.
+        - `announced` is the number of threads that bar.arrive has announced, by (CTA, barrier).
+        - `alive` is whether each thread has not exited.
         """
         self._run = {}
         for at, group in groups:
@@ -167,7 +173,7 @@ class Batch:
         self._open_barriers()
 
     def groups_at_rest(self) -> dict[int, list[Group]] | None:
-        """Return the groups of all living threads by block; None if none are left, or if some wait for others."""
+        """Return the groups of all living threads by block, or None if no thread is left or some thread waits."""
         is_waiting = self._parked or self._state.asleep or (self._barriers is not None and self._barriers.in_use)
         return None if is_waiting or not self._run else self._run
 
@@ -197,7 +203,7 @@ class Batch:
                 return
             group = joined
         if plan.in_turn and plan.meeting is None and group.threads.count > _IN_TURN:
-            # Some at a time: others' kernels have their turns in between.
+            # Run only some of the threads, so that other kernels have their turn before the rest.
             now, later = np.split(np.arange(group.threads.count), [_IN_TURN])
             self._run.setdefault(at, []).append(part_of(group.threads, group.registers, later))
             group = part_of(group.threads, group.registers, now)
@@ -213,7 +219,7 @@ class Batch:
             self._end_block(plan, threads, returned)
 
     def _move(self, target: int, group: Group) -> None:
-        """Put a group at the beginning of a block, or end its threads."""
+        """Move a group to the beginning of a block; EXIT ends its threads."""
         if target == EXIT:
             self._state.exit(group.threads)
             for at, parts in self._parked.items():
@@ -270,7 +276,7 @@ class Batch:
                 self._move(target, part_of(threads, registers, selected))
 
     def _choose(self) -> int:
-        """Return the block to run next: the lowest, with bursts of others when the lowest seems to spin."""
+        """Return the block to run next: the lowest, or for a burst another one if the lowest seems to spin."""
         run = self._run
         if len(run) == 1 and not self._parked:
             return next(iter(run))
@@ -291,7 +297,7 @@ class Batch:
     # Lanes of a warp that must meet.
 
     def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
-        """Return the threads whose partners are all here; the remaining ones are parked."""
+        """Return the threads whose partners are all at this block, or None without any; park the others."""
         if at in self._released:
             self._released.discard(at)
             return group
@@ -311,7 +317,7 @@ class Batch:
         return group.registers[mask].view(np.uint32) if isinstance(mask, int) else mask
 
     def _release_across(self) -> bool:
-        """Release lanes that wait for each other at different places: each place counts as the meeting of a warp."""
+        """Release lanes of a warp that wait for each other at different blocks; return whether there were any."""
         parked = {at: parts for at, parts in self._parked.items() if self._plans[at].warps == 1}
         if len(parked) < 2:
             return False
@@ -340,7 +346,7 @@ class Batch:
         return True
 
     def _unblock(self) -> None:
-        """Release lanes that wait at different places when nothing can run; else the batch is deadlocked."""
+        """Open barriers or release lanes when no group can run. Raises LaunchFailed if neither is possible."""
         if self._has_waiting() and self._open_barriers():
             return
         if not self._release_across():
@@ -352,10 +358,10 @@ class Batch:
         self,
         plan: BlockPlan,
         threads: Threads,
-        what: tuple[Value, Value | None, Value | None],
+        arrival: tuple[Value, Value | None, Value | None],
         registers: tuple[Value, ...],
     ) -> None:
-        number, count, predicate = what
+        number, count, predicate = arrival
         barrier = plan.barrier
         assert barrier is not None
         if not barrier.cluster and int(number.max()) >= BARRIERS:

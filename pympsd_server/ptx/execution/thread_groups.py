@@ -1,4 +1,4 @@
-"""Groups of threads at the same point of the program: splitting and merging them."""
+"""Groups of threads at the same point of the program, and how they are split and merged."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pympsd_server.ptx.runtime.threads import Threads, spread
 
 @frozen(eq=False)
 class Group:
-    """Threads about to run the same block, with the block's live-in registers."""
+    """Threads that are at the beginning of the same block, with the block's live-in registers."""
 
     threads: Threads
     registers: tuple[Value, ...]
 
     def select(self, mask: Array) -> Group:
-        """Return the group of the threads for which a mask is true."""
+        """Return the part of the group for which a mask is true."""
         return part_of(self.threads, self.registers, np.flatnonzero(mask))
 
 
 def part_of(threads: Threads, registers: tuple[Value, ...], selected: Array) -> Group:
-    """Return the group of only some of the threads (`selected` are positions in `threads`)."""
+    """Return a group of some of the threads; `selected` are their positions in `threads`."""
     ids = selected if threads.ids is None else threads.ids.take(selected)
     return Group(Threads(ids, len(selected)), pick_registers(registers, selected))
 
 
 def pick_registers(registers: tuple[Value, ...], selected: Array) -> tuple[Value, ...]:
-    """Return the registers of only some of the threads (`selected` are positions); shared values stay shared."""
+    """Return the registers of the threads at positions `selected`; uniform values stay uniform."""
     return tuple(v if v.ndim == 0 else v.take(selected) for v in registers)
 
 
 def merge(parts: list[Group], dtypes: tuple[DType, ...], everyone: Threads) -> Group:
-    """Return one group of disjoint ones. If it has all threads of the batch it is in thread order again."""
+    """Merge disjoint groups into one. If it has all threads of the batch, they are in thread order again."""
     total = sum(part.threads.count for part in parts)
     columns = zip(*(part.registers for part in parts), strict=True)
     if total == everyone.count:

@@ -18,14 +18,14 @@ def _table() -> dict[str, DType]:
             table[f"{letter}{bits}"] = np.dtype(f"{kind}{bits // 8}")
     for bits in (16, 32, 64):
         table[f"f{bits}"] = np.dtype(f"f{bits // 8}")
-    # NumPy has no bfloat16 and no packed pairs: they travel as their bits.
+    # NumPy has no bfloat16 and no packed pairs; unsigned integers hold their bits.
     table.update(bf16=np.dtype("u2"), f16x2=np.dtype("u4"), bf16x2=np.dtype("u4"))
     table.update(u16x2=np.dtype("u4"), s16x2=np.dtype("u4"))
     return table
 
 
 DTYPES = _table()
-# Types of conversions, matrices and 128-bit atomics only. Of these there are registers of .b128, as pairs of .b64.
+# Types of conversions, matrices and 128-bit atomics only. Only .b128 also has registers, which are pairs of .b64.
 BITS_OF_TYPES: dict[str, DType] = {
     "e4m3x2": np.dtype("u2"),
     "e5m2x2": np.dtype("u2"),
@@ -65,8 +65,13 @@ def dtype_name(dtype: DType) -> str:
 
 
 def unsigned_of(dtype: DType) -> DType:
-    """Return the unsigned dtype of the same width; a predicate's is its own."""
+    """Return the unsigned dtype of the same width; of a predicate, its own dtype."""
     return np.dtype(f"u{dtype.itemsize}") if dtype.kind != "b" else dtype
+
+
+def signed_of(dtype: DType) -> DType:
+    """Return the signed integer dtype of the same width."""
+    return np.dtype(f"i{dtype.itemsize}")
 
 
 def double_width(ptx_type: str) -> str:

@@ -5,14 +5,12 @@ from pympsd.vocabulary.results import Result
 
 
 class DeviceFault(DeviceError):
-    """A kernel (or a copy) made an error at which a GPU would fault. `code` is the CUresult, if a subclass has no
-    other.
-    """
+    """A kernel (or a copy) made an error at which a GPU would fault; `code` is the CUresult that the client gets."""
 
     code = Result.ERROR_LAUNCH_FAILED
 
     def __init__(self, message: str, *, kernel: str | None = None, position: int = 0) -> None:
-        """`position` is the index among the threads that ran together, until `thread` is known."""
+        """`position` is the thread's index among those that ran together; `block` and `thread` are set later."""
         super().__init__(message)
         self.message = message
         self.kernel = kernel
@@ -52,7 +50,7 @@ class IllegalInstruction(DeviceFault):
 
 
 class InvalidProgramCounter(DeviceFault):
-    """A call of an address at which no function of its shape is (CUDA_ERROR_INVALID_PC)."""
+    """A call of an address that is not a function with the call's parameters (CUDA_ERROR_INVALID_PC)."""
 
     code = Result.ERROR_INVALID_PC
 
@@ -72,13 +70,13 @@ class Cancelled(Exception):
 
 
 class NotPtx(InputError, ValueError):
-    """The image is a cubin, a fatbin or not text: nothing this device can execute."""
+    """The image is not PTX text (a cubin or a fatbin, for example), so this device cannot execute it."""
 
 
 class InvalidPtx(InputError, ValueError):
-    """PTX with a syntax error, or using something the emulated GPU does not support.
+    """PTX with a syntax error, or with something that the emulated GPU does not support.
 
-    `line` is the one-based line of the image, or None if no single line is to blame.
+    `line` is the line of the image, from 1, or None if the error does not belong to one line.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:
@@ -88,4 +86,4 @@ class InvalidPtx(InputError, ValueError):
 
 
 class UnsupportedByMps(InvalidPtx):
-    """Valid PTX that uses a feature which MPS supports on no device (MPS documents, 2.3.2)."""
+    """Valid PTX with a feature that MPS does not support on any device (MPS documents, 2.3.2)."""

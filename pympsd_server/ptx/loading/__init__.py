@@ -1,1 +1,1 @@
-"""Load an image as a program, and a program as a module in the memory of one client."""
+"""Load an image as a program, and link a program as a module in a client's memory."""

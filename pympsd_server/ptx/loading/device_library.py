@@ -1,8 +1,8 @@
-"""The grid synchronisation of the device runtime (libcudadevrt), in PTX: linked into modules that declare it.
+"""The grid synchronisation of the device runtime (libcudadevrt), in PTX, for modules that declare its functions.
 
-The blocks of a cooperative launch meet in its workspace. Its second word counts their arrivals as cooperative groups
-of CUDA 11 and newer do: the block that completes the count flips the word's highest bit, for which the other blocks
-wait.
+The blocks of a cooperative launch synchronize in its workspace. The second word of the workspace counts their
+arrivals as cooperative groups of CUDA 11 and newer do: the block that completes the count flips the word's highest
+bit, and the other blocks wait for this.
 """
 
 from pympsd.vocabulary.device_runtime import GRID_FUNCTIONS
@@ -83,7 +83,7 @@ NONE:
 
 
 def link_device_library(module: Module) -> None:
-    """Give the functions of grid synchronisation that ``module`` declares and does not define their bodies."""
+    """Add the bodies of the functions of grid synchronisation that ``module`` declares without a body."""
     declared = [f for name in GRID_FUNCTIONS if (f := module.functions.get(name)) is not None and f.body is None]
     if declared:
         library = parse_module(_GRID_SYNCHRONISATION).functions

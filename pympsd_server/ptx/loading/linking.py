@@ -1,9 +1,10 @@
 """A program's variables in one client's memory.
 
-A program is shared by all clients that load the same image; the client's own part is a `LoadedModule`: memory for the
-variables, initial values written, and the kernel's functions bound to those addresses. All constants lie in one
-allocation, so that 32 bits distinguish their addresses, as PTX allows for .const. So do the variables in global
-memory, unless bounds are strict; each managed variable has an allocation of its own, because it is moved.
+All clients that load the same image share a program. Each client has its own `LoadedModule`: memory with the
+variables and their initial values, and the kernels' functions bound to its addresses. All constants are in one
+allocation, so that 32 bits distinguish their addresses, as PTX allows for .const. The variables in global memory
+share an allocation, too, unless bounds are strict. Each managed variable has an allocation of its own, because it is
+moved later.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +20,16 @@ from pympsd_server.ptx.syntax.tree import Variable
 
 _ALIGNMENT: Final = 512
 _VARIABLE_ALIGNMENT: Final = 256
-"""The least alignment of a variable in global memory (CUDA C++ Programming Guide, Device Memory Accesses)."""
+"""The minimum alignment of a variable in global memory, in bytes (CUDA Programming Guide, Device Memory Accesses)."""
 
 
 class LoadedModule:
-    """A program whose variables are in `space`. Raises OutOfMemory when they do not fit."""
+    """A program whose variables are in `space`. Raises OutOfMemory if they do not fit."""
 
     def __init__(
         self, program: Program, space: AddressSpace, multiprocessors: int = 1, facilities: Facilities | None = None
     ) -> None:
-        """`multiprocessors` is the value of %nsmid; `facilities` are the context's for its kernels."""
+        """`multiprocessors` is the value of %nsmid; `facilities` are the context's, which its kernels share."""
         self.program = program
         self.space = space
         self.multiprocessors = multiprocessors
@@ -38,7 +39,7 @@ class LoadedModule:
         self._managed: dict[str, int] = {}
         self._functions: dict[str, list[Callable[..., Any]]] = {}
         self.bound: WeakKeyDictionary[object, Any] = WeakKeyDictionary()
-        """The kernels of the compiled tier with this module's addresses."""
+        """Kernels of the compiled tier, bound to this module's addresses."""
         self.kept: dict[object, Any] = {}
         """Finished batches of the compiled tier, for later launches of the same shape."""
         variables = program.variables.values()
@@ -57,9 +58,9 @@ class LoadedModule:
             raise
 
     def _place(self, variables: Sequence[Variable], alignment: int = 1) -> int:
-        """Place variables in one allocation, each with this alignment or a larger one of its own.
+        """Place variables in one allocation; return its address, or 0 without variables.
 
-        Returns the address of the memory, 0 without variables.
+        Each variable has at least this alignment, in bytes, or a larger alignment of its own.
         """
         if not variables:
             return 0
@@ -81,9 +82,9 @@ class LoadedModule:
                 self.space.write(self._addresses[name], initial_bytes(variable, addresses))
 
     def place_managed(self, addresses: Mapping[str, int]) -> None:
-        """Move the managed variables to the host's copies of them, before the first kernel of the module runs.
+        """Move the managed variables to other addresses, which the host can access, and write their initial values.
 
-        Their memory is the caller's, zeroed.
+        Call this before the first kernel of the module runs. The memory belongs to the caller, and must be zeroed.
         """
         for name, address in addresses.items():
             self.space.free(self._managed[name])
@@ -95,21 +96,21 @@ class LoadedModule:
         self._initialise()
 
     def address_of(self, name: str) -> int:
-        """Return the device address of a global or constant. Raises KeyError."""
+        """Return the device address of a global variable or a constant. Raises KeyError if the name is unknown."""
         return self._addresses[name]
 
     @property
     def addresses(self) -> dict[str, int]:
-        """The device addresses of all variables and functions, and of the beginning of the constants."""
+        """The device addresses of all variables and functions by name, and the constants' address as CONSTANTS."""
         return {**self.program.functions, **self._addresses}
 
     @property
     def allocations(self) -> Sequence[int]:
-        """The addresses of its memory, less managed variables that were placed elsewhere."""
+        """The addresses of the module's allocations, without the managed variables that were moved."""
         return self._allocations
 
     def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
-        """Return the kernel's block functions, bound to this module's addresses."""
+        """Return the functions of a kernel's blocks, bound to this module's addresses."""
         functions = self._functions.get(kernel_name)
         if functions is None:
             translation = self.program.kernels[kernel_name].translation

@@ -1,17 +1,16 @@
-"""PTX images, loaded: kernels and global variables.
+"""Loaded PTX images: their kernels and global variables.
 
-CUDA compiles a whole image when it is loaded, so that errors of every kernel are found then. Here translating takes
-3 s a megabyte, and a program launches few of the kernels of a large library. So there are two ways to load:
+CUDA compiles a whole image when it is loaded, and so finds the errors of every kernel then. Here a megabyte takes
+three seconds, and a program launches few of the kernels of a large library. So there are two ways to load an image:
 
-- Up to EAGER_BYTES, the size of code written by hand or compiled at run time, everything is translated at load:
-  all errors are found then, as in CUDA.
-- Of a larger image a load reads all but the bodies of functions (syntax/parser.py), and looks in them only for what
-  must be known: variables of the module that functions declare, and instructions that do not exist. A kernel is
-  parsed and translated when it is first needed; its errors are those that a small image has, with the same text and
-  line.
+- An image of up to EAGER_BYTES, such as code written by hand or compiled at run time, is translated when it is
+  loaded. All errors are found then, as in CUDA.
+- Of a larger image, a load parses everything except the bodies of functions (syntax/parser.py). It searches the
+  bodies only for variables of the module and for instructions that do not exist. A kernel is parsed and translated
+  when it is first needed. Its errors have the same text and line as in a small image.
 
-`Program.kernels` is a mapping that translates, so that its users need no code for that. Several threads may use it;
-one translates at a time.
+`Program.kernels` is a mapping that translates a kernel at its first look-up. Several threads may use it; one of them
+translates at a time.
 """
 
 import re
@@ -37,51 +36,53 @@ from pympsd_server.ptx.syntax.tree import Function, Module, Target, Variable
 
 MAX_THREADS = 1024
 EAGER_BYTES: Final = 64 << 10
-"""The longest image, in bytes, whose kernels are all translated when it is loaded."""
+"""The size of the longest image, in bytes, whose kernels are all translated when it is loaded."""
 EAGER_OPERATIONS: Final = 50_000
-"""The operations after which no more kernels are translated at load: inlined calls can make much of a small image."""
+"""The number of operations after which a load translates no more kernels, because inlined calls can multiply a small
+image.
+"""
 MAX_LOCAL_BYTES: Final = 512 << 10
-"""The local memory of a thread, as on a GPU."""
+"""The maximum local memory of a thread, as on a GPU."""
 _FUNCTION_BYTES: Final = 1300
-"""The memory of a function that is not translated, without its text."""
+"""The estimated memory of a function that is not translated, without its text, in bytes."""
 _CHARACTER_BYTES: Final = 2
-"""The memory of a character of a kernel's Python code, which is compiled."""
+"""The estimated memory of a character of a kernel's Python code once it is compiled, in bytes."""
 _OPERATION_BYTES: Final = 1000
-"""The memory of an operation of a kernel, with the known properties of its block."""
+"""The estimated memory of an operation of a kernel, with its part of the block's plan, in bytes."""
 _INSTRUCTION: Final = re.compile(r"[;{}:]\s*(?:@!?[\w%$]+\s+)?([a-z]\w*)(?=[.\s;])")
-"""The name of an instruction: behind a semicolon, a brace or a label, and perhaps a guard."""
+"""The name of an instruction: it follows a semicolon, a brace or a label, and perhaps a guard."""
 _ELF = b"\x7fELF"
 
 
 @frozen
 class Global:
-    """A .global or .const variable of the module, not of a function: size and alignment in bytes."""
+    """A .global or .const variable that the module declares outside of functions; size and alignment in bytes."""
 
     name: str
     size: int
     alignment: int
     constant: bool
     managed: bool
-    """Whether it is in memory that the host reaches, too."""
+    """Whether the host can access the variable, too."""
 
 
 @frozen
 class Kernel:
-    """One .entry. `parameters` are (name, offset, size) in the parameter buffer; all sizes in bytes."""
+    """A kernel (.entry). `parameters` are (name, offset in the parameter buffer, size). All sizes are in bytes."""
 
     name: str
     parameters: tuple[tuple[str, int, int], ...]
     parameter_bytes: int
     shared_bytes: int
-    """Static shared memory, without the reserved."""
+    """The kernel's static shared memory, without reserved shared memory."""
     local_bytes: int
     stack_bytes: int
-    """Part of the local bytes: for calls that are not inlined."""
+    """The part of `local_bytes` that is the stack for calls of procedures."""
     constant_bytes: int
     max_threads_per_block: int
     required_block: tuple[int, int, int] | None
     cluster: tuple[int, int, int]
-    """The blocks of a cluster; (1, 1, 1) unless the kernel declares others."""
+    """The extents of a cluster in blocks; (1, 1, 1) unless the kernel declares them."""
     registers: int
     target: int
     translation: Translation
@@ -89,7 +90,10 @@ class Kernel:
 
 @define(eq=False)
 class Kernels(Mapping[str, Kernel]):
-    """The kernels of a module by name, in the order of the image; looking one up translates it. Raises InvalidPtx."""
+    """The kernels of a module by name, in the order of the image.
+
+    Looking a kernel up translates it at the first time, and may raise InvalidPtx.
+    """
 
     _table: FunctionTable
     _constant_bytes: int
@@ -97,7 +101,7 @@ class Kernels(Mapping[str, Kernel]):
     _translated: dict[str, Kernel] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
     nbytes: int = 0
-    """The approximate memory of the image, and of those that have been translated."""
+    """The estimated memory of the image and of the translated kernels, in bytes."""
 
     def __getitem__(self, name: str) -> Kernel:
         kernel = self._translated.get(name)
@@ -117,28 +121,28 @@ class Kernels(Mapping[str, Kernel]):
         return len(self._functions)
 
     def is_translated(self, name: str) -> bool:
-        """Return whether looking a kernel up costs nothing any more."""
+        """Return whether a kernel has been translated."""
         return name in self._translated
 
 
 @frozen
 class Program:
-    """A module whose kernels are translated when they are needed; any number of clients may link it."""
+    """A loaded image. Any number of clients may link it; its kernels are translated when they are needed."""
 
     kernels: Kernels
     globals: Mapping[str, Global]
     variables: Mapping[str, Variable]
     functions: Mapping[str, int]
-    """The addresses of functions that are not kernels."""
+    """The addresses of functions that are not kernels, by name."""
     target: Target
 
 
 def load_program(image: bytes) -> Program:
-    """Parse a PTX image (trailing NUL bytes are fine), and translate its kernels if it has at most EAGER_BYTES.
+    """Parse a PTX image, which may end in NUL bytes, and translate its kernels if it has at most EAGER_BYTES.
 
-    Raises NotPtx for a cubin or anything that is not text, and InvalidPtx, naming the instruction and the line, for
-    syntax errors and for whatever is not supported. Of an image that is larger the kernels raise InvalidPtx when they
-    are looked up.
+    Raises NotPtx for a cubin or anything else that is not text. Raises InvalidPtx, with the instruction and the line,
+    for syntax errors and unsupported PTX. If the image is larger, an error in a kernel is raised when the kernel is
+    looked up.
     """
     if image.startswith(_ELF):
         raise NotPtx("the image is a cubin (ELF); the emulated GPU executes PTX only")
@@ -185,7 +189,7 @@ def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
             module_variables[variable.name] = variable
         elif variable.space not in ("global", "const", "shared"):
             raise InvalidPtx(f"unsupported: module-level .{variable.space} variable", variable.line)
-    # Initialisers are checked here, with fake addresses, so that a refusal comes at load.
+    # Check initialisers with fake addresses, so that the load reports their errors.
     fakes = {**table.addresses, **dict.fromkeys(module_variables, 0)}
     for variable in module_variables.values():
         initial_bytes(variable, fakes)
@@ -193,10 +197,10 @@ def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
 
 
 def _check_instructions(table: FunctionTable, functions: Iterable[Function]) -> None:
-    """Raise InvalidPtx, with its name and line, for the first instruction of the functions that does not exist.
+    """Raise InvalidPtx, with the name and line, for the first instruction that does not exist.
 
-    The functions are searched for names of instructions, which are few. The search may take something else for one,
-    which then has an unknown name: only an instruction that the parser finds is an error.
+    A regular expression searches the text of each function for names of instructions. It may match other text, so
+    only functions with an unknown name are parsed, and only an instruction that the parser finds is an error.
     """
     names = {name.split(".", 1)[0] for name in TABLE} | ENDS_BLOCK | STACK_INSTRUCTIONS | {"call", "ret"}
     for function in functions:
@@ -213,14 +217,14 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
     expand_calls(code)
     translation = translate(code)
     if translation.local_bytes > MAX_LOCAL_BYTES:
-        reason = f"{translation.local_bytes} bytes of local memory a thread; there are {MAX_LOCAL_BYTES}"
+        reason = f"{translation.local_bytes} bytes of local memory a thread, more than {MAX_LOCAL_BYTES}"
         raise InvalidPtx(f"{function.name} uses {reason}", function.line)
     layout = parameter_layout(function.parameters)
     parameters = tuple((p.name, offset, p.size) for p, offset in layout)
     required = _block_shape(function.directives.get("reqntid"))
     limit = _block_shape(function.directives.get("maxntid")) or required
     threads = MAX_THREADS if limit is None else min(MAX_THREADS, limit[0] * limit[1] * limit[2])
-    # An estimate: the greatest number of 32-bit registers alive at the start of a block, and some for temporaries.
+    # Estimate the registers: the maximum of 32-bit registers alive at the start of a block, and some for temporaries.
     alive = (sum(max(1, d.itemsize // 4) for d in plan.dtypes) for plan in translation.plans)
     return Kernel(
         name=function.name,

@@ -1,1 +1,1 @@
-"""A syntax tree to flat operations: names resolved, calls inlined, basic blocks found."""
+"""Lower a syntax tree to flat operations: resolve names, inline calls, find basic blocks."""

@@ -1,16 +1,15 @@
-"""Block plans: the interface between the tiers that compile blocks and the execution of batches.
+"""Block plans: the interface between the NumPy tier, which translates blocks, and the execution of batches.
 
-A tier turns every block of a kernel into a function. The functions of the NumPy tier take a batch's state, the
-threads that run and their live-in registers, and compute all threads together; a compiled tier would take the same.
-Neither decides which threads run next. That is the business of `execution.batch`, which sees nothing of a tier but
-its functions and, for each block, a plan:
+The NumPy tier turns every block of a kernel into a function. It takes a batch's state, the threads that run and their
+live-in registers, and computes all of these threads together. It does not decide which threads run next:
+`execution.batch` does, and of each block it uses only the function and a plan:
 
     block 3:  setp.lt.u32 %p, %i, %n;     BlockPlan("branch", target=3, following=4, dtypes=..., ...)
               @%p bra LOOP;               the function returns (p, registers of block 3, registers of block 4)
 
-Divergence, barriers, the meeting of the lanes of a warp, cancelling and the sharing of time follow from the plans
-alone, so that they are the same in every tier. A function is called with threads that are all at the beginning of its
-block, returns when they have reached its end, and never waits.
+Plans alone determine how threads diverge, wait at barriers and meet in a warp, and when a batch can be cancelled. A
+function is called with threads that are all at the beginning of its block. It returns when they have reached the end,
+and never waits.
 """
 
 from typing import Any
@@ -21,7 +20,7 @@ from attrs import frozen
 
 @frozen
 class BarrierPlan:
-    """The behaviour of a barrier: `reduction` is popc, and, or, or "" for plain; arrive does not wait."""
+    """The behaviour of a barrier. `reduction` is "popc", "and", "or" or "". With `arrive` the threads do not wait."""
 
     arrive: bool
     reduction: str
@@ -31,13 +30,20 @@ class BarrierPlan:
 
 @frozen
 class BlockPlan:
-    """The part of a block that the execution of batches sees. `kind` determines what the block's function returns:
+    """The part of a block that the execution of batches uses.
 
-    "next": registers of `target`; "branch": (condition, registers of `target`, registers of `following`); "index":
-    (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap"; "assert": (message, file, line,
-    function) of __assertfail; "barrier": ((number, count or None, predicate or None), registers of `following`).
-    `meeting` is the membermask (or the position of its register in live_in) of the lanes that meet first, `warps` how
-    many warps meet: 1, or those of a warp group. `in_turn`: an instruction of it takes each thread's time.
+    `kind` determines what the block's function returns:
+
+    - "next": registers of `target`;
+    - "branch": (condition, registers of `target`, registers of `following`);
+    - "index": (index, one tuple of registers per entry of `targets`);
+    - "exit" and "trap": nothing;
+    - "assert": (message, file, line, function) of __assertfail;
+    - "barrier": ((number, count or None, predicate or None), registers of `following`).
+
+    `meeting` is the membermask (or the position of its register in live_in) of the lanes that must meet before the
+    block. `warps` is how many warps meet: 1, or GROUP_WARPS. `in_turn` is true if the block runs a copy for one
+    thread after another, which may take long.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The .param variables of inlined calls become registers, or local memory where bytes are mixed."""
+"""Replace the .param variables of inlined calls by registers, or by local memory if accesses overlap."""
 
 from itertools import pairwise
 
@@ -10,10 +10,10 @@ from pympsd_server.ptx.lowering.ir import Argument, Code, Memory, Operation, Reg
 
 
 def resolve_call_parameters(code: Code) -> None:
-    """Rewrite every use of space "call".
+    """Rewrite every use of space "call". Raises InvalidPtx for an instruction that cannot use a call's parameter.
 
-    A variable whose loads and stores all use the same (offset, size) pieces becomes one register per
-    piece. Any other use (overlapping pieces, its address taken) keeps it in local memory.
+    If all loads and stores of a variable use the same (offset, size) pieces, each piece becomes a register. If pieces
+    overlap, or the variable's address is taken, it stays in local memory.
     """
     pieces = _pieces(code)
     slots: dict[tuple[str, int], Register] = {}
@@ -29,7 +29,7 @@ def resolve_call_parameters(code: Code) -> None:
 
 
 def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | None:
-    """Return (variable, offset, values) if this is a ld.param or st.param of a call's parameter."""
+    """Return (variable, offset, values) of a ld.param or st.param of a call's parameter, None for others."""
     if operation.name not in ("ld", "st") or not operation.has("param"):
         return None
     if len(operation.operands) != 2:

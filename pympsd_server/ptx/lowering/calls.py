@@ -1,4 +1,4 @@
-"""Calls of CUDA's device system library: one operation each, its arguments and results in registers."""
+"""Calls that are not inlined: of CUDA's device system library and of procedures, one operation each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -31,9 +31,9 @@ SYSTEM_FUNCTIONS = {
 
 
 def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequence[Argument], line: int) -> None:
-    """Append the call of a function in SYSTEM_FUNCTIONS. Raises InvalidPtx unless the arguments are as many.
+    """Append the call of a function in SYSTEM_FUNCTIONS. Raises InvalidPtx for a wrong number of arguments.
 
-    A compiler may declare a function without its result (Taichi's vprintf).
+    `results` may be empty, because some compilers declare a function without its result (Taichi's vprintf).
     """
     callee = SYSTEM_FUNCTIONS[name]
     if len(inputs) != len(callee.parameters) or len(results) not in {0, len(callee.results)}:
@@ -49,9 +49,9 @@ def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequ
 
 
 def fetch_argument(code: Code, value: Argument, type_name: str, line: int, offset: int = 0) -> Register:
-    """Append a load of a call's .param, or a move of a register; return the register it comes to.
+    """Append a load of a call's .param, or a move of a register; return the register that receives the value.
 
-    With an `offset` (in bytes) it is that part of a vector.
+    If the argument is a vector, `offset` (in bytes) selects the part.
     """
     register = code.new_register(type_name)
     value = _part(value, type_name, offset)
@@ -64,7 +64,7 @@ def fetch_argument(code: Code, value: Argument, type_name: str, line: int, offse
 
 
 def store_argument(target: Argument, value: Register, type_name: str, line: int, offset: int = 0) -> Operation:
-    """Return a store to a call's .param, or a move to a register; with an `offset` that part of a vector."""
+    """Return a store to a call's .param, or a move to a register; `offset` selects the part of a vector, in bytes."""
     target = _part(target, type_name, offset)
     if isinstance(target, Symbol) and target.space == "call":
         return Operation("st", ("param",), (type_name,), (Memory(target, offset), value), None, line)
@@ -85,8 +85,8 @@ def procedure_call(
 ) -> None:
     """Append a "callproc" operation, which `procedures.expand_calls` replaces.
 
-    Its operands are the results and the arguments, each an offset in the frame and a register, and between them the
-    callee: its label, or a register with an index and the label of a list of functions.
+    Its operands are the results, the callee and the arguments. A result or an argument is an offset in the frame and
+    a register. The callee is a label, or a register with an index and the label of a list of functions.
     """
     layout = parameter_layout(signature.returns + signature.parameters)
     count = len(signature.returns)
@@ -106,7 +106,7 @@ def procedure_call(
 
 
 def _pieces(variable: Variable) -> Iterator[tuple[int, str]]:
-    """Yield offsets and types that cover a variable."""
+    """Yield the offset and type of each load or store that an access to the whole variable needs."""
     start = 0
     while start < variable.size:
         size = min(8, variable.alignment)

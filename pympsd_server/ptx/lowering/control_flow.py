@@ -1,8 +1,8 @@
 """Basic blocks of a kernel, and the registers alive at their starts.
 
-All that is written later of a kernel, by either tier, is in proportion to its operations, to the targets of
-branches and to the registers that are alive at the starts of blocks. So each of the three has a maximum, and a kernel
-that exceeds one of them is refused.
+The size of the code that either tier writes is in proportion to the kernel's operations, to the targets of its
+branches, and to the registers that are alive at the starts of blocks. So each of the three has a maximum, and a
+kernel that exceeds one of them is refused.
 """
 
 from attrs import define, field, frozen
@@ -26,16 +26,16 @@ WHOLE_WARP = frozenset({"mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "set
 _EVERYONE = Immediate(0xFFFFFFFF)
 EXIT = -1
 MAX_LIVE = 2_000_000
-"""The sum over a kernel's blocks of the registers that are alive at their starts, which bounds its translation."""
+"""The maximum number of registers that are alive at the starts of blocks, summed over a kernel's blocks."""
 MAX_TARGETS = 2_000_000
-"""The sum over a kernel's blocks of the blocks that they may branch to."""
+"""The maximum number of targets that a kernel's branches have together."""
 MAX_OPERATIONS_PER_BLOCK = 4000
-"""A longer block continues in a next one: the memory for compiling a block's function is in proportion to it."""
+"""The maximum number of operations of a block; a longer one is divided, because compiling it takes more memory."""
 
 
 @frozen
 class Meeting:
-    """The lanes that meet before a block runs: those of a membermask in a warp, or all of a warp group's."""
+    """The lanes that must meet before a block runs: those in the warp's membermask, or all lanes of a warp group."""
 
     mask: Argument
     in_group: bool = False
@@ -43,7 +43,7 @@ class Meeting:
 
 @define
 class Block:
-    """Operations without branches inside; the last may be a terminator."""
+    """A basic block: operations without branches, then perhaps a terminator."""
 
     operations: list[Operation] = field(factory=list)
     terminator: Operation | None = None
@@ -60,7 +60,10 @@ class Block:
 
 
 def meeting_of(operation: Operation) -> Meeting | None:
-    """Return which lanes meet for a warp-synchronising operation (shfl.sync, vote.sync, bar.warp.sync...)."""
+    """Return which lanes must meet before an operation such as shfl.sync or bar.warp.sync; None for other operations.
+
+    Raises InvalidPtx if the operation lacks its membermask.
+    """
     if operation.name in WHOLE_WARP:
         return Meeting(_EVERYONE) if operation.has("sync") else None
     if operation.name == "wgmma":
@@ -73,7 +76,7 @@ def meeting_of(operation: Operation) -> Meeting | None:
 
 
 def build_blocks(code: Code) -> list[Block]:
-    """Split the code into blocks and fill targets, successors and live_in.
+    """Split the code into blocks, with their targets, successors and live-in registers.
 
     Raises InvalidPtx for unknown labels and for a kernel that is too large.
     """
@@ -150,20 +153,20 @@ def _target(name: str, labels: dict[str, int], line: int) -> int:
 
 
 def _liveness(blocks: list[Block], carry: Register) -> None:
-    """Fill live_in: follow each use of a register back to its definitions. Raises InvalidPtx above MAX_LIVE."""
-    used, defined = [], []
+    """Set live_in: follow each use of a register back to its definitions. Raises InvalidPtx above MAX_LIVE."""
+    uses_of_blocks, defined = [], []
     for block in blocks:
         uses, definitions = _collect_uses(block, carry)
-        used.append(uses)
+        uses_of_blocks.append(uses)
         defined.append(definitions)
     predecessors: list[list[int]] = [[] for _ in blocks]
     for index, block in enumerate(blocks):
         for successor in dict.fromkeys(block.successors):
             if successor != EXIT:
                 predecessors[successor].append(index)
-    live = [uses.copy() for uses in used]
+    live = [uses.copy() for uses in uses_of_blocks]
     total = sum(map(len, live))
-    for index, uses in enumerate(used):
+    for index, uses in enumerate(uses_of_blocks):
         for register in uses:
             todo = [index]
             while todo:
@@ -191,9 +194,9 @@ def _collect_uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
 
 
 def drop_dead_results(block: Block, blocks: list[Block], carry: Register) -> list[Operation]:
-    """Return the block's operations, less those whose results are never read; dead results of atomics are dropped.
+    """Return the block's operations without moves whose results are never read; unread results of atom become `_`.
 
-    Emitters have not seen the dropped operations, so only plain moves and atomics are touched.
+    All other operations stay, because only their emitters find out whether they are valid.
     """
     live: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
     if block.terminator is not None:

@@ -1,10 +1,10 @@
 """The functions of a module: their statements, their addresses, whose address is taken, and which call themselves.
 
-A function is parsed when its statements are first asked for, so that a kernel costs only what it can reach: the
-functions that it calls, and if one of them calls by an address those whose address is taken.
+A function is parsed when its statements are first needed. So a kernel costs only the functions that it can reach:
+those that it calls, and if one of these calls through an address, every function whose address is taken.
 
-Variables that functions declare and that live as long as the module (.global, .const and .shared ones) become the
-module's: `place_static_variables`.
+A .global, .const or .shared variable that a function declares lives as long as the module. `place_static_variables`
+gives it a key of its own.
 """
 
 import re
@@ -34,33 +34,33 @@ from pympsd_server.ptx.syntax.tree import (
 
 _STATIC = frozenset({"global", "const", "shared"})
 _DECLARATION: Final = re.compile(r"\.(?:global(?<=[\s;{}/]\.global)|const(?<=[\s;{}/]\.const))\b")
-"""Begins with a character, and looks back afterwards: re then skips other text eight times faster."""
+"""The pattern begins with a fixed character and looks back later, so re skips other text eight times faster."""
 
 
 def declares_module_memory(body: FunctionText) -> bool:
-    """Return whether a function may declare .global or .const variables, which exist before it is parsed."""
+    """Return whether a function may declare .global or .const variables, which the module needs when it is loaded."""
     return _DECLARATION.search(body.text) is not None
 
 
 def place_static_variables(module: Module, function: str, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Give each static variable of a function a key of its own, and enter .global and .const ones in the module.
+    """Return the statements with a key for each static variable, and add .global and .const ones to the module.
 
-    A key is not a name of PTX, so that nothing outside of the scope finds the variable. Two variables of one name, in
-    two scopes of a function, are two variables; a function that is inlined twice has each of them once.
+    A key is not a valid name in PTX, so code outside the scope cannot name the variable. If two scopes of a function
+    declare the same name, they have two variables. A function that is inlined twice has each variable once.
     """
     return _Function(module, function).statements(statements, {})
 
 
 @define
 class _Function:
-    """The static variables of one function while they are placed."""
+    """A function whose static variables are being placed."""
 
     module: Module
     name: str
     counts: dict[str, int] = field(factory=dict)
 
     def statements(self, statements: tuple[Statement, ...], outer: dict[str, str]) -> tuple[Statement, ...]:
-        """Return the statements with their keys; `outer` are the keys of the names of outer scopes."""
+        """Return statements with keys for their variables; `outer` has the keys of the outer scopes' names."""
         keys, result = dict(outer), []
         for statement in statements:
             if isinstance(statement, Scope):
@@ -103,16 +103,16 @@ def parameter_layout(parameters: tuple[Variable, ...]) -> Layout:
 
 
 def shape(returns: tuple[Variable, ...], parameters: tuple[Variable, ...]) -> tuple[object, ...]:
-    """Return the part of a function's declaration that is equal for all functions callable through one prototype."""
+    """Return a key that is equal for all functions that can be called through the same prototype."""
     sizes = tuple((offset, variable.size) for variable, offset in parameter_layout(returns + parameters))
     return len(returns), sizes
 
 
 @define(slots=False)
 class FunctionTable:
-    """Computed from a module as far as its kernels ask.
+    """The statements, addresses and callees of a module's functions, computed when a kernel first needs them.
 
-    `parse_static_variables` comes first: the variables of the module are complete after it.
+    Call `parse_static_variables` first: after it the module has all of its variables.
     """
 
     module: Module
@@ -121,7 +121,7 @@ class FunctionTable:
     _recursive: dict[str, bool] = field(factory=dict)
 
     def parse_static_variables(self) -> None:
-        """Enter the .global and .const variables of functions in the module, and its aliases. Raises InvalidPtx."""
+        """Add the .global and .const variables of functions, and the aliases, to the module. Raises InvalidPtx."""
         for function in self.module.functions.values():
             if function.body is not None and declares_module_memory(function.body):
                 self.statements(function)
@@ -129,7 +129,7 @@ class FunctionTable:
             self.module.functions[alias] = evolve(self.module.functions[name], name=alias)
 
     def statements(self, function: Function) -> tuple[Statement, ...]:
-        """Return a function's statements, () for a declaration. Raises InvalidPtx."""
+        """Return a function's statements, or () if it is only declared. Raises InvalidPtx."""
         if function.body is None:
             return ()
         statements = self._statements.get(function.body)
@@ -152,7 +152,7 @@ class FunctionTable:
 
     @cached_property
     def addressed(self) -> tuple[Function, ...]:
-        """The functions whose address is taken, in their order."""
+        """The functions whose address is taken, in the order of their addresses."""
         addressed_names = {v.symbol for variable in self.module.variables.values() for v in variable.initial}
         for function in self.module.functions.values():
             if self._may_take_address(function):
@@ -161,17 +161,17 @@ class FunctionTable:
         return tuple(self.module.functions[name] for name in self.addresses if name in addressed_names)
 
     def candidates(self, call_shape: tuple[object, ...]) -> tuple[Function, ...]:
-        """Return the functions that an indirect call of this shape may reach."""
+        """Return the functions that an indirect call may reach, if its prototype has this `shape`."""
         return tuple(f for f in self.addressed if shape(f.returns, f.parameters) == call_shape)
 
     def _may_take_address(self, function: Function) -> bool:
-        """Return whether a function's text names another one, except as the callee of a call."""
+        """Return whether the text of a function names a function other than as the callee of a call."""
         if function.body is None or not self.addresses:
             return False
         return not self.addresses.keys().isdisjoint(_WORD.findall(_CALLEE.sub("", function.body.text)))
 
     def is_recursive(self, name: str) -> bool:
-        """Return whether a function can come to call itself. Raises InvalidPtx."""
+        """Return whether a function can call itself, directly or through others. Raises InvalidPtx."""
         if name not in self._recursive:
             self._recursive[name] = name in self._reachable(name)
         return self._recursive[name]
@@ -205,7 +205,7 @@ class FunctionTable:
 
 
 def instructions_of(statements: tuple[Statement, ...]) -> Iterator[Instruction]:
-    """Yield the instructions of statements and of the scopes in them."""
+    """Yield the instructions among the statements and in their scopes."""
     for statement in statements:
         if isinstance(statement, Instruction):
             yield statement
@@ -214,7 +214,7 @@ def instructions_of(statements: tuple[Statement, ...]) -> Iterator[Instruction]:
 
 
 def _names(instruction: Instruction) -> set[str]:
-    """Return the names in an instruction, less the callee of a call."""
+    """Return the names in an instruction except the callee of a call."""
     names: set[str] = set()
     first = instruction.name == "call"
     for operand in instruction.operands:

@@ -9,24 +9,21 @@ operations. PTX has nested scopes, functions with their own registers, and calls
     call (%b), twice, (%a);                       1:$end:
                                                   mov %b, %1:r           the result
 
-- *Scopes.* `Names` holds the meaning of every name in a scope; an inner scope starts with a copy. Labels get a suffix
-  that counts scopes, because inline assembly repeats them.
-- *Calls* are inlined: each call is an instance with a prefix of its own, so registers and labels never collide. The
-  .param variables of a call become pieces of a variable in space "call"; call_parameters.py then turns most of them
-  into registers.
+- *Scopes.* `Names` has the meaning of every name in a scope; an inner scope starts with a copy. A label gets the
+  number of its scope as a suffix, because inline assembly repeats labels.
+- *Calls* are inlined. Each call is an instance with a prefix of its own, so registers and labels never collide. The
+  .param variables of a call are in space "call"; call_parameters.py then turns most of them into registers.
 - *Procedures.* A function that can call itself, or is called by its address, cannot be inlined. Its code is appended
   once, with a frame in local memory, and a call becomes "callproc" (procedures.py).
-- *Guards.* Most guarded instructions run masked. Some must not run at all for the threads that are out (barriers,
-  calls, traps); `_skip_unless` branches around those.
+- *Guards.* Most guarded instructions run with a mask. Barriers, calls and traps must not run at all for the threads
+  whose guard is false, so `_skip_unless` emits a branch around them.
 
-What must never happen: code that grows without a bound. Inlining can multiply a kernel, so MAX_OPERATIONS ends it
-with a refusal that names the line.
+What must never happen: code that grows without a bound. Inlining can multiply a kernel's code, so a kernel is refused
+when it exceeds MAX_OPERATIONS, with the line of the instruction that did.
 
-Registers of 128 bits (.b128) are lowered here: each is a group of two of 64 bits, and instructions of that type
-become others.
-
-PTX has such registers for atom.cas and atom.exch; except these only mov, ld, ldu and st take them. A load or a store
-becomes one of .v2.b64, which is aligned alike; a mov becomes two. The atomics keep their type.
+Registers of 128 bits (.b128) become pairs of 64-bit registers here. PTX has them for atom.cas and atom.exch;
+otherwise only mov, ld, ldu and st take them as well. A load or a store becomes one of .v2.b64, which has the same
+alignment; a mov becomes two. The two atomics keep their type.
 """
 
 from attrs import define, evolve, field
@@ -81,18 +78,18 @@ _HALF = (1 << 64) - 1
 
 
 def check_wide(module: Module, operation: Operation | None, line: int) -> None:
-    """Refuse instructions that the module's target or version lacks. Without an operation: registers."""
+    """Raise InvalidPtx if the target or version does not have a .b128 operation, or for None .b128 registers."""
     atomic = operation is not None and operation.name == "atom"
     architecture, version = _ATOMICS_SINCE if atomic else _SINCE
     if module.target.architecture < architecture or module.version < version:
-        what = operation.opcode if operation is not None else f"type .{WIDE}"
+        subject = operation.opcode if operation is not None else f"type .{WIDE}"
         have = f"PTX {'.'.join(map(str, module.version))} for {module.target}"
         needs = f"PTX {'.'.join(map(str, version))} and a target of sm_{architecture} or newer"
-        raise InvalidPtx(f"{what} needs {needs}, not {have}", line)
+        raise InvalidPtx(f"{subject} needs {needs}, not {have}", line)
 
 
 def lower_wide(operation: Operation) -> list[Operation]:
-    """Return the operations that replace an operation of type .b128; raise InvalidPtx if PTX does not have it."""
+    """Return the operations that replace an operation of type .b128. Raises InvalidPtx if PTX does not have it."""
     if operation.types != (WIDE,) or operation.one_of("v2", "v4", "v8"):
         raise InvalidPtx(f"unsupported instruction {operation.opcode}", operation.line)
     if operation.name == "atom":
@@ -111,7 +108,7 @@ def lower_wide(operation: Operation) -> list[Operation]:
 def _halves(operand: Argument, operation: Operation) -> tuple[Argument, Argument]:
     """Return the lower and the upper 64 bits of an operand of mov."""
     if isinstance(operand, Immediate) and operand.form == "int":
-        # Constants have 64 bits, and no sign above them (seen on an H100).
+        # Constants have 64 bits and are not sign-extended to 128 (recorded on an H100).
         return Immediate(operand.value & _HALF), Immediate(0)
     items = operand.items if isinstance(operand, Group) else ()
     if len(items) == 2:
@@ -128,11 +125,11 @@ _NOT_PREDICABLE = frozenset(
     {"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", "vote", "shfl", *STACK_INSTRUCTIONS}
 )
 _WITHOUT_SYNC_UNTIL = (6, 4)
-"""The version of PTX from which votes and shuffles without .sync are for targets below sm_70 only."""
+"""From this version of PTX, only targets below sm_70 have votes and shuffles without .sync."""
 
 
 def flatten(table: FunctionTable, kernel: Function) -> Code:
-    """Return the kernel as one list of operations. Raises InvalidPtx for references that cannot be resolved."""
+    """Return the kernel as one list of operations. Raises InvalidPtx for unknown names and unsupported code."""
     module = table.module
     code = Code(kernel.name, wide_accesses=module.version >= (8, 8) and module.target.architecture >= 100)
     code.carry = code.new_register("u32")
@@ -141,7 +138,7 @@ def flatten(table: FunctionTable, kernel: Function) -> Code:
         code.parameter_bytes = offset + parameter.size
         names.declare(parameter, Symbol("param", parameter.name, offset))
     flattener = _Flattener(table, code, Resolver(module, table, code))
-    flattener.function(kernel, names, (kernel.name,))
+    flattener.function(kernel, names)
     code.operations.append(plain("exit", (), (), kernel.line))
     flattener.append_procedures()
     return code
@@ -158,14 +155,14 @@ class _Flattener:
     skips: int = 0
     scopes: int = 0
     procedures: dict[str, Function] = field(factory=dict)
-    """The procedures that are called, in the order in which they are appended."""
+    """The procedures that are called, by name, in the order in which they are appended."""
 
     def append_procedures(self) -> None:
         """Append the procedures that were called, and those that they call."""
-        done = 0
-        while done < len(self.procedures):
-            self._procedure(tuple(self.procedures.values())[done])
-            done += 1
+        count = 0
+        while count < len(self.procedures):
+            self._procedure(tuple(self.procedures.values())[count])
+            count += 1
 
     def _procedure(self, function: Function) -> None:
         stack, line = stack_register(self.code), function.line
@@ -178,8 +175,8 @@ class _Flattener:
         self._place_parameters(function, names, frame)
         reserve = len(self.code.operations)
         append(plain("label", (), (Target(f"{names.prefix}$reserve"),), line))
-        self.function(function, names, (function.name,))
-        # How much it reserves is known once its variables are placed.
+        self.function(function, names)
+        # The size of the frame is known only after the body, which places variables in it.
         size = Immediate(align(frame.size))
         self.code.operations[reserve] = plain("add", ("u64",), (stack, frame.base, size), line)
         self._return_from(frame, line)
@@ -224,26 +221,26 @@ class _Flattener:
         stack_register(self.code)
         return f"$function:{function.name}"
 
-    def function(self, function: Function, names: Names, stack: tuple[str, ...]) -> None:
-        """Append a function's body. `stack` has the names of the functions that are being inlined."""
+    def function(self, function: Function, names: Names) -> None:
+        """Append a function's body. Raises InvalidPtx if it has none."""
         if function.body is None:
             raise InvalidPtx(f"unsupported: call of {function.name}, which has no body", function.line)
-        self._scope(self.table.statements(function), names, stack)
+        self._scope(self.table.statements(function), names)
 
-    def _scope(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
-        """Flatten a scope. Its labels are known in it alone: inline assembly repeats their names."""
+    def _scope(self, statements: tuple[Statement, ...], names: Names) -> None:
+        """Flatten a scope. Its labels belong to this scope only, because inline assembly repeats their names."""
         self.scopes += 1
         names.suffix = f"#{self.scopes}"
         for statement in statements:
             if isinstance(statement, Label):
                 names.labels[statement.name] = names.prefix + statement.name + names.suffix
-        self._statements(statements, names, stack)
+        self._statements(statements, names)
 
-    def _statements(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
+    def _statements(self, statements: tuple[Statement, ...], names: Names) -> None:
         for statement in statements:
             match statement:
                 case Instruction():
-                    self._instruction(statement, names, stack)
+                    self._instruction(statement, names)
                 case Label():
                     self.code.operations.append(label(names.labels[statement.name], statement.line))
                 case Registers():
@@ -257,7 +254,7 @@ class _Flattener:
                     self.code.branch_targets[key] = tuple(names.labels[n] for n in statement.labels)
                     names.labels[statement.name] = key
                 case Scope():
-                    self._scope(statement.statements, names.inner(), stack)
+                    self._scope(statement.statements, names.inner())
 
     def _registers(self, registers: Registers, names: Names) -> None:
         if len(self.code.register_types) + len(registers.names) > MAX_REGISTERS:
@@ -288,13 +285,13 @@ class _Flattener:
             raise InvalidPtx(f"unsupported: .{variable.space} variable in a function", variable.line)
 
     def _local(self, variable: Variable, names: Names) -> str:
-        """Return the key of a new .local variable, or .param variable of a call."""
+        """Add a .local variable, or a .param variable of a call, and return its key."""
         self.skips += 1
         key = f"{names.prefix}{variable.name}#{self.skips}"
         self.code.local[key] = variable
         return key
 
-    def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
+    def _instruction(self, instruction: Instruction, names: Names) -> None:
         if len(self.code.operations) > MAX_OPERATIONS:
             reason = f"the kernel has more than {MAX_OPERATIONS} operations once its calls are inlined"
             raise InvalidPtx(reason, instruction.line)
@@ -302,13 +299,13 @@ class _Flattener:
             self._check_without_sync(instruction)
         apart = instruction.name in _NOT_PREDICABLE or (instruction.name == "ret" and names.frame is not None)
         if instruction.guard is not None and (apart or "sync" in instruction.modifiers):
-            self._skip_unless(instruction, names, stack)
+            self._skip_unless(instruction, names)
         elif instruction.name == "barrier" and instruction.modifiers[:2] == ("cluster", "arrive"):
-            # A thread that arrives waits later, and counts then.
+            # Emit nothing: the thread must wait later, and counts as arrived then.
             if instruction.operands or set(instruction.modifiers[2:]) - {"release", "relaxed", "aligned"}:
                 raise InvalidPtx(f"unsupported instruction {instruction.opcode}", instruction.line)
         elif instruction.name == "call":
-            self._call(instruction, names, stack)
+            self._call(instruction, names)
         elif instruction.name == "ret":
             if names.end is None and names.frame is not None:
                 self._return_from(names.frame, instruction.line)
@@ -325,7 +322,7 @@ class _Flattener:
             self._emit(instruction, operands, names)
 
     def _check_without_sync(self, instruction: Instruction) -> None:
-        """Refuse a vote or a shuffle without .sync where PTX has none (PTX ISA, vote and shfl, deprecated)."""
+        """Raise InvalidPtx if this version of PTX has no vote or shuffle without .sync for the target (PTX ISA)."""
         version, target = self.table.module.version, self.table.module.target
         if version >= _WITHOUT_SYNC_UNTIL and target.architecture >= 70:
             raise InvalidPtx(
@@ -346,8 +343,8 @@ class _Flattener:
         else:
             self.code.operations.append(operation)
 
-    def _skip_unless(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
-        """A guarded instruction that threads must not run masked: branch around it."""
+    def _skip_unless(self, instruction: Instruction, names: Names) -> None:
+        """Append a guarded instruction that cannot run with a mask, and a branch around it."""
         assert instruction.guard is not None
         self.skips += 1
         after = f"{names.prefix}$skip{self.skips}"
@@ -355,10 +352,10 @@ class _Flattener:
         around = Predicate(guard.register, not guard.negated)
         line = instruction.line
         self.code.operations.append(Operation("bra", (), (), (Target(after),), around, line))
-        self._instruction(evolve(instruction, guard=None), names, stack)
+        self._instruction(evolve(instruction, guard=None), names)
         self.code.operations.append(label(after, line))
 
-    def _call(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
+    def _call(self, instruction: Instruction, names: Names) -> None:
         line = instruction.line
         operands = list(instruction.operands)
         results = operands.pop(0).items if operands and isinstance(operands[0], Arguments) else ()  # type: ignore[union-attr]
@@ -387,7 +384,7 @@ class _Flattener:
             arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
             procedure_call(self.code, Target(self._entry(function)), function, arguments, back, line)
         else:
-            self._inline(function, inputs, results, names, stack, line)
+            self._inline(function, inputs, results, names, line)
 
     def _arguments(self, operands: tuple[Operand, ...], names: Names, line: int) -> list[Argument]:
         return [self.resolver.argument(operand, names, line) for operand in operands]
@@ -401,7 +398,7 @@ class _Flattener:
         names: Names,
         line: int,
     ) -> None:
-        """Call the function at an address, which is one of those that have the prototype's shape."""
+        """Append a call through an address. The callee may be any function that the prototype allows."""
         prototype = names.prototypes.get(prototype_name.text) if isinstance(prototype_name, Name) else None
         if prototype is None:
             raise InvalidPtx("unsupported: an indirect call without a .callprototype or .calltargets", line)
@@ -430,7 +427,6 @@ class _Flattener:
         inputs: tuple[Operand, ...],
         results: tuple[Operand, ...],
         names: Names,
-        stack: tuple[str, ...],
         line: int,
     ) -> None:
         self.instances += 1
@@ -442,7 +438,7 @@ class _Flattener:
                 values = [fetch_argument(self.code, argument, formal.type, line, start) for start in _parts(formal)]
                 inside.declare_registers(formal.name, tuple(values))
             elif isinstance(argument, Symbol) and argument.space == "call":
-                inside.declare(formal, argument)  # its value is only read inside
+                inside.declare(formal, argument)  # the callee only reads it, so it needs no copy
             elif formal.size != DTYPES[formal.type].itemsize:
                 raise InvalidPtx(f"the argument for the array {formal.name} is not a .param variable", line)
             else:
@@ -463,7 +459,7 @@ class _Flattener:
             else:
                 inside.declare_registers(formal.name, self._new_registers(formal))
             back.append((result, inside.meanings[formal.name], formal))
-        self.function(function, inside, (*stack, function.name))
+        self.function(function, inside)
         self.code.operations.append(label(prefix + "$end", line))
         for result, inner, formal in back:
             for start in _parts(formal):
@@ -472,7 +468,7 @@ class _Flattener:
 
 
 def _parts(formal: Variable) -> range:
-    """Return the offsets of a parameter's parts; a vector has several."""
+    """Return the offset of each element of a parameter; a vector has several."""
     return range(0, formal.size, DTYPES[formal.type].itemsize)
 
 

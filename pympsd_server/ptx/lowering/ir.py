@@ -1,12 +1,12 @@
 """The intermediate form of one kernel: a flat list of operations with every name resolved.
 
-An `Operation` is a PTX instruction whose operands are registers (numbers, all kernel-wide), symbols (a state space, a
-variable and an offset), memory operands, immediates or labels. `Code` is the list of a kernel, with the types of its
-registers and its variables. Both tiers start from it. Nothing here is ever changed in place except the lists of
-`Code` while a kernel is lowered.
+An `Operation` is a PTX instruction whose operands are registers (numbers, unique in the kernel), symbols (a state
+space, a variable and an offset), memory operands, immediates or labels. `Code` is a kernel's list of operations, with
+the types of its registers and its variables. Both tiers start from it. Only the lists of `Code` are changed in place,
+while a kernel is lowered.
 
-Liveness and dead code depend on `registers_read` and `registers_written`, so an instruction with an unusual shape
-(several results, an accumulator, the carry flag) has to be known here.
+Liveness and dead code depend on `registers_read` and `registers_written`. Both must therefore handle every
+instruction with an unusual shape: several results, an accumulator, the carry flag.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Special:
 
 @frozen
 class Symbol:
-    """The address of a variable (or kernel parameter), plus an offset. Space "call" is a call's .param."""
+    """The address of a variable or a kernel parameter, plus an offset. A call's .param is in the space "call"."""
 
     space: str
     name: str
@@ -78,7 +78,7 @@ class Not:
 
 @frozen
 class Part:
-    """`r.b0`: a part of a register, or the operand of a SIMD instruction (`r.h10`)."""
+    """`r.b0`: a part of a register, or `r.h10`: the parts that a SIMD instruction takes."""
 
     register: Register
     selector: str
@@ -113,7 +113,7 @@ class Predicate:
 
 @frozen
 class Operation:
-    """One instruction; see syntax.Instruction. Labels are operations named "label"."""
+    """One instruction (see `syntax.tree.Instruction`), or a label, whose name is "label"."""
 
     name: str
     modifiers: tuple[str, ...]
@@ -124,12 +124,12 @@ class Operation:
 
     @property
     def opcode(self) -> str:
-        """The opcode as PTX has it, for refusals."""
+        """The opcode as PTX writes it, for error messages."""
         return ".".join((self.name, *self.modifiers, *self.types))
 
     @property
     def type(self) -> str:
-        """The last type suffix, "" if there is none."""
+        """The last type suffix, or "" without any."""
         return self.types[-1] if self.types else ""
 
     @property
@@ -142,22 +142,22 @@ class Operation:
         return modifier in self.modifiers
 
     def one_of(self, *choices: str) -> str:
-        """Return the modifier among `choices` that this operation has, or ""."""
+        """Return the first modifier that is among `choices`, or ""."""
         return next((m for m in self.modifiers if m in choices), "")
 
 
 SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
 SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
-"""The state spaces that modifiers name."""
+"""The state space that each modifier selects."""
 
 
 def space_of(operation: Operation) -> str:
-    """Return the state space of a memory access, "generic" if it names none."""
+    """Return the state space of a memory access: "generic" without a modifier for it."""
     return next((SPACES[m] for m in operation.modifiers if m in SPACES), "generic")
 
 
 def plain(name: str, types: tuple[str, ...], operands: tuple[Argument, ...], line: int) -> Operation:
-    """Return an operation without modifiers and guard."""
+    """Return an operation that has neither modifiers nor a guard."""
     return Operation(name, (), types, operands, None, line)
 
 
@@ -168,7 +168,7 @@ def label(name: str, line: int) -> Operation:
 
 @define
 class Code:
-    """A kernel's operations, the types of its registers and its variables."""
+    """A kernel's operations, its variables, and the types of its registers."""
 
     name: str
     operations: list[Operation] = field(factory=list)
@@ -177,22 +177,22 @@ class Code:
     local: dict[str, Variable] = field(factory=dict)
     branch_targets: dict[str, tuple[str, ...]] = field(factory=dict)
     carry: Register = Register(0)
-    # The stack pointer, an offset in local memory, if the kernel needs one.
+    # The stack pointer, an address in local memory, or None if the kernel does not need one.
     stack: Register | None = None
-    # The size of the kernel's parameters.
+    # The size of the kernel's parameters in bytes.
     parameter_bytes: int = 0
     # Whether .target and .version allow loads and stores of 32 bytes.
     wide_accesses: bool = False
-    # The shared memory in front of the kernel's own that it reaches by special registers.
+    # The bytes of reserved shared memory before the kernel's own, or 0 if it does not read their addresses.
     reserved_shared_bytes: int = 0
 
     def new_register(self, type_name: str) -> Register:
-        """Return a new register of a type."""
+        """Add a register of a type, and return it."""
         self.register_types.append(type_name)
         return Register(len(self.register_types) - 1)
 
 
-# The operations that have no result; of all others operand 0 is the result.
+# The operations without a result. The first operand of any other operation is its result (but see `has_result`).
 WITHOUT_RESULT_NAMES = (
     "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
     "label pmevent brkpt system:assertfail system:free system:set_conditional procreturn griddepcontrol setmaxnreg "
@@ -218,12 +218,12 @@ def has_result(operation: Operation) -> bool:
 
 
 def items_of(argument: Argument) -> tuple[Argument, ...]:
-    """Return the items of a group, or a single operand as the only item."""
+    """Return the items of a group, or the operand itself as the only item."""
     return argument.items if isinstance(argument, Group) else (argument,)
 
 
 def registers_in(argument: Argument) -> list[Register]:
-    """Return the registers an operand names."""
+    """Return the registers that an operand names."""
     match argument:
         case Register():
             return [argument]
@@ -241,13 +241,13 @@ def registers_in(argument: Argument) -> list[Register]:
 
 
 def registers_written(operation: Operation, carry: Register) -> list[Register]:
-    """Return the registers that an operation sets, `carry` for one with .cc."""
+    """Return the registers that an operation sets; with .cc `carry` is one of them."""
     results = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
     return [*results, carry] if operation.has("cc") else results
 
 
 def registers_read(operation: Operation, carry: Register) -> list[Register]:
-    """Return the registers whose value matters; under a guard also those that may keep their old value."""
+    """Return the registers whose values an operation needs; with a guard its results, too, which may keep theirs."""
     # wgmma adds to the previous value of its result.
     start = 1 if has_result(operation) and operation.name != "wgmma" else 0
     registers = [r for operand in operation.operands[start:] for r in registers_in(operand)]

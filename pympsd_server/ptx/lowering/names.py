@@ -1,9 +1,9 @@
 """The names in a function's text, resolved to registers, symbols, labels and immediates.
 
-`Names` is one scope: the meaning of each name there. `Resolver` turns an operand of the syntax tree into an argument
-of an operation, with the scope first, then the module's variables, special registers and functions. Some operands
-need operations of their own, which it appends: the element of an array with an index in a register, or a sum of a
-register and an offset outside of brackets.
+`Names` is one scope: the meaning of each name in it. `Resolver` turns an operand of the syntax tree into an argument
+of an operation. It looks a name up in the scope first, then among the module's variables, special registers and
+functions. Two kinds of operand need operations of their own, which it appends: an array element whose index is in a
+register, and outside of brackets the sum of a register and an offset.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ _SELECTOR = re.compile(r"[bh][0-7]+")
 
 @define
 class Names:
-    """The meaning of names in a scope."""
+    """The names of one scope, and the argument that each stands for."""
 
     meanings: dict[str, Argument]
     prefix: str
     end: str | None
     frame: Frame | None = None
-    """The frame of the procedure that the code is part of, None in a kernel."""
+    """The frame of the procedure to which the scope belongs, or None outside of procedures."""
     labels: dict[str, str] = field(factory=dict)
     prototypes: dict[str, Prototype] = field(factory=dict)
     variables: dict[str, Variable] = field(factory=dict)
-    """The variables among the names; the meaning of one is its address."""
+    """The names that are variables; the meaning of such a name is the variable's address."""
     suffix: str = ""
-    """A text that distinguishes the scope's labels from those of other scopes."""
+    """The suffix of the scope's labels, which no other scope has."""
 
     def inner(self) -> Names:
-        """Return the names of a scope inside of this one, which begins with the same."""
+        """Return the names of a scope inside this one: at first, the same names."""
         return evolve(
             self,
             meanings=dict(self.meanings),
@@ -88,7 +88,7 @@ class Names:
         self.variables[variable.name] = variable
 
     def declare_registers(self, name: str, registers: tuple[Register, ...]) -> None:
-        """Declare a register, or a vector of several and its parts: `%v`, `%v.x` or `%v.r`, ..."""
+        """Declare a register `%v`, or if there are several a vector `%v` and its parts `%v.x` or `%v.r`, ..."""
         self.meanings[name] = registers[0] if len(registers) == 1 else Group(registers)
         self.variables.pop(name, None)
         if len(registers) > 1:
@@ -96,28 +96,28 @@ class Names:
                 self.meanings |= {f"{name}.{letter}": r for letter, r in zip(letters, registers, strict=False)}
 
     def declare_wide(self, name: str, halves: tuple[Register, Register]) -> None:
-        """Declare a register of 128 bits, which has no parts of its own."""
+        """Declare a register of 128 bits by its lower and upper halves, which have no names."""
         self.meanings[name] = Group(halves)
         self.variables.pop(name, None)
 
 
 @define
 class Resolver:
-    """Resolves operands of a kernel. Raises InvalidPtx for unknown names."""
+    """Turns the operands of a kernel's instructions into arguments. Raises InvalidPtx for unknown names."""
 
     module: Module
     table: FunctionTable
     code: Code
 
     def guard(self, guard: Guard, names: Names, line: int) -> Predicate:
-        """Return an instruction's guard."""
+        """Return an instruction's guard. Raises InvalidPtx unless it names a register."""
         register = names.meanings.get(guard.register)
         if not isinstance(register, Register):
             raise InvalidPtx(f"unknown predicate {guard.register}", line)
         return Predicate(register, guard.negated)
 
     def argument(self, operand: Operand, names: Names, line: int) -> Argument:
-        """Return an operand; appends operations for operands that need some."""
+        """Return the argument for an operand; append the operations that it needs. Raises InvalidPtx."""
         match operand:
             case Name(text):
                 return self._name(text, names, line)
@@ -144,7 +144,7 @@ class Resolver:
         raise InvalidPtx("unsupported operand", line)
 
     def address(self, operand: Operand, names: Names, line: int) -> Argument:
-        """Return an operand of an instruction that takes an array element as an address."""
+        """Return the argument for an operand of mov or cvta; of an array element, its address."""
         argument = self.argument(operand, names, line)
         return (
             self._address(argument, line)
@@ -153,7 +153,7 @@ class Resolver:
         )
 
     def _element(self, element: Element, names: Names, line: int) -> Memory:
-        """Return where an element of an array is; an index in a register is multiplied by the size of elements."""
+        """Return an array's element as a memory operand; append the operations that compute its address."""
         name = element.base.text
         variable = names.variables.get(name) if name in names.meanings else self.module.variables.get(name)
         if variable is None:
@@ -175,7 +175,7 @@ class Resolver:
         return Memory(at, memory.offset)
 
     def _address(self, memory: Memory, line: int) -> Argument:
-        """Return the address of memory as a value."""
+        """Return the address of a memory operand; append an addition if a register and an offset must be added."""
         base, offset = memory.base, memory.offset
         if isinstance(base, Symbol):
             return Symbol(base.space, base.name, base.offset + offset)

@@ -1,7 +1,8 @@
-"""Calls that are not inlined, of functions that recurse or are called by their address: a stack in local memory.
+"""Procedures: functions that recurse or are called by their address, and so need a stack in local memory.
 
-A procedure's frame holds its results, its parameters and its variables, in this order. Below it its caller has saved
-the registers that it needs after the call, and the number of the call's site, to which the procedure returns.
+A procedure's frame contains its results, its parameters and its variables, in this order. Below the frame, the caller
+has saved the registers that it needs after the call, and the number of the call site. The procedure returns to this
+site.
 """
 
 from attrs import define, field
@@ -26,40 +27,40 @@ from pympsd_server.ptx.lowering.ir import (
 from pympsd_server.ptx.syntax.tree import Immediate, Instruction, Variable
 
 STACK_BYTES = 64 << 10
-"""The stack of each thread of a kernel with such calls. (CUDA's default is 1 KiB, for spilled registers only.)"""
+"""The size of each thread's stack in a kernel that calls procedures. (In CUDA it is 1 KiB, for spilled registers.)"""
 MAX_RETURNS = 100_000
-"""The calls of a kernel that are not inlined, times the places from which they return: any call may reach any of
-those places."""
+"""The maximum of a kernel's procedure calls times its returns from procedures, because any return may lead to any of
+the call sites."""
 _ALIGNMENT = 16
 _STACK = "$stack"
 _RETURNS = "$returns"
 
 
 def align(size: int) -> int:
-    """Return a size in bytes, rounded up to the alignment of frames."""
+    """Round a size in bytes up to the alignment of frames."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 @define
 class Frame:
-    """The frame of a procedure while it is flattened: `base` holds its address."""
+    """The frame of a procedure that is being flattened. `base` contains its address, `size` is in bytes."""
 
     base: Register
     size: int = 0
     addresses: set[int] = field(factory=set)
-    """Registers that hold the addresses of its parameters."""
+    """The numbers of the registers that contain the addresses of .param parameters."""
     results: list[tuple[Register, str, int]] = field(factory=list)
-    """The results that are in registers: register, type, offset."""
+    """The results that the procedure returns in registers: (register, type, offset in the frame)."""
 
     def place(self, variable: Variable) -> int:
-        """Return the offset of a new variable."""
+        """Enlarge the frame by a variable, and return the variable's offset."""
         start = -(-self.size // variable.alignment) * variable.alignment
         self.size = start + variable.size
         return start
 
 
 def stack_register(code: Code) -> Register:
-    """Return the stack pointer, which the kernel has from now on."""
+    """Return the stack pointer; give the kernel one if it has none."""
     if code.stack is None:
         code.stack = code.new_register("u64")
         code.local[_STACK] = Variable(_STACK, "local", "b8", _ALIGNMENT, 1, STACK_BYTES, False, (), 0)
@@ -68,7 +69,7 @@ def stack_register(code: Code) -> Register:
 
 
 def stack_instruction(code: Code, o: Instruction, operands: tuple[Argument, ...]) -> Operation:
-    """Return alloca, stacksave or stackrestore as an operation that names the stack pointer. Raises InvalidPtx."""
+    """Return the operation for alloca, stacksave or stackrestore, with the stack pointer. Raises InvalidPtx."""
     stack = stack_register(code)
     counts = (2, 3) if o.name == "alloca" else (1, 1)
     if o.types not in (("u32",), ("u64",)) or o.modifiers or not counts[0] <= len(operands) <= counts[1]:
@@ -83,7 +84,7 @@ def stack_instruction(code: Code, o: Instruction, operands: tuple[Argument, ...]
 
 
 def expand_calls(code: Code) -> None:
-    """Replace the operations "callproc" and "procreturn" by saves, branches and restores. Raises InvalidPtx."""
+    """Replace "callproc" and "procreturn" by saves, branches and restores. Raises InvalidPtx above MAX_RETURNS."""
     if not any(operation.name in ("callproc", "procreturn") for operation in code.operations):
         return
     alive = _alive_after_calls(code)
@@ -111,7 +112,7 @@ def _site(number: int) -> str:
 
 
 def _alive_after_calls(code: Code) -> list[set[int]]:
-    """Return for each call, in order, the registers that are read after it."""
+    """Return, for each call in order, the registers that are read after it."""
     blocks = build_blocks(code)
     alive: list[set[int]] = []
     for block in blocks:
@@ -204,7 +205,7 @@ def _restore(code: Code, register: Register, memory: Memory, line: int) -> list[
 
 
 def _return(code: Code, operation: Operation) -> list[Operation]:
-    """Return to the site whose number lies below the frame."""
+    """Return the operations that jump to the site whose number is below the frame."""
     assert code.stack is not None
     (base,) = operation.operands
     assert isinstance(base, Register)

@@ -1,4 +1,4 @@
-"""Format strings of C's printf, as far as CUDA's device printf takes them."""
+"""Format strings of C's printf, with the conversions that CUDA's device printf supports."""
 
 import ctypes
 import re
@@ -12,7 +12,7 @@ _CONVERSION: Final = re.compile(
 )
 _WIDE: Final = frozenset((b"ll", b"l", b"j", b"z", b"t"))
 _MAX_WIDTH: Final = 1 << 12
-"""A longer field is cut to this: the format is the client's, and the executor's memory is shared by all clients."""
+"""The maximum width of a field in characters: a client chooses it, but all clients share the executor's memory."""
 _MAX_STRING: Final = 1 << 16
 _SHORT: Final = {b"h": 16, b"hh": 8}
 _libc: Final = ctypes.CDLL(None)
@@ -20,7 +20,7 @@ _libc: Final = ctypes.CDLL(None)
 
 @frozen
 class Conversion:
-    """One conversion: the kinds of the arguments it takes, "i4", "i8", "f8" or "s" (a string's address)."""
+    """One conversion of a format. `arguments` are the kinds that it takes: "i4", "u4", "i8", "u8", "f8" or "s"."""
 
     flags: bytes
     width: bytes
@@ -30,7 +30,7 @@ class Conversion:
     arguments: tuple[str, ...]
 
     def text(self, values: tuple[int | float | bytes, ...]) -> bytes:
-        """Return the converted text of its arguments, a string's bytes in the place of its address."""
+        """Return the text of the arguments' values. The value of an argument "s" is the string, not its address."""
         if self.type == b"%":
             return b"%"
         *stars, value = values
@@ -53,7 +53,7 @@ class Conversion:
         if isinstance(value, bytes):
             return _snprintf(b"%" + field + b"s", ctypes.c_char_p(value[:_MAX_STRING]))
         if self.type == b"c":
-            # A NUL is a character like others here, which C's strings cannot carry.
+            # %c may print a NUL, which a C string cannot contain.
             text = _snprintf(b"%" + field + b"c", ctypes.c_int(value & 255 or 1))
             return text if value & 255 else text.replace(b"\1", b"\0")
         if self.type == b"p":
@@ -76,9 +76,7 @@ def _snprintf(form: bytes, value: object) -> bytes:
 
 
 def parse_format(text: bytes) -> list[bytes | Conversion]:
-    """Return the literal texts and the conversions of a format, in order. Text that is not a conversion is
-    literal.
-    """
+    """Return the literal texts and the conversions of a format, in order. An invalid conversion is literal text."""
     parts: list[bytes | Conversion] = []
     at = 0
     for match in _CONVERSION.finditer(text):

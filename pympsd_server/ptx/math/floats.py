@@ -1,8 +1,8 @@
-"""Correct rounding where NumPy's own operations do not round the way PTX asks.
+"""Floating-point operations that NumPy does not round as PTX requires.
 
-The method throughout: compute in double precision, round the exact result "to odd" (keep in the last
-bit that something was cut off), then round once to the type asked for. See Boldo and Melquiond,
-"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
+All use the same method: compute in double precision, round the exact result "to odd" (set the last bit if anything
+was cut off), then round once to the result's type. See Boldo and Melquiond, "Emulation of FMA and correctly rounded
+sums: proved algorithms using rounding to odd", 2008.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pympsd_server.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.ptx.isa.datatypes import Array, DType, Value, signed_of
 from pympsd_server.ptx.math.integers import select
 
 _TINY = {2: np.float16(6.104e-05), 4: np.float32(2.0**-126), 8: np.float64(2.0**-1022)}
@@ -19,18 +19,18 @@ _HALF_WAY = np.uint32(0x80000000)
 
 
 def flush(value: Value) -> Value:
-    """.ftz: subnormal numbers become zeros of the same sign."""
+    """.ftz: replace subnormal numbers by zeros of the same sign."""
     small = np.abs(value) < _TINY[value.dtype.itemsize]
     return select(small, np.copysign(value.dtype.type(0), value), value) if small.any() else value
 
 
 def saturate(value: Value) -> Value:
-    """.sat of floats: clamp to 0..1, NaN becomes +0."""
+    """.sat: clamp floats to 0..1; NaN becomes +0."""
     return np.fmin(np.fmax(value, value.dtype.type(0)), value.dtype.type(1)) + value.dtype.type(0)
 
 
 def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
-    """Return (sum, error) with a + b = sum + error, exactly."""
+    """Return (sum, error), with exactly a + b = sum + error."""
     total = a + b
     shadow = total - a
     return total, (a - (total - shadow)) + (b - shadow)
@@ -43,23 +43,36 @@ def _split(a: Value) -> tuple[Value, Value]:
 
 
 def two_product(a: Value, b: Value) -> tuple[Value, Value]:
-    """Return a product and its rounding error, whose sum is exact."""
+    """Return (product, error), with exactly a * b = product + error."""
     product = a * b
     a_high, a_low = _split(a)
     b_high, b_low = _split(b)
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def _add_to_odd(total: Value, error: Value) -> Value:
-    """Return the double `total + error`, cut off, with the last bit set if anything was cut off."""
-    even = (total.view(np.uint64) & np.uint64(1)) == 0
-    fix = even & (error != 0) & np.isfinite(total)
-    return select(fix, np.nextafter(total, select(error > 0, np.inf, -np.inf)), total)
+def _step(value: Value, away: Value) -> Value:
+    """Return the next float away from zero, or the next one towards it."""
+    bits = value.view(signed_of(value.dtype))
+    return (bits + select(away, bits.dtype.type(1), bits.dtype.type(-1))).view(value.dtype)
+
+
+def round_to_odd(total: Value, error: Value) -> Value:
+    """Return `total + error`, whose nearest float is `total`, rounded to odd."""
+    bits = total.view(signed_of(total.dtype))
+    fix = ((bits & bits.dtype.type(1)) == 0) & ((error < 0) | (error > 0))
+    return select(fix, _step(total, (error > 0) ^ (bits < 0)), total)
 
 
 def add_to_odd(a: Value, b: Value) -> Value:
-    """Return a + b of doubles, rounded to odd."""
-    return _add_to_odd(*two_sum(a, b))
+    """Return the sum of two doubles, rounded to odd."""
+    return round_to_odd(*two_sum(a, b))
+
+
+def add_to_odd_float(a: Value, b: Value) -> Value:
+    """Return the sum of two doubles as float32, rounded to odd."""
+    total, error = two_sum(a, b)
+    near = total.astype(np.float32)
+    return round_to_odd(near, (total - near.astype(np.float64)) + error)
 
 
 def fma32(a: Value, b: Value, c: Value) -> Value:
@@ -68,11 +81,11 @@ def fma32(a: Value, b: Value, c: Value) -> Value:
     total = product + c
     if total.ndim == 0:
         return add_to_odd(product, c.astype(np.float64)).astype(np.float32)
-    # The sum was rounded to 53 bits already: that shows only if it now lies exactly half-way.
+    # `total` is rounded to 53 bits. A second rounding can differ only if it is exactly between two float32.
     low = total.view(np.uint32)[::2] << np.uint32(3)
     if (low == _HALF_WAY).any():
         return add_to_odd(product, c.astype(np.float64)).astype(np.float32)
-    # Below the normal range half-way lies elsewhere; the hardware's underflow flag shows it.
+    # Subnormal float32 have their midpoints at other bits; the processor's underflow flag reports these results.
     try:
         with np.errstate(under="raise"):
             return total.astype(np.float32)
@@ -81,21 +94,21 @@ def fma32(a: Value, b: Value, c: Value) -> Value:
 
 
 def fma16(a: Value, b: Value, c: Value) -> Value:
-    """Return a * b + c of float16: double precision holds the exact sum closely enough to round once."""
+    """Return a * b + c of float16, rounded once: rounding the sum to double first does not change the result."""
     return (a.astype(np.float64) * b + c).astype(np.float16)
 
 
 def fma64(a: Value, b: Value, c: Value) -> Value:
     """Return a * b + c of float64, rounded once."""
     plain = a * b + c
-    # A product of finite numbers is finite, however great: an added infinity stays infinite.
+    # The exact product of finite numbers is finite even if `a * b` overflows, so an infinite `c` is the result.
     plain = select(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, plain)
     high, low = two_product(a, b)
     middle, error = two_sum(c, low)
     top, between = two_sum(high, middle)
-    fused = top + _add_to_odd(*two_sum(error, between))
-    # A zero keeps the sign rules of the plain sum; infinities and NaN have no error terms, and those of the greatest
-    # numbers overflow.
+    fused = top + round_to_odd(*two_sum(error, between))
+    # Take the plain sum for zeros, because it has the right sign, and for infinities and NaN, which have no error
+    # terms. Error terms of the largest numbers overflow.
     simple = (fused == 0) | ~np.isfinite(fused) | ~np.isfinite(plain) | (a == 0) | (b == 0)
     result = select(simple, plain, fused)
     size = np.abs(high)
@@ -125,18 +138,21 @@ def _fma64_exact(a: Value, b: Value, c: Value, result: Value, where: Value) -> V
 
 
 def narrow(value: Value, dtype: DType, mode: str) -> Value:
-    """Convert a double (rounded to odd if inexact) to a narrower float, rounding rn, rz, rm (down) or rp (up)."""
+    """Convert a double to a narrower float, rounded rn, rz, rm (down) or rp (up).
+
+    If the double is inexact it must be rounded to odd, so that the result is rounded correctly.
+    """
     nearest = value.astype(dtype)
     if mode in ("", "rn"):
         return nearest
     back = nearest.astype(np.float64)
-    zero, up, down = dtype.type(0), dtype.type(np.inf), dtype.type(-np.inf)
     too_high, too_low = back > value, back < value
     if mode == "rz":
         wrong = select(value > 0, too_high, too_low)
-        return select(wrong, np.nextafter(nearest, zero), nearest)
-    wrong, towards = (too_high, down) if mode == "rm" else (too_low, up)
-    return select(wrong, np.nextafter(nearest, towards), nearest)
+        return select(wrong, _step(nearest, np.bool_(False)), nearest)
+    is_negative = np.signbit(nearest)
+    wrong, away = (too_high, is_negative) if mode == "rm" else (too_low, ~is_negative)
+    return select(wrong, _step(nearest, away), nearest)
 
 
 def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
@@ -148,69 +164,69 @@ def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: 
     elif operation in ("add", "sub"):
         total = add_to_odd(x, -y if operation == "sub" else y)
     else:
-        # Exact (mul), or never closer to an f32 than double precision can distinguish (div).
+        # A product is exact. A quotient is never so close to an f32 that its double rounds to that f32.
         total = x * y if operation == "mul" else x / y
     if ftz:
         total = select(np.abs(total) < 2.0**-126, np.copysign(0.0, total), total)
     result = narrow(total, np.dtype("f4"), mode)
     if mode == "rm" and operation in ("add", "sub", "fma"):
-        # An exact zero sum is -0 when rounding down, unless both terms are +0.
-        first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c)
-        plus = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
+        # When rounding down, a sum that is exactly zero is -0, unless both terms are +0.
+        first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c.astype(np.float64))
+        plus = (first.view(np.int64) | second.view(np.int64)) == 0
         result = select((total == 0) & ~plus, np.float32(-0.0), result)
     return result
 
 
-_SMALLEST = {"f2": 6.103515625e-05, "f4": 2.0**-126, "f8": 2.0**-1022}
-
-
 def rectify(value: Value) -> Value:
-    """.relu: negative numbers become 0."""
+    """.relu: replace negative numbers by 0."""
     return select(np.isnan(value), value, np.maximum(value, value.dtype.type(0)))
 
 
 def float_min(a: Value, b: Value) -> Value:
-    """Return the smaller operand, the number if one is NaN; -0 is less than +0."""
+    """min: return the smaller operand, or if one is NaN the other; -0 is less than +0."""
     result = np.fmin(a, b)
     zeros = (a == 0) & (b == 0)
     return select(zeros, select(np.signbit(a), a, b), result) if zeros.any() else result
 
 
 def float_max(a: Value, b: Value) -> Value:
-    """max: a NaN loses against a number, and +0 is greater than -0."""
+    """max: return the greater operand, or if one is NaN the other; +0 is greater than -0."""
     result = np.fmax(a, b)
     zeros = (a == 0) & (b == 0)
     return select(zeros, select(np.signbit(a), b, a), result) if zeros.any() else result
 
 
 def float_min_nan(a: Value, b: Value) -> Value:
-    """min.NaN: NaN if either operand is."""
+    """min.NaN: return the smaller operand, or NaN if either operand is NaN."""
     return select(np.isnan(a) | np.isnan(b), a + b, float_min(a, b))
 
 
 def float_max_nan(a: Value, b: Value) -> Value:
-    """max.NaN: a NaN in either operand gives NaN."""
+    """max.NaN: return the greater operand, or NaN if either operand is NaN."""
     return select(np.isnan(a) | np.isnan(b), a + b, float_max(a, b))
 
 
 def with_xor_of_signs(function: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
-    """min/max.xorsign.abs: of the absolute values, with the product's sign."""
+    """min/max.xorsign.abs: apply `function` to the absolute values, and give the result the product's sign."""
     size = function(np.abs(a), np.abs(b))
     return select(np.signbit(a) ^ np.signbit(b), -size, size)
 
 
 def is_unordered(a: Value, b: Value) -> Value:
-    """Return where one of two values is NaN."""
+    """Return, for each element, whether one of two values is NaN."""
     return np.isnan(a) | np.isnan(b)
 
 
 def is_subnormal(x: Value) -> Value:
-    """Return which are subnormal numbers."""
-    return (x != 0) & (np.abs(x) < _SMALLEST[x.dtype.str[1:]])
+    """Return, for each element, whether it is a subnormal number."""
+    return (x != 0) & (np.abs(x) < _TINY[x.dtype.itemsize])
 
 
 def extreme(total: Value, *operands: Value) -> Value:
-    """Return where error terms may over- or underflow: finite operands, some number very large or small."""
+    """Return, for each element, whether error terms may over- or underflow.
+
+    They may if all operands are finite, and an operand or the total is very large or very small.
+    """
     extreme = np.bool_(False)
     finite = np.bool_(True)
     for value in (total, *operands):
@@ -222,7 +238,7 @@ def extreme(total: Value, *operands: Value) -> Value:
 
 
 def exact_errors(operation: str, total: Value, operands: tuple[Value, ...], error: Value, where: Value) -> Value:
-    """Return `error` with the sign of (exact - total) corrected at `where`, by rational arithmetic."""
+    """Return `error`, but at `where` with the sign of (exact - total) computed in rational arithmetic."""
     shape = np.broadcast_shapes(total.shape, *(v.shape for v in operands))
     flat: list[Array] = [np.broadcast_to(v, shape).reshape(-1) for v in (total, error, where, *operands)]
     out = flat[1].copy()
@@ -259,7 +275,7 @@ def _sign(value: Fraction) -> float:
 
 
 def round_directed_double(operation: str, mode: str, *operands: Value) -> Value:
-    """Return an f64 add, sub, mul, div, fma, sqrt or rcp rounded by `mode`: at most one step from the nearest."""
+    """Return an f64 add, sub, mul, div, fma, sqrt or rcp rounded by `mode`: the nearest double or one next to it."""
     total, error = _nearest_and_error(operation, *operands)
     awkward = extreme(total, *operands)
     if awkward.any():
@@ -272,7 +288,7 @@ def round_directed_double(operation: str, mode: str, *operands: Value) -> Value:
         wrong, towards = error > 0, np.float64(np.inf)
     result = select(wrong & (np.isfinite(total) | awkward), np.nextafter(total, towards), total)
     if mode == "rm" and operation in ("add", "sub", "fma"):
-        # An exact zero sum of opposite terms is -0 when rounding down.
+        # When rounding down, a sum of opposite terms that is exactly zero is -0.
         second = -operands[1] if operation == "sub" else operands[1]
         first, second = (operands[0], second) if operation != "fma" else (operands[0] * second, operands[2])
         both = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)

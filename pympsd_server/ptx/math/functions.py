@@ -1,31 +1,32 @@
 """ex2, lg2, sin, cos and tanh of single precision, with the same bits in every tier and on every machine.
 
-NumPy's functions differ between processors: it chooses loops by the vector units that it finds, and the C library's
-functions where it has none. A kernel's results would depend on the machine, and a compiled tier would have to call
-NumPy. So the functions are defined here, by a fixed sequence of operations that IEEE 754 defines to the last bit:
-additions, subtractions, multiplications and divisions of doubles, none of them fused, comparisons, and operations on
-the bits of doubles as integers. A compiler must keep their order, and must not contract a product and a sum.
+NumPy's functions differ between processors: it chooses loops by the processor's vector units, and calls the C library
+if it has no loop. A kernel's results would depend on the machine, and the compiled tier would have to call NumPy. So
+the functions are defined here, by a fixed sequence of operations that IEEE 754 defines to the last bit: additions,
+subtractions, multiplications and divisions of doubles, none of them fused, comparisons, and operations on the bits of
+doubles as integers. A compiler must keep their order, and must not contract a product and a sum.
 
     x (f32) ──▶ double ──▶ reduced to a small range ──▶ polynomial ──▶ put together ──▶ f32, rounded to nearest
 
-A result is off by less than 2**-31 of itself before it is rounded to single precision (for sin and cos: less than
-2**-31). That is closer to the exact value than a GPU, and inside of the bounds that the PTX ISA gives: 2**-22 for ex2
-and lg2, 2**-20.5 for sin and cos within 2 pi, 2**-11 for tanh.
+Before a result is rounded to single precision, its relative error is below 2**-31 (for sin and cos: its absolute
+error). A GPU's results are less exact. The PTX ISA allows errors of 2**-22 for ex2 and lg2, 2**-20.5 for sin and cos
+within 2 pi, and 2**-11 for tanh.
 
-Each function uses operators, `view` and `astype` of its values, and a function that selects by a condition. So one
-text serves two tiers: with NumPy's arrays it computes, with a compiler's values it emits instructions.
+Each function uses only operators, `view` and `astype` of its values, and a function that selects by a condition. So
+both tiers use the same text: with NumPy's arrays it computes, with the compiler's values it emits instructions.
 
 - *Rounding to an integer.* Adding _MAGIC (1.5 * 2**52) to a double rounds it to an integer, which is then in the low
   bits of the sum. Subtracting _MAGIC gives the integer as a double. The default rounding is assumed.
-- *ex2*: n is the nearest integer, f the rest; 2**f = 1 + f * P(f), times 2**n, which is made from bits. n is kept in
-  -151 .. 151; beyond, the rounding to single precision gives 0 and infinity.
+- *ex2*: n is the nearest integer, f = x - n; 2**f = 1 + f * P(f), times 2**n, which is made from bits. x is clamped
+  to -151 .. 151, because beyond that the result in single precision is 0 or infinity.
 - *lg2*: x = 2**e * m with m from sqrt(1/2) to sqrt(2); s = (m - 1) / (m + 1), log2(m) = s * P(s * s).
-- *sin, cos*: n is the nearest multiple of pi/2, in three parts of which the products with n are exact; then
-  r * (1 + z * P(z)) or 1 + z * P(z) with z = r * r, by the quadrant. From 2**31 on a GPU takes every argument for a
-  multiple of 2 pi, because it divides in single precision; so do these.
+- *sin, cos*: n * pi/2 is the multiple of pi/2 that is nearest to x. Subtracting it leaves r; pi/2 is in three parts
+  whose products with n are exact. The result is r * (1 + z * P(z)) or 1 + z * P(z) with z = r * r, by the quadrant.
+  From 2**31 on, a GPU treats every argument as a multiple of 2 pi, because it divides in single precision. So do
+  these functions.
 - *tanh*: (e - 1) / (e + 1) with e = 2**(2 x / ln 2); below 2**-12 x * (1 - x**2 / 3).
 
-A NaN becomes the one that GPUs return, 0x7fffffff. The polynomials interpolate at Chebyshev nodes.
+Every NaN becomes 0x7fffffff, as on a GPU. The polynomials interpolate at Chebyshev nodes.
 """
 
 import math
@@ -65,11 +66,11 @@ _NAN: Final = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
 Select = Callable[[Any, Any, Any], Any]
-"""Returns its second argument where the first, a condition, holds, else the third; both may be constants."""
+"""A function of (condition, yes, no): returns `yes` where the condition is true, else `no`; both may be constants."""
 
 
 def power_of_two(select: Select, x: Any) -> Any:
-    """Return 2**x of a double; exact for integers. Beyond -151 .. 151 it is that bound's."""
+    """Return 2**x of a double, exact for integers; x is first clamped to -151 .. 151."""
     x = select(x < -_MAX_POWER, -_MAX_POWER, x)
     x = select(x > _MAX_POWER, _MAX_POWER, x)
     shifted = x + _MAGIC
@@ -79,7 +80,7 @@ def power_of_two(select: Select, x: Any) -> Any:
 
 
 def logarithm(select: Select, x: Any) -> Any:
-    """Return log2(x) of a double that is a number of single precision; -inf for zeros, NaN below."""
+    """Return log2(x) of a double that single precision can represent; -inf for zero, NaN for negative numbers."""
     above = x.view(S64) - _SQRT_HALF_BITS
     exponent = (above >> _EXPONENT_BITS).astype(F64)
     mantissa = ((above & _FRACTION) + _SQRT_HALF_BITS).view(F64)
@@ -93,10 +94,10 @@ def sine(select: Select, x: Any, quarters: int = 0) -> Any:
     """Return sin(x + quarters * pi/2) of a double; NaN for infinities."""
     x = select((x < _MAX_ANGLE) & (x > -_MAX_ANGLE), x, x * 0.0)
     shifted = x * _TWO_OVER_PI + _MAGIC
-    whole = shifted - _MAGIC
+    multiple = shifted - _MAGIC
     quadrant = shifted.view(S64) + quarters
     for part in _HALF_PI:
-        x = x - whole * part
+        x = x - multiple * part
     z = x * x
     in_sine = (z * _polynomial(_SIN, z) + 1.0) * x
     in_cosine = z * _polynomial(_COS, z) + 1.0
@@ -112,7 +113,7 @@ def hyperbolic_tangent(select: Select, x: Any) -> Any:
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Any) -> Any:
-    """Return the value of a polynomial, the constant coefficient first, by Horner's scheme."""
+    """Return the value of a polynomial by Horner's scheme; the constant coefficient is first."""
     total = x * coefficients[-1]
     for coefficient in coefficients[-2:0:-1]:
         total = (total + coefficient) * x
@@ -131,15 +132,15 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "cos": partial(sine, quarters=1),
     "tanh": hyperbolic_tangent,
 }
-"""The functions by their instructions."""
+"""The function for each instruction."""
 
 
 def approximate(name: str, x: Value) -> Value:
-    """Return the result of ex2, lg2, sin, cos or tanh of float32."""
+    """Return ex2, lg2, sin, cos or tanh of float32."""
     return _narrow(FUNCTIONS[name](_select, x.astype(np.float64)))
 
 
 def _narrow(value: Value) -> Value:
-    """Return doubles as float32, rounded to nearest, and NaN as GPUs write it."""
+    """Convert doubles to float32, rounded to nearest, and every NaN to a GPU's."""
     narrow: Any = np.where(value == value, value.astype(np.float32), _NAN)
     return narrow[()]

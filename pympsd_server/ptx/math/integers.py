@@ -1,29 +1,29 @@
-"""Integer operations that NumPy lacks or defines otherwise, as PTX defines them.
+"""Integer operations of PTX that NumPy lacks, or defines in another way.
 
-All functions take NumPy scalars or one-dimensional arrays of unsigned or signed integers of the operand's width, and
-return the same; a scalar stands for a value that all threads share. Shifts, divisions by zero, saturation and bit
-fields have the results that the PTX ISA gives, or, if it leaves them open, those that were recorded on a GPU.
+All functions take and return NumPy scalars or one-dimensional arrays, of unsigned or signed integers that have the
+operand's width. A scalar is a value that all threads share. Shifts, divisions by zero, saturation and bit fields have
+the results of the PTX ISA or, if it leaves them undefined, the results recorded on a GPU.
 """
 
 import numpy as np
 
-from pympsd_server.ptx.isa.datatypes import DType, Value, unsigned_of
+from pympsd_server.ptx.isa.datatypes import U32, DType, Value, unsigned_of
 
 
 def select(condition: Value, yes: Value, no: Value) -> Value:
-    """Return per thread `yes` or `no`; a uniform condition keeps uniform values uniform."""
+    """Return `yes` or `no` for each thread; if the condition is uniform, uniform values stay uniform."""
     if condition.ndim == 0:
         return yes if condition else no
     return np.where(condition, yes, no)
 
 
 def divide(a: Value, b: Value) -> Value:
-    """Return the quotient truncated towards zero. By zero, all bits are one, as on the hardware."""
+    """Return the quotient, truncated towards zero. Division by zero sets all bits, as on a GPU."""
     dtype = a.dtype
     if dtype.kind == "u":
         quotient = a // b
     elif dtype.itemsize <= 4:
-        # The quotient of 32-bit integers in double precision never rounds up to the next integer.
+        # In double precision, the quotient of 32-bit integers never rounds up to the next integer.
         quotient = (a.astype(np.float64) / b).astype(np.int64).astype(dtype)
     else:
         quotient = (a - np.fmod(a, b)) // b
@@ -31,7 +31,7 @@ def divide(a: Value, b: Value) -> Value:
 
 
 def remainder(a: Value, b: Value) -> Value:
-    """Return the remainder with the sign of `a`. By zero, all bits are one, as on the hardware."""
+    """Return the remainder, with the sign of `a`. Division by zero sets all bits, as on a GPU."""
     result = np.fmod(a, b)
     return select(b == 0, (~a.dtype.type(0)).astype(a.dtype), result)
 
@@ -44,7 +44,7 @@ def multiply_high(a: Value, b: Value) -> Value:
         return ((a.astype(wide) * b.astype(wide)) >> wide.type(8 * dtype.itemsize)).astype(dtype)
     high = _multiply_high_unsigned(a.view(np.uint64), b.view(np.uint64))
     if dtype.kind == "i":
-        # Two's complement: subtract the other operand for each negative one.
+        # In two's complement, the other operand must be subtracted for each negative operand.
         high = high - select(a < 0, b.view(np.uint64), np.uint64(0))
         high = high - select(b < 0, a.view(np.uint64), np.uint64(0))
     return high.view(dtype)
@@ -60,7 +60,7 @@ def _multiply_high_unsigned(a: Value, b: Value) -> Value:
 
 
 def multiply_24(a: Value, b: Value, high: bool) -> Value:
-    """mul24: the product of the low 24 bits; .lo its low 32 bits, .hi its bits 16 to 47."""
+    """mul24: return bits 0 to 31 (.lo) or 16 to 47 (.hi) of the product of the operands' low 24 bits."""
     wide = np.int64 if a.dtype.kind == "i" else np.uint64
     up = a.dtype.type(8)
     product = ((a << up) >> up).astype(wide) * ((b << up) >> up).astype(wide)
@@ -70,18 +70,18 @@ def multiply_24(a: Value, b: Value, high: bool) -> Value:
 
 
 def add_saturating(a: Value, b: Value, negate: bool = False) -> Value:
-    """add.sat.s32 and, with `negate`, sub.sat.s32."""
+    """add.sat.s32, or with `negate` sub.sat.s32: return the sum or difference, clamped to 32 bits."""
     wide = a.astype(np.int64) - b if negate else a.astype(np.int64) + b
-    return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
+    return convert_integer(wide, np.dtype(np.int32), saturate=True)
 
 
 def absolute_difference(a: Value, b: Value) -> Value:
-    """Return |a - b| without overflow, as sad needs it."""
+    """sad: return |a - b|, without overflow."""
     return select(a < b, b - a, a - b)
 
 
 def dot(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
-    """dp4a: the sum of four byte products and c, wrapping."""
+    """dp4a: return the wrapped sum of c and the products of four pairs of bytes."""
     result = c.view(np.uint32) if c.dtype != np.uint32 else c
     for byte in range(4):
         result = result + _byte(a, byte, a_signed) * _byte(b, byte, b_signed)
@@ -89,7 +89,7 @@ def dot(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
 
 
 def dot_pairs(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool, high: bool) -> Value:
-    """dp2a: two 16-bit by 8-bit products (bytes 2 and 3 of b with .hi) and c."""
+    """dp2a: return the wrapped sum of c and two products of 16 by 8 bits; .hi takes bytes 2 and 3 of b."""
     result = c.view(np.uint32) if c.dtype != np.uint32 else c
     for half in range(2):
         x = _part(a, 16 * half, 16, a_signed)
@@ -109,13 +109,13 @@ def _part(value: Value, low: int, width: int, signed: bool) -> Value:
 
 
 def shift_left(a: Value, amount: Value) -> Value:
-    """shl: amounts of the width or more give 0 (`amount` is uint32)."""
+    """shl: shift left; if the amount (uint32) is the width or more, the result is 0."""
     bits = a.dtype.itemsize * 8
     return _clamp(a << np.minimum(amount, np.uint32(bits - 1)).astype(a.dtype), amount, bits)
 
 
 def shift_right(a: Value, amount: Value) -> Value:
-    """shr: amounts beyond the width give 0, or the sign."""
+    """shr: shift right; an amount (uint32) of the width or more gives 0, or for signed types copies of the sign."""
     bits = a.dtype.itemsize * 8
     shifted = a >> np.minimum(amount, np.uint32(bits - 1)).astype(a.dtype)
     return shifted if a.dtype.kind == "i" else _clamp(shifted, amount, bits)
@@ -126,10 +126,11 @@ def _clamp(shifted: Value, amount: Value, bits: int) -> Value:
 
 
 def convert_integer(value: Value, dtype: DType, saturate: bool) -> Value:
-    """Convert an integer to another type; with `saturate` it is clamped to the range of `dtype`."""
+    """Convert an integer to another type, with `saturate` clamped to the range of `dtype`."""
     if saturate:
         low, high = np.iinfo(value.dtype), np.iinfo(dtype)
-        value = np.clip(value, max(low.min, high.min), min(low.max, high.max)).astype(value.dtype)
+        least, most = (value.dtype.type(x) for x in (max(low.min, high.min), min(low.max, high.max)))
+        value = np.minimum(np.maximum(value, least), most)
     return value.astype(dtype)
 
 
@@ -139,7 +140,7 @@ def population(value: Value) -> Value:
 
 
 def _smear(value: Value) -> Value:
-    """Return all bits below the highest set bit, and it, set. `value` is unsigned."""
+    """Return an unsigned value with the highest set bit and all bits below it set."""
     step = 1
     while step < value.dtype.itemsize * 8:
         value = value | (value >> value.dtype.type(step))
@@ -151,17 +152,6 @@ def leading_zeros(value: Value) -> Value:
     """clz: return the number of zeros above the highest set bit (uint32)."""
     width = value.dtype.itemsize * 8
     return np.uint32(width) - population(_smear(value.view(unsigned_of(value.dtype))))
-
-
-def find_highest(value: Value, shift_amount: bool) -> Value:
-    """bfind: the highest bit that differs from the sign, 0xffffffff if none."""
-    plain = value.view(unsigned_of(value.dtype))
-    if value.dtype.kind == "i":
-        plain = select(value < 0, ~plain, plain)
-    position = population(_smear(plain)) - np.uint32(1)
-    if shift_amount:
-        position = select(plain != 0, np.uint32(value.dtype.itemsize * 8 - 1) - position, position)
-    return position
 
 
 def reverse(value: Value) -> Value:
@@ -176,75 +166,65 @@ def reverse(value: Value) -> Value:
     return value
 
 
-def _ones(length: Value) -> Value:
-    """2**length - 1 for lengths up to 64, as uint64."""
-    return select(
-        length >= np.uint64(64), ~np.uint64(0), (np.uint64(1) << np.minimum(length, np.uint64(63))) - np.uint64(1)
-    )
+def _field(position: Value, length: Value, dtype: DType) -> Value:
+    """Return `length` ones from `position`, as an unsigned integer."""
+    return shift_left(~shift_left(~dtype.type(0), length), position)
 
 
-def _field_operand(value: Value, width: int) -> Value:
-    """Return a field's position or length, as uint64. Beyond PTX's 0 to 255 the result is an H200's."""
-    return (value & np.uint32(255) if width < 64 else np.minimum(value, np.uint32(255))).astype(np.uint64)
+def _field_operand(value: Value, dtype: DType) -> Value:
+    """Return a field's position or length. Beyond PTX's range of 0 to 255 do as an H200 does."""
+    return value & np.uint32(255) if dtype.itemsize < 8 else np.minimum(value, np.uint32(255))
 
 
 def extract(value: Value, position: Value, length: Value) -> Value:
-    """bfe: `length` bits from `position`, sign-extended for signed types."""
-    width = value.dtype.itemsize * 8
-    position, length = _field_operand(position, width), _field_operand(length, width)
-    wide = value.astype(np.int64 if value.dtype.kind == "i" else np.uint64)
-    shifted = (wide >> np.minimum(position, np.uint64(63)).astype(wide.dtype)).view(np.uint64)
-    # Beyond the operand lie copies of its sign (0 for unsigned), which the wide value has.
-    if value.dtype.kind == "u":
-        shifted = select(position >= np.uint64(width), np.uint64(0), shifted)
-        return (shifted & _ones(length)).astype(value.dtype)
-    field = shifted & _ones(length)
-    top = select(length == 0, np.uint64(0), np.uint64(1) << np.minimum(length - np.uint64(1), np.uint64(63)))
-    return ((field ^ top) - top).astype(unsigned_of(value.dtype)).view(value.dtype)
+    """bfe: return `length` bits from `position` up, sign-extended for signed types."""
+    width = np.uint32(8 * value.dtype.itemsize)
+    # Bits past the operand are copies of its sign, or 0 for unsigned types.
+    shifted = shift_right(value, _field_operand(position, value.dtype))
+    above = width - np.minimum(_field_operand(length, value.dtype), width)
+    return shift_right(shift_left(shifted, above), above)
 
 
 def insert(source: Value, target: Value, position: Value, length: Value) -> Value:
-    """bfi: the low `length` bits of source into target at `position`."""
-    width = source.dtype.itemsize * 8
-    position, length = _field_operand(position, width), _field_operand(length, width)
-    by = np.minimum(position, np.uint64(63))
-    mask = select(position >= np.uint64(64), np.uint64(0), _ones(length) << by)
-    wide = (target.astype(np.uint64) & ~mask) | ((source.astype(np.uint64) << by) & mask)
-    return wide.astype(source.dtype)
+    """bfi: return the target with the low `length` bits of the source at `position`."""
+    position, length = (_field_operand(v, source.dtype) for v in (position, length))
+    mask = _field(position, length, source.dtype)
+    return (target & ~mask) | (shift_left(source, position) & mask)
 
 
 def extend(value: Value, length: Value, wrap: bool) -> Value:
-    """szext: the low `length` bits, sign-extended for signed types; clamped at 32, or mod 32 with wrap."""
+    """szext: return the low `length` bits, sign-extended for signed types. Lengths above 32 `wrap` or are clamped."""
     length = length & np.uint32(31) if wrap else np.minimum(length, np.uint32(32))
     return extract(value, np.uint32(0), length)
 
 
 def field_mask(position: Value, length: Value, wrap: bool) -> Value:
-    """bmsk: `length` ones from `position`; clamped at 32, or both mod 32 with wrap."""
+    """bmsk: return `length` ones from `position` up. Both operands `wrap` at 32, or are clamped to it."""
     if wrap:
         position, length = position & np.uint32(31), length & np.uint32(31)
-    by, count = (np.minimum(v, np.uint32(32)).astype(np.uint64) for v in (position, length))
-    return (_ones(count) << by).astype(np.uint32)
+    return _field(position, length, U32)
 
 
 def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
-    """fns: the |offset|-th set bit of mask from bit base, upwards if offset > 0; 0xffffffff if none."""
-    result = np.full(np.broadcast_shapes(mask.shape, base.shape, offset.shape), 0xFFFFFFFF, np.uint32)
+    """fns: return the position of the |offset|-th set bit of `mask`, counted from bit `base`; 0xffffffff without one.
+
+    Count upwards if the offset is positive, downwards if it is negative. With offset 0 look only at bit `base`.
+    """
     start, count = base.astype(np.int64), np.abs(offset.astype(np.int64))
     step = select(offset < 0, np.int64(-1), np.int64(1))
-    set_bits = np.zeros(result.shape, np.int64)
+    result, set_bits = np.uint32(0xFFFFFFFF), np.int64(0)
     for distance in range(32):
         at = start + step * distance
         inside = (at >= 0) & (at < 32)
-        bit = inside & ((mask >> np.clip(at, 0, 31).astype(np.uint32)) & np.uint32(1) != 0)
-        set_bits = set_bits + bit
-        hit = bit & (set_bits == np.maximum(count, 1)) & ((count > 0) | (distance == 0))
-        result = np.where(hit, at, result).astype(np.uint32)
-    return result if result.ndim else result[()]
+        bit = inside & ((mask >> np.minimum(np.maximum(at, 0), 31).astype(np.uint32)) & np.uint32(1) != 0)
+        set_bits = set_bits + bit.astype(np.int64)
+        hit = bit & (set_bits == np.maximum(count, 1)) & ((count > 0) | np.bool_(distance == 0))
+        result = select(hit, at.astype(np.uint32), result)
+    return result
 
 
 def funnel_shift(low: Value, high: Value, amount: Value, left: bool, wrap: bool) -> Value:
-    """shf: shift 64 bits of two registers, and return the upper or lower half."""
+    """shf: shift the 64 bits of two registers left or right; return the upper half if `left`, else the lower half."""
     amount = amount & np.uint32(31) if wrap else np.minimum(amount, np.uint32(32))
     both = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
     by = amount.astype(np.uint64)
@@ -252,15 +232,16 @@ def funnel_shift(low: Value, high: Value, amount: Value, left: bool, wrap: bool)
 
 
 def permute(a: Value, b: Value, selector: Value) -> Value:
-    """prmt, default mode: each nibble of the selector picks a byte, or its sign with bit 3."""
+    """prmt in the default mode: each nibble of the selector picks a byte, or if its bit 3 is set the byte's sign."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.uint32(0)
     for byte in range(4):
-        nibble = (selector >> np.uint32(4 * byte)).astype(np.uint64)
-        picked = (both >> ((nibble & np.uint64(7)) << np.uint64(3))) & np.uint64(255)
-        sign = select(picked >> np.uint64(7) != 0, np.uint64(255), np.uint64(0))
-        picked = select(nibble & np.uint64(8) != 0, sign, picked)
-        result = result | (picked.astype(np.uint32) << np.uint32(8 * byte))
+        nibble = selector >> np.uint32(4 * byte)
+        by = ((nibble & np.uint32(7)) << np.uint32(3)).astype(np.uint64)
+        picked = (both >> by).astype(np.uint32) << np.uint32(24)
+        sign = (picked.view(np.int32) >> np.int32(31)).view(np.uint32)
+        picked = select((nibble & np.uint32(8)) != 0, sign, picked) & np.uint32(255 << 24)
+        result = result | (picked >> np.uint32(24 - 8 * byte))
     return result
 
 
@@ -272,10 +253,12 @@ PERMUTE_MODES = {
     "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
     "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
 }
-"""The selectors of prmt's modes, by the two lowest bits of the third operand."""
+"""The four patterns of each mode of prmt; the third operand's two lowest bits select one."""
 
 
 def permute_mode(a: Value, b: Value, selector: Value, mode: str) -> Value:
-    """prmt.f4e and its kin: the low two bits of the selector choose a fixed pattern."""
-    patterns = np.array(PERMUTE_MODES[mode], np.uint32)
-    return permute(a, b, patterns[(selector & np.uint32(3)).astype(np.int64)])
+    """prmt in another mode, such as f4e: the selector's two low bits choose one of the mode's patterns."""
+    row, pattern = selector & np.uint32(3), np.uint32(PERMUTE_MODES[mode][3])
+    for number, selectors in enumerate(PERMUTE_MODES[mode][:3]):
+        pattern = select(row == number, np.uint32(selectors), pattern)
+    return permute(a, b, pattern)

@@ -12,7 +12,7 @@ from pympsd_server.ptx.math.integers import select
 
 @frozen(eq=False)
 class _Format:
-    """A float of eight bits: its values by their bits, and the values for conversions with .satfinite."""
+    """A format of eight-bit floats. `values` has the float16 value of each bit pattern."""
 
     values: Array
     fraction_bits: int
@@ -20,7 +20,7 @@ class _Format:
     greatest: float
     nan: int
     positive: Array
-    """The finite values from 0 up: each lies at its own bits."""
+    """The finite values from 0 up; a value's index is its bit pattern."""
 
 
 def _format(fraction_bits: int, bias: int, greatest: float, nan: int, has_infinity: bool) -> _Format:
@@ -35,7 +35,7 @@ def _format(fraction_bits: int, bias: int, greatest: float, nan: int, has_infini
     if has_infinity:
         values[finite] = np.inf
     both = np.concatenate([values, -values]).astype(np.float16)
-    both.view(np.uint16)[np.isnan(both)] = 0x7FFF  # the one NaN that an H200 gives
+    both.view(np.uint16)[np.isnan(both)] = 0x7FFF  # the only NaN that an H200 returns
     return _Format(both, fraction_bits, 1 - bias, greatest, nan, values[:finite])
 
 
@@ -43,12 +43,12 @@ _FORMATS: Final = {"e4m3": _format(3, 7, 448.0, 0x7F, False), "e5m2": _format(2,
 
 
 def half_from_small(bits: Value, name: str) -> Value:
-    """Convert the bits of an e4m3 or e5m2 (any unsigned type) to float16, which holds all of their values."""
+    """Convert the bits of an e4m3 or e5m2 (any unsigned type) to float16, which can represent all of their values."""
     return _FORMATS[name].values[bits.astype(np.int64) & 255]
 
 
 def small_from_float(value: Value, name: str) -> Value:
-    """Convert a float to the bits of an e4m3 or e5m2 (uint16), to nearest even, with .satfinite."""
+    """Convert a float to the bits of an e4m3 or e5m2 (uint16), rounded to nearest even, with .satfinite."""
     form = _FORMATS[name]
     size = np.abs(value.astype(np.float64))
     magnitude = np.minimum(np.where(np.isnan(size), 0.0, size), form.greatest)
@@ -61,7 +61,7 @@ def small_from_float(value: Value, name: str) -> Value:
 
 
 def small_pair(high: Value, low: Value, name: str) -> Value:
-    """Return two floats as e4m3x2 or e5m2x2 (uint16)."""
+    """Convert two floats to e4m3x2 or e5m2x2 (uint16)."""
     return (small_from_float(high, name) << np.uint16(8)) | small_from_float(low, name)
 
 
@@ -79,7 +79,7 @@ _CUT: Final = np.uint32(0x1FFF)
 
 
 def tf32_from_float(value: Value, mode: str) -> Value:
-    """Round float32 to tf32, whose bits are those of a float32 that ends in 13 zeros; `mode` rna, rn or rz."""
+    """Round float32 to tf32, a float32 whose last 13 bits are 0. `mode` is rna, rn or rz."""
     bits = value.view(np.uint32)
     if mode == "rna":
         bits = bits + np.uint32(0x1000)

@@ -1,14 +1,16 @@
 """Video instructions: arithmetic on bytes, half-words and words of 32-bit registers.
 
-The PTX ISA describes the scalar instructions by an intermediate result of 34 bits. A GPU since Maxwell has no such
-unit: the driver's assembler writes other instructions, and these differ from the ISA where that result does not fit
-its destination. These functions follow the GPU, as recorded on an H100 (tests/data/corpus, ``video_*``):
+The PTX ISA describes the scalar instructions by an intermediate result of 34 bits. GPUs since Maxwell do not have
+this unit, so the driver's assembler writes other instructions. Their results differ from the ISA's if the
+intermediate result does not fit its destination. These functions do what an H100 was recorded to do
+(tests/data/corpus, ``video_*``):
 
 - A sum or difference of whole words is saturated to ``.u32`` from below only.
-- ``.sat`` to a part of a register takes the greatest value for everything out of range, also for lower values.
-- A result that is merged into ``.h1`` leaves its upper half there, not its lower one.
-- ``.min`` and ``.max`` with a third operand compare 64 bits: a sum counts as signed, the third operand as its dtype.
-- ``vmad`` takes whole words and its third operand as signed.
+- ``.sat`` to a part of a register replaces every value out of range by the greatest value, even a value below the
+  range.
+- A result that is merged into ``.h1`` leaves its upper half there, not its lower half.
+- ``.min`` and ``.max`` with a third operand compare 64 bits: the sum as signed, the third operand as its dtype.
+- ``vmad`` treats whole words, and its third operand, as signed.
 
 The SIMD instructions, of two and four parts, follow the ISA. All intermediate results here are int64.
 """
@@ -23,7 +25,7 @@ _UPPER = np.uint32(0xFFFF0000)
 
 
 def video_part(value: Value, low: int, width: int, signed: bool) -> Value:
-    """Return `width` bits of a 32-bit value from bit `low` as int64, sign-extended or not."""
+    """Return `width` bits of a 32-bit value, from bit `low` up, as int64; sign-extend them if they are `signed`."""
     return _extend(value.astype(np.int64) >> np.int64(low), width, signed)
 
 
@@ -40,7 +42,7 @@ def _clamp(value: Value, width: int, signed: bool) -> Value:
 
 
 def video_result(name: str, a: Value, b: Value) -> Value:
-    """Return the primary result: of vadd, vsub, vavrg, vabsdiff, vmin and vmax, or (1 or 0) of a comparison."""
+    """Return the primary result of vadd, vsub, vavrg, vabsdiff, vmin or vmax, or of a comparison (1 or 0)."""
     if name == "vadd":
         return a + b
     if name == "vsub":
@@ -57,13 +59,13 @@ def video_result(name: str, a: Value, b: Value) -> Value:
 
 
 def video_shift(name: str, a: Value, b: Value, wrap: bool) -> Value:
-    """Return the primary result of vshl and vshr; amounts wrap at 32, or end there."""
+    """Return the primary result of vshl or vshr. The amount wraps at 32 with `wrap`, else it is clamped to 32."""
     amount = b & np.int64(31) if wrap else np.minimum(b, np.int64(_WORD))
     return a << amount if name == "vshl" else a >> amount
 
 
 def video_saturate(result: Value, width: int, signed: bool) -> Value:
-    """Return a result, of other than a shift, with .sat for a destination of `width` bits."""
+    """Apply .sat to a result that is not a shift's, for a destination of `width` bits."""
     if width < _WORD:
         most = np.int64((1 << (width - signed)) - 1)
         return select((result < 0) | (result > most), most, result)
@@ -71,12 +73,12 @@ def video_saturate(result: Value, width: int, signed: bool) -> Value:
 
 
 def video_saturate_shift(result: Value, signed: bool) -> Value:
-    """Return the result of a shift, of which 34 bits count, with .sat; the destination counts as a whole."""
+    """Apply .sat to the low 34 bits of a shift's result, for the range of a whole word."""
     return _clamp(_extend(result, 34, signed=True), _WORD, signed)
 
 
 def video_extreme(name: str, result: Value, c: Value, signed: bool) -> Value:
-    """Return the result of .min or .max with the third operand, a uint32."""
+    """Return the result of .min or .max with the third operand `c`, a uint32."""
     third = video_part(c, 0, _WORD, signed)
     if not signed:
         result, third = result.view(np.uint64), third.view(np.uint64)
@@ -95,7 +97,7 @@ def video_word(result: Value) -> Value:
 
 
 def video_merge(result: Value, c: Value, low: int, width: int) -> Value:
-    """Return c (a uint32) with the result in `width` of its bits from `low`."""
+    """Return `c` (a uint32) with the result in `width` of its bits, from bit `low` up."""
     word = video_word(result)
     if (low, width) == (16, 16):
         return (word & _UPPER) | (c & ~_UPPER)
@@ -107,12 +109,15 @@ def video_merge(result: Value, c: Value, low: int, width: int) -> Value:
 def video_multiply_add(
     a: Value, b: Value, c: Value, negated: tuple[bool, bool], plus_one: bool, scale: int, signed: bool, saturate: bool
 ) -> Value:
-    """vmad: return a * b + c as uint32. `negated` is of the product and of c, `scale` the bits to shift right."""
+    """vmad: return a * b + c as uint32, shifted right by `scale` bits.
+
+    `negated` is whether the product and whether `c` are negated; with `plus_one`, 1 is added.
+    """
     product, addend = video_cut(a) * video_cut(b), video_part(c, 0, _WORD, signed=True)
     if negated[0]:
         product = -product
     if negated[1]:
-        # The complement and 1: the negative of the least number is that number.
+        # Negate by complementing and adding 1, so that the least number stays the same.
         addend = video_part(~c, 0, _WORD, signed=True) + np.int64(1)
     total = product + addend + np.int64(plus_one)
     by = np.int64(scale)
@@ -131,11 +136,13 @@ def video_simd(
     saturate: bool,
     accumulate: bool,
 ) -> Value:
-    """Return the result of an instruction of two or four elements (SIMD), of uint32 values.
+    """Return the result of a SIMD instruction on the two or four elements of uint32 values.
 
-    `selectors` are, for each operand and element from the lowest, a part of a and b together; `mask` the elements
-    that are written, of others c is kept; `signs` whether d, a and b are signed. `accumulate`: the sum of c and all
-    elements.
+    - `selectors` has a row for each operand with the part that each element takes, lowest element first. The parts of
+      a and b are numbered together, a's first.
+    - `mask` has the elements that are written; the others keep c's bits.
+    - `signs` is whether d, a and b are signed.
+    - With `accumulate`, the result is the sum of c and all elements in `mask`.
     """
     width = _WORD // len(selectors[0])
     result = c

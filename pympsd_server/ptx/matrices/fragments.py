@@ -1,7 +1,7 @@
-"""Fragments, the elements of a matrix that a lane holds: tables after the figures of the PTX ISA, mma fragments.
+"""Fragments: which elements of a matrix each lane's registers contain, as in the figures of the PTX ISA (mma).
 
-A table has a row for each lane and a column for each of its elements, in the order of its registers and, within a
-register, from the low bits up; its entries are rows and columns of the matrix.
+A fragment has two tables, with the matrix rows and columns of the elements. A table has a row for each lane and a
+column for each of the lane's elements, in the order of its registers, and in a register from the low bits up.
 """
 
 from functools import lru_cache
@@ -15,15 +15,15 @@ from pympsd_server.ptx.isa.datatypes import Array
 _LANES = np.arange(32)
 _GROUP, _IN_GROUP = _LANES >> 2, _LANES & 3
 _BITS: Final = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64, "b1": 1}
-"""Bits of an element of A or B."""
+"""The number of bits of an element of A or B, by its type."""
 
 Shape = tuple[int, int, int]
-"""M, N and K of a product: A is M by K, B is K by N."""
+"""The sizes M, N and K of a product: A is M by K, B is K by N."""
 
 
 @frozen
 class Fragment:
-    """A fragment: `registers` of `packed` elements each, and the rows and columns of the elements in the matrix."""
+    """The matrix rows and columns of each lane's elements, of which a register contains `packed`."""
 
     rows: Array
     columns: Array
@@ -36,10 +36,10 @@ class Fragment:
 
 
 def _fragment(shape: tuple[int, int], packed: int, blocks: tuple[int, int], along_rows: bool) -> Fragment:
-    """Return a fragment made of blocks of 8 by 4 * packed elements, a register each.
+    """Return a fragment whose registers each cover a block of 8 by 4 * packed elements.
 
-    Lane t has in each block row t / 4 and `packed` columns from packed * (t % 4). Blocks follow each other down the
-    rows first, then along the columns. Not `along_rows`: rows and columns change places (B is held by columns).
+    In each block, lane t has row t / 4 and `packed` columns from packed * (t % 4). Blocks follow each other down the
+    rows first, then along the columns. Unless `along_rows`, rows and columns are exchanged, as for B.
     """
     down, across = blocks
     rows, columns = [], []
@@ -55,25 +55,25 @@ def _fragment(shape: tuple[int, int], packed: int, blocks: tuple[int, int], alon
 
 @lru_cache(maxsize=64)
 def multiplicand_a(m: int, k: int, packed: int) -> Fragment:
-    """Return the fragment of A, m by k, `packed` elements in a register."""
+    """Return the fragment of A, m by k, with `packed` elements in a register."""
     return _fragment((m, k), packed, (m // 8, k // (4 * packed)), along_rows=True)
 
 
 @lru_cache(maxsize=64)
 def multiplicand_b(k: int, n: int, packed: int) -> Fragment:
-    """Return the fragment of B, k by n."""
+    """Return the fragment of B, k by n, with `packed` elements in a register."""
     return _fragment((k, n), packed, (n // 8, k // (4 * packed)), along_rows=False)
 
 
 @lru_cache(maxsize=64)
 def accumulator(m: int, n: int, packed: int) -> Fragment:
-    """Return the fragment of C and D, m by n: two neighbours of a row in each block, in one register or two."""
+    """Return the fragment of C or D, m by n. In each block a lane has two neighbours of a row (1 or 2 registers)."""
     pairs = _fragment((m, n), 2, (m // 8, n // 8), along_rows=True)
     return Fragment(pairs.rows, pairs.columns, packed)
 
 
 def fragment_of(matrix: str, shape: Shape, kind: str) -> Fragment:
-    """Return the fragment of a, b, c or d in a product, of elements of the type `kind`."""
+    """Return the fragment of a product's matrix "a", "b", "c" or "d" with elements of the type `kind`."""
     m, n, k = shape
     if matrix in ("c", "d"):
         return accumulator(m, n, 2 if kind == "f16" else 1)

@@ -1,4 +1,4 @@
-"""Products of matrices: mma and wmma, whose matrices a warp holds; what all products share."""
+"""Products of matrices in a warp's registers (mma and wmma), and functions that all products share."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ STORED: Final = {
     }.items()
     for kind in kinds.split()
 }
-"""An element in memory and in registers, by its type; of bits it is eight of them."""
+"""The dtype of an element in memory and registers, by its type; a u1 contains eight elements of b1."""
 _TF32_MASK: Final = np.uint32(0xFFFFE000)
 _MIN_S32, _MAX_S32 = -(2.0**31), 2.0**31 - 1
 
@@ -41,11 +41,11 @@ def multiply_matrices(
     c: tuple[Value, ...],
     differ: bool = False,
 ) -> list[Value]:
-    """Return the registers of D = A * B + C, for warps all of whose lanes are in the group.
+    """Return the registers of D = A * B + C. All lanes of each warp must be in the group.
 
-    `kinds` are the types of the elements of A, B, C and D. Doubles are added one product after another, each step
-    rounded. Products of bits count the positions in which both are 1 (.and.popc), or with `differ` those in which
-    they differ (.xor.popc).
+    `kinds` are the types of the elements of A, B, C and D. Doubles are added one product after another, each sum
+    rounded. Products of bits count the positions at which both bits are 1 (.and.popc), or with `differ` the positions
+    at which they differ (.xor.popc).
     """
     m, n, k = shape
     left = gather(state, threads, fragment_of("a", shape, kinds[0]), a, kinds[0], (m, k))
@@ -61,16 +61,16 @@ def multiply_matrices(
         total = round_sums(products + total, kinds[3], saturate)
     else:
         products = np.zeros_like(total)
-        for step in range(k):  # in this order, as in the compiled tier
+        for step in range(k):  # the compiled tier adds in the same order
             products += left[:, :, step, None] * right[:, None, step, :]
         total = round_sums(products + total, kinds[3], saturate)
     return scatter(state, threads, fragment_of("d", shape, kinds[3]), total)
 
 
 def round_sums(total: Array, kind: str, saturate: bool) -> Array:
-    """Return sums, which are doubles, as elements of D. Sums of integers are exact, and wrap or saturate.
+    """Convert sums from doubles to elements of D. Sums of integers are exact; they wrap, or saturate.
 
-    Floats are rounded once: closer than tensor cores sum.
+    Floats are rounded once, so the sums are more exact than a tensor core's.
     """
     if kind == "s32":
         return (np.clip(total, _MIN_S32, _MAX_S32) if saturate else total).astype(np.int64).astype(np.int32)
@@ -85,7 +85,7 @@ def gather(
     kind: str,
     size: tuple[int, int],
 ) -> Array:
-    """Return the matrices of all warps of the batch, as doubles; those of absent warps are 0."""
+    """Return the matrices of all warps of the batch as doubles, with zeros for warps that are not in the group."""
     table = np.zeros((state.warps * WARP, len(registers)), registers[0].dtype)
     slots = threads.pick(state.slot)
     for index, register in enumerate(registers):
@@ -97,7 +97,7 @@ def gather(
 
 
 def numbers(bits: Array, kind: str) -> Array:
-    """Return the values of elements, which have the dtypes of STORED."""
+    """Return the values of elements that are stored with the dtypes of STORED."""
     if kind == "b1":
         return np.unpackbits(bits, axis=-1, bitorder="little")
     if kind in ("e4m3", "e5m2"):
@@ -112,13 +112,13 @@ def numbers(bits: Array, kind: str) -> Array:
 
 
 def scatter(state: BatchState, threads: Threads, fragment: Fragment, matrices: Array) -> list[Value]:
-    """Return the registers of these threads that hold the matrices of the warps."""
+    """Distribute the warps' matrices to registers of these threads: the reverse of `gather`."""
     elements = matrices[:, fragment.rows, fragment.columns].reshape(state.warps * WARP, -1)
     return pack(elements[threads.pick(state.slot)], fragment)
 
 
 def pack(elements: Array, fragment: Fragment) -> list[Value]:
-    """Return the registers of elements, with a row for each thread."""
+    """Pack elements, which have a row for each thread, into registers."""
     if fragment.packed > 1:
         elements = np.ascontiguousarray(elements).view(np.uint32)
     return [np.ascontiguousarray(column) for column in elements.T]

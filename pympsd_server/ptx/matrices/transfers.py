@@ -1,4 +1,7 @@
-"""ldmatrix, stmatrix and movmatrix: matrices of 8 by 8 elements of 16 bits; lanes have the addresses of rows."""
+"""Loads, stores and transposes of matrices in a warp's registers: ldmatrix, stmatrix, movmatrix, wmma.load and store.
+
+The first three work on matrices of 8 by 8 elements of 16 bits; the addresses of rows are in the lanes.
+"""
 
 from typing import Final
 
@@ -24,7 +27,7 @@ def _fetch_from_lane(state: BatchState, threads: Threads, value: Value, source: 
 
 
 def _check_rows(state: BatchState, threads: Threads, space: str, address: Value, count: int) -> None:
-    """Fault unless the rows whose addresses the first lanes hold are there, and aligned."""
+    """Raise DeviceFault if a row whose address is in the first 8 * `count` lanes is misaligned or not in memory."""
     selected = np.flatnonzero(threads.pick(state.lane) < 8 * count)
     inner = Threads(threads.indices().take(selected), len(selected))
     try:
@@ -37,7 +40,7 @@ def _check_rows(state: BatchState, threads: Threads, space: str, address: Value,
 def load_matrices(
     state: BatchState, threads: Threads, space: str, address: Value, count: int, transposed: bool
 ) -> list[Value]:
-    """ldmatrix: lane t gets of each matrix two elements of row t / 4, or of column t / 4."""
+    """ldmatrix: return a register for each matrix; lane t's has two elements of row (or column) t / 4."""
     _check_rows(state, threads, space, address, count)
     lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
@@ -59,7 +62,7 @@ def load_matrices(
 def store_matrices(
     state: BatchState, threads: Threads, space: str, address: Value, values: tuple[Value, ...], transposed: bool
 ) -> None:
-    """stmatrix: the reverse of ldmatrix."""
+    """stmatrix: store matrices, a register each, as `load_matrices` loads them."""
     _check_rows(state, threads, space, address, len(values))
     lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
@@ -76,12 +79,12 @@ def store_matrices(
 
 
 def transpose_matrix(state: BatchState, threads: Threads, value: Value) -> Value:
-    """movmatrix.trans: element (i, j) of a matrix that the lanes hold becomes element (j, i)."""
+    """movmatrix.trans: return the transpose of a matrix in the lanes' registers."""
     lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
     result = np.zeros(threads.count, np.uint32)
     for element in range(2):
-        # The new element (row, 2 * pair + element) was at that row, column `row`.
+        # The new element at (row, 2 * pair + element) was at row 2 * pair + element, column `row`.
         word = _fetch_from_lane(state, threads, value, 4 * (2 * pair + element) + (row >> 1))
         half = (word >> (16 * (row & 1)).astype(np.uint32)) & np.uint32(0xFFFF)
         result |= half << np.uint32(16 * element)
@@ -103,10 +106,10 @@ def load_fragment(
     by_columns: bool,
     guard: Value | None,
 ) -> list[Value]:
-    """wmma.load: return the registers of a, b or c, whose rows, or columns, are `stride` elements apart."""
+    """wmma.load: return the registers of a, b or c, whose rows (or columns) are `stride` elements apart in memory."""
     fragment = fragment_of(matrix, shape, kind)
     if kind == "b1":
-        # A register is 32 bits that follow each other in memory, along rows of A and columns of B: an element.
+        # A register contains 32 consecutive bits of a row of A or a column of B. Load them as one element.
         rows, columns = fragment.rows[:, ::_WORD_BITS], fragment.columns[:, ::_WORD_BITS]
         rows, columns = (rows // _WORD_BITS, columns) if by_columns else (rows, columns // _WORD_BITS)
         fragment, kind = Fragment(rows, columns, 1), "tf32"
@@ -131,7 +134,7 @@ def store_fragment(
     registers: tuple[Value, ...],
     guard: Value | None,
 ) -> None:
-    """wmma.store: write D, whose rows, or columns, are `stride` elements apart."""
+    """wmma.store: write D, whose rows (or columns) are `stride` elements apart in memory."""
     fragment = fragment_of("d", shape, kind)
     dtype = STORED[kind]
     places = _addresses(state, threads, fragment, address, stride, dtype.itemsize, by_columns)
@@ -149,7 +152,7 @@ def _addresses(
     size: int,
     by_columns: bool,
 ) -> Array:
-    """Return the address of each element of each lane."""
+    """Return the addresses of elements: a row for each thread, a column for each of its elements."""
     lane = threads.pick(state.lane)
     rows, columns = fragment.rows[lane], fragment.columns[lane]
     line, place = (columns, rows) if by_columns else (rows, columns)

@@ -1,7 +1,7 @@
-"""Matrix descriptors of wgmma: where the elements of a matrix lie in shared memory.
+"""Products of wgmma, and its matrix descriptors: where the elements of a matrix are in shared memory.
 
-After the PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". The unit there is a chunk of 16 bytes;
-8 rows of chunks repeat along both dimensions.
+The layout is that of the PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". Its unit is a chunk of
+16 bytes; a pattern of 8 rows of chunks repeats along both dimensions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _CHUNK: Final = 16
 _ROW_CHUNKS: Final = np.array([1, 8, 4, 2])
-"""Chunks in a row, by swizzle mode: none, 128, 64 and 32 bytes."""
+"""The number of chunks in a row, for the swizzle modes none, 128, 64 and 32 bytes."""
 
 
 @frozen(eq=False)
 class Descriptors:
-    """The fields of some descriptors; offsets in bytes, each an array that broadcasts over rows and chunks."""
+    """The fields of several descriptors, as arrays that broadcast over rows and chunks; offsets are in bytes."""
 
     start: Array
     leading: Array
@@ -37,26 +37,26 @@ class Descriptors:
 
     @classmethod
     def of(cls, values: Array) -> Descriptors:
-        """Return the fields of descriptors as registers hold them (uint64)."""
+        """Return the fields of descriptors from registers (uint64)."""
         bits = values.view(S64).reshape(-1, 1, 1)
         start, leading, stride = (((bits >> at) & 0x3FFF) << 4 for at in (0, 16, 32))
         return cls(start, leading, stride, (bits >> 49) & 7, _ROW_CHUNKS[(bits >> 62) & 3])
 
     def addresses(self, rows: int, chunks: int, transposed: bool) -> Array:
-        """Return the address of each chunk of `rows` rows (of K if `transposed`, else of M or N) in shared memory."""
+        """Return the shared address of each chunk. Rows are along K if `transposed`, else along M or N."""
         row, chunk = np.arange(rows)[:, None], np.arange(chunks)
         plain = self.row_chunks == 1
         inner, outer = chunk % self.row_chunks, chunk // self.row_chunks
         if transposed:
             across, down = np.where(plain, self.stride, self.leading), np.where(plain, self.leading, self.stride)
         else:
-            # A row of chunks is at least as wide as K is, unless nothing is swizzled.
+            # Only without a swizzle can K be wider than a row of chunks.
             across, down = self.leading, self.stride
         linear: Array = self.start + _CHUNK * (inner + row % 8 * self.row_chunks) + outer * across + row // 8 * down
         return self._swizzle(linear)
 
     def _swizzle(self, address: Array) -> Array:
-        """Return addresses whose chunk is exchanged by the number of their row, which has 128 bytes."""
+        """Exchange the chunks of each row of 128 bytes, depending on the row's number."""
         row = (address >> 7) - self.base
         swizzled: Array = address ^ ((row & (self.row_chunks - 1)) << 4)
         return swizzled
@@ -71,10 +71,11 @@ def read_matrices(
     kind: str,
     transposed: bool,
 ) -> Array:
-    """Return a matrix for each of the leaders (positions in `threads`), in whose block's shared memory it is.
+    """Return a matrix for each leader, from the shared memory of the leader's block.
 
-    `size` are the rows (M or N) and columns (K) of the result; `transposed`: K is not the dimension along which
-    elements are neighbours. Raises IllegalAddress if a part of the tile is outside of the shared memory.
+    `leaders` are positions in `threads`. `size` is the number of rows (M or N) and columns (K) of the result. With
+    `transposed`, neighbours in memory are along M or N instead of K. Raises IllegalAddress if a part of a matrix is
+    outside of the shared memory.
     """
     lines, length = size[::-1] if transposed else size
     chunks = length * STORED[kind].itemsize // _CHUNK
@@ -107,11 +108,12 @@ def multiply_in_groups(
     accumulate: Value,
     guard: Value | None,
 ) -> list[Value]:
-    """Return the registers of D = A * B + D, or without `accumulate` of A * B.
+    """wgmma: return the registers of D = A * B + D, or without `accumulate` of A * B.
 
-    `kinds` are the types of the elements of A, B and D; `a` has registers, or one descriptor; `b` is a descriptor;
-    `signs` and `transposed` are of A and of B. Where `guard` is false nothing is read, and the result is undefined.
-    Raises LaunchFailed unless all threads of each group are here, IllegalAddress for memory that does not exist.
+    `kinds` are the types of the elements of A, B and D. `a` is the registers of A or its descriptor, `b` the
+    descriptor of B. `signs` (1 or -1) and `transposed` have an element for A and one for B. If a group's `guard` is
+    false, its memory is not read and its result is undefined. Raises LaunchFailed unless all threads of each warp
+    group are in `threads`, and IllegalAddress for a matrix outside of the shared memory.
     """
     leaders = threads.remember("leaders", lambda: _leaders(state, threads))
     if guard is not None:
@@ -120,16 +122,16 @@ def multiply_in_groups(
         return [spread(register, threads.count) for register in d]
     m, n, k = shape
     warps = threads.pick(state.warp)[leaders][:, None] + np.arange(GROUP_WARPS)
-    own = (_WARP_ROWS, n, k)
+    warp_shape = (_WARP_ROWS, n, k)
 
     def read_registers(matrix: str, registers: tuple[Value, ...], kind: str, columns: int) -> Array:
-        """Return the matrices of the groups, whose warps hold 16 rows each in registers."""
-        fragment = fragment_of(matrix, own, kind)
+        """Return the matrices of the groups from registers; each warp has 16 rows."""
+        fragment = fragment_of(matrix, warp_shape, kind)
         matrices = gather(state, threads, fragment, registers, kind, (_WARP_ROWS, columns))
         return np.asarray(matrices[warps].reshape(-1, m, columns))
 
     def read_shared(descriptor: Value, index: int, rows: int) -> Array:
-        """Return the matrices of the groups in shared memory, A or the transpose of B."""
+        """Return the matrices of the groups from shared memory: A, or the transpose of B."""
         descriptors = spread(descriptor, threads.count)[leaders]
         return read_matrices(state, threads, leaders, descriptors, (rows, k), kinds[index], transposed[index])
 
@@ -142,7 +144,7 @@ def multiply_in_groups(
     sums = round_sums(total, kinds[2], saturate)
     of_all = np.zeros((state.warps, _WARP_ROWS, n), sums.dtype)
     of_all[warps] = sums.reshape(-1, GROUP_WARPS, _WARP_ROWS, n)
-    return scatter(state, threads, fragment_of("d", own, kinds[2]), of_all)
+    return scatter(state, threads, fragment_of("d", warp_shape, kinds[2]), of_all)
 
 
 def _leaders(state: BatchState, threads: Threads) -> Array:
@@ -150,9 +152,9 @@ def _leaders(state: BatchState, threads: Threads) -> Array:
     warp = threads.pick(state.warp)
     rank = warp % state.warps_per_block
     group = warp - rank % GROUP_WARPS
-    # The warps of a block's last group may not be there, those that follow are the next block's.
-    there = np.bincount(group, minlength=state.warps) == GROUP_WARPS * WARP
-    if not there[group].all():
+    # If a block's warps are not a multiple of four, its last group is incomplete; the next warps are another block's.
+    is_complete = np.bincount(group, minlength=state.warps) == GROUP_WARPS * WARP
+    if not is_complete[group].all():
         why = "wgmma needs all threads of four warps, of which the first has a rank that is a multiple of four"
-        raise LaunchFailed(why, position=int(np.argmin(there[group])))
+        raise LaunchFailed(why, position=int(np.argmin(is_complete[group])))
     return np.flatnonzero((rank % GROUP_WARPS == 0) & (threads.pick(state.lane) == 0))

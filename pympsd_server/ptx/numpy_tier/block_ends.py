@@ -1,4 +1,4 @@
-"""The end of a block: its terminator as a plan for the runtime, and the value that the block's function returns."""
+"""The end of a block: the plan that its terminator becomes, and the value that the block's function returns."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ BARRIER_MODIFIERS = frozenset(
 
 
 def emit_end(writer: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
-    """Return a block's plan and the text of its function's return value. Raises InvalidPtx for its terminator."""
+    """Return a block's plan and the text of its function's return value. Raises InvalidPtx."""
     last = block.terminator
     following = EXIT if block.following is None else block.following
     if last is None:
@@ -88,7 +88,7 @@ def _barrier(
     after = blocks[following].live_in if following != EXIT else ()
     result = None
     if isinstance(target, Register):
-        # A placeholder: the runtime puts the result there when the barrier opens.
+        # A placeholder, which `store_result` replaces by the result when the barrier opens.
         result = after.index(target.number) if target.number in after else None
         writer.current[target.number] = (
             writer.scalar(0, writer.register_dtype(target.number)),
@@ -121,7 +121,7 @@ def _plan(
     meeting = _meeting(block, writer)
     weight = 64 if spins else 1
     warps = GROUP_WARPS if block.meeting is not None and block.meeting.in_group else 1
-    # Bulk copies: for one thread after another, as much as shared memory holds for each.
+    # A bulk copy runs for one thread after another, and each may copy as much as shared memory has.
     in_turn = any(operation.name == "cp" and operation.has("bulk") for operation in block.operations)
     return BlockPlan(
         kind, target, following, block.targets, block.live_in, dtypes, meeting, weight, barrier, warps, in_turn

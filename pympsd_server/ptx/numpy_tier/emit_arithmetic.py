@@ -1,8 +1,8 @@
-"""Integer arithmetic instructions, carry chains included.
+"""Integer arithmetic instructions, including carry chains.
 
-Integers wrap, as NumPy's do. `add`, `mul` and others also have float types; those go to emit_float.py. Two packed
-16-bit integers (u16x2, s16x2) are computed as their halves. Carry chains keep the flag in a register of the kernel
-that is 0 or 1 (`_carry_chain`).
+Integers wrap, as NumPy's do. If `add`, `mul` and others have a float type, emit_float.py writes them. Packed 16-bit
+integers (u16x2, s16x2) are computed half by half. The carry flag is a register of the kernel, with the value 0 or 1
+(`_carry_chain`).
 """
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, S16, S32, U16, U32, DType, double_width, dtype_name, unsigned_of
@@ -20,7 +20,7 @@ _PAIRS = {"u16x2": U16, "s16x2": S16}
 
 
 def _pairs(writer: Writer, operation: Operation) -> None:
-    """Write add, min or max of two packed 16-bit integers."""
+    """Write add, min or max of packed 16-bit integers."""
     writer.refuse_if(operation.has("cc") or operation.has("sat") or operation.name == "sub")
     names = [writer.keep(f"{writer.value(x, U32)}.view(d_u4)") for x in operation.inputs]
     halves = []
@@ -54,10 +54,6 @@ def _add(writer: Writer, operation: Operation) -> None:
 
 
 @emits("addc subc", 3, "cc", ("u32", "s32", "u64", "s64"))
-def _add_with_carry(writer: Writer, operation: Operation) -> None:
-    _carry_add(writer, operation)
-
-
 def _carry_add(writer: Writer, operation: Operation) -> None:
     dtype = unsigned_of(dtype_of(writer, operation))
     a, b = writer.values(operation.inputs, dtype)
@@ -65,10 +61,11 @@ def _carry_add(writer: Writer, operation: Operation) -> None:
 
 
 def _carry_chain(writer: Writer, operation: Operation, a: str, b: str, subtract: bool) -> None:
-    """Write a + b, or a - b, with the carry flag, which is 0 or 1 in its register.
+    """Write a + b, or a - b, with the carry flag.
 
-    A difference is the sum of a, the complement of b, and 1 or the flag: the flag is 1 if nothing was borrowed.
-    (PTX calls it a borrow of the opposite meaning; a GPU has one flag, which ``addc`` reads after ``sub.cc`` too.)
+    A difference is the sum of a, the complement of b, and 1 or the flag, so the flag is 1 if nothing was borrowed.
+    (PTX describes a borrow flag with the opposite meaning. But a GPU has one flag for both: ``addc`` can read it
+    after ``sub.cc``.)
     """
     dtype = unsigned_of(dtype_of(writer, operation))
     if subtract and not operation.name.endswith("c"):
@@ -89,7 +86,7 @@ def _carry_chain(writer: Writer, operation: Operation, a: str, b: str, subtract:
 
 
 def _product(writer: Writer, operation: Operation) -> tuple[str, DType]:
-    """Return the product of operands 1 and 2 by .lo, .hi or .wide, and its dtype."""
+    """Return an expression for the product (.lo, .hi or .wide) of operands 1 and 2, and its dtype."""
     dtype = dtype_of(writer, operation)
     writer.refuse_if(operation.type in _PAIRS or operation.one_of("rn", "rz", "rm", "rp", "ftz"))
     a, b = writer.values(operation.operands[1:3], dtype)
@@ -118,16 +115,12 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
         return _carry_multiply(writer, operation)
     product, dtype = _product(writer, operation)
     c = writer.input(3, dtype)
-    # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), contrary to the ISA.
+    # mad.hi.sat.s32 wraps instead of saturating, as recorded on an H200 and contrary to the PTX ISA.
     writer.refuse_if(operation.has("sat") and (dtype != S32 or not operation.has("hi")), "modifier .sat")
     return writer.set_result(f"{product} + {c}", dtype)
 
 
 @emits("madc", 4, "lo hi cc", ("u32", "s32", "u64", "s64"))
-def _multiply_add_carry(writer: Writer, operation: Operation) -> None:
-    _carry_multiply(writer, operation)
-
-
 def _carry_multiply(writer: Writer, operation: Operation) -> None:
     writer.refuse_if(operation.has("wide"))
     product, dtype = _product(writer, operation)

@@ -1,8 +1,8 @@
 """mbarrier objects, and asynchronous copies, stores and reductions (PTX ISA: cp.async, mbarrier, bulk copies).
 
-No thread may read the destination of an asynchronous copy before it has waited for it, so a copy is made immediately
-when it is issued: commits and waits of groups then have nothing left to do. Only mbarriers remain observable: threads
-really wait on them. A copy that completes bytes at an mbarrier changes it after the bytes are there.
+A thread may read the destination of an asynchronous copy only after it has waited for the copy. So each copy is made
+when it is issued, and commits and waits of groups write nothing. Mbarriers are real: threads wait at them, and a copy
+completes its bytes at the mbarrier after it has written them.
 """
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_name
@@ -44,7 +44,7 @@ def _barrier(writer: Writer, operation: Operation) -> None:
 
 
 def _arrive(writer: Writer, operation: Operation, drop: bool) -> None:
-    """A state or _, the object, and a count, or with .expect_tx a number of bytes."""
+    """Write an arrive. Operands: a state or `_`, the object, and optionally a count (with .expect_tx, the bytes)."""
     writer.refuse_count_if(len(operation.operands) < 2)
     target, where, *optional = operation.operands
     count = writer.value(optional[0], U32) if optional else writer.scalar(1, U32)
@@ -57,7 +57,7 @@ def _arrive(writer: Writer, operation: Operation, drop: bool) -> None:
 
 
 def change_barrier(writer: Writer, target: Argument, space: str, address: str, change: str) -> None:
-    """Write the change of an mbarrier object; `target` gets its state before."""
+    """Write the change of an mbarrier object; `target` receives its state before the change."""
     used = not isinstance(target, Sink)
     name = writer.atomic(space, "mbarrier", address, U64, 8, [writer.keep(change)], used)
     if used:
@@ -65,7 +65,7 @@ def change_barrier(writer: Writer, target: Argument, space: str, address: str, c
 
 
 def _test_wait(writer: Writer, operation: Operation) -> None:
-    """A predicate, the object, a state or a parity; try_wait may have a time limit, which is not used."""
+    """Write test_wait or try_wait: a predicate, the object, a state or parity, and perhaps an unused time limit."""
     writer.refuse_count_if(not 3 <= len(operation.operands) <= (4 if operation.has("try_wait") else 3))
     barrier = writer.load(space_of(operation), writer.address_of(operation.operands[1]), U64, 8)
     if operation.has("parity"):
@@ -83,10 +83,10 @@ _COPY += " L2::cache_hint L2::64B L2::128B L2::256B"
 def _copy(writer: Writer, operation: Operation) -> None:
     writer.refuse_if(not operation.has("async"))
     if operation.one_of("commit_group", "wait_group", "wait_all"):
-        # The copies before are done already.
+        # Earlier copies were made when they were issued.
         writer.refuse_count_if(len(operation.operands) != operation.has("wait_group"))
     elif operation.has("arrive"):
-        # Without .noinc the arrival of the copies was added to the phase's count, so it changes nothing.
+        # Without .noinc the arrival is first added to the phase's count, so in sum it changes nothing.
         writer.refuse_if(len(operation.operands) != 1 or operation.types != ("b64",))
         count = writer.scalar(1 if operation.has("noinc") else 0, U32)
         change_barrier(
@@ -138,7 +138,7 @@ def _kinds(writer: Writer, operation: Operation) -> tuple[str, str]:
 
 @emits("cp.async.bulk", (0, 6), f"{_SPACES} {BYTES_COMPLETE} bulk_group {MULTICAST} {HINT}", ())
 def _copy_bulk(writer: Writer, operation: Operation) -> None:
-    """Global to shared memory or shared to shared with an mbarrier, shared to global memory in a bulk group."""
+    """Write a bulk copy: to shared memory with an mbarrier, or from shared to global memory in a bulk group."""
     kinds = _kinds(writer, operation)
     extra = operation.has(MULTICAST) + operation.has(HINT)
     writer.refuse_count_if(
@@ -156,7 +156,7 @@ def _copy_bulk(writer: Writer, operation: Operation) -> None:
 @emits("cp.async.bulk.wait_group", 1, "read", ())
 @emits("cp.async.bulk.prefetch", (2, 3), f"L2 global {HINT}", ())
 def _nothing(writer: Writer, operation: Operation) -> None:
-    """The copies before are done already."""
+    """Write nothing, because earlier copies were made when they were issued."""
 
 
 _REDUCED = {
@@ -165,7 +165,7 @@ _REDUCED = {
     **dict.fromkeys(("inc", "dec"), ("u32",)),
     **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
 }
-"""The types of bulk reductions in global memory."""
+"""The types of each bulk reduction in global memory."""
 _REDUCED_SHARED = {
     "add": ("u32", "s32", "u64"),
     **dict.fromkeys(("min", "max"), ("u32", "s32")),
@@ -181,7 +181,7 @@ _REDUCED_TYPES = tuple({name for types in _REDUCED.values() for name in types})
     "cp.reduce.async.bulk", (3, 4), f"{_SPACES} {BYTES_COMPLETE} bulk_group {REDUCTIONS} noftz {HINT}", _REDUCED_TYPES
 )
 def _reduce_bulk(writer: Writer, operation: Operation) -> None:
-    """Shared memory to global memory in a bulk group, or to shared memory with an mbarrier."""
+    """Write a bulk reduction: into global memory in a bulk group, or into shared memory with an mbarrier."""
     to, source_kind = _kinds(writer, operation)
     function = operation.one_of(*REDUCTIONS.split())
     allowed = _REDUCED if to == "global" else _REDUCED_SHARED
@@ -214,7 +214,7 @@ def _complete(writer: Writer, barrier: Argument, count: int) -> None:
     ("b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"),
 )
 def _store_async(writer: Writer, operation: Operation) -> None:
-    """A store to shared memory of the cluster, which completes its bytes at an mbarrier."""
+    """Write a store to the cluster's shared memory that completes its bytes at an mbarrier."""
     value = operation.operands[1]
     items = items_of(value)
     dtype = DTYPES[operation.type]
@@ -229,7 +229,7 @@ def _store_async(writer: Writer, operation: Operation) -> None:
 
 @emits("red.async", 3, f"relaxed cluster shared::cluster {BYTES_COMPLETE} {REDUCTIONS}", ("u32", "s32", "u64", "b32"))
 def _reduce_one(writer: Writer, operation: Operation) -> None:
-    """A reduction in shared memory of the cluster, which completes its bytes at an mbarrier."""
+    """Write a reduction in the cluster's shared memory that completes its bytes at an mbarrier."""
     function, dtype = operation.one_of(*REDUCTIONS.split()), DTYPES[operation.type]
     writer.refuse_if(not operation.has(BYTES_COMPLETE) or operation.type not in _REDUCED_SHARED.get(function, ()))
     address, value = writer.address_of(operation.operands[0]), writer.input(1, dtype)

@@ -112,8 +112,15 @@ def _reverse(writer: Writer, operation: Operation) -> None:
 
 @emits("bfind", 2, "shiftamt", _WORDS)
 def _find(writer: Writer, operation: Operation) -> None:
-    a = writer.input(1, dtype_of(writer, operation))
-    writer.set_result(f"find_highest({a}, {operation.has('shiftamt')})", U32)
+    dtype = dtype_of(writer, operation)
+    plain, most = writer.input(1, dtype), 8 * dtype.itemsize - 1
+    if dtype.kind == "i":  # the highest bit that differs from the sign
+        plain = writer.keep(f"{plain} ^ ({plain} >> {writer.scalar(most, dtype)})")
+    zeros = f"leading_zeros({plain})"
+    if operation.has("shiftamt"):
+        none = writer.scalar(2**32 - 1, U32)
+        return writer.set_result(f"select({plain} != 0, {zeros}, {none})", U32)
+    return writer.set_result(f"{writer.scalar(most, U32)} - {zeros}", U32)
 
 
 @emits("bfe", 4, "", _WORDS)

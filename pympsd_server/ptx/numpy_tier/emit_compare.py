@@ -15,13 +15,13 @@ _TYPES = (*BITS, *INTEGERS, *FLOATS, "bf16", "f16x2", "bf16x2")
 
 
 def _comparison(writer: Writer, operation: Operation, a: str, b: str, is_float: bool) -> str:
-    """Return a boolean expression for the operation's comparison of two values."""
+    """Return a boolean expression that compares two values as the operation does."""
     which = operation.modifiers[0]
     if which in ("num", "nan"):
         return f"~is_unordered({a}, {b})" if which == "num" else f"is_unordered({a}, {b})"
     if which in _UNORDERED:
         sign = _UNORDERED[which]
-        # NumPy's != is already true for NaN.
+        # NumPy's != is true for NaN.
         return f"({a} != {b})" if which == "neu" else f"(({a} {sign} {b}) | is_unordered({a}, {b}))"
     writer.refuse_if(which not in _RELATIONS, "no comparison")
     if which == "ne" and is_float:
@@ -52,7 +52,7 @@ def _set_predicate(writer: Writer, operation: Operation) -> None:
 
 
 def _combine(writer: Writer, operation: Operation, result: str) -> str:
-    """Return a result, combined with the predicate behind the compared operands if the operation has one."""
+    """Return a result, combined with the operation's fourth operand (a predicate) if it has .and, .or or .xor."""
     combine = operation.one_of(*_COMBINES)
     writer.refuse_count_if(bool(combine) != (len(operation.operands) == 4))
     return writer.keep(f"{result} {_COMBINES[combine]} {writer.input(3, BOOL)}") if combine else result
@@ -61,7 +61,7 @@ def _combine(writer: Writer, operation: Operation, result: str) -> str:
 def _combine_and_assign(
     writer: Writer, operation: Operation, results: tuple[tuple[Argument | None, str], ...]
 ) -> None:
-    # All results are computed before one is assigned: a target may be an operand too.
+    # Compute all results before the first assignment, because a target may also be an operand.
     for target, result in [(t, _combine(writer, operation, r)) for t, r in results if r]:
         if target is not None:
             writer.assign(target, result, BOOL)
@@ -72,7 +72,7 @@ def _targets(operand: Argument) -> tuple[Argument, Argument | None]:
 
 
 def _halves(writer: Writer, operation: Operation) -> list[str]:
-    """Return the comparison of each half of packed operands."""
+    """Return the names of the comparison's results for the lower and upper halves of packed operands."""
     packed = [writer.value(x, U32) for x in operation.operands[1:3]]
     results = []
     for part in ("low_half", "high_half"):

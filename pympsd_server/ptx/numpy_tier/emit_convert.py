@@ -1,8 +1,8 @@
 """Moves and conversions: mov with vectors, cvt between all types, cvta and isspacep.
 
-A `mov` of a vector packs or unpacks registers. `cvt` takes a rounding for its result, .ftz, .sat and .relu; types
-without a NumPy equivalent (bf16, e4m3, e5m2, tf32, packed pairs) travel as their bits and are converted by functions
-of ptx/math. Addresses change between generic and a state space by adding or subtracting the window's base.
+A `mov` of a vector packs or unpacks registers. `cvt` may have a rounding, .ftz, .sat and .relu. Unsigned integers
+contain the bits of types without a NumPy equivalent (bf16, e4m3, e5m2, tf32, packed pairs), and functions of ptx/math
+convert them. A generic address is the address in a state space plus the base of the space's window.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def _move(writer: Writer, operation: Operation) -> None:
 
 
 def _move_vector(writer: Writer, target: Argument, source: Argument, dtype: DType, length: int) -> None:
-    """Move every part; one or both of the vectors may be in braces."""
+    """Write a move of every part of a vector."""
     if not all(isinstance(operand, Group) and len(operand.items) == length for operand in (target, source)):
         raise writer.refuse(f"both operands are vectors of {length}")
     values = [writer.keep(writer.value(item, dtype)) for item in source.items]  # type: ignore[union-attr]
@@ -126,7 +126,7 @@ def _convert_to_tf32(writer: Writer, operation: Operation) -> None:
 
 
 def _convert_small(writer: Writer, operation: Operation) -> None:
-    """e4m3x2 and e5m2x2, from f32 (two operands, the first for the upper half) or f16x2, and to f16x2."""
+    """Write a conversion between f16x2 and e4m3x2 or e5m2x2, or to these from two f32, the upper half first."""
     target, source = operation.types
     to_small = target in _SMALL
     name = (target if to_small else source).removesuffix("x2")
@@ -152,7 +152,7 @@ def _rectify(operation: Operation, pair: str) -> str:
 
 
 def _convert_packed(writer: Writer, operation: Operation) -> None:
-    """cvt.pack.sat: two integers to the ends of their type, b the low one; eight-bit ones above them come from c."""
+    """Write cvt.pack.sat: clamp a and b, and put a above b. Above 8-bit integers, c fills the register."""
     kind = operation.types[0] if operation.types else ""
     count = {"s16": 3, "u16": 3, "s8": 4, "u8": 4}.get(kind)
     types = (kind, "s32") if count == 3 else (kind, "s32", "b32")
@@ -172,7 +172,7 @@ def _convert_packed(writer: Writer, operation: Operation) -> None:
 
 
 def _convert_pair(writer: Writer, operation: Operation, target: str, source: str) -> None:
-    """cvt.rn.f16x2.f32 d, a, b: a becomes the upper half."""
+    """Write a conversion of two f32 to a packed pair; the first operand becomes the upper half."""
     writer.refuse_if(source != "f32" or len(operation.operands) != 3)
     half = target.removesuffix("x2")
     names = [
@@ -183,7 +183,7 @@ def _convert_pair(writer: Writer, operation: Operation, target: str, source: str
 
 
 def _convert_value(writer: Writer, operation: Operation, name: str, source: str, target: str) -> tuple[str, DType]:
-    """Return an expression for the value converted, and its dtype."""
+    """Return an expression for the converted value, and its dtype."""
     dtype = DTYPES[target]
     rounding = operation.one_of(*ROUNDINGS, *_INTEGRAL)
     if source == "bf16":

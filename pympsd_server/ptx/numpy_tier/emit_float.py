@@ -1,9 +1,9 @@
 """Arithmetic of floats: all widths, roundings, .ftz, .sat and .relu.
 
-The common case, round to nearest, is NumPy's own operator. `fma` needs one rounding (ptx/math/floats.py), directed
-roundings correct the nearest result by its error, bf16 is computed in single precision and rounded once, and pairs
-are computed as their halves. Functions that PTX calls approximate are those of ptx/math/functions.py, which are
-closer to the exact value than a GPU.
+- Rounding to nearest, the common case, is NumPy's own operator.
+- `fma` rounds once (ptx/math/floats.py). Directed roundings correct the nearest result by its error.
+- bf16 is computed in a wider type and rounded once; pairs are computed half by half.
+- For functions that PTX calls approximate see ptx/math/functions.py. Their results are more exact than a GPU's.
 """
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, F16, F32, F64, NEEDS_BLACKWELL, U16, U32, DType
@@ -17,10 +17,11 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def is_float(operation: Operation) -> bool:
-    """Return whether an operation is one of floats, by its type."""
+    """Return whether an operation's type is a float."""
     return operation.type in _FLOAT_TYPES
 
 
+@emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
 def emit_float(writer: Writer, operation: Operation) -> None:
     """Write any arithmetic instruction whose type is a float."""
     writer.refuse_if(operation.has("lo") or operation.has("hi") or operation.has("wide") or operation.has("cc"))
@@ -37,14 +38,14 @@ def emit_float(writer: Writer, operation: Operation) -> None:
 
 
 def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
-    """Return a bfloat16 operation, computed in float32 (fma in double), rounded once."""
+    """Return an expression for a bfloat16 operation: computed in float32 or double, rounded once."""
     if operation.name in ("fma", "mad"):
         a, b, c = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        result = f"add_to_odd({a} * {b}, {c})"
+        result = f"add_to_odd_float({a} * {b}, {c})"
         return f"bfloat_from_float({_finish(writer, operation, result)})"
     if operation.name in ("add", "sub"):
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        result = f"add_to_odd({a}, {'-' if operation.name == 'sub' else ''}{b})"
+        result = f"add_to_odd_float({a}, {'-' if operation.name == 'sub' else ''}{b})"
         return f"bfloat_from_float({_finish(writer, operation, result)})"
     if operation.name in ("abs", "neg"):
         function = "np.absolute" if operation.name == "abs" else "np.negative"
@@ -56,7 +57,7 @@ def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
 
 
 def _pair(writer: Writer, operation: Operation, inputs: tuple[Argument, ...]) -> None:
-    """Both halves of packed operands, one after the other."""
+    """Write an operation on both halves of packed operands, one after the other."""
     packed = [writer.value(x, U32) for x in inputs]
     halves = []
     for part in ("low_half", "high_half"):
@@ -72,7 +73,7 @@ def _pair(writer: Writer, operation: Operation, inputs: tuple[Argument, ...]) ->
 
 
 def expression(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
-    """Return the operation on `names` (of `dtype`), with .ftz, rounding and .sat."""
+    """Return an expression for the operation on values (`names`) of `dtype`, with .ftz, rounding and .sat."""
     if operation.has("ftz"):
         names = [writer.keep(f"flush({n})") for n in names]
     result = _round(writer, operation, names, dtype)
@@ -116,11 +117,6 @@ def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DTyp
     raise writer.refuse()
 
 
-@emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
-def _multiply_add(writer: Writer, operation: Operation) -> None:
-    emit_float(writer, operation)
-
-
 _UNARY = {
     "rcp": "d_{t}(1) / {x}",
     "sqrt": "np.sqrt({x})",
@@ -133,7 +129,7 @@ _HALF_FUNCTIONS = ("ex2", "tanh")
 
 
 def _half_unary(writer: Writer, operation: Operation) -> None:
-    """ex2 and tanh of f16 and bf16, and of pairs, computed in float32 and rounded once."""
+    """Write ex2 or tanh of f16, bf16 or a pair: computed in float32, rounded once."""
     pair, kind = operation.type.endswith("x2"), operation.type.removesuffix("x2")
     packed = writer.input(1, U32 if pair else U16)
     results = []
@@ -194,7 +190,7 @@ _TESTS = {
     "normal": "np.isfinite({x}) & ~is_subnormal({x})",
     "subnormal": "is_subnormal({x})",
 }
-"""Zeros are normal numbers here."""
+"""The expression for each test of testp. Zero is a normal number."""
 
 
 @emits("testp", 2, " ".join(_TESTS), ("f32", "f64"))

@@ -1,12 +1,12 @@
 """Products of matrices: mma, wmma and wgmma, and the loads and stores of their fragments.
 
-A matrix is spread over the registers of a warp's lanes as a *fragment* (ptx/matrices/fragments.py). All lanes of the
-warp, for wgmma of the four warps of a group, have met when the block begins, so the emitters write one call that
-gathers the fragments of all warps into matrices, multiplies them, and scatters the result:
+The registers of a warp's lanes contain a matrix in parts, called *fragments* (ptx/matrices/fragments.py). When the
+block begins, all lanes of the warp (for wgmma, of the group's four warps) have met. So an emitter writes one call
+that gathers the fragments of all warps into matrices, multiplies these, and scatters the result:
 
-- mma: fragments as the PTX ISA draws them. ldmatrix, stmatrix and movmatrix load, store and transpose them.
-- wmma: the layout of its fragments is not specified; here they are those of mma.
-- wgmma: A in registers or shared memory, B in shared memory, both by matrix descriptors. The product is complete when
+- mma: the fragments are as in the PTX ISA's figures. ldmatrix, stmatrix and movmatrix load, store and transpose them.
+- wmma: the PTX ISA does not specify the fragments; here they are the same as for mma.
+- wgmma: A is in registers or shared memory, B in shared memory; descriptors say where. The product is complete when
   it is issued, so fences and waits write nothing.
 """
 
@@ -24,7 +24,7 @@ SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 _HALVES = ("f16", "f16"), ("f16", "f32"), ("bf16", "f32")
 _SMALL = ("e4m3", "f32"), ("e5m2", "f32"), ("e4m3", "f16"), ("e5m2", "f16")
 _BYTES = ("s8", "s32"), ("u8", "s32")
-"""The types of A and of C that have the same shapes."""
+"""Pairs of the types of A and C that have the same shapes."""
 MULTIPLIED = {
     **dict.fromkeys(_HALVES, ("m16n8k8", "m16n8k16")),
     ("tf32", "f32"): ("m16n8k4", "m16n8k8"),
@@ -33,7 +33,7 @@ MULTIPLIED = {
     ("f64", "f64"): ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
     ("b1", "s32"): ("m8n8k128", "m16n8k128", "m16n8k256"),
 }
-"""Shapes by the types of A and of C."""
+"""The shapes of mma, by the types of A and C."""
 ACCUMULATED: dict[str, DType] = {"f16": U32, "f32": F32, "s32": S32, "f64": F64}
 MIXED = ({"s8", "u8"}, {"e4m3", "e5m2"})
 _MMA_SHAPES = sorted({shape for shapes in MULTIPLIED.values() for shape in shapes})
@@ -43,7 +43,7 @@ BITWISE = "and xor popc"
 
 
 def size_of(shape: str) -> Shape:
-    """Return the M, N and K of a shape that is one."""
+    """Return M, N and K of a valid shape such as m16n8k16."""
     match = SHAPE.fullmatch(shape)
     assert match is not None
     m, n, k = (int(number) for number in match.groups())
@@ -51,19 +51,19 @@ def size_of(shape: str) -> Shape:
 
 
 def fragment(writer: Writer, argument: Argument, count: int) -> tuple[Argument, ...]:
-    """Return the `count` registers of an operand that is a fragment of a matrix."""
+    """Return the `count` registers of an operand that is a fragment. Raises InvalidPtx for other counts."""
     why = f"a fragment of {count} registers is needed, not of {len(items_of(argument))}"
     return writer.items(argument, count, why)
 
 
 def registers(writer: Writer, argument: Argument, matrix: str, size: Shape, kind: str) -> str:
-    """Return a tuple of the values of the fragment of a, b, c or d that an operand has."""
+    """Return the text of a tuple with the values of a fragment; `matrix` is a, b, c or d."""
     dtype = F64 if kind == "f64" else ACCUMULATED[kind] if matrix in ("c", "d") else U32
     return writer.tuple_of(fragment(writer, argument, fragment_of(matrix, size, kind).registers), dtype)
 
 
 def counts_differences(writer: Writer, operation: Operation, kind: str) -> bool:
-    """Return whether a product counts differing bits. Raises InvalidPtx for .and, .xor or .popc out of place."""
+    """Return whether a product counts differing bits. Raises InvalidPtx for misplaced .and, .xor or .popc."""
     counted = [m for m in operation.modifiers if m in BITWISE.split()]
     writer.refuse_if(
         counted not in ([["and", "popc"], ["xor", "popc"]] if kind == "b1" else [[]]),
@@ -75,7 +75,7 @@ def counts_differences(writer: Writer, operation: Operation, kind: str) -> bool:
 
 @emits("mma", 4, f"sync aligned row col satfinite {BITWISE} {' '.join(_MMA_SHAPES)}", _MMA_TYPES)
 def _multiply_mma(writer: Writer, operation: Operation) -> None:
-    """D = A * B + C: the modifiers are the shape and .row.col, the types those of D, A, B and C."""
+    """Write mma: D = A * B + C. The modifiers are the shape and .row.col; the types are of D, A, B and C."""
     shape = operation.one_of(*_MMA_SHAPES)
     layout = [m for m in operation.modifiers if m in ("row", "col")]
     writer.refuse_if(
@@ -97,7 +97,7 @@ def _multiply_mma(writer: Writer, operation: Operation) -> None:
 def _write_product(
     writer: Writer, operation: Operation, size: Shape, fragments: list[str], kinds: tuple[str, str, str, str]
 ) -> None:
-    """Write D = A * B + C of fragments of A, B and C; `kinds` are the types of D, A, B and C."""
+    """Write D = A * B + C. `fragments` are tuples of the values of A, B and C, `kinds` the types of D, A, B and C."""
     d, a, b, c = kinds
     differ = counts_differences(writer, operation, a)
     options = f"{size}, {(a, b, c, d)}, {operation.has('satfinite')}, {', '.join(fragments)}, {differ}"
@@ -107,7 +107,7 @@ def _write_product(
 
 
 def assign_all(writer: Writer, targets: tuple[Argument, ...], name: str, dtype: DType) -> None:
-    """Write the assignment of the list `name`, one result to each of the targets."""
+    """Write the assignment of each element of the list `name` to its target."""
     results = [writer.keep(f"{name}[{index}]") for index in range(len(targets))]
     for target, result in zip(targets, results, strict=True):
         writer.assign(target, result, dtype)
@@ -151,11 +151,11 @@ WARP_PRODUCTS: Final = {
     ("f64", "f64"): ("m8n8k4",),
     ("b1", "s32"): ("m8n8k128",),
 }
-"""Shapes by the types of A and B, and of C or D."""
+"""The shapes of wmma, by the type of A and B and the type of C or D."""
 _WMMA_SHAPE_NAMES: Final = sorted({shape for shapes in WARP_PRODUCTS.values() for shape in shapes})
 _WMMA_TYPES: Final = sorted({kind for types in WARP_PRODUCTS for kind in types})
 _HALF_REGISTERS: Final = 8
-"""The registers of a fragment of A or B of f16, whatever its shape: the first are repeated."""
+"""The number of registers of a fragment of A or B of f16. In shapes that need fewer, the first ones are repeated."""
 _WMMA_MODIFIERS: Final = (
     "load store mma a b c d sync aligned row col rn satfinite global shared shared::cta "
     f"{BITWISE} {' '.join(_WMMA_SHAPE_NAMES)}"
@@ -173,14 +173,14 @@ def _warp_instruction(writer: Writer, operation: Operation) -> None:
 
 
 def _count_wmma_registers(matrix: str, size: Shape, kind: str) -> int:
-    """Return the number of registers that the instructions have for a fragment."""
+    """Return the number of registers that wmma instructions name for a fragment."""
     if kind == "f16" and matrix in ("a", "b"):
         return _HALF_REGISTERS
     return fragment_of(matrix, size, kind).registers
 
 
 def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
-    """wmma.load, wmma.store: a fragment, an address, and how many elements a row or column is from the next."""
+    """Write wmma.load or wmma.store: a fragment, an address, perhaps the stride of rows or columns in elements."""
     matrix, layout = operation.one_of("a", "b", "c", "d"), operation.one_of("row", "col")
     stored = operation.has("store")
     writer.refuse_if(
@@ -217,14 +217,14 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
 
 
 def line_length(matrix: str, size: Shape, by_columns: bool) -> int:
-    """Return the elements of a row, or of a column."""
+    """Return how many elements a matrix's row has, or with `by_columns` its column."""
     m, n, k = size
     rows, columns = {"a": (m, k), "b": (k, n)}.get(matrix, (m, n))
     return rows if by_columns else columns
 
 
 def _multiply_wmma(writer: Writer, operation: Operation, shape: str) -> None:
-    """wmma.mma: the types are those of D, A, B and C; of D and C alone if A and B are of f16."""
+    """Write wmma.mma. The types are of D, A, B and C, or only of D and C if A and B are of f16."""
     writer.refuse_if(len(operation.types) not in (2, 4) or len(operation.operands) != 4)
     d, a, b, c = (
         operation.types if len(operation.types) == 4 else (operation.types[0], "f16", "f16", operation.types[1])
@@ -245,7 +245,7 @@ def _multiply_wmma(writer: Writer, operation: Operation, shape: str) -> None:
 
 
 def _distinct(writer: Writer, argument: Argument, matrix: str, size: Shape, kind: str) -> Argument:
-    """Return a fragment of A or B without the registers that repeat others."""
+    """Return a fragment of A or B without its repeated registers."""
     every = fragment(writer, argument, _count_wmma_registers(matrix, size, kind))
     return Group(every[: fragment_of(matrix, size, kind).registers])
 
@@ -258,7 +258,7 @@ GROUP_PRODUCTS: Final = {
     **dict.fromkeys(_SMALL, (32, ALL_N)),
     **dict.fromkeys(_BYTES, (32, INTEGER_N)),
 }
-"""K, and each N of the shapes m64nNkK, by the types of A and of D."""
+"""K and all values of N of the shapes m64nNkK, by the types of A and D."""
 _WGMMA_SHAPES: Final = {f"m64n{n}k{k}" for k, every in GROUP_PRODUCTS.values() for n in every}
 _WGMMA_TYPES: Final = sorted({kind for types in GROUP_PRODUCTS for kind in types})
 _WGMMA_OPERANDS: Final = {"mma_async": (4, 9), "fence": (0, 0), "commit_group": (0, 0), "wait_group": (1, 1)}
@@ -280,7 +280,7 @@ def _group_instruction(writer: Writer, operation: Operation) -> None:
 
 
 def _multiply_wgmma(writer: Writer, operation: Operation) -> None:
-    """D = A * B + D: the types are those of D, A and B; A is a fragment or a descriptor, B a descriptor."""
+    """Write wgmma: D = A * B + D. The types are of D, A and B. A is a fragment or a descriptor, B a descriptor."""
     shape = operation.one_of(*_WGMMA_SHAPES)
     writer.refuse_if(len(operation.types) != 3 or not shape)
     d, a, b = operation.types
@@ -308,7 +308,7 @@ def _multiply_wgmma(writer: Writer, operation: Operation) -> None:
 def _choices(
     writer: Writer, operands: tuple[Argument, ...], kind: str, in_registers: bool
 ) -> tuple[tuple[int, int], tuple[bool, bool]]:
-    """Return the signs of A and B, and whether each is MN-major; operands that `kind` does not have are refused."""
+    """Return the signs of A and B, and whether each is MN-major. Raises InvalidPtx for operands that `kind` lacks."""
     halves = kind in ("f16", "bf16")
     count = 0 if kind in ("s8", "u8") else 2 + (2 - in_registers if halves else 0)
     values = [item.value for item in operands if isinstance(item, Immediate)]

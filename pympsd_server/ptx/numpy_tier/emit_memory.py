@@ -1,9 +1,9 @@
 """Loads, stores, atomics, and the instructions about memory that have no effect here.
 
 A memory operand is a base and a constant offset. Every access is a call of `load`, `store` or `atomic` in
-ptx/runtime, which checks it. 32-bit addresses are extended by zeros; in .const memory they count from the module's
-constants. Fences, prefetches and cache hints write nothing, because the threads of a batch see each other's memory
-in order.
+ptx/runtime, which checks it. Addresses of 32 bits are extended by zeros, or in .const memory count from the module's
+constants. Fences, prefetches and cache hints write nothing, because the threads of a batch see each other's writes in
+order.
 """
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
@@ -48,9 +48,9 @@ def _vector(writer: Writer, operation: Operation, value: Argument) -> tuple[Argu
 
 
 def _split_address(writer: Writer, operation: Operation, memory: Argument, space: str) -> tuple[str, int]:
-    """Return (base value, constant offset) of a memory operand, whose base has the width that the space needs.
+    """Return (base, constant offset) of a memory operand. In global and generic addresses, the base has 64 bits.
 
-    A register of 32 bits is extended by zeros (PTX ISA); in .const memory it counts from the module's constants.
+    A register of 32 bits is extended by zeros (PTX ISA), or in .const memory counts from the module's constants.
     """
     base, offset = writer.split_address(memory)
     register = memory.base if isinstance(memory, Memory) else None
@@ -66,7 +66,7 @@ def _split_address(writer: Writer, operation: Operation, memory: Argument, space
 
 
 def without_hint(writer: Writer, operation: Operation, count: int) -> tuple[Argument, ...]:
-    """Return the `count` operands of an operation, less the cache policy behind them: there is no cache."""
+    """Return the operation's `count` operands, without a cache policy after them, because no cache is emulated."""
     writer.refuse_count_if(len(operation.operands) != count + operation.has(_HINT))
     return operation.operands[:count]
 
@@ -83,7 +83,7 @@ def _load(writer: Writer, operation: Operation) -> None:
     base, offset = _split_address(writer, operation, memory, space)
     size, names = dtype.itemsize, []
     for index in range(len(targets)):
-        # The first access checks the alignment and bounds of all of the vector.
+        # The first access checks the alignment of the whole vector.
         align = size if index else size * len(targets)
         names.append(writer.load(space, writer.displace(base, offset + index * size), dtype, align))
     for target, name in zip(targets, names, strict=True):
@@ -119,7 +119,7 @@ def _store(writer: Writer, operation: Operation) -> None:
 
 
 def _value_to_store(writer: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
-    """Return an element's value; "None" for one that vectors of 32 bytes leave out by `_`."""
+    """Return an element's value, or "None" for `_`, which only vectors of 32 bytes (`is_wide`) may contain."""
     return "None" if is_wide and isinstance(item, Sink) else writer.keep(writer.value(item, dtype))
 
 
@@ -162,7 +162,7 @@ def _atomic(writer: Writer, operation: Operation) -> None:
     for index in range(count):
         address = writer.displace(base, offset + index * dtype.itemsize)
         values = [writer.value(column[index], dtype) for column in columns]
-        # The first access checks the alignment of all of the vector.
+        # The first operation checks the alignment of the whole vector.
         align = dtype.itemsize if index else count * dtype.itemsize
         used = not isinstance(targets[index], Sink)
         results.append(writer.atomic(_space(operation), function, address, dtype, align, values, used))
@@ -174,7 +174,7 @@ def _atomic(writer: Writer, operation: Operation) -> None:
 def _atomic_pairs(
     writer: Writer, operation: Operation, function: str, target: Argument, sources: tuple[Argument, ...]
 ) -> None:
-    """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
+    """Write atom.exch or atom.cas of 128 bits; the operands are pairs of 64 bits."""
     writer.refuse_if(operation.name != "atom", "red has no .exch")
     base, offset = _split_address(writer, operation, sources[0], _space(operation))
     pairs = ", ".join(writer.tuple_of(writer.items(value, 2), U64) for value in sources[1:])
@@ -199,7 +199,7 @@ _FENCES = (
 @emits("pmevent", 1, "mask", ())
 @emits("discard applypriority", 2, "global L2 L2::evict_normal", ())
 def _nothing(writer: Writer, operation: Operation) -> None:
-    """Threads of a batch already see each other's memory in order."""
+    """Write nothing, because the threads of a batch see each other's writes in order."""
 
 
 @emits("nanosleep", 1, "", ("u32",))
@@ -211,5 +211,5 @@ def _sleep(writer: Writer, operation: Operation) -> None:
 
 @emits("createpolicy", (2, 4), "fractional range cvt global L2 " + _CACHE, ("b64", "f32"))
 def _policy(writer: Writer, operation: Operation) -> None:
-    """A cache policy, which nothing looks at."""
+    """Write a policy of 0, because no instruction uses policies."""
     writer.set_result(writer.scalar(0, DTYPES["b64"]), DTYPES["b64"])

@@ -13,7 +13,7 @@ _SPACES = "global shared::cta shared::cluster"
 
 
 def _tensor(writer: Writer, operation: Operation, argument: Argument) -> tuple[str, str]:
-    """Return the address of the map, and a tuple of the coordinates, of `[map, {...}]`."""
+    """Return the map's address and the text of a tuple of the coordinates, for an operand `[map, {...}]`."""
     count = int((operation.one_of(*_DIMENSIONS) or "0")[0])
     if not isinstance(argument, Group) or len(argument.items) != 1 + count:
         raise writer.refuse("the coordinates")
@@ -30,7 +30,7 @@ _COPY = f"{' '.join(_DIMENSIONS)} {_SPACES} tile im2col im2col_no_offs {BYTES_CO
 
 @emits("cp.async.bulk.tensor", (2, 6), _COPY, ())
 def _copy(writer: Writer, operation: Operation) -> None:
-    """Global to shared memory with an mbarrier, or shared to global memory in a bulk group."""
+    """Write a copy: from global to shared memory with an mbarrier, or from shared to global in a bulk group."""
     spaces = _spaces(operation)
     if operation.has("bulk_group"):
         return _store(writer, operation, "")
@@ -48,7 +48,7 @@ def _copy(writer: Writer, operation: Operation) -> None:
 
 
 def _offsets(writer: Writer, operation: Operation, argument: Argument) -> str:
-    """Return a tuple of the offsets in W, H and D of an im2col copy."""
+    """Return the text of a tuple of an im2col copy's offsets in W, H and D."""
     items = items_of(argument)
     writer.refuse_if(
         len(items) != int((operation.one_of(*_DIMENSIONS) or "0")[0]) - 2, f"{len(items)} im2col offsets"
@@ -72,7 +72,7 @@ _REDUCE = f"{' '.join(_DIMENSIONS)} global shared::cta tile im2col_no_offs bulk_
 
 @emits("cp.reduce.async.bulk.tensor", (2, 3), _REDUCE, ())
 def _reduce(writer: Writer, operation: Operation) -> None:
-    """Shared to global memory; the map has the type of the elements."""
+    """Write a reduction from shared to global memory; the map determines the type of the elements."""
     function = operation.one_of(*REDUCTIONS.split())
     writer.refuse_if(not function or not operation.has("bulk_group"))
     _store(writer, operation, function)
@@ -80,13 +80,13 @@ def _reduce(writer: Writer, operation: Operation) -> None:
 
 @emits("cp.async.bulk.prefetch.tensor", (1, 3), f"{' '.join(_DIMENSIONS)} L2 global tile im2col {HINT}", ())
 def _prefetch(writer: Writer, operation: Operation) -> None:
-    """Write nothing: there are no caches."""
+    """Write nothing, because no cache is emulated; only check the operands."""
     _tensor(writer, operation, operation.operands[0])
 
 
 @emits("tensormap.replace", (2, 3), f"tile global shared::cta b1024 {' '.join(FIELDS)}", ("b32", "b64"))
 def _replace(writer: Writer, operation: Operation) -> None:
-    """Replace one field of a map; if a map has several of the kind, the operand in the middle is the index."""
+    """Write the replacement of a map's field; of a field with several elements, the middle operand is the index."""
     field = operation.one_of(*FIELDS)
     wide = field in ("global_address", "global_stride")
     count = FIELDS.get(field, 0)

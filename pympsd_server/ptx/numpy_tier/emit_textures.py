@@ -1,4 +1,4 @@
-"""Textures and surfaces."""
+"""Instructions on textures and surfaces."""
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, F32, S32, U32, U64, DType, dtype_name
 from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of
@@ -13,7 +13,7 @@ _BEYOND = ("trap", "clamp", "zero")
 
 
 def _object(writer: Writer, argument: Argument) -> str:
-    """Return the handle of `[object]`, or of `[object, ...]`, of which it is the first item."""
+    """Return the value of the handle in an operand `[object]` or `[object, ...]`."""
     if isinstance(argument, Group):
         return writer.value(argument.items[0], U64)
     base, offset = writer.split_address(argument)
@@ -24,7 +24,10 @@ def _object(writer: Writer, argument: Argument) -> str:
 def _coordinates(
     writer: Writer, operation: Operation, argument: Argument, geometries: dict[str, int], dtype: DType
 ) -> str:
-    """Return a tuple of the coordinates of `[object, {...}]`; further items of a vector of four are ignored."""
+    """Return the text of a tuple of the coordinates of `[object, {...}]`.
+
+    If there are three coordinates, the vector may have a fourth item, which is ignored.
+    """
     geometry = operation.one_of(*geometries)
     writer.refuse_if(not geometry, "this geometry")
     operands = items_of(argument)[1:]
@@ -50,7 +53,7 @@ _TEXTURE_MODIFIERS = f"v4 base level grad {' '.join(GEOMETRIES)}"
 
 @emits("tex", (2, 4), _TEXTURE_MODIFIERS, _RESULTS)
 def _sample(writer: Writer, operation: Operation) -> None:
-    """The object is a register; texture and sampler references are not."""
+    """Write tex with a texture object, which is in a register; texture references are not supported."""
     geometry, how = operation.one_of(*GEOMETRIES), operation.one_of("base", "level", "grad")
     operands = {"level": 3, "grad": 4}.get(how, 2)
     writer.refuse_if(
@@ -112,7 +115,7 @@ _SURFACE_TYPES = ("b8", "b16", "b32", "b64")
 def _access(
     writer: Writer, operation: Operation, place: Argument, values: Argument
 ) -> tuple[str, str, str, DType, int]:
-    """Return the geometry, the handle, the coordinates, the type and the number of values of an access."""
+    """Return the geometry, handle, coordinates, type and number of values of an access to a surface."""
     count = {"v2": 2, "v4": 4}.get(operation.one_of("v2", "v4"), 1)
     writer.refuse_if(
         not operation.has("b")

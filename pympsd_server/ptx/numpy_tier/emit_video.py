@@ -1,7 +1,7 @@
-"""Video instructions of words and parts of them, and of two and four elements (SIMD).
+"""Video instructions: on words and parts of words, and on two or four elements (SIMD).
 
-math/video.py computes them. Operands may be parts of registers (`.b0`, `.h1`); the SIMD instructions have selectors
-and masks instead (`.h10`, `.b3210`).
+math/video.py computes them. Operands may be parts of registers (`.b0`, `.h1`). SIMD instructions have selectors and
+masks instead (`.h10`, `.b3210`).
 """
 
 import itertools
@@ -21,7 +21,7 @@ _SELECTOR = re.compile(r"([bh])([0-7]+)")
 
 
 def _place(writer: Writer, selector: str) -> tuple[int, int]:
-    """Return the first bit and the width of a part of a register; "" is the whole register."""
+    """Return the first bit and the number of bits of a part of a register; "" is the whole register."""
     if not selector:
         return 0, 32
     width = _WIDTHS[selector[0]]
@@ -40,7 +40,7 @@ def _whole(writer: Writer, argument: Argument) -> tuple[Argument, str]:
 
 
 def _input(writer: Writer, argument: Argument, kind: str) -> str:
-    """Write the value of an operand, or of a part of it, as int64."""
+    """Return the name of an operand's value as int64; the operand may be a part of a register."""
     register, selector = _whole(writer, argument)
     low, width = _place(writer, selector)
     return writer.keep(f"video_part({writer.value(register, U32)}, {low}, {width}, {kind == 's32'})")
@@ -63,7 +63,7 @@ def _arithmetic(writer: Writer, operation: Operation) -> None:
 @emits("vset", (3, 4), f"add min max {' '.join(_COMPARISONS)}", _WORDS)
 def _compare(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 2)
-    # On a GPU the type of a decides how .min and .max compare; the PTX ISA calls the result unsigned.
+    # On a GPU, .min and .max compare as the type of a, although the PTX ISA says that the result is unsigned.
     result = _primary(writer, operation, _comparison(writer, operation))
     _finish(writer, operation, result, operation.types[0] == "s32", cut=False)
 
@@ -95,7 +95,11 @@ def _comparison(writer: Writer, operation: Operation) -> str:
 
 
 def _width_of_target(writer: Writer, operation: Operation) -> int:
-    """Return the bits of the destination. Raises InvalidPtx if its part and the third operand do not go together."""
+    """Return the number of bits of the destination.
+
+    Raises InvalidPtx if the third operand is missing, or if the destination is a part and there is a second
+    operation.
+    """
     selector = _whole(writer, operation.operands[0])[1]
     second = [m for m in operation.modifiers if m in _SECOND]
     writer.refuse_if(
@@ -107,9 +111,9 @@ def _width_of_target(writer: Writer, operation: Operation) -> int:
 
 
 def _finish(writer: Writer, operation: Operation, result: str, signed: bool, cut: bool) -> None:
-    """Write the operation with, or the merge into, the third operand, and the assignment.
+    """Write the second operation with the third operand, or the merge into it, and the assignment.
 
-    `signed`: how .min and .max compare; `cut`: whether they see the low 32 bits of the result only.
+    `signed` is how .min and .max compare, `cut` whether they compare only the low 32 bits of the result.
     """
     _width_of_target(writer, operation)
     target, selector = _whole(writer, operation.operands[0])
@@ -130,7 +134,7 @@ def _finish(writer: Writer, operation: Operation, result: str, signed: bool, cut
 
 @emits("vmad", 4, "po sat shr7 shr15", _WORDS)
 def _multiply_add(writer: Writer, operation: Operation) -> None:
-    """Write vmad. Whether the result is signed depends on a, b and the signs, whatever the first type is."""
+    """Write vmad. Whether the result is signed depends on a, b and the negations, not on the first type."""
     _check_types(writer, operation, 3)
     negative = [isinstance(x, Negative) for x in operation.inputs]
     a, b, c = (x.argument if isinstance(x, Negative) else x for x in operation.inputs)
@@ -191,7 +195,7 @@ def _write_simd(writer: Writer, operation: Operation, name: str, types: tuple[st
 
 
 def _digits(writer: Writer, elements: int, selector: str) -> tuple[int, ...]:
-    """Return the digits of a selector or mask, the lowest element's first; none if there is no selector."""
+    """Return the digits of a selector or mask, from the lowest element's on, or () for an empty text."""
     if not selector:
         return ()
     match = _SELECTOR.fullmatch(selector)

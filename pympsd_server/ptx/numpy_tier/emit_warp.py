@@ -1,11 +1,11 @@
-"""Instructions between the lanes of a warp. Their lanes have met when the block begins.
+"""Instructions between the lanes of a warp, which have met when the block begins.
 
-Functions of CUDA's device system library (CUDA C++ Programming Guide: formatted output) and of the stack are the
-second half.
+The second half of the module has functions of CUDA's device system library (CUDA C++ Programming Guide, Formatted
+Output) and of the stack.
 """
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, S32, U32, U64, dtype_name
-from pympsd_server.ptx.lowering.ir import Group, Operation
+from pympsd_server.ptx.lowering.ir import Group, Operation, Special
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 from pympsd_server.ptx.syntax.tree import Immediate
@@ -18,7 +18,7 @@ def _require_sync(writer: Writer, operation: Operation) -> None:
 
 
 def _require_count(writer: Writer, operation: Operation, count: int) -> None:
-    """Refuse other than `count` operands and, with .sync, a membermask behind them."""
+    """Raise InvalidPtx unless there are `count` operands, and with .sync a membermask after them."""
     writer.refuse_count_if(len(operation.operands) != count + operation.has("sync"))
 
 
@@ -34,7 +34,7 @@ def _shuffle(writer: Writer, operation: Operation) -> None:
 
 @emits("vote", (2, 3), "sync all any uni ballot", ("pred", "b32"))
 def _vote(writer: Writer, operation: Operation) -> None:
-    """Write a vote. Without .sync the voters are the threads that execute it together."""
+    """Write a vote. Without .sync, the lanes that execute it together vote."""
     _require_count(writer, operation, 2)
     mode = operation.one_of("all", "any", "uni", "ballot")
     writer.refuse_if(
@@ -78,7 +78,7 @@ def _elect(writer: Writer, operation: Operation) -> None:
 
 @emits("mapa", 3, "shared::cluster", ("u32", "u64"))
 def _map_address(writer: Writer, operation: Operation) -> None:
-    """The address of a shared variable in another block of the cluster."""
+    """Write mapa: convert a shared address to the same address in another block of the cluster."""
     dtype = DTYPES[operation.type]
     address, rank = writer.input(1, dtype), writer.input(2, U32)
     writer.set_result(f"address_in_block({address}, {rank})", dtype)
@@ -86,9 +86,9 @@ def _map_address(writer: Writer, operation: Operation) -> None:
 
 @emits("getctarank", 2, "shared::cluster", ("u32", "u64"))
 def _rank(writer: Writer, operation: Operation) -> None:
-    """The rank of the block that a shared address is in."""
+    """Write getctarank: find the rank of the block to which a shared address belongs."""
     address = writer.input(1, DTYPES[operation.type])
-    own = writer.keep("special(B, T, '%cluster_ctarank', d_u4_t)")
+    own = writer.value(Special("%cluster_ctarank"), U32)
     writer.set_result(f"rank_of_address({address}, {own})", U32)
 
 
@@ -103,14 +103,14 @@ def _print(writer: Writer, operation: Operation) -> None:
 
 @emits("system:function_index", (2, 10_000))
 def _function_index(writer: Writer, operation: Operation) -> None:
-    """Write the index of the function that is at an address, for the branch that calls it."""
+    """Write the index of the function at an address, for the branch that calls the function."""
     addresses = tuple(operand.value for operand in operation.operands[2:] if isinstance(operand, Immediate))
     writer.set_result(writer.keep(f"function_index({writer.input(1, U64)}, {addresses})"), U32)
 
 
 @emits("system:alloca", 4, types=("u32", "u64"))
 def _allocate_on_stack(writer: Writer, operation: Operation) -> None:
-    """alloca: operands are (the address, the stack pointer) and (the stack pointer, the size, the alignment)."""
+    """Write alloca. Results: an address, the new stack pointer. Inputs: the stack pointer, a size, an alignment."""
     target, pointer, size, alignment = operation.operands
     if not isinstance(alignment, Immediate) or alignment.value not in _ALIGNMENTS or not isinstance(target, Group):
         raise writer.refuse("the alignment is not a power of two")

@@ -1,4 +1,4 @@
-"""The table of instructions: which emitter writes which, and which modifiers it accepts."""
+"""The table of instructions: the emitter of each, and the modifiers, types and operands that it accepts."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +13,7 @@ Emit = Callable[[Writer, Operation], None]
 
 @frozen
 class Emitter:
-    """A row of the table: the emitter of an instruction, and its allowed forms."""
+    """A row of the table: an instruction's emitter, and its allowed forms."""
 
     emit: Emit
     modifiers: frozenset[str]
@@ -33,17 +33,17 @@ ANY = tuple(DTYPES)
 def emits(
     names: str, operands: int | tuple[int, int], modifiers: str = "", types: Iterable[str] = ANY
 ) -> Callable[[Emit], Emit]:
-    """Register an emitter for some instructions, with the modifiers, types and operand counts that it accepts.
+    """Register an emitter for some instructions, with the modifiers, types and numbers of operands that it accepts.
 
-    The emitter writes the NumPy code of one instruction; ``_copysign`` in emit_float.py is a short example. An
-    instruction in any other form is refused by its name and line.
+    The emitter writes the NumPy code of one instruction; ``_copysign`` in emit_float.py is a short example. Any other
+    form of the instruction is refused, with its name and line.
 
     Args:
-        names: Opcodes, separated by blanks. A name may have the modifiers that an opcode begins with: ``st.async`` is
-            not ``st``.
-        operands: How many operands the instruction has, or the lowest and the highest number.
-        modifiers: The modifiers that it accepts, separated by blanks, without their dots.
-        types: The types that it accepts; default: all.
+        names: Opcodes, separated by blanks. A name may include an opcode's first modifiers, as in ``st.async``, which
+            is another instruction than ``st``.
+        operands: The number of operands, or the minimum and the maximum.
+        modifiers: The accepted modifiers, separated by blanks, without their dots.
+        types: The accepted types; by default all.
     """
     count = (operands, operands) if isinstance(operands, int) else operands
 
@@ -56,7 +56,7 @@ def emits(
 
 
 def emit(writer: Writer, operation: Operation) -> None:
-    """Write one operation. Raises InvalidPtx, with its name and line, for anything not in the table."""
+    """Write one operation. Raises InvalidPtx, with its name and line, if the table does not have its form."""
     writer.begin(operation)
     name = name_of(operation)
     emitter = TABLE.get(name)
@@ -75,7 +75,7 @@ def emit(writer: Writer, operation: Operation) -> None:
 
 
 def name_of(operation: Operation) -> str:
-    """Return the longest beginning of an opcode that is in the table, at least its name."""
+    """Return the longest prefix of an opcode that is in the table, or if none is, the opcode's first word."""
     longest = name = operation.name
     for modifier in operation.modifiers:
         name = f"{name}.{modifier}"
@@ -85,7 +85,7 @@ def name_of(operation: Operation) -> str:
 
 
 def dtype_of(writer: Writer, operation: Operation) -> DType:
-    """Return the dtype of the operation's last type suffix."""
+    """Return the dtype of the operation's last type suffix. Raises InvalidPtx if the operation has no type."""
     if not operation.types:
         raise writer.refuse("no type")
     return DTYPES[operation.types[-1]]

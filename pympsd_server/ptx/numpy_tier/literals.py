@@ -11,7 +11,7 @@ from pympsd_server.ptx.syntax.tree import Immediate, Initialiser, Variable
 
 
 def immediate_value(literal: Immediate, dtype: DType) -> Any:
-    """Return the literal as a scalar of `dtype`; integers wrap, floats convert."""
+    """Return the literal as a scalar of `dtype`. Integers wrap, and floats are converted."""
     if literal.form == "f32":
         return _float(np.uint32(literal.value).view(np.float32), dtype)
     if literal.form == "f64":
@@ -28,7 +28,7 @@ def _float(value: Any, dtype: DType) -> Any:
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             return value if value.dtype == dtype else dtype.type(value)
-    # A float literal for an untyped (.b32, .b64) operand stands for its bits.
+    # A float literal as an untyped operand (.b32, .b64) means its bits.
     bits = value.view(f"u{value.dtype.itemsize}")
     if value.dtype.itemsize > dtype.itemsize:
         with np.errstate(all="ignore"):
@@ -37,7 +37,7 @@ def _float(value: Any, dtype: DType) -> Any:
 
 
 def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
-    """Return a variable's initial contents, up to the last element that has an initialiser. Raises InvalidPtx."""
+    """Return the bytes of a variable's initial values. Raises InvalidPtx for unsupported or too many values."""
     dtype = DTYPES[variable.type]
     if dtype.kind in "iu" and all(map(_is_plain, variable.initial)):
         mask = (1 << 8 * dtype.itemsize) - 1

@@ -1,15 +1,17 @@
-"""A kernel's blocks to Python functions: the NumPy tier as the rest of the translator sees it.
+"""Translation of a kernel's blocks to Python functions: the NumPy tier's interface.
 
-`translate` lays out the kernel's shared and local variables, splits its operations into basic blocks, and has every
-operation written by its emitter. The result is a `Translation`: a plan for each block (lowering/block_plans.py) and
-the source of its functions. The source is compiled when a kernel is first launched, once for all clients; `functions`
-then binds it to the addresses of one linked module.
+`translate` lays out the kernel's shared and local variables, splits its operations into basic blocks, and calls the
+emitter of every operation. The result is a `Translation`: a plan for each block (lowering/block_plans.py) and the
+source of its functions. The source is compiled when a kernel is first launched, once for all clients; `functions`
+then binds it to the addresses of a linked module.
 
 Python's compiler takes about 100 bytes of memory for each character of a source, and no other thread runs Python
 meanwhile. So the source is compiled in pieces.
 
-Generated code can call the names in its namespace: NumPy, and the public functions of the modules in _LIBRARY. A name
-there has to be unique, and renaming one means changing the emitters that write it.
+Generated code can call NumPy and the public functions of the modules in _LIBRARY. Their names must be unique; after
+renaming one, change the emitters that write it.
+
+The compiled tier uses the same emitters for instructions that only compute (compiled_tier/shared_forms.py).
 """
 
 import threading
@@ -58,17 +60,17 @@ _LIBRARY = (
 )  # fmt: skip
 
 _PIECE: Final = 50_000
-"""The characters of the block functions that are compiled together, unless one function alone has more."""
+"""The maximum number of characters that are compiled together, unless a single function has more."""
 MAX_SOURCE: Final = 100_000_000
-"""The maximum characters of a kernel's source; 100,000 loads and stores have 7,300,000."""
+"""The maximum number of characters of a kernel's source; 100,000 loads and stores have 7,300,000."""
 
 _MIN_DYNAMIC_ALIGNMENT: Final = 16
-"""The alignment of dynamic shared memory, and so of the memory before it, in bytes, on an H100."""
+"""The minimum alignment of dynamic shared memory in bytes, as on an H100."""
 
 
 @define
 class Translation:
-    """One kernel, translated: plans, and functions that are compiled when first needed."""
+    """A translated kernel: its blocks' plans and functions, which are compiled when they are first needed."""
 
     code: Code
     plans: list[BlockPlan]
@@ -76,25 +78,25 @@ class Translation:
     """The source of the functions, in pieces."""
     constants: Constants
     shared_bytes: int
-    """The end of the static shared memory, which begins after the reserved."""
+    """The bytes of reserved and static shared memory together."""
     local_bytes: int
     offsets: dict[tuple[str, str], int]
-    """The offsets of shared and local variables in their frames; dynamic shared memory at -1."""
+    """The offsets of shared and local variables in their frames; -1 for dynamic shared memory."""
     machine_codes: dict[Hashable, Any] = field(factory=dict)
-    """The machine code of the compiled tier, by the kind of the block's shape."""
+    """The machine codes of the compiled tier, by the kind of the thread block's shape."""
     shapes: dict[tuple[int, int, int], Any] = field(factory=dict)
-    """The kinds of shapes, by the shapes of blocks."""
+    """The kind of each shape of thread blocks that was launched."""
     has_loops: bool | None = None
-    """None: nobody has asked."""
+    """Whether the kernel has loops; None if it is not known yet."""
     numpy_seconds: float = 0.0
-    """The time for which the NumPy tier has run the kernel."""
+    """The seconds for which the NumPy tier has run the kernel."""
     decided_at: float = 0.0
     """The time (CLOCK_MONOTONIC) until which new blocks wait for the compiler."""
     _compiled: list[CodeType] | None = None
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def functions(self, addresses: dict[str, int]) -> list[Callable[..., Any]]:
-        """Return the block functions, with the addresses of the linked module's variables."""
+        """Return the block functions, bound to the addresses of a linked module's variables."""
         with self._lock:
             if self._compiled is None:
                 name = f"<ptx {self.code.name}>"
@@ -109,9 +111,10 @@ class Translation:
     def operation_function(
         self, operation: Operation, addresses: dict[str, int]
     ) -> tuple[Callable[..., Any], list[int], list[int]]:
-        """Return the function of one operation, for the compiled tier, and the registers that it reads and sets.
+        """Return a function for one operation, and the registers that the operation reads and sets.
 
-        It takes the state, the threads and the registers that it reads, and returns those that it sets.
+        The compiled tier calls the function with the state, the threads and the values of the registers that it
+        reads. It returns the values of the registers that it sets.
         """
         inputs = sorted({r.number for r in registers_read(operation, self.code.carry)})
         outputs = sorted({r.number for r in registers_written(operation, self.code.carry)})
@@ -125,7 +128,7 @@ class Translation:
 
 
 def _bind(constants: Constants, addresses: dict[str, int]) -> dict[str, np.uint64]:
-    """Return the addresses of variables that constants name."""
+    """Return the address that each name in `constants` refers to."""
     places = constants.addresses.items()
     return {name: np.uint64((addresses[variable] + offset) & (2**64 - 1)) for (variable, offset), name in places}
 
@@ -142,7 +145,7 @@ def _namespace() -> dict[str, Any]:
 
 @define
 class _Layout:
-    """Offsets of a kernel's shared and local variables; extern shared begins at -1 (after the static)."""
+    """The offsets of a kernel's shared and local variables in their frames; -1 for dynamic shared memory."""
 
     offsets: dict[tuple[str, str], int] = field(factory=dict)
     shared_bytes: int = 0
@@ -159,7 +162,7 @@ def _layout(code: Code) -> _Layout:
         start = -(-layout.shared_bytes // variable.alignment) * variable.alignment
         layout.offsets["shared", name] = start
         layout.shared_bytes = start + variable.size
-    # Dynamic shared memory begins behind the static.
+    # Dynamic shared memory follows static shared memory.
     layout.shared_bytes = -(-layout.shared_bytes // dynamic_alignment) * dynamic_alignment
     for name, variable in code.local.items():
         start = -(-layout.local_bytes // variable.alignment) * variable.alignment
@@ -169,9 +172,9 @@ def _layout(code: Code) -> _Layout:
 
 
 def translate(code: Code) -> Translation:
-    """Translate a whole kernel.
+    """Translate a kernel.
 
-    Raises InvalidPtx naming the first instruction that is not supported, or the size of a kernel that is too large.
+    Raises InvalidPtx for the first unsupported instruction, with its name and line, or if the kernel is too large.
     """
     layout = _layout(code)
     blocks = build_blocks(code)

@@ -1,18 +1,17 @@
-"""One basic block to the source of one Python function: registers, constants and results.
+"""The source of a basic block's Python function: registers, constants and results.
 
 The function takes the batch state `B`, the threads `T` that run and the block's live-in registers, and returns the
-live-out registers of each successor. For example
+live-in registers of each successor. For example
 
     @%p add.f32 %f3, %f1, %f2;     becomes     v1 = r1 + r2
                                                v2 = select(r4, v1, r3)
 
-- A register is the name of the expression that was last assigned to it, with the dtype it has at the moment. Values
-  are never changed in place, so two registers can share an array. A use with another dtype of the same width is a
-  view.
+- A register is the name of the expression that was last assigned to it, and this expression's dtype. Values are never
+  changed in place, so two registers can share an array. A use with another dtype of the same width is a view.
 - A value is a NumPy scalar as long as all threads share it, and an array of one element per thread otherwise. The
   generated code is the same for both; loop counters and kernel parameters stay scalars.
-- A guard selects between the new and the old value. Loads, stores and atomics get the guard as a mask instead.
-- Constants are names, bound when the kernel's functions are created; addresses of variables when a module is linked.
+- A guard selects between the new and the old value. Loads, stores and atomics take the guard as a mask instead.
+- Constants, and the addresses of variables, are names that are bound when the functions are created for a module.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,20 +38,20 @@ from pympsd_server.ptx.numpy_tier.literals import immediate_value
 from pympsd_server.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
-"""Stands for a variable's name: the beginning of the linked module's constants."""
+"""A key in place of a variable's name, for the address at which the module's constants begin."""
 
 
 @define
 class Constants:
-    """Scalars and addresses that generated code refers to by name; one set per kernel."""
+    """The scalars and addresses to which a kernel's generated code refers by name."""
 
     names: dict[tuple[str, str], str] = field(factory=dict)
     values: dict[str, object] = field(factory=dict)
     addresses: dict[tuple[str, int], str] = field(factory=dict)
-    """The names of constants that are known when the module is linked, by (variable, offset)."""
+    """The names of addresses, by (variable, offset); their values are known when a module is linked."""
 
     def scalar(self, value: np.generic) -> str:
-        """Return the name of a scalar."""
+        """Return the name of a scalar; add the scalar if it is new."""
         key = (value.dtype.str, value.tobytes().hex())
         if key not in self.names:
             self.names[key] = f"K{len(self.names)}"
@@ -60,18 +59,18 @@ class Constants:
         return self.names[key]
 
     def address(self, variable: str, offset: int) -> str:
-        """Return the name of the address of a variable plus an offset."""
+        """Return the name of a variable's address plus an offset; add it if it is new."""
         return self.addresses.setdefault((variable, offset), f"A{len(self.addresses)}")
 
 
 @define
 class Writer:
-    """Collects the lines of one block's function."""
+    """The lines of a block's function while emitters write them."""
 
     code: Code
     constants: Constants
     offsets: Mapping[tuple[str, str], int]
-    """Of shared and local variables in their frames; dynamic shared memory at -1."""
+    """The offsets of shared and local variables in their frames; -1 for dynamic shared memory."""
     live_in: tuple[int, ...]
     lines: list[str] = field(factory=list)
     current: dict[int, tuple[str, DType]] = field(factory=dict)
@@ -85,32 +84,32 @@ class Writer:
             self.current[number] = (f"r{number}", self.register_dtype(number))
 
     def register_dtype(self, number: int) -> DType:
-        """Return the dtype of a register's declaration."""
+        """Return the dtype with which a register is declared."""
         return DTYPES[self.code.register_types[number]]
 
     def refuse(self, why: str = "") -> InvalidPtx:
-        """Return the exception that refuses the operation, with its opcode and line."""
+        """Return an InvalidPtx for the operation, with its opcode, its line and a reason."""
         assert self.operation is not None
         text = f"unsupported instruction {self.operation.opcode}"
         return InvalidPtx(f"{text}: {why}" if why else text, self.operation.line)
 
     def refuse_if(self, condition: object, why: str = "") -> None:
-        """Refuse the operation if a condition holds."""
+        """Raise InvalidPtx for the operation if a condition is true."""
         if condition:
             raise self.refuse(why)
 
     def refuse_count_if(self, condition: object) -> None:
-        """Refuse the operation for the number of its operands if a condition holds."""
+        """Raise InvalidPtx for the operation's number of operands if a condition is true."""
         assert self.operation is not None
         self.refuse_if(condition, f"{len(self.operation.operands)} operands")
 
     def name(self, letter: str = "v") -> str:
-        """Return a new name."""
+        """Return a name that the function has not used yet."""
         self.temporaries += 1
         return f"{letter}{self.temporaries}"
 
     def keep(self, expression: str) -> str:
-        """Write a line that computes `expression`; return its name."""
+        """Write a line that assigns `expression` to a new name; return the name."""
         if expression.isidentifier():
             return expression
         name = self.name()
@@ -118,28 +117,28 @@ class Writer:
         return name
 
     def items(self, argument: Argument, count: int, why: str = "vector of the wrong length") -> tuple[Argument, ...]:
-        """Return the `count` items of an operand, which is one without braces. Raises InvalidPtx for other counts."""
+        """Return the items of an operand, one without braces. Raises InvalidPtx unless there are `count` items."""
         items = items_of(argument)
         self.refuse_if(len(items) != count, why)
         return items
 
     def run(self, statement: str) -> None:
-        """Write a line for its effect."""
+        """Write a statement."""
         self.lines.append(statement)
 
     def load(self, space: str, address: str, dtype: DType, align: int) -> str:
-        """Write a checked load of one element for each thread; return its name."""
+        """Write a checked load of one element for each thread; return the name of the result."""
         return self.keep(f"load(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {self.guard})")
 
     def store(self, space: str, address: str, dtype: DType, align: int, values: Iterable[str]) -> None:
-        """Write a checked store of consecutive elements of each thread; "None" leaves one out."""
+        """Write a checked store of consecutive elements for each thread; "None" leaves an element out."""
         elements = f"({', '.join(values)},)"
         self.run(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {elements}, {self.guard})")
 
     def atomic(
         self, space: str, function: str, address: str, dtype: DType, align: int, values: Iterable[str], used: bool
     ) -> str:
-        """Write an atomic operation of each thread; return the name of the old values, if they are `used`."""
+        """Write an atomic operation for each thread; return the name of the old values if `used`, else ""."""
         place, operands = f"{space!r}, {function!r}, {address}", f"({', '.join(values)},)"
         call = f"atomic(B, T, {place}, {dtype_name(dtype)}_t, {align}, {operands}, {used}, {self.guard})"
         if used:
@@ -148,7 +147,7 @@ class Writer:
         return ""
 
     def begin(self, operation: Operation) -> None:
-        """Start an operation: later lines are for it, under its guard."""
+        """Start an operation, to which the lines that follow belong, and compute its guard."""
         self.operation = operation
         self.guard = None
         if operation.guard is not None:
@@ -160,7 +159,7 @@ class Writer:
         return self.constants.scalar(dtype.type(value))
 
     def value(self, operand: Argument, dtype: DType) -> str:
-        """Return a name or simple expression for the operand's bits as `dtype` (cut off if the register is wider)."""
+        """Return a name for an operand's bits as `dtype`; if its register is wider, the upper bits are cut off."""
         match operand:
             case Register(number):
                 return self._register(number, dtype)
@@ -175,16 +174,16 @@ class Writer:
         raise self.refuse("operand")
 
     def input(self, index: int, dtype: DType) -> str:
-        """Return `value` of an operand of the operation, by its index."""
+        """Return the `value` of the operation's operand at an index."""
         assert self.operation is not None
         return self.value(self.operation.operands[index], dtype)
 
     def values(self, operands: Iterable[Argument], dtype: DType) -> list[str]:
-        """Return `value` of several operands."""
+        """Return the `value` of each operand."""
         return [self.value(operand, dtype) for operand in operands]
 
     def tuple_of(self, operands: Iterable[Argument], dtype: DType) -> str:
-        """Return the text of a tuple of the values of operands."""
+        """Return the text of a tuple with the values of operands."""
         return f"({', '.join(self.values(operands, dtype))},)"
 
     def _register(self, number: int, dtype: DType) -> str:
@@ -225,7 +224,10 @@ class Writer:
         return self.constants.scalar(immediate_value(Immediate(start + symbol.offset), dtype))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
-        """Set a register to an expression of `dtype`, if the guard holds; extend it to the register's width."""
+        """Assign an expression of `dtype` to a register where the guard is true, extended to the register's width.
+
+        `_` as the target evaluates the expression only. Raises InvalidPtx for a target that cannot have the value.
+        """
         if isinstance(target, Sink):
             self.keep(expression)
             return
@@ -243,18 +245,18 @@ class Writer:
             wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{own.itemsize}")
             dtype, expression = wide, f"{name}.astype({dtype_name(wide)})"
         if self.guard is not None:
-            # The old value is read after `expression` was written, which may itself need it.
+            # Read the old value after writing `expression`, which may itself need it.
             new = self.keep(expression)
             expression = f"select({self.guard}, {new}, {self._register(target.number, dtype)})"
         self.current[target.number] = (self.keep(expression), dtype)
 
     def set_result(self, expression: str, dtype: DType) -> None:
-        """Set the first operand of the operation to an expression of `dtype`, as `assign` does."""
+        """Assign an expression of `dtype` to the operation's first operand."""
         assert self.operation is not None
         self.assign(self.operation.operands[0], expression, dtype)
 
     def assign_both(self, target: Argument, first: str, first_type: DType, second: str) -> None:
-        """`d|p`, or d alone."""
+        """Assign two results to a target `d|p`, or only the first to a target `d`."""
         if isinstance(target, Both):
             self.assign(target.first, first, first_type)
             self.assign(target.second, second, BOOL)
@@ -262,7 +264,7 @@ class Writer:
             self.assign(target, first, first_type)
 
     def address_of(self, memory: Argument) -> str:
-        """Return the name of a memory operand's address, the sum of its base and its offset."""
+        """Return the name of a memory operand's address."""
         return self.displace(*self.split_address(memory))
 
     def displace(self, base: str, offset: int) -> str:
@@ -270,7 +272,7 @@ class Writer:
         return self.keep(f"displace({base}, {offset})") if offset else base
 
     def split_address(self, memory: Argument) -> tuple[str, int]:
-        """Return (base value, constant offset) of a memory operand. Bases are uint64, or uint32 for 32-bit ones."""
+        """Return (base, constant offset) of a memory operand; the base has 32 bits if its register does, else 64."""
         if not isinstance(memory, Memory):
             raise self.refuse("expected an address")
         base = memory.base
@@ -283,9 +285,9 @@ class Writer:
         return self.value(base, U64 if width == 8 else U32), memory.offset
 
     def register_value(self, number: int) -> str:
-        """Return the register at the end of the block, in the dtype of its declaration."""
+        """Return the name of a register's current value, in the dtype with which it is declared."""
         return self._register(number, self.register_dtype(number))
 
     def text(self, returned: str) -> list[str]:
-        """Return the lines of the function, and its return statement."""
+        """Return the function's lines with a return statement for `returned`."""
         return [*self.lines, f"return {returned}"]

@@ -1,10 +1,12 @@
 """Atomic read-modify-write operations of many threads, some of them to the same address.
 
-Threads act one after another, in thread order, and each sees the result of the one before, as the old values have to
-show. For 32 and 64 bits a loop in C does that (native/src/atomics.c), with the processor's atomic operations: a
-program may change managed and mapped memory while a kernel runs. Other types, and all where the C part was not built,
-are read, computed and written by NumPy, and atomic for kernels only: if nobody reads the old values by NumPy's
-``ufunc.at``, else the first operation of every address together, then the second of those that have one, and so on.
+Threads act one after another, in thread order. Each gets as its old value the result of the thread before it.
+
+- For types of 32 and 64 bits, a loop in C (native/src/atomics.c) uses the processor's atomic operations, because a
+  program may change managed and mapped memory while a kernel runs.
+- NumPy reads, computes and writes all other types, and every type if the C part is not built. These operations are
+  atomic only among kernels. If the old values are not used, ``ufunc.at`` does them. Otherwise NumPy does the first
+  operation at every address together, then the second at the addresses that have one, and so on.
 """
 
 from collections.abc import Callable
@@ -28,7 +30,7 @@ _OF_WORDS = ("add", "and", "or", "xor", "min", "max", "exch", "cas")
 _OF_TYPES = {"u4": (*_OF_WORDS, "inc", "dec"), "u8": _OF_WORDS, "f4": ("add",), "f8": ("add",)}
 _OF_TYPES |= {"i4": ("min", "max"), "i8": ("min", "max")}
 _NATIVE = {(name, np.dtype(kind)): f"atomic_{name}_{kind}" for kind, names in _OF_TYPES.items() for name in names}
-"""The functions of native/src/atomics.c. A sum of signed integers has the bits of the unsigned sum."""
+"""The functions of native/src/atomics.c. Signed addition uses the unsigned function, whose sum has the same bits."""
 _PAIR = BITS_OF_TYPES["b128"]
 
 
@@ -44,9 +46,10 @@ def atomic(
     used: bool,
     guard: Value | None,
 ) -> Value:
-    """Run one atom or red. Returns the old values (0 where `guard` is false), or an undefined value if not `used`.
+    """Run one atom or red, in thread order. Returns the old values, with 0 where `guard` is false.
 
-    `operands` is (value,), for cas (compare, value). Threads act one after another in thread order.
+    `operands` is (value,), or (compare, value) for cas. If the old values are not `used`, the result is undefined.
+    Raises DeviceFault for an invalid address.
     """
     count = threads.count
     if guard is not None and not guard.any():
@@ -84,7 +87,7 @@ def atomic_pairs(
     operands: tuple[tuple[Value, Value], ...],
     guard: Value | None,
 ) -> Array:
-    """Run atom.exch.b128 or atom.cas.b128, whose operands are lower and upper halves. Returns the old values."""
+    """Run atom.exch.b128 or atom.cas.b128. Each operand is a lower and an upper half. Returns the old values."""
     values = []
     for low, high in operands:
         values.append(np.empty(threads.count, _PAIR))
@@ -108,7 +111,7 @@ def _apply(memory: Array, index: Array, function: str, values: list[Array], used
         return old
     by_address, positions = np.argsort(index, kind="stable"), np.arange(len(index))
     is_first = np.diff(index[by_address], prepend=-1) != 0
-    rank = positions - np.maximum.accumulate(np.where(is_first, positions, 0))  # the n-th operation of its address
+    rank = positions - np.maximum.accumulate(np.where(is_first, positions, 0))  # 0 for an address's first operation
     by_rank = by_address[np.argsort(rank, kind="stable")]
     begin = 0
     for end in np.cumsum(np.bincount(rank)).tolist():
@@ -120,7 +123,7 @@ def _apply(memory: Array, index: Array, function: str, values: list[Array], used
 
 @cache
 def _native_functions() -> dict[tuple[str, DType], Any]:
-    """Return the functions in C by name and type; none without the C part."""
+    """Return the C functions by name and type, or {} if the C part is not built."""
     signature = (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p))
     try:
         library = load("_kernels", dict.fromkeys(_NATIVE.values(), signature))
@@ -165,24 +168,24 @@ def _make_bfloat_step(step: Callable[[Value, Value], Value]) -> Callable[[Value,
 
 
 def _add_flushing(old: Value, value: Value) -> Value:
-    """Add with .ftz. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
+    """Add with .ftz. An H100 was recorded to flush subnormal operands. Subnormal results were not recorded."""
     return flush(flush(old) + flush(value))
 
 
 def _make_one_nan_step(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """Return a step of float16 or float32 that makes one NaN of all, with every bit but the sign.
+    """Return a step for float16 or float32 whose NaN results all have the same bits: every bit but the sign is 1.
 
-    Reductions by tensor maps make it, as recorded of sums on an H100; for a minimum or maximum of two NaN the PTX ISA
-    asks for it. Reductions of bfloat16 make it anyway.
+    Reductions by tensor maps need it. An H100 was recorded to return this NaN for sums, and the PTX ISA requires it
+    for a minimum or maximum of two NaN. Steps for bfloat16 return it without this function.
     """
 
-    def one(old: Value, value: Value) -> Value:
+    def make_one_nan(old: Value, value: Value) -> Value:
         result = step(old, value)
         bits = np.dtype(f"i{old.dtype.itemsize}")
         nan = bits.type(np.iinfo(bits).max).view(old.dtype)
         return np.where(np.isnan(result), nan, result)
 
-    return one
+    return make_one_nan
 
 
 def _make_pair_step(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:

@@ -1,7 +1,7 @@
-"""The state of one batch of whole CTAs: its threads and the memory they access.
+"""The state of a batch of whole CTAs: its threads and the memory that they access.
 
-The compiled tier uses it, too, for the instructions that it leaves to NumPy. There the blocks of the batch are those
-that are in progress (`place_blocks`).
+The compiled tier uses it, too, for the instructions that it leaves to NumPy. The batch then consists of the blocks in
+progress, which `place_blocks` sets.
 """
 
 import time
@@ -24,33 +24,33 @@ _MIN_SLEEP_SECONDS = 1e-4
 
 
 def align_frame(size: int) -> int:
-    """Return the bytes from one block's or thread's frame of memory to the next."""
+    """Return the distance in bytes between the frames of two blocks or threads, for frames of `size` bytes."""
     return -(-size // _FRAME_ALIGNMENT) * _FRAME_ALIGNMENT
 
 
 def align_shared_frame(size: int) -> int:
-    """Return the bytes from one block's shared memory to the next block's, which another thread may write."""
+    """Return the distance in bytes between the shared memory of two blocks, which two CPU threads may write."""
     return -(-size // _TWO_CACHE_LINES) * _TWO_CACHE_LINES
 
 
 def align_local_frame(size: int) -> int:
-    """Return the bytes from one thread's local memory to the next thread's.
+    """Return the distance in bytes between the local memory of two threads.
 
-    From 1 KiB this is an odd number of cache lines: the threads of a warp access the same offset at the same time,
-    and a power of two between them would put all 32 addresses into a few sets of the processor's cache.
+    From 1 KiB on it is an odd number of cache lines. The threads of a warp access the same offset at the same time,
+    and a distance of a power of two would put all 32 addresses into a few sets of the processor's cache.
     """
     return (-(-size // _CACHE_LINE) | 1) * _CACHE_LINE if size >= _SPREAD_FROM else align_frame(size)
 
 
 def place_in(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the place (x, y, z) of a number in a box, x fastest."""
+    """Return the place (x, y, z) of an element in a box whose elements are numbered along x, then y, then z."""
     rows, x = divmod(number, extent[0])
     z, y = divmod(rows, extent[1])
     return x, y, z
 
 
 def place_of_block(number: int, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the place (x, y, z) in the grid of a block; blocks are numbered cluster by cluster."""
+    """Return a block's place (x, y, z) in the grid; blocks are numbered cluster by cluster."""
     corner, rank = divmod(number, prod(cluster))
     x, y, z = (extent // size for extent, size in zip(grid, cluster, strict=True))
     places = zip(place_in(corner, (x, y, z)), cluster, place_in(rank, cluster), strict=True)
@@ -62,11 +62,11 @@ class CancelFlag(Protocol):
     """The part of threading.Event that kernels poll."""
 
     def is_set(self) -> bool:
-        """Return whether the kernel is to stop."""
+        """Return whether the kernel must stop."""
 
 
 _NEVER: Final[CancelFlag] = Event()
-"""The flag until a batch's first step."""
+"""The cancel flag of a batch before its first step."""
 
 
 @frozen(eq=False)
@@ -80,19 +80,19 @@ class LaunchSetup:
     parameters: bytes
     """The flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER)."""
     dynamic_shared: int = 0
-    """Bytes of shared memory behind the kernel's own."""
+    """The bytes of dynamic shared memory, which follows the kernel's static shared memory."""
     workspace: int = 0
     """The address of a cooperative launch's workspace, which %envreg1 and %envreg2 contain."""
     cluster: tuple[int, int, int] = (1, 1, 1)
-    """The extents of a cluster, in blocks; those of the grid are multiples of them."""
+    """The extents of a cluster, in blocks; they divide the extents of the grid."""
 
 
 @define(eq=False, slots=False)
 class BatchState:
     """The threads of a batch (see Geometry) and the memory that they access, except global memory.
 
-    Shared and local memory are one array of frames each, one frame per CTA or thread. Blocks are numbered cluster by
-    cluster; the batch's begin at ``first_block``.
+    Shared memory is an array with a frame for each block, local memory an array with a frame for each thread. Blocks
+    are numbered cluster by cluster; the batch begins with ``first_block``.
     """
 
     space: AddressSpace
@@ -100,16 +100,16 @@ class BatchState:
     facilities: Facilities
     setup: LaunchSetup
     static_shared: int
-    """Where the static shared memory ends; reserved memory before it counts, if the kernel uses that."""
+    """The bytes of static shared memory, together with the reserved memory before it if the kernel uses that."""
     local_bytes: int
     first_block: int
     sm_of_block: Array
     reserved_shared: int = 0
-    """The part of the static shared memory that is not the kernel's own."""
+    """The bytes of reserved memory in `static_shared`."""
     cancel: CancelFlag = _NEVER
-    """Checked within instructions that may take long."""
+    """The flag that instructions which may take long poll."""
     memory: tuple[Array, Array] | None = None
-    """The bytes of the shared and local frames, if they are another tier's."""
+    """The arrays of shared and local memory if another tier owns them; otherwise the batch creates its own."""
 
     def __attrs_post_init__(self) -> None:
         self.grid, self.block, self.cluster = self.setup.grid, self.setup.block, self.setup.cluster
@@ -147,18 +147,19 @@ class BatchState:
 
     @property
     def asleep(self) -> bool:
-        """Whether threads have executed nanosleep and its time has not passed."""
+        """Whether threads sleep: they have executed nanosleep, and its time has not passed."""
         return self._sleep > 0
 
     def sleep(self, threads: Threads, nanoseconds: Value) -> None:
-        """Note that these threads sleep (nanosleep), for a millisecond at most."""
+        """Record that these threads executed nanosleep; each call adds at most a millisecond."""
         if threads.count:
             self._sleep += min(int(nanoseconds.max()), 1_000_000) * 1e-9
 
     def rest(self, deadline: float, *, alone: bool) -> None:
-        """Let the time of nanosleep pass, up to the deadline. It passes immediately if other groups can run.
+        """Sleep until the time of nanosleep has passed, or until the deadline (in seconds of `time.perf_counter`).
 
-        So does less than the operating system's sleep can measure. PTX allows any time up to twice the one given.
+        Return immediately if other groups can run (not `alone`), or if the time is below _MIN_SLEEP_SECONDS: PTX
+        allows any duration from 0 to twice the time that the instruction requests.
         """
         now = time.perf_counter()
         if not self._wake:
@@ -179,7 +180,7 @@ class BatchState:
         return view
 
     def frame_bases(self, threads: Threads, space: str, shift: int) -> Array:
-        """Return where each thread's frame begins, in elements of 2**shift bytes."""
+        """Return the index at which each thread's frame begins, in elements of 2**shift bytes."""
         return threads.remember((space, shift), lambda: self._bases(threads, space, shift))  # type: ignore[no-any-return]
 
     def _bases(self, threads: Threads, space: str, shift: int) -> Array:
@@ -188,21 +189,21 @@ class BatchState:
         return threads.indices() * (self.local_frame >> shift)
 
     def place_blocks(self, numbers: Array, sm_of_block: Array) -> None:
-        """Note which blocks of the grid those of the batch are, and where, if another tier has other ones in them."""
+        """Set which blocks of the grid the batch consists of now, and the SM of each."""
         self.block_numbers, self.sm_of_block = numbers, sm_of_block
         self.all = Threads(None, self.count)
 
     def frame_size(self, space: str) -> int:
-        """Return the bytes of the space that one thread may address."""
+        """Return how many bytes of a space a thread may address."""
         return {"shared": self.reached_shared_bytes, "local": self.local_bytes, "param": self.parameter_bytes}[space]
 
     def place_of(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """Return a thread's block and its place in the block, as (x, y, z)."""
+        """Return the place of a thread's block in the grid and the thread's place in the block, each as (x, y, z)."""
         number = int(self.block_numbers[self.cta[thread]])
         return place_of_block(number, self.grid, self.cluster), place_in(int(self.thread[thread]), self.block)
 
     def find_living_lanes(self) -> Array:
-        """Return per warp (uint32) the lanes that have not exited."""
+        """Return the lanes of each warp that have not exited, as a mask (uint32)."""
         if self._living is None:
             flags = np.zeros(self.warps * WARP, np.bool_)
             flags[self.slot] = self.alive
@@ -210,6 +211,6 @@ class BatchState:
         return self._living
 
     def exit(self, threads: Threads) -> None:
-        """Note that these threads have exited."""
+        """Record that these threads have exited."""
         self.alive[threads.ids if threads.ids is not None else slice(None)] = False
         self._living = None

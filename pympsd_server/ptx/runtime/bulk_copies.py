@@ -1,4 +1,4 @@
-"""Ranges of memory that single threads copy: their addresses, and the barriers that wait for their bytes."""
+"""Copies of ranges of memory by single threads, and the mbarriers that wait for the copied bytes."""
 
 from collections.abc import Callable
 from typing import Final
@@ -15,15 +15,15 @@ from pympsd_server.ptx.runtime.spaces import displace, elements, load, store
 from pympsd_server.ptx.runtime.threads import Threads
 
 Work = Callable[[Threads, tuple[int, ...]], None]
-"""The work of one thread, with its element of every value."""
+"""A function that does the work of one thread, and is called with the thread and its element of every value."""
 
 
 def run_by_thread(
     state: BatchState, threads: Threads, values: tuple[Value, ...], guard: Value | None, work: Work
 ) -> None:
-    """Do a work for each thread in turn, but for those whose `guard` is false. A fault names the thread.
+    """Call `work` for one thread after another, except those whose `guard` is false. A fault names the thread.
 
-    Raises Cancelled between two threads: each may copy as much as shared memory holds.
+    Raises Cancelled between two threads if the flag is set, because each copy may be as large as shared memory.
     """
     columns = [np.broadcast_to(value, threads.count) for value in values]
     positions = (
@@ -41,23 +41,23 @@ def run_by_thread(
 
 
 def repeat(thread: Threads, count: int) -> Threads:
-    """Return a thread ``count`` times, to access as many elements together."""
+    """Return ``count`` copies of a thread, so that it can access as many elements together."""
     return Threads(np.repeat(thread.indices(), count), count)
 
 
 def consecutive(start: int, count: int, step: int) -> Array:
-    """Return the addresses of ``count`` elements of ``step`` bytes."""
+    """Return the addresses of ``count`` elements of ``step`` bytes that begin at `start`."""
     return np.arange(count, dtype=U64) * U64.type(step) + U64.type(start)
 
 
 def check_multiple(name: str, value: int, unit: int) -> None:
     """Raise MisalignedAddress unless an address or a size is a multiple of ``unit``."""
     if value % unit:
-        raise MisalignedAddress(f"{name} {value:#x}: no multiple of {unit}")
+        raise MisalignedAddress(f"{name} {value:#x}: not a multiple of {unit}")
 
 
 def destinations(address: int, mask: int | None) -> list[int]:
-    """Return a shared address, or with the mask of .multicast::cluster the same one of each chosen block."""
+    """Return a shared address, or with the mask of .multicast::cluster the same address in each selected block."""
     if mask is None:
         return [address]
     own = address & ((1 << RANK_SHIFT) - 1)
@@ -65,7 +65,7 @@ def destinations(address: int, mask: int | None) -> list[int]:
 
 
 def complete_bytes(state: BatchState, thread: Threads, barrier: int, count: int) -> None:
-    """Complete a copy of ``count`` bytes: .mbarrier::complete_tx::bytes."""
+    """Subtract ``count`` copied bytes from those for which an mbarrier waits (.mbarrier::complete_tx::bytes)."""
     change = arrival(np.zeros(1, U32), np.full(1, -count, S64))
     atomic(state, thread, "shared", "mbarrier", np.full(1, barrier, U64), U64, 8, (change,), False, None)
 
@@ -73,7 +73,7 @@ def complete_bytes(state: BatchState, thread: Threads, barrier: int, count: int)
 _WORD: Final = np.dtype("u4")
 _BYTE: Final = np.dtype("u1")
 _BULK: Final = 16
-"""Addresses and sizes of bulk copies are multiples of this."""
+"""Addresses and sizes of bulk copies are multiples of this many bytes."""
 _ALL_BITS: Final = (1 << 64) - 1
 
 
@@ -86,7 +86,7 @@ def copy_small(
     available: Value | None,
     guard: Value | None,
 ) -> None:
-    """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory; those past `available` are zero."""
+    """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory; those past `available` become zero."""
     words = []
     for at in range(0, count, 4):
         align = 4 if at else count
@@ -111,9 +111,10 @@ def copy_bulk(
     mask: Value | None,
     guard: Value | None,
 ) -> None:
-    """cp.async.bulk: copy `count` bytes of each thread; `spaces` are the target's and the source's.
+    """cp.async.bulk: copy `count` bytes for each thread, and complete them on its `barrier`.
 
-    The mbarrier is signalled; `mask` chooses the blocks of the cluster that get them.
+    `spaces` are the state spaces of the target and the source. `mask` selects the blocks of the cluster that receive
+    the bytes (.multicast::cluster). Raises DeviceFault for an invalid address or size.
     """
 
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
@@ -142,7 +143,10 @@ def reduce_bulk(
     barrier: Value | None,
     guard: Value | None,
 ) -> None:
-    """cp.reduce.async.bulk: do an atomic operation with each element of `count` bytes of shared memory."""
+    """cp.reduce.async.bulk: do an atomic operation on the target for each element in `count` bytes of shared memory.
+
+    Raises DeviceFault for an invalid address or size.
+    """
 
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
         place, origin, size, waiting = arguments
@@ -164,13 +168,14 @@ def _check_bulk(target: int, source: int, size: int) -> None:
 
 
 def _bytes(state: BatchState, thread: Threads, space: str, address: int, size: int) -> Array:
-    """Return the bytes of one thread's range. Raises IllegalAddress unless all of them are there."""
+    """Return a view of the bytes of one thread's range. Raises IllegalAddress unless the memory has all of them."""
     first, last = (
         int(np.atleast_1d(elements(state, thread, space, np.full(1, end, np.uint64), 1, 1)[0][1])[0])
         for end in (address, (address + size - 1) & _ALL_BITS)
     )
-    # Both ends may be mapped and the bytes between them not: two allocations, or the memory of two blocks.
+    # Both ends may be mapped without the bytes between them: two allocations, or the memory of two blocks.
     is_whole = last - first == size - 1 and (space != "global" or state.space.contains_places(first, last + 1))
     if not is_whole:
-        raise IllegalAddress(f"{space} address {address:#x}, {size} bytes: outside of the memory there is")
+        reason = "not all of them are in one allocation or block"
+        raise IllegalAddress(f"{space} address {address:#x}, {size} bytes: {reason}")
     return state.view(space, _BYTE)[first : last + 1]

@@ -1,4 +1,4 @@
-"""Calls through addresses, the stack, malloc, free, conditions, and addresses in other blocks."""
+"""Calls through addresses, alignment of the stack, malloc, free, graph conditions, and addresses in other blocks."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
-"""Half of the shared addresses that belong to one block of a cluster."""
+"""Half the number of shared addresses that belong to one block of a cluster."""
 
 
 def function_index(address: Value, functions: tuple[int, ...]) -> Value:
-    """Return the position of each address among those known. Raises InvalidProgramCounter for another one."""
+    """Return the index of each address in `functions`. Raises InvalidProgramCounter for an address not among them."""
     table = np.array(functions, np.uint64)
     addresses = np.atleast_1d(address)
     is_function = addresses[:, None] == table[None, :]
@@ -30,13 +30,13 @@ def function_index(address: Value, functions: tuple[int, ...]) -> Value:
 
 
 def align_up(value: Value, alignment: int) -> Value:
-    """Return addresses, rounded up to a power of two."""
+    """Round addresses up to a multiple of `alignment`, a power of two."""
     mask = value.dtype.type(alignment - 1)
     return (value + mask) & ~mask
 
 
 def device_malloc(state: BatchState, threads: Threads, count: Value) -> Value:
-    """malloc of each thread, in thread order: return addresses, 0 if the heap is full."""
+    """Call malloc for each thread, in thread order; return the addresses, 0 if the heap is full."""
     counts = spread(count, threads.count)
     addresses = np.zeros(threads.count, np.uint64)
     heap = state.facilities.heap
@@ -46,7 +46,7 @@ def device_malloc(state: BatchState, threads: Threads, count: Value) -> Value:
 
 
 def device_free(state: BatchState, threads: Threads, address: Value) -> None:
-    """free of each thread, in thread order."""
+    """Call free for each thread, in thread order. Raises IllegalAddress for an address that malloc did not return."""
     addresses = spread(address, threads.count)
     heap = state.facilities.heap
     for position in np.argsort(threads.indices(), kind="stable").tolist():
@@ -56,7 +56,10 @@ def device_free(state: BatchState, threads: Threads, address: Value) -> None:
 
 
 def set_conditional(state: BatchState, threads: Threads, handle: Value, value: Value) -> None:
-    """cudaGraphSetConditional of each thread, in thread order: the last one's value stays."""
+    """Call cudaGraphSetConditional for each thread, in thread order, so that the last thread's value remains.
+
+    Raises LaunchFailed for an unknown handle.
+    """
     handles, values = spread(handle, threads.count), spread(value, threads.count)
     conditions = state.facilities.conditions
     for position in np.argsort(threads.indices(), kind="stable").tolist():
@@ -68,9 +71,9 @@ def set_conditional(state: BatchState, threads: Threads, handle: Value, value: V
 
 
 def address_in_block(address: Value, rank: Value) -> Value:
-    """mapa: convert a shared address of the thread's own block to that of another block of the cluster.
+    """mapa: convert a shared address of the thread's own block to the same address in another block of the cluster.
 
-    Compilers write addresses below a variable, too, so that half of a block's range lies below its memory.
+    Compilers also compute addresses before a variable's start, so half of a block's addresses are below its memory.
     """
     kind = address.dtype.type
     above = address + kind(_HALF_RANGE)
@@ -80,7 +83,7 @@ def address_in_block(address: Value, rank: Value) -> Value:
 
 
 def rank_of_address(address: Value, own: Value) -> Value:
-    """getctarank: the rank of the block that a shared address is in."""
+    """getctarank: return the rank of the block to which a shared address belongs; `own` is the thread's block."""
     kind = address.dtype.type
     rank = ((address + kind(_HALF_RANGE)) >> kind(RANK_SHIFT) & kind(255)).astype(np.uint32)
     return np.where(rank > 0, rank - np.uint32(1), own).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""The heap of device-side malloc and free: one block of a context's memory, divided among the threads that ask."""
+"""The objects that a context's kernels share: the heap of malloc, the output of printf, and graph conditions."""
 
 from bisect import insort
 from collections import deque
@@ -10,14 +10,16 @@ from weakref import WeakValueDictionary
 from attrs import Factory, define, field
 
 HEAP_BYTES: Final = 8 << 20
-"""CU_LIMIT_MALLOC_HEAP_SIZE unless a program sets it."""
+"""The default of CU_LIMIT_MALLOC_HEAP_SIZE, in bytes."""
 _UNIT: Final = 16
-"""Allocations are aligned to this, and padded."""
+"""The alignment of allocations, in bytes; sizes are rounded up to it."""
 
 
 class DeviceHeap:
-    """`reserve` returns the address of a block of a number of bytes, 0 if there is not enough memory; it is
-    called once.
+    """The heap of device-side malloc and free, one block of the context's memory.
+
+    The first allocation calls `reserve` with the heap's size; it returns the block's address, or 0 if memory is
+    short.
     """
 
     def __init__(self, reserve: Callable[[int], int]) -> None:
@@ -27,18 +29,18 @@ class DeviceHeap:
         self._lock = Lock()
         self._base: int | None = None
         self._gaps: list[tuple[int, int]] = []
-        """Free ranges (start, end), in order, never adjacent."""
+        """Free ranges (start, end), in ascending order and never adjacent."""
         self._sizes: dict[int, int] = {}
 
     def set_limit(self, count: int) -> bool:
-        """Set the size; return whether that was possible: it is until a kernel has called malloc."""
+        """Set the size in bytes. Return whether the heap has it: after the first malloc the size cannot change."""
         with self._lock:
             if self._base is None:
                 self.limit = max(_UNIT, count)
             return self._base is None or count == self.limit
 
     def allocate(self, count: int) -> int:
-        """Return the address of new bytes, 0 if the heap is full."""
+        """Allocate a number of bytes; return their address, or 0 if the heap is full."""
         size = max(_UNIT, -(-count // _UNIT) * _UNIT)
         with self._lock:
             if self._base is None:
@@ -52,7 +54,7 @@ class DeviceHeap:
         return 0
 
     def free(self, address: int) -> bool:
-        """Free an allocation; return whether it was one. 0 is none, and fine."""
+        """Free an allocation, or do nothing for address 0. Return False if the address is not an allocation."""
         if not address:
             return True
         with self._lock:
@@ -69,25 +71,25 @@ class DeviceHeap:
 
 
 PRINT_BYTES: Final = 1 << 20
-"""CU_LIMIT_PRINTF_FIFO_SIZE unless a program sets it."""
+"""The default of CU_LIMIT_PRINTF_FIFO_SIZE, in bytes."""
 
 MAX_PRINT_BYTES: Final = 64 << 20
-"""However large a buffer a program asks for: the text is in the executor's memory, not the device's."""
+"""The maximum size of the text in bytes, because it is in the executor's memory and not in the device's."""
 
 
 class PrintBuffer:
-    """The text of one context's kernels: past `limit` bytes the oldest is dropped, as from CUDA's circular buffer."""
+    """The text that a context's kernels print. Above `limit` bytes the oldest is dropped, as in CUDA's buffer."""
 
     def __init__(self) -> None:
         self.limit = PRINT_BYTES
-        """The greatest size of the text, in bytes, up to MAX_PRINT_BYTES."""
+        """The maximum size of the text in bytes, but at most MAX_PRINT_BYTES are kept."""
         self._lock = Lock()
         self._texts: deque[bytes] = deque()
         self._bytes = 0
         self._reports: list[bytes] = []
 
     def print(self, text: bytes) -> None:
-        """Add the text of one vprintf."""
+        """Add the text that one thread printed."""
         with self._lock:
             self._texts.append(text)
             self._bytes += len(text)
@@ -100,7 +102,7 @@ class PrintBuffer:
             self._reports.append(text)
 
     def take(self) -> tuple[bytes, bytes]:
-        """Return and clear the pending text for standard output and standard error."""
+        """Return the pending texts for standard output and standard error, and clear them."""
         if not self._texts and not self._reports:
             return b"", b""
         with self._lock:
@@ -119,7 +121,7 @@ class DeviceCondition:
 
 
 class Conditions:
-    """The conditions of a context's executable graphs, by handle. Each lives as long as a graph holds it."""
+    """The conditions of a context's executable graphs, by handle. A condition exists as long as a graph holds it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -127,14 +129,14 @@ class Conditions:
         self.find: Final = self._held.get
 
     def get_or_create(self, handle: int) -> DeviceCondition:
-        """Return the condition of a handle, for a graph to hold."""
+        """Return the condition with a handle; create it if it does not exist. The caller must keep the reference."""
         with self._lock:
             return self._held.setdefault(handle, DeviceCondition())
 
 
 @define(eq=False)
 class Facilities:
-    """The facilities of one context; kernels of all its modules share them."""
+    """The objects that the kernels of all modules of a context share."""
 
     heap: DeviceHeap
     output: PrintBuffer = field(factory=PrintBuffer)
@@ -142,6 +144,6 @@ class Facilities:
     ended: Event = field(factory=Event)
     """Set when the context has faulted or is being destroyed."""
     client: object = field(default=Factory(lambda context: context, takes_self=True))
-    """Identifies the client process, whose other contexts have the same object; the context itself if it is alone."""
+    """An object that all contexts of a client process share, as its identity; by default this object itself."""
     user: int = 0
     """The user ID of the client process."""

@@ -1,7 +1,11 @@
 """mbarrier objects: 64 bits of shared memory, changed by one thread after another.
 
-The low 20 bits count the arrivals that are missing, the next 20 how many a phase needs, the next 21 the bytes that
-are missing (which may be negative for a while), and the highest bit is the parity of the phase.
+From the low bits up, an object contains:
+
+- 20 bits: the number of arrivals that the current phase still needs;
+- 20 bits: the number of arrivals that each later phase needs;
+- 21 bits: the number of bytes that the phase still needs, which may be negative for a while;
+- the highest bit: the parity of the phase.
 """
 
 from typing import Final
@@ -20,21 +24,22 @@ _DROP: Final = np.uint64(1 << 20)
 
 
 def initial_barrier(count: Value) -> Value:
-    """mbarrier.init: the object for that many arrivals (uint32)."""
+    """mbarrier.init: return an object whose phases need `count` arrivals (uint32)."""
     wide = count.astype(np.uint64) & _COUNT
     return wide | (wide << _EXPECTED_AT)
 
 
 def arrival(count: Value, added_bytes: Value, drop: bool = False) -> Value:
-    """Return the effect of `advance` on an object: arrivals (uint32), bytes to wait for (may be negative), and
-    whether the arriving threads take part in no later phase.
+    """Return the change that `advance` makes for `count` arrivals (uint32) and `added_bytes` more (or fewer) bytes.
+
+    With `drop`, later phases need `count` fewer arrivals.
     """
     change = (count.astype(np.uint64) & _COUNT) | (added_bytes.astype(np.int64).view(np.uint64) << np.uint64(32))
     return change | _DROP if drop else change
 
 
 def advance(barrier: Value, change: Value) -> Value:
-    """Return the object after an arrival; a phase that misses nothing any more ends, and the next begins."""
+    """Return the object after an arrival. When a phase has all of its arrivals and bytes, the next phase begins."""
     count = change & _COUNT
     pending = (barrier - count) & _COUNT
     expected = (barrier >> _EXPECTED_AT) & _COUNT
@@ -47,15 +52,15 @@ def advance(barrier: Value, change: Value) -> Value:
 
 
 def pending_count(state: Value) -> Value:
-    """mbarrier.pending_count: the arrivals that were missing when an arrive returned this state."""
+    """mbarrier.pending_count: return how many arrivals the phase still needed when an arrive returned `state`."""
     return (state & _COUNT).astype(np.uint32)
 
 
 def phase_has_ended(barrier: Value, state: Value) -> Value:
-    """mbarrier.test_wait: whether the phase has ended in which an arrive returned `state`."""
+    """mbarrier.test_wait: return whether the phase has ended in which an arrive returned `state`."""
     return (barrier >> _PHASE_AT) != (state >> _PHASE_AT)
 
 
 def parity_has_ended(barrier: Value, parity: Value) -> Value:
-    """mbarrier.test_wait.parity: whether the latest phase of this parity has ended."""
+    """mbarrier.test_wait.parity: return whether the latest phase of this parity has ended."""
     return (barrier >> _PHASE_AT) != (parity.astype(np.uint64) & np.uint64(1))

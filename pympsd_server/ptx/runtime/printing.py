@@ -1,4 +1,4 @@
-"""vprintf and failed assertions of threads: their texts, in the order of the threads."""
+"""The texts of vprintf and of failed assertions, in the order of the threads."""
 
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ _parse = lru_cache(maxsize=256)(parse_format)
 
 
 def read_string(state: BatchState, thread: int, address: int) -> bytes:
-    """Return the bytes before the NUL at a generic address, as one thread of the batch sees them."""
+    """Return the string at a thread's generic address, up to the NUL. Raises IllegalAddress if it has no end."""
     space = SPACE_OF_WINDOW.get(address >> WINDOW_BITS)
     if space is None:
         start, size = state.space.find(address)
@@ -35,7 +35,7 @@ def read_string(state: BatchState, thread: int, address: int) -> bytes:
 
 
 def device_print(state: BatchState, threads: Threads, form: Value, arguments: Value) -> Value:
-    """vprintf: print the text of each thread. Returns the number of arguments, -1 for a null format."""
+    """vprintf: print each thread's text. Returns the number of arguments, or -1 for a null format."""
     forms = spread(form, threads.count)
     texts: list[bytes] = [b""] * threads.count
     counts = np.full(threads.count, -1, np.int32)
@@ -68,7 +68,7 @@ def _format(state: BatchState, threads: Threads, parts: list[bytes | Conversion]
         values: list[list[int | float | bytes]] = []
         for kind in part.arguments:
             dtype = _POINTER if kind == "s" else np.dtype(kind)
-            # An argument lies at the next multiple of its size.
+            # An argument is aligned to its size.
             offset = -(-offset // dtype.itemsize) * dtype.itemsize
             loaded = load(state, threads, "generic", arguments + np.uint64(offset), dtype, dtype.itemsize, None)
             offset += dtype.itemsize
@@ -85,9 +85,11 @@ def _string(state: BatchState, thread: int, address: int) -> bytes:
     return read_string(state, thread, address) if address else b"(null)"
 
 
-def report_assertion(state: BatchState, threads: Threads, what: tuple[Value, Value, Value, Value]) -> DeviceAssertion:
-    """Report __assertfail(message, file, line, function) of each thread, in CUDA's words; return the fault."""
-    columns: list[Array] = [spread(value, threads.count) for value in what]
+def report_assertion(
+    state: BatchState, threads: Threads, arguments: tuple[Value, Value, Value, Value]
+) -> DeviceAssertion:
+    """Report each thread's __assertfail(message, file, line, function) in CUDA's words; return the fault to raise."""
+    columns: list[Array] = [spread(value, threads.count) for value in arguments]
     for position in np.argsort(threads.indices(), kind="stable").tolist():
         thread = int(threads.indices()[position])
         message, file, line, function = (int(column[position]) for column in columns)

@@ -1,14 +1,14 @@
 """Loads and stores: from addresses to elements of the memory views, with every access checked.
 
-Every address that a kernel computes passes through here. The steps for all threads of a group together:
+Every address that a kernel computes is checked here, for all threads of a group together:
 
 1. A generic address determines its state space by its upper bits (isa/machine.py).
 2. The lowest and highest address are compared with the client's allocations, or with the size of a frame of shared or
-   local memory. Only if that is not enough is each address looked up.
-3. The address becomes an index in the view of the space as elements of the access's width.
+   local memory. Each address is looked up only if that is not enough.
+3. The address becomes an index in a view of the space whose elements have the size of the access.
 
-A fault names the first thread, by its position among those that run together; `translate_fault` translates the
-position when only some of the threads took part. A store writes nothing if any of its threads faults.
+A fault contains the position of the first faulting thread among those that run together. If only some of them took
+part in the access, `translate_fault` converts the position. A store writes nothing if any of its threads faults.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ from pympsd_server.ptx.runtime.threads import Threads
 
 
 def _bounds(value: Value) -> tuple[int, int, int]:
-    """Return the lowest, the highest and the union of the bits of integers."""
+    """Return the minimum, the maximum and the bitwise or of integers."""
     if value.ndim == 0:
         number = int(value)
         return number, number, number
@@ -31,7 +31,7 @@ def _bounds(value: Value) -> tuple[int, int, int]:
 def global_elements(state: BatchState, address: Value, size: int, nbytes: int, align: int) -> Value:
     """Return the indices of elements of ``size`` bytes for accesses of ``nbytes`` at global addresses.
 
-    Faults if one of them is not a multiple of ``align``, or outside the client's allocations.
+    Raises DeviceFault if an address is not a multiple of ``align``, or is outside the client's allocations.
     """
     offset = address.view(S64) - np.int64(state.space.base)
     low, high, bits = _bounds(offset)
@@ -42,9 +42,10 @@ def global_elements(state: BatchState, address: Value, size: int, nbytes: int, a
 
 
 def frame_elements(state: BatchState, threads: Threads, space: str, address: Value, size: int, nbytes: int) -> Value:
-    """Return the indices of elements of shared, local and parameter memory, whose addresses begin at 0 in each frame.
+    """Return the indices of elements of ``size`` bytes in shared, local or parameter memory.
 
-    Addresses of these spaces have 32 bits: wider ones are cut off. Alignment is that of ``nbytes``.
+    Addresses begin at 0 in each frame, and only their low 32 bits count. Raises DeviceFault if an access of
+    ``nbytes`` leaves the frame, or its address is not a multiple of ``nbytes``.
     """
     if address.dtype.kind == "u" and address.dtype.itemsize == 8:
         address = address.view(S64)
@@ -62,7 +63,7 @@ def frame_elements(state: BatchState, threads: Threads, space: str, address: Val
 
 
 def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, nbytes: int) -> Value:
-    """Return the elements of shared memory, which may belong to other blocks of the thread's cluster."""
+    """Return the indices of elements of shared memory, which may belong to other blocks of the thread's cluster."""
     addresses = np.broadcast_to(address, threads.count).astype(S64)
     own = threads.pick(state.cta)
     rank, offset = addresses >> RANK_SHIFT, addresses & ((1 << RANK_SHIFT) - 1)
@@ -78,11 +79,11 @@ def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift
 
 def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
     addresses = np.atleast_1d(address)
-    outside = (addresses < 0) | (addresses > size - nbytes)  # the sum may overflow
+    outside = (addresses < 0) | (addresses > size - nbytes)  # address + nbytes may overflow
     if outside.any():
         at = int(np.argmax(outside))
         where = f"{space} address {int(addresses[at]) % (1 << 32):#x}, {nbytes} bytes"
-        why = f"{where}: outside of the {size} bytes there are"
+        why = f"{where}: outside of the {size} bytes of {space} memory"
         raise IllegalAddress(why, position=at)
     misaligned = (addresses & (nbytes - 1)) != 0
     if misaligned.any():
@@ -91,7 +92,7 @@ def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
 
 
 def translate_fault(selected: Array, fault: DeviceFault) -> DeviceFault:
-    """Return a fault of some threads with its position among all of them."""
+    """Convert a fault's position among the selected threads to the position among all threads; return the fault."""
     fault.position = int(selected[fault.position])
     return fault
 
@@ -107,13 +108,14 @@ def _pick(value: Value, selected: Array) -> Value:
 def elements(
     state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int
 ) -> list[tuple[str, Value, Array | None]]:
-    """Resolve addresses of any space: (space, element indices, which of the threads or None for all).
+    """Resolve addresses of a space. Return (space, indices of elements, positions of threads or None for all).
 
-    Generic addresses of one group may lie in several spaces; the list has one entry for each.
+    The list has several entries if the generic addresses of a group belong to several spaces. Raises DeviceFault for
+    an invalid address.
     """
     if space != "generic":
         return [(space, _resolve_one_space(state, threads, space, address, nbytes, align), None)]
-    # Device windows begin at 0x6000_0000_0000: everything outside windows 1 to 3 is global.
+    # All addresses outside windows 1 to 3 are global (isa/machine.py).
     if address.dtype.itemsize < 8:
         address = address.astype(np.uint64)
     windows = address.view(S64) >> np.int64(WINDOW_BITS)
@@ -153,7 +155,7 @@ def _resolve_one_space(
 def load(
     state: BatchState, threads: Threads, space: str, address: Value, dtype: DType, align: int, guard: Value | None
 ) -> Value:
-    """Load one element per thread; where `guard` is false the result is 0 and nothing is touched."""
+    """Load one element for each thread. If a thread's `guard` is false, its result is 0 and no memory is read."""
     if guard is not None and guard.ndim:
         selected: Array = np.flatnonzero(guard)
         result = np.zeros(threads.count, dtype)
@@ -185,9 +187,9 @@ def store(
     values: tuple[Value | None, ...],
     guard: Value | None,
 ) -> None:
-    """Store one or more consecutive elements per thread, less those that are None.
+    """Store one or more consecutive elements for each thread, except the values that are None.
 
-    Nothing is written when any thread faults.
+    If any thread faults, nothing is written.
     """
     if guard is not None and guard.ndim:
         storing: Array = np.flatnonzero(guard)
@@ -209,18 +211,18 @@ def store(
 
 
 def store_elements(view: Array, index: Value, value: Value) -> None:
-    """Do view[index] = value; of several threads that store to one address the last wins."""
+    """Do view[index] = value. If several threads store to the same address, the last one's value remains."""
     if index.ndim == 0 and value.ndim:
         value = value[-1]
     view[index] = value
 
 
 def displace(address: Value, offset: int) -> Value:
-    """Return the address plus a constant, wrapping in its own width."""
+    """Return the address plus a constant, wrapped to the address's width."""
     bits = 8 * address.dtype.itemsize
     return address + address.dtype.type(offset & ((1 << bits) - 1))
 
 
 def constant_address(address: Value, constants: np.uint64) -> Value:
-    """Return the generic address of 32-bit addresses of constants, which lie behind `constants`."""
+    """Return the generic addresses of 32-bit addresses of constants; the constants begin at address `constants`."""
     return (address - constants.astype(np.uint32)).astype(np.uint64) + constants

@@ -20,14 +20,14 @@ def special(state: BatchState, threads: Threads, text: str, dtype: DType) -> Val
         elif name in ("clock", "globaltimer_lo"):
             now &= 0xFFFFFFFF
         return np.uint64(now).astype(dtype)
-    return threads.remember((text, dtype), lambda: _convert(threads.pick(_whole(state, text)), dtype))
+    return threads.remember((text, dtype), lambda: _convert(threads.pick(_compute_for_batch(state, text)), dtype))
 
 
 def _convert(value: Value, dtype: DType) -> Value:
     return value if value.dtype == dtype else value.astype(dtype)
 
 
-def _whole(state: BatchState, text: str) -> Value:
+def _compute_for_batch(state: BatchState, text: str) -> Value:
     name, _, axis = text[1:].partition(".")
     return state.all.remember(("special", text), lambda: _compute(state, name, AXES.index(axis) if axis else 0))
 
@@ -79,7 +79,7 @@ def _coordinate(number: Value, extent: tuple[int, int, int], axis: int) -> Value
         return np.uint32(0)
     below = (1, extent[0], extent[0] * extent[1])[axis]
     rows = number if below == 1 else number // below
-    if np.prod(extent[axis + 1 :], dtype=np.int64) > 1:  # dividing takes longer than a short kernel
+    if np.prod(extent[axis + 1 :], dtype=np.int64) > 1:  # a division may take longer than a short kernel
         rows = rows % extent[axis]
     return rows.astype(np.uint32)
 
@@ -98,7 +98,7 @@ def _constant(state: BatchState, name: str) -> int:
             return int(state.cluster_blocks > 1)
         case "total_smem_size" | "aggr_smem_size":
             return shared_sizes(state.shared_bytes - state.reserved_shared)[name]
-        case "envreg1":  # with envreg2 the address of a cooperative launch's workspace, 0 in any other
+        case "envreg1":  # with envreg2 the address of a cooperative launch's workspace, or 0
             return state.workspace >> 32
         case "envreg2":
             return state.workspace & 0xFFFFFFFF
@@ -106,7 +106,7 @@ def _constant(state: BatchState, name: str) -> int:
 
 
 def shared_sizes(own: int) -> dict[str, int]:
-    """Return the special registers about the size of shared memory, of a block that uses `own` bytes."""
+    """Return the special registers with sizes of shared memory, in bytes, for a block that uses `own` bytes."""
     return {
         "total_smem_size": -(-own // SHARED_UNIT_BYTES) * SHARED_UNIT_BYTES,
         "aggr_smem_size": own + RESERVED_SHARED_BYTES,

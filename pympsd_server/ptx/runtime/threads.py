@@ -1,4 +1,4 @@
-"""A set of threads that run together, the values cached for it, and the place of each thread in its batch."""
+"""Sets of threads that run together, the values cached for a set, and the place of each thread in its batch."""
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache
@@ -11,10 +11,10 @@ from pympsd_server.ptx.isa.machine import WARP
 
 
 class Threads:
-    """Threads of one batch: `ids` is an int64 index array, or None for all of them.
+    """A set of threads of one batch. `ids` is an int64 array of their numbers, or None for all threads.
 
-    Facts about the set (special registers, base addresses) are computed once and kept in `cache`; a loop that does
-    not split its group finds them there.
+    Values that depend only on the set, such as special registers and base addresses, are computed once and kept in
+    `cache`. As long as a loop does not split its group, each pass finds them there.
     """
 
     __slots__ = ("cache", "count", "ids")
@@ -25,11 +25,11 @@ class Threads:
         self.cache: dict[Hashable, Any] = {}
 
     def pick(self, value: Value) -> Value:
-        """Return the elements of a per-batch array that belong to these threads."""
+        """Return these threads' elements of an array that has an element for each thread of the batch."""
         return value if self.ids is None or value.ndim == 0 else value.take(self.ids)
 
     def remember(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return the value cached under a key; compute it the first time."""
+        """Return the value cached under a key; compute it at the first call."""
         value = self.cache.get(key)
         if value is None:
             value = self.cache[key] = compute()
@@ -44,15 +44,18 @@ class Threads:
 
 
 def spread(value: Value, count: int) -> Array:
-    """Return a uniform value as an array of `count` equal elements; an array as it is."""
+    """Return a uniform value as an array of `count` equal elements, and an array unchanged."""
     return value if value.ndim else np.full(count, value)
 
 
 class Geometry:
-    """Threads are numbered 0 to count-1, CTA by CTA; every array has one int64 element per thread.
+    """The place of each thread in a batch of CTAs. Threads are numbered from 0, CTA by CTA.
 
-    `thread` is the thread's number in its CTA, `cta` its CTA's in the batch, `warp` and `lane` its place
-    among the batch's warps (each CTA begins a new one), `slot` its place among all lanes of those.
+    Every array has an int64 element for each thread:
+
+    - `thread`: its number in its CTA, and `cta`: the CTA's number in the batch;
+    - `warp`: its warp's number in the batch (each CTA begins a new warp), and `lane`: its lane in the warp;
+    - `slot`: its lane's number among the lanes of all warps.
     """
 
     def __init__(self, blocks: int, threads_per_block: int) -> None:
@@ -71,5 +74,5 @@ class Geometry:
 
 @lru_cache(maxsize=16)
 def geometry(blocks: int, threads_per_block: int) -> Geometry:
-    """Return the shape's geometry; shared, never changed."""
+    """Return the geometry of a batch. Batches of the same shape share it, so its arrays must not be changed."""
     return Geometry(blocks, threads_per_block)

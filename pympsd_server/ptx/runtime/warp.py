@@ -9,7 +9,7 @@ from pympsd_server.ptx.runtime.threads import Threads, spread
 
 
 def ballot(state: BatchState, threads: Threads, predicate: Value) -> Array:
-    """Return per warp of the batch (uint32) which of these threads have a true predicate."""
+    """Return, for each warp of the batch, the mask (uint32) of these threads whose predicate is true."""
     if threads.ids is None and state.whole_warps and predicate.ndim:
         flags = predicate
     else:
@@ -19,7 +19,7 @@ def ballot(state: BatchState, threads: Threads, predicate: Value) -> Array:
 
 
 def active(state: BatchState, threads: Threads) -> Array:
-    """Return per warp (uint32) the lanes in this group."""
+    """Return, for each warp of the batch, the mask (uint32) of its lanes in this group."""
     return threads.remember("active", lambda: ballot(state, threads, np.bool_(True)))  # type: ignore[no-any-return]
 
 
@@ -28,13 +28,13 @@ def _spread_to_threads(state: BatchState, threads: Threads, per_warp: Array) -> 
 
 
 def active_mask(state: BatchState, threads: Threads) -> Array:
-    """activemask: return for each thread the lanes of its warp that are in this group."""
+    """activemask: return, for each thread, the mask (uint32) of its warp's lanes that are in this group."""
     return _spread_to_threads(state, threads, active(state, threads))
 
 
 def vote(state: BatchState, threads: Threads, mode: str, predicate: Value, mask: Value) -> Value:
-    """vote.sync: ballot (uint32) or any/all/uni (bool) over the lanes of `mask`."""
-    # Each thread sees the votes of the lanes its own mask names.
+    """vote.sync: return the result over the lanes of `mask`, a uint32 for ballot and a bool for any, all and uni."""
+    # Each thread counts the votes of the lanes in its own mask.
     votes = _spread_to_threads(state, threads, ballot(state, threads, predicate)) & mask
     if mode == "ballot":
         return votes
@@ -45,7 +45,7 @@ def vote(state: BatchState, threads: Threads, mode: str, predicate: Value, mask:
 
 
 def elect(state: BatchState, threads: Threads, mask: Value) -> tuple[Value, Value]:
-    """elect.sync: (leader's lane, whether this thread is it); the leader is the lowest lane present."""
+    """elect.sync: return (the leader's lane, whether this thread is the leader). The leader is the lowest lane."""
     voters = active_mask(state, threads) & mask
     lowest = voters & (~voters + np.uint32(1))
     leader = np.bitwise_count(lowest - np.uint32(1)).astype(np.uint32)
@@ -55,7 +55,7 @@ def elect(state: BatchState, threads: Threads, mask: Value) -> tuple[Value, Valu
 def shuffle(
     state: BatchState, threads: Threads, mode: str, value: Value, where: Value, clamp: Value
 ) -> tuple[Value, Value]:
-    """shfl: (the other lane's value, whether the source lane was in range)."""
+    """shfl: return (the source lane's value, whether the source lane is in range)."""
     source, valid = _sources(state, threads, mode, where, clamp)
     if value.ndim == 0:
         return value, valid
@@ -84,14 +84,14 @@ def _sources(state: BatchState, threads: Threads, mode: str, where: Value, clamp
     source = np.where(valid, source, lane)
     ids = threads.indices()
     if not state.whole_warps:
-        # A lane past the end of the CTA does not exist: its value is undefined, so the own value is kept.
+        # A lane past the end of the CTA does not exist, and its value is undefined: take the thread's own value.
         thread = threads.pick(state.thread)
         source = np.where(thread - lane + source < state.threads_per_block, source, lane)
     return ids - lane + source, valid
 
 
 def match(state: BatchState, threads: Threads, mode: str, value: Value, mask: Value) -> tuple[Value, Value]:
-    """match.sync: (lanes of `mask` with the same value, whether all have it); mode any or all."""
+    """match.sync: return (the lanes of `mask` with the thread's value, whether all have it); `mode` is any or all."""
     table: Array = np.zeros(state.warps * WARP, value.dtype)  # 0 for lanes that are not in the group
     table[threads.pick(state.slot)] = value
     table = table.reshape(-1, WARP)
@@ -116,10 +116,10 @@ _REDUCTIONS = {
 
 
 def reduce(state: BatchState, threads: Threads, mode: str, value: Value, mask: Value) -> Value:
-    """redux.sync over the lanes that share a membermask."""
+    """redux.sync: return the reduction over the lanes that have the same membermask."""
     function = _REDUCTIONS[mode]
     value, mask = spread(value, threads.count), spread(mask, threads.count)
-    # Lanes of one warp may be in different masks: one key per (warp, mask).
+    # Lanes of a warp may have different masks, so each (warp, mask) has a key of its own.
     key = threads.pick(state.warp).astype(np.uint64) << np.uint64(32) | mask
     order = np.argsort(key, kind="stable")
     ordered = key[order]
@@ -131,9 +131,9 @@ def reduce(state: BatchState, threads: Threads, mode: str, value: Value, mask: V
 
 
 def have_all_arrived(state: BatchState, threads: Threads, mask: Value, warps: int = 1) -> Value:
-    """Return per thread whether every living lane that its membermask names is in this group.
+    """Return, for each thread, whether every living lane in its membermask is in this group.
 
-    `warps`: 1, or GROUP_WARPS, when the other warps of the thread's warp group have to be here, too.
+    `warps` is 1, or GROUP_WARPS if all lanes of the thread's warp group must be in this group.
     """
     living = state.find_living_lanes()
     if warps == 1:

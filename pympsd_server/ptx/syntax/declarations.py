@@ -15,7 +15,7 @@ _BYTE_MASKS = {0xFF << shift: shift for shift in range(0, 64, 8)}
 
 
 def check_type(name: str, line: int) -> str:
-    """Return the type's name. Raises InvalidPtx for a type this device does not have."""
+    """Return the type's name. Raises InvalidPtx if this device does not have the type."""
     if name not in DTYPES:
         kind = "unsupported" if name in UNSUPPORTED_TYPES or name in BITS_OF_TYPES else "unknown"
         raise InvalidPtx(f"{kind} type .{name}", line)
@@ -23,7 +23,7 @@ def check_type(name: str, line: int) -> str:
 
 
 def parse_registers(tokens: TokenStream) -> Registers:
-    """Return a .reg directive."""
+    """Parse a .reg directive. Raises InvalidPtx."""
     line = tokens.line
     tokens.expect(".reg")
     length, type_name = _register_type(tokens, line)
@@ -44,7 +44,7 @@ def parse_registers(tokens: TokenStream) -> Registers:
 
 
 def _register_type(tokens: TokenStream, line: int) -> tuple[int, str]:
-    """Read `.b32` or `.v4 .b32`; return the number of parts and their type. Raises InvalidPtx."""
+    """Parse `.b32` or `.v4 .b32`; return the number of parts and their type. Raises InvalidPtx."""
     length = _VECTORS[tokens.take().text] if tokens.current.text in _VECTORS else 1
     type_name = tokens.take().text.lstrip(".")
     if type_name == "b128" and length == 1:
@@ -57,7 +57,7 @@ def _register_type(tokens: TokenStream, line: int) -> tuple[int, str]:
 
 
 def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
-    """Parse `.space [.align n] [.v4] .type name[n] = ...`, without the closing semicolon."""
+    """Parse `.space [.align n] [.v4] .type name[n] = ...` up to the semicolon. Raises InvalidPtx."""
     line = tokens.line
     space = tokens.take().text[1:]
     if space == "reg":
@@ -93,7 +93,7 @@ def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
 
 
 def _is_managed(tokens: TokenStream, space: str) -> bool:
-    """Read `(.managed, .unified(...))`, after .attribute; return whether it has .managed. Raises InvalidPtx."""
+    """Parse `(.managed, .unified(...))`; return whether .managed is there. Raises InvalidPtx."""
     line, managed = tokens.line, False
     tokens.expect("(")
     while not tokens.accept(")"):
@@ -152,9 +152,9 @@ def _initialiser(tokens: TokenStream) -> Initialiser:
                     f"the mask {mask:#x} of an initialiser is not one byte, such as 0xff or 0xff00", line
                 )
             tokens.expect("(")
-            whole = _initialiser(tokens)
+            initialiser = _initialiser(tokens)
             tokens.expect(")")
-            return evolve(whole, shift=_BYTE_MASKS[mask])
+            return evolve(initialiser, shift=_BYTE_MASKS[mask])
         return Initialiser(constant(tokens))
     symbol = tokens.take().text
     generic = symbol == "generic"
@@ -167,7 +167,7 @@ def _initialiser(tokens: TokenStream) -> Initialiser:
 
 
 def parse_parameters(tokens: TokenStream) -> tuple[Variable, ...]:
-    """Parse `(.param .b32 x, ...)`."""
+    """Parse the parameters `(.param .b32 x, ...)` of a function. Raises InvalidPtx."""
     parameters: list[Variable] = []
     tokens.expect("(")
     while not tokens.accept(")"):

@@ -1,8 +1,8 @@
 """Constant expressions: literals, and the operators of C on them (PTX ISA, Constant Expressions).
 
-Integers have 64 bits and are signed, unless a literal ends in U or does not fit. If the manual is silent the
-assembler's behaviour decides: a remainder is unsigned, a shift has the type of its left side, and both sides of
-``?:`` are brought to one type.
+Integers have 64 bits. They are signed, unless a literal ends in U or does not fit. If the manual leaves a question
+open, this module does what the assembler does: a remainder is unsigned, a shift has the type of its left side, and
+both sides of ``?:`` are converted to one type.
 """
 
 import operator
@@ -51,7 +51,7 @@ class Number:
 
 
 def is_constant(tokens: TokenStream) -> bool:
-    """Return whether a constant expression begins here; `(` may be the list of a call's arguments, too."""
+    """Return whether a constant expression may begin at the next token; a `(` may also begin a call's arguments."""
     token = tokens.current
     if token.text == "!":
         return tokens.following.kind != "word" or tokens.following.text == _WARP_SIZE
@@ -59,7 +59,7 @@ def is_constant(tokens: TokenStream) -> bool:
 
 
 def constant(tokens: TokenStream) -> Immediate:
-    """Take a constant expression, of integers or floats. Raises InvalidPtx."""
+    """Parse and evaluate a constant expression. Raises InvalidPtx."""
     if tokens.current.kind == "integer" and tokens.following.text in (",", ";", "]", "}"):
         return Immediate(int(_literal(tokens).value))
     number = _conditional(tokens)
@@ -71,7 +71,7 @@ def constant(tokens: TokenStream) -> Immediate:
 
 
 def integer_constant(tokens: TokenStream) -> int:
-    """Take a constant expression that is an integer. Raises InvalidPtx."""
+    """Parse and evaluate a constant expression. Raises InvalidPtx unless its value is an integer."""
     number = constant(tokens)
     if number.form != "int":
         raise tokens.error("an integer constant before this")
@@ -114,7 +114,7 @@ def _unary(tokens: TokenStream) -> Number:
         cast = tokens.take().text[1:] if tokens.current.text in _CASTS else ""
         inner = Number(0, "") if cast else _conditional(tokens)
         tokens.expect(")")
-        return _integer(_whole(_unary(tokens), tokens.line), cast) if cast else inner
+        return _integer(_as_integer(_unary(tokens), tokens.line), cast) if cast else inner
     if tokens.accept(_WARP_SIZE):
         return Number(32, "s64")
     return _literal(tokens)
@@ -127,8 +127,8 @@ def _apply_sign(symbol: str, number: Number, tokens: TokenStream) -> Number:
         if number.bits is not None:
             return Number(-number.value, number.kind, number.bits ^ (1 << 31 if number.kind == "f32" else 1 << 63))
         return Number(-number.value, number.kind) if number.is_float else _integer(-int(number.value), number.kind)
-    whole = _whole(number, tokens.line)
-    return _integer(~whole, "u64") if symbol == "~" else Number(int(not whole), "s64")
+    value = _as_integer(number, tokens.line)
+    return _integer(~value, "u64") if symbol == "~" else Number(int(not value), "s64")
 
 
 def _literal(tokens: TokenStream) -> Number:
@@ -149,39 +149,39 @@ def _literal(tokens: TokenStream) -> Number:
 
 
 def _integer(value: int, kind: str) -> Number:
-    """Return the integer in 64 bits."""
+    """Return the number's low 64 bits as "s64" or "u64"."""
     value %= _WORD
     return Number(value - _WORD if kind == "s64" and value >= _WORD // 2 else value, kind)
 
 
-def _whole(number: Number, line: int) -> int:
+def _as_integer(number: Number, line: int) -> int:
     if number.is_float:
         raise InvalidPtx("this operator of constant expressions takes integers", line)
     return int(number.value)
 
 
 def _convert_alike(left: Number, right: Number) -> tuple[Number, Number]:
-    """Return both sides as unsigned if one of them is."""
+    """Return both integers as unsigned if one of them is unsigned, else both as signed."""
     kind = "u64" if "u64" in (left.kind, right.kind) else "s64"
     return _integer(int(left.value), kind), _integer(int(right.value), kind)
 
 
 def _combine(symbol: str, left: Number, right: Number, line: int) -> Number:
     if symbol in ("<<", ">>"):
-        by = min(_whole(right, line) % _WORD, 64)
-        value = _whole(left, line)
+        by = min(_as_integer(right, line) % _WORD, 64)
+        value = _as_integer(left, line)
         return _integer(value << by if symbol == "<<" else value >> by, left.kind)
     if symbol in ("&&", "||"):
-        both = _whole(left, line) != 0, _whole(right, line) != 0
+        both = _as_integer(left, line) != 0, _as_integer(right, line) != 0
         return Number(int(all(both) if symbol == "&&" else any(both)), "s64")
     if symbol in ("&", "|", "^"):
         change = {"&": operator.and_, "|": operator.or_, "^": operator.xor}[symbol]
-        return _integer(change(_whole(left, line) % _WORD, _whole(right, line) % _WORD), "u64")
+        return _integer(change(_as_integer(left, line) % _WORD, _as_integer(right, line) % _WORD), "u64")
     if symbol == "%":
-        divisor = _whole(right, line) % _WORD
+        divisor = _as_integer(right, line) % _WORD
         if not divisor:
             raise InvalidPtx("a constant expression divides by 0", line)
-        return _integer(_whole(left, line) % _WORD % divisor, "s64")
+        return _integer(_as_integer(left, line) % _WORD % divisor, "s64")
     is_float = left.is_float or right.is_float
     first, second = (left, right) if is_float else _convert_alike(left, right)
     x, y, kind = first.value, second.value, "f64" if is_float else first.kind

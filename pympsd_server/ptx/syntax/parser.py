@@ -1,10 +1,8 @@
-"""PTX text to its syntax: the items of a module. The bodies of functions are parsed later (`parse_body`).
+"""Parsing of a module's items. The bodies of its functions are parsed when they are needed (`parse_body`).
 
-`set_aside` returns the text of a module without the bodies of its functions, which are parsed when they are needed.
-
-Loading a module must not read all of it. A library of 26 MB has a thousand kernels, of which a program launches a
-few, and the parser reads 2 MB a second. A load needs only little: the names of the kernels, the variables of the
-module, and whether the text is one whole. So the text is first cut in two:
+Loading a module must not parse all of it. A library of 26 MB has a thousand kernels, a program launches a few of
+them, and the parser reads 2 MB a second. A load needs only the names of the kernels, the variables of the module, and
+whether all braces are closed. So `set_aside` first divides the text in two:
 
     .visible .entry scale(.param .u64 x)        .visible .entry scale(.param .u64 x)
     {                                     ──▶   \\0 0 \\0                    FunctionText("{ ... }", line 2)
@@ -12,13 +10,14 @@ module, and whether the text is one whole. So the text is first cut in two:
     }
     .global .b8 t[2] = {1, 2};
 
-`set_aside` needs a single pass of one regular expression, which looks at braces only, and at strings and comments
-because they may contain braces. It takes out the braces at the top of the module with their contents, except initial
-values, and leaves a mark with the body's number and as many newlines, so that the lines of all other tokens stay
-right. Tokens of a body know their lines, too: an error has the same message whenever it is found.
+`set_aside` is a single pass of one regular expression. It looks only at braces, and at strings and comments because
+they may contain braces. It takes out each outermost pair of braces with its contents, except initial values. In its
+place it leaves a mark with the body's number and as many newlines as the body had, so all other tokens keep their
+lines. A body's tokens have their lines of the image, too, so an error has the same message whenever it is found.
 
-An unclosed brace is left in the text, for the parser to report; a string or a comment that is not closed ends with
-its line or the text, so that the pass takes linear time. A mark is a NUL, which no image contains inside.
+An unclosed brace stays in the text, and the parser reports it. An unclosed string ends with its line, and an unclosed
+comment with the text, so the pass takes linear time. A mark is a number between two NULs, which an image cannot
+contain.
 """
 
 import re
@@ -31,17 +30,17 @@ from pympsd_server.ptx.syntax.statements import parse_statements
 from pympsd_server.ptx.syntax.tokens import TokenStream
 from pympsd_server.ptx.syntax.tree import Function, FunctionText, Module, Statement, Target
 
-_EVENT: Final = re.compile(  # each alternative begins with a character: re then skips others five times faster
+_EVENT: Final = re.compile(  # every alternative begins with a fixed character, so re skips others five times faster
     r'\{|\}|"(?:[^"\\\n]|\\.)*+"?|/(?:/[^\n]*|\*.*?(?:\*/|\Z))|\#[ \t]*(?:line[ \t]+)?\d[^\n]*|@@DWARF[^\n]*',
     re.DOTALL,
 )
 
 
 def set_aside(text: str) -> tuple[str, list[FunctionText]]:
-    """Return a module's text with marks for the texts in braces, and these texts, in order."""
+    """Return a module's text with marks in place of its functions' bodies, and the bodies in order."""
     parts: list[str] = []
     bodies: list[FunctionText] = []
-    depth = start = done = at = 0
+    depth = start = copied = at = 0
     line, before = 1, ""
     for match in _EVENT.finditer(text):
         event = match[0]
@@ -54,18 +53,18 @@ def set_aside(text: str) -> tuple[str, list[FunctionText]]:
             depth -= 1
             if not depth and before != "=":
                 end = match.end()
-                line += text.count("\n", done, start)
+                line += text.count("\n", copied, start)
                 body = FunctionText(text[start:end], line)
                 newlines = text.count("\n", start, end)
-                parts += [text[done:start], f"\0{len(bodies)}\0", "\n" * newlines]
+                parts += [text[copied:start], f"\0{len(bodies)}\0", "\n" * newlines]
                 line += newlines
                 bodies.append(body)
-                done = end
+                copied = end
         elif not depth:
             before = text[at : match.start()].rstrip()[-1:] or before
         if not depth:
             at = match.end()
-    parts.append(text[done:])
+    parts.append(text[copied:])
     return "".join(parts), bodies
 
 
@@ -77,7 +76,7 @@ _FUNCTION_DIRECTIVES = frozenset(
 )
 _NEXT_ITEM = frozenset({".entry", ".func", ".alias", ".file", ".loc", *_LINKAGE, *_IGNORED_WITH_BRACES})
 _NEXT_ITEM |= {f".{space}" for space in SPACES}
-"""The directives that begin an item of a module, so that a declaration of a function before it has ended."""
+"""The directives that begin an item of a module, and so end the declaration of a function before it."""
 
 _TARGET = re.compile(r"sm_(\d{1,4})([af]?)")
 
@@ -99,7 +98,7 @@ def parse_module(text: str) -> Module:
 
 
 def parse_body(body: FunctionText) -> tuple[Statement, ...]:
-    """Return the statements of a function. Raises InvalidPtx with the line of the first error."""
+    """Return the statements of a function's body. Raises InvalidPtx with the line of the first error."""
     return parse_statements(TokenStream(body.text, body.line))
 
 
@@ -198,8 +197,8 @@ def _function(tokens: TokenStream, bodies: list[FunctionText]) -> Function:
     if tokens.current.kind == "body":
         function.body = bodies[int(tokens.take().text)]
     elif tokens.is_at("{"):
-        parse_statements(tokens)  # it is not closed, or the first of its errors hides the end
+        parse_statements(tokens)  # reports an unclosed body, or an error in it that hides its end
         raise tokens.error("the end of the function")
-    elif tokens.current.kind != "end" and tokens.current.text not in _NEXT_ITEM:  # nvopencc wrote no semicolon
+    elif tokens.current.kind != "end" and tokens.current.text not in _NEXT_ITEM:  # nvopencc omits the semicolon
         tokens.expect(";")
     return function

@@ -30,7 +30,7 @@ _LINE_DIRECTIVES = frozenset({".loc", ".file"})
 
 
 def parse_statements(tokens: TokenStream) -> tuple[Statement, ...]:
-    """Return everything up to the matching `}`, which is consumed too."""
+    """Parse a body from its `{` to the matching `}`, and return the statements. Raises InvalidPtx."""
     statements: list[Statement] = []
     tokens.expect("{")
     while not tokens.accept("}"):
@@ -79,7 +79,7 @@ def _label(tokens: TokenStream) -> Statement | None:
         tokens.word("_")
         parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
         while not tokens.accept(";"):
-            if tokens.is_at(".abi_preserve", ".abi_preserve_control"):  # how many registers it keeps
+            if tokens.is_at(".abi_preserve", ".abi_preserve_control"):  # how many registers the callee preserves
                 tokens.take()
                 tokens.integer()
             else:
@@ -140,7 +140,7 @@ def _operand(tokens: TokenStream) -> Operand:
 
 
 def _element(tokens: TokenStream, base: Name) -> Element:
-    """Return `base[2]`, `base[%r]` or `base[%r+1]`, after its `[`."""
+    """Parse the rest of `base[2]`, `base[%r]` or `base[%r+1]` after the `[`."""
     index = None if is_constant(tokens) else Name(tokens.word("an index"))
     offset = integer_constant(tokens) if index is None or tokens.is_at("+", "-") else 0
     tokens.expect("]")
@@ -157,7 +157,7 @@ def _list(tokens: TokenStream, end: str) -> tuple[Operand, ...]:
 
 
 def _address(tokens: TokenStream) -> Address | Vector:
-    """Return `[address]`, or `[object, {coordinates}]` as a vector of all of them."""
+    """Parse `[address]`, or `[object, {coordinates}]`, which becomes a vector of the object and its coordinates."""
     tokens.expect("[")
     base: Name | Immediate
     if is_constant(tokens):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pympsd_server.ptx.isa.faults import InvalidPtx
 
 MAX_REGISTERS = 1 << 20
-"""The registers of a function, and of a kernel with the functions that are inlined."""
+"""The maximum number of registers of a function, and of a kernel together with the functions inlined in it."""
 _SPACES = " \t\r\f\v"
 _PATTERN = re.compile(
     r"""
@@ -28,9 +28,10 @@ _PATTERN = re.compile(
 
 
 class Token(NamedTuple):
-    """A word, number, string or symbol, with its line; `kind` "end" after the last one.
+    """A word, number, string or symbol, and its line in the image.
 
-    A `kind` of "body" stands for text in braces that `parser.set_aside` has taken out, and has its number.
+    The last token has the `kind` "end". A token of `kind` "body" is a mark of `parser.set_aside`; its text is the
+    number of the body.
     """
 
     kind: str
@@ -39,9 +40,9 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str, line: int = 1) -> list[Token]:
-    """Return all tokens but space and comments, and an "end" token. Raises InvalidPtx at a strange character.
+    """Return the tokens of a text that begins on a line of the image, the last with the `kind` "end".
 
-    ``line`` is the line of the image on which the text begins.
+    Raises InvalidPtx at a character that cannot begin a token.
     """
     tokens: list[Token] = []
     position, end = 0, len(text.rstrip(_SPACES))
@@ -64,7 +65,7 @@ def tokenize(text: str, line: int = 1) -> list[Token]:
 
 
 class TokenStream:
-    """Looks at and consumes tokens; every refusal carries the current line."""
+    """The tokens of a text, consumed from the front; every InvalidPtx has the line of the next token."""
 
     def __init__(self, text: str, line: int = 1) -> None:
         self._tokens = tokenize(text, line)
@@ -73,7 +74,7 @@ class TokenStream:
 
     @property
     def current(self) -> Token:
-        """The token that is next."""
+        """The next token."""
         return self._tokens[self._at]
 
     @property
@@ -87,7 +88,7 @@ class TokenStream:
         return self._tokens[min(self._at + 1, len(self._tokens) - 1)]
 
     def error(self, expected: str) -> InvalidPtx:
-        """Return the refusal of the next token, where something else is `expected`."""
+        """Return an InvalidPtx for the next token, in whose place the syntax requires `expected`."""
         actual = "{" if self.current.kind == "body" else self.current.text
         return InvalidPtx(f"expected {expected}, found {actual!r}", self.line)
 
@@ -100,7 +101,7 @@ class TokenStream:
         return token
 
     def is_at(self, *texts: str) -> bool:
-        """Return whether the next token is one of some texts."""
+        """Return whether the next token is one of these texts."""
         token = self._tokens[self._at]
         return token.text in texts and token.kind not in ("string", "body")
 
@@ -116,14 +117,14 @@ class TokenStream:
         if not self.accept(text):
             raise self.error(repr(text))
 
-    def word(self, what: str) -> str:
-        """Return the next token, a word. Raises InvalidPtx, which names `what`, for any other token."""
+    def word(self, expected: str) -> str:
+        """Step over a word, and return it. Raises InvalidPtx, which names what was `expected`, at any other token."""
         if self.current.kind != "word":
-            raise self.error(what)
+            raise self.error(expected)
         return self.take().text
 
     def integer(self) -> int:
-        """Return the next token, an integer with or without a sign. Raises InvalidPtx for any other token."""
+        """Step over an integer with an optional minus sign, and return it. Raises InvalidPtx at any other token."""
         negative = self.accept("-")
         if self.current.kind != "integer":
             raise self.error("an integer")
@@ -131,24 +132,24 @@ class TokenStream:
         return -value if negative else value
 
     def count_registers(self, count: int) -> None:
-        """Count registers that the text declares by a range. Raises InvalidPtx above MAX_REGISTERS."""
+        """Count the registers of a range such as `%r<5>`. Raises InvalidPtx above MAX_REGISTERS in all."""
         self._registers += count
         if self._registers > MAX_REGISTERS:
             raise InvalidPtx(f"a function declares more than {MAX_REGISTERS} registers", self.line)
 
     def skip_line(self) -> None:
-        """Skip the rest of the line, as .loc and .file end there."""
+        """Skip the rest of the line, because .loc and .file have no other end."""
         line = self.line
         while self.current.kind != "end" and self.line == line:
             self._at += 1
 
     def skip_past(self, text: str) -> None:
-        """Skip everything up to and including a text."""
+        """Skip everything up to and including a text. Raises InvalidPtx if the text does not follow."""
         while not self.accept(text):
             self.take()
 
     def skip_past_body(self) -> None:
-        """Step over everything up to the next text in braces and that text."""
+        """Skip everything up to and including the next body. Raises InvalidPtx if none follows."""
         while self.take().kind != "body":
             pass
 

@@ -1,4 +1,4 @@
-"""The syntax tree of PTX text: functions, statements and operands, nothing resolved yet.
+"""The syntax tree of PTX text: functions, statements and operands, whose names are not resolved yet.
 
 The parser produces a `Module`; lowering reads it. Names are still texts here, so that a name can stand for a
 register, a variable, a label or a function, depending on where it is used. Every instruction, label and variable has
@@ -44,7 +44,7 @@ class Vector:
 
 @frozen
 class Pair:
-    """`d|p`: a result and a second, predicate, result."""
+    """`d|p`: a result, and a predicate as a second result."""
 
     first: Name
     second: Name
@@ -59,7 +59,7 @@ class Negated:
 
 @frozen
 class Negative:
-    """`-r`: a negated register, where an instruction has such operands."""
+    """`-r`: a register whose value the instruction negates."""
 
     operand: Name
 
@@ -74,9 +74,9 @@ class Sum:
 
 @frozen
 class Element:
-    """`symbol[2]` or `symbol[%r+1]` outside of brackets: the element of an array, or its address.
+    """`symbol[2]` or `symbol[%r+1]` outside of brackets: an array's element, or the element's address.
 
-    `offset` counts elements, too.
+    `offset` is in elements, like the index.
     """
 
     base: Name
@@ -86,7 +86,7 @@ class Element:
 
 @frozen
 class Arguments:
-    """`(a, b)` of a call."""
+    """`(a, b)`: the arguments or the results of a call."""
 
     items: tuple[Operand, ...]
 
@@ -115,7 +115,7 @@ class Instruction:
 
     @property
     def opcode(self) -> str:
-        """The opcode as it stands in the text, its types last."""
+        """The opcode as in the text, except that its types are last."""
         return ".".join((self.name, *self.modifiers, *self.types))
 
 
@@ -157,9 +157,9 @@ class Prototype:
 
 @frozen
 class Initialiser:
-    """One initial value: a literal, or the address of a variable or a function (`symbol`, plus the literal).
+    """One initial value: a literal, or the address of the variable or function `symbol` plus the literal.
 
-    `shift` is not None if one byte of that is meant, as in `0xff00(symbol+4)`: the bits below it.
+    If the value is only one byte of this, as in `0xff00(symbol+4)`, `shift` is the number of bits below the byte.
     """
 
     value: Immediate
@@ -182,9 +182,9 @@ class Variable:
     initial: tuple[Initialiser, ...]
     line: int
     managed: bool = False
-    """Whether the host reaches it, too: .attribute(.managed)."""
+    """Whether the host can access the variable, too (.attribute(.managed))."""
     key: str = ""
-    """The name of a function's static variable among the variables of the module."""
+    """The key of a function's static variable in `Module.variables`; "" for every other variable."""
 
     @property
     def size(self) -> int:
@@ -225,14 +225,14 @@ class Function:
 
 @frozen
 class Target:
-    """A .target: sm_90 is 90; the suffix is a (that very architecture), f (its family) or empty."""
+    """A .target. `architecture` is 90 for sm_90; `suffix` is "a" (only this architecture), "f" (its family) or ""."""
 
     architecture: int = 0
     suffix: str = ""
     line: int = 1
 
     def serves(self, capability: tuple[int, int]) -> bool:
-        """Return whether its code runs on a device (PTX ISA, .target)."""
+        """Return whether code of this target runs on a device (PTX ISA, .target)."""
         major, minor = divmod(self.architecture, 10)
         if self.suffix == "a":
             return capability == (major, minor)
@@ -251,4 +251,4 @@ class Module:
     variables: dict[str, Variable] = field(factory=dict)
     functions: dict[str, Function] = field(factory=dict)
     aliases: dict[str, str] = field(factory=dict)
-    """Other names of functions (.alias)."""
+    """The function's name for each alias (.alias)."""

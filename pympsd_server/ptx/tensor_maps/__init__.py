@@ -1,1 +1,1 @@
-"""Copies and reductions of tiles by tensor maps (PTX ISA: cp.async.bulk.tensor, tensormap)."""
+"""Copies and reductions of boxes of a tensor (PTX ISA: cp.async.bulk.tensor, tensormap)."""

@@ -1,4 +1,4 @@
-"""Copies of boxes between global and shared memory, and reductions in global memory."""
+"""Copies of boxes between global and shared memory, and reductions of boxes in global memory."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -27,11 +27,11 @@ _SHARED_ALIGNMENT: Final = 128
 _DTYPES: Final[dict[int, DType]] = dict(
     zip(DataType, (U8, U16, U32, S32, U64, S64, F16, F32, F64, U16, F32, F32, F32), strict=True)
 )
-"""The dtypes in which reductions see elements; bfloat16 are bits."""
+"""The dtype of the elements in a reduction, by their data type; of bfloat16, the dtype of its bits."""
 _ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
-"""The types to which loads convert. They flush no type's subnormal numbers, those of _FTZ neither, as on an H100."""
+"""The types that loads round. As on an H100, loads do not flush subnormal numbers, even for the type _FTZ."""
 _NAN: Final = b"\xf7\x7f"
-"""The pattern that an H100 fills with, repeated: a NaN of every type of 2, 4 and 8 bytes."""
+"""The bytes that an H100 repeats to fill elements with NaN: a NaN of every type of 2, 4 and 8 bytes."""
 _TF32_NAN: Final = U32.type(0x7FFFE000)
 _MAGNITUDE: Final = U32.type(0x7FFFFFFF)
 _INFINITY: Final = U32.type(0x7F800000)
@@ -48,9 +48,10 @@ def load_box(
     mask: Value | None,
     guard: Value | None,
 ) -> None:
-    """cp.async.bulk.tensor to shared memory.
+    """cp.async.bulk.tensor: copy a box from global to shared memory, and complete its bytes on `barrier`.
 
-    ``offsets`` are None for .tile; ``mask`` chooses the blocks of the cluster that get the box.
+    ``offsets`` are None for .tile. ``mask`` selects the blocks of the cluster that receive the box. Raises
+    DeviceFault for an invalid map, address or coordinate.
     """
     rank, moved = len(coordinates), offsets or ()
     values = (target, map_address, barrier, *coordinates, *moved, *(() if mask is None else (mask,)))
@@ -59,13 +60,13 @@ def load_box(
         place, where, waiting, *coordinates = arguments
         start, moves = coordinates[:rank], coordinates[rank : rank + len(moved)]
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
-        of = map_at(state, thread, where)
-        limit, is_rounded = state.frame_size("shared"), of.data_type in _ROUNDED
-        box = box_at(of, start, None if offsets is None else moves, limit, is_rounded)
-        elements = _read(state, thread, of, box)
+        tensor_map = map_at(state, thread, where)
+        limit, is_rounded = state.frame_size("shared"), tensor_map.data_type in _ROUNDED
+        box = box_at(tensor_map, start, None if offsets is None else moves, limit, is_rounded)
+        elements = _read(state, thread, tensor_map, box)
         blocks = None if mask is None else coordinates[-1]
         for to in destinations(place, blocks):
-            copies, places = repeat(thread, len(elements)), _shared_addresses(of, box, to)
+            copies, places = repeat(thread, len(elements)), _shared_addresses(tensor_map, box, to)
             store(state, copies, "shared", places, elements.dtype, box.unit, (elements,), None)
         for waiting_address in destinations(waiting, blocks):
             complete_bytes(state, thread, waiting_address, elements.nbytes)
@@ -83,16 +84,19 @@ def store_box(
     function: str,
     guard: Value | None,
 ) -> None:
-    """cp.async.bulk.tensor to global memory; cp.reduce.async.bulk.tensor if there is a function ("" for none)."""
+    """cp.async.bulk.tensor: copy a box from shared to global memory; with a `function`, reduce the box into it.
+
+    Raises DeviceFault for an invalid map, address or coordinate.
+    """
 
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
         where, place, *start = arguments
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
-        of = map_at(state, thread, where)
-        reduction = _reduction(of, function) if function else ""
-        box = store_box_at(of, start, is_im2col, state.frame_size("shared"), bool(reduction))
-        dtype, copies = _DTYPES[of.data_type] if reduction else _bits(box), repeat(thread, len(box.inside))
-        elements = load(state, copies, "shared", _shared_addresses(of, box, place), dtype, box.unit, None)
+        tensor_map = map_at(state, thread, where)
+        reduction = _reduction(tensor_map, function) if function else ""
+        box = store_box_at(tensor_map, start, is_im2col, state.frame_size("shared"), bool(reduction))
+        dtype, copies = _DTYPES[tensor_map.data_type] if reduction else _bits(box), repeat(thread, len(box.inside))
+        elements = load(state, copies, "shared", _shared_addresses(tensor_map, box, place), dtype, box.unit, None)
         values, inside = (elements,), box.inside
         if reduction:
             atomic(state, copies, "global", reduction, box.addresses, dtype, box.unit, values, False, inside)
@@ -102,20 +106,20 @@ def store_box(
     run_by_thread(state, threads, (map_address, source, *coordinates), guard, work)
 
 
-def _shared_addresses(of: TensorMap, box: Box, start: int) -> Array:
-    """Return the shared addresses of a box: the swizzle exchanges bits of whole addresses.
+def _shared_addresses(tensor_map: TensorMap, box: Box, start: int) -> Array:
+    """Return the shared addresses of a box's units, with the swizzle.
 
-    Its rows lie as far apart as the swizzle's span is wide, even if they are shorter, and the bytes between the rows
-    are kept.
+    With a swizzle, the distance between rows is its span, even if the rows are shorter; a copy does not write the
+    bytes between rows. The swizzle changes bits of the address itself, not of the offset in the box.
     """
-    width = of.inner * of.element_bytes
-    rows = consecutive(start, len(box.inside) * box.unit // width, row_pitch(of))
+    width = tensor_map.inner * tensor_map.element_bytes
+    rows = consecutive(start, len(box.inside) * box.unit // width, row_pitch(tensor_map))
     places = rows[:, None] + consecutive(0, width // box.unit, box.unit)
-    return swizzle_addresses(places.ravel(), of.swizzle)
+    return swizzle_addresses(places.ravel(), tensor_map.swizzle)
 
 
 def swizzle_addresses(address: Array, swizzle: int) -> Array:
-    """Return addresses whose bits from 4 on are changed by those from 7 on: 1 bit for 32B, 2 for 64B, 3 for 128B."""
+    """Change the bits from 4 up by xor with the bits from 7 up: 1 bit for 32B, 2 bits for 64B, 3 bits for 128B."""
     changed: Array = address ^ ((address >> U64.type(7) & U64.type((1 << swizzle) - 1)) << U64.type(4))
     return changed
 
@@ -124,14 +128,14 @@ def _bits(box: Box) -> DType:
     return np.dtype(f"u{box.unit}")
 
 
-def _read(state: BatchState, thread: Threads, of: TensorMap, box: Box) -> Array:
-    """Return the bits of a box's elements, converted by their type; those outside of the tensor are 0 or NaN."""
+def _read(state: BatchState, thread: Threads, tensor_map: TensorMap, box: Box) -> Array:
+    """Return the bits of a box's elements, rounded if the type is in _ROUNDED, and 0 or NaN outside of the tensor."""
     dtype, copies = _bits(box), repeat(thread, len(box.inside))
     elements = np.asarray(load(state, copies, "global", box.addresses, dtype, box.unit, box.inside))
-    if of.data_type in _ROUNDED:
+    if tensor_map.data_type in _ROUNDED:
         rounded = (elements + U32.type(0xFFF) + (elements >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
         elements = np.where((elements & _MAGNITUDE) > _INFINITY, _TF32_NAN, rounded)
-    if of.fill:
+    if tensor_map.fill:
         elements[~box.inside] = np.frombuffer(_NAN * (box.unit // len(_NAN)), dtype)[0]
     return elements
 
@@ -142,24 +146,24 @@ _WHOLE: Final = (DataType.UINT32, DataType.INT32, DataType.UINT64)
 _HALVES: Final = (DataType.FLOAT16, DataType.BFLOAT16)
 _FLUSHED: Final = (DataType.FLOAT32_FTZ, DataType.TFLOAT32_FTZ)
 _SINGLES: Final = (DataType.FLOAT32, DataType.TFLOAT32, *_FLUSHED)
-"""As recorded on an H100, TF32 is added as FLOAT32 is, without rounding, and subnormal numbers are flushed of
-FLOAT32_FTZ alone. TFLOAT32_FTZ is not recorded: it is taken to be the same as FLOAT32_FTZ."""
+"""Types that are added as float32. An H100 was recorded to add TFLOAT32 without rounding it, and to flush subnormal
+numbers only of FLOAT32_FTZ. TFLOAT32_FTZ was not recorded, and is added like FLOAT32_FTZ."""
 REDUCTIONS: Final[dict[str, Sequence[int]]] = {
     "add": (*_WHOLE, *_HALVES, *_SINGLES, DataType.FLOAT64),
     **dict.fromkeys(("min", "max"), (*_WHOLE, DataType.INT64, *_HALVES)),
     **dict.fromkeys(("inc", "dec"), (DataType.UINT32,)),
     **dict.fromkeys(("and", "or", "xor"), _WHOLE),
 }
-"""The data types of each function of cp.reduce.async.bulk.tensor, as recorded on an H100: INT64 has a minimum and a
-maximum only (whether it lacks .xor too is not recorded)."""
+"""The data types for each function of cp.reduce.async.bulk.tensor, as recorded on an H100. INT64 has only .min and
+.max (.xor was not recorded)."""
 
 
-def _reduction(of: TensorMap, function: str) -> str:
-    """Return the atomic operation of a function on a map's elements; raise IllegalInstruction if none can be used."""
-    if of.data_type not in REDUCTIONS[function]:
-        raise IllegalInstruction(f"no reduction .{function} of {DataType(of.data_type).name}")
-    if of.data_type == DataType.BFLOAT16:
+def _reduction(tensor_map: TensorMap, function: str) -> str:
+    """Return the atomic operation for a function and a map's data type. Raises IllegalInstruction if it has none."""
+    if tensor_map.data_type not in REDUCTIONS[function]:
+        raise IllegalInstruction(f"no reduction .{function} of {DataType(tensor_map.data_type).name}")
+    if tensor_map.data_type == DataType.BFLOAT16:
         return f"{function}_bf16"
-    if of.data_type in _FLUSHED:
+    if tensor_map.data_type in _FLUSHED:
         return f"{function}_ftz_one_nan"
-    return f"{function}_one_nan" if of.data_type in (DataType.FLOAT16, *_SINGLES) else function
+    return f"{function}_one_nan" if tensor_map.data_type in (DataType.FLOAT16, *_SINGLES) else function

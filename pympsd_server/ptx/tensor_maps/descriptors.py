@@ -1,4 +1,4 @@
-"""Tensor maps in the memory that kernels see: read by copies, changed by tensormap."""
+"""Tensor maps in device memory, which copies read and tensormap changes."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ _WORDS: Final = BYTES // _WORD
 
 
 def map_at(state: BatchState, thread: Threads, address: int) -> TensorMap:
-    """Return the map at a generic address; raise IllegalInstruction if none can be used."""
+    """Return the map at a generic address. Raises IllegalInstruction if it is invalid or interleaved."""
     try:
         tensor_map = unpack(_read(state, thread, "generic", address))
     except ValueError as error:
@@ -53,7 +53,10 @@ def replace_field(
     value: Value,
     guard: Value | None,
 ) -> None:
-    """tensormap.replace: change one field of the map at each thread's address."""
+    """tensormap.replace: change a field of the map at each thread's address. `ordinal` is the field's dimension.
+
+    Raises IllegalInstruction if the memory contains neither a map nor only zeros.
+    """
 
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
         place, new_value = arguments
@@ -67,7 +70,7 @@ def replace_field(
 
 
 def copy_map(state: BatchState, threads: Threads, target: Value, source: Value, guard: Value | None) -> None:
-    """tensormap.cp_fenceproxy: copy 128 bytes from shared to global memory."""
+    """tensormap.cp_fenceproxy: copy each thread's map, 128 bytes, from shared to global memory."""
 
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
         place, origin = arguments

@@ -2,8 +2,8 @@
 
 A sample has coordinates, a texture object (a record in device memory) and perhaps a level or gradients. The threads
 of a group may use different objects, so the work is done for each object separately (`texels.run_by_object`), then
-for each level, then for each of the up to eight elements that a linear filter mixes. Coordinates and weights are
-rounded to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter).
+for each level, then for each of the up to eight elements that a linear filter mixes. As on a GPU, coordinates and
+weights are rounded to 8 bits of fraction (recorded in tests/data/corpus, texture_filter).
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ from pympsd_server.ptx.textures.texels import (
 )
 
 GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2, "cube": 3, "acube": 3}
-"""The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""
+"""The number of coordinates of each geometry, without the layer, which is first in geometries with layers."""
 _FACES = 6
 
 
@@ -41,37 +41,38 @@ def sample_texture(
     gradients: tuple[Value, ...],
     guard: Value | None,
 ) -> list[Array]:
-    """Return the bits of four channels. Coordinates are a layer (u32), then floats, or int32 for elements.
+    """Return the bits of four channels for each thread.
 
-    The level of a mipmapped array is given, or found from the gradients by x and by y, or it is 0.
+    `coordinates` are the layer (u32) if the geometry has layers, then floats, or int32 indices of elements. The level
+    of a mipmapped array is `level`, or follows from the `gradients` in x and y, or is 0.
     """
     values = (*coordinates, *gradients, *(() if level is None else (level,)))
 
-    def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
+    def work(texture: TextureObject, arguments: tuple[Array, ...]) -> Array:
         place, level_operands = arguments[: len(coordinates)], arguments[len(coordinates) :]
         if level is not None:
             levels = finite(level_operands[0])
         elif gradients:
-            levels = _level_of(of, level_operands)
+            levels = _level_of(texture, level_operands)
         else:
             levels = np.zeros(len(place[0]))
-        return _bits(_sample_levels(state, of, geometry, place, levels))
+        return _bits(_sample_levels(state, texture, geometry, place, levels))
 
     return list(run_by_object(state, threads, handle, values, 4, guard, work).astype(U32))
 
 
 def _bits(values: Array) -> Array:
-    """Return 32 bits of each float or integer."""
+    """Return each float or integer as 32 bits."""
     bits: Array = values.astype(F32).view(U32) if values.dtype.kind == "f" else values.astype(U32)
     return bits
 
 
-def _level_of(of: TextureObject, gradients: tuple[Array, ...]) -> Array:
+def _level_of(texture: TextureObject, gradients: tuple[Array, ...]) -> Array:
     half = len(gradients) // 2
-    first = of.levels[0]
+    first = texture.levels[0]
     sizes = (
         (first.width, first.height, first.depth)
-        if of.sampling.flags & TextureFlag.NORMALIZED_COORDINATES
+        if texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES
         else (1, 1, 1)
     )
     lengths = []
@@ -84,44 +85,46 @@ def _level_of(of: TextureObject, gradients: tuple[Array, ...]) -> Array:
 
 
 def _sample_levels(
-    state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], levels: Array
+    state: BatchState, texture: TextureObject, geometry: str, place: tuple[Array, ...], levels: Array
 ) -> Array:
-    """Return elements, filtered, of the levels that the threads sample."""
-    how = of.sampling
-    last = len(of.levels) - 1
+    """Return filtered elements of the level, or the two levels, that each thread samples."""
+    how = texture.sampling
+    last = len(texture.levels) - 1
     if not last:
-        return _sample_level(state, of, of.levels[0], geometry, place)
+        return _sample_level(state, texture, texture.levels[0], geometry, place)
     bias, least, greatest = finite(np.array([how.level_bias, how.least_level, how.greatest_level]))
     where = np.clip(np.minimum(np.maximum(levels + bias, least), greatest), 0, last)
-    if how.level_filter and of.is_float:
+    if how.level_filter and texture.is_float:
         lower = np.floor(where)
         share = round_half_up((where - lower) * STEPS) / STEPS
         upper = np.minimum(lower + 1, last)
-        low, high = (_sample_each_level(state, of, geometry, place, bound.astype(S64)) for bound in (lower, upper))
+        low, high = (
+            _sample_each_level(state, texture, geometry, place, bound.astype(S64)) for bound in (lower, upper)
+        )
         between: Array = low * (1 - share) + high * share
         return between
-    return _sample_each_level(state, of, geometry, place, np.floor(where + 0.5).astype(S64))
+    return _sample_each_level(state, texture, geometry, place, np.floor(where + 0.5).astype(S64))
 
 
 def _sample_each_level(
-    state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], number: Array
+    state: BatchState, texture: TextureObject, geometry: str, place: tuple[Array, ...], number: Array
 ) -> Array:
-    texels = np.zeros((4, len(number)), np.float64 if of.is_float else S64)
+    texels = np.zeros((4, len(number)), np.float64 if texture.is_float else S64)
     for level_index in np.unique(number).tolist():
         selected = np.flatnonzero(number == level_index)
         part = tuple(coordinate[selected] for coordinate in place)
         texels[:, selected] = _sample_level(
-            state, of, of.levels[min(level_index, len(of.levels) - 1)], geometry, part
+            state, texture, texture.levels[min(level_index, len(texture.levels) - 1)], geometry, part
         )
     return texels
 
 
 Place = tuple[list[Array], list[int], list[int], Array]
-"""Coordinates in elements, the sizes and modes of their dimensions, and the slice of each thread."""
+"""Coordinates in elements, the sizes and address modes of their dimensions, and the slice of each thread."""
 
 
-def _place(of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Place:
-    modes = list(of.sampling.address_modes)
+def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Place:
+    modes = list(texture.sampling.address_modes)
     count = len(place[0])
     layer: Array = np.zeros(count, S64)
     if geometry.startswith("a"):
@@ -137,38 +140,43 @@ def _place(of: TextureObject, level: Level, geometry: str, place: tuple[Array, .
             layer,
         )
     sizes = [level.width, level.height, level.depth][: len(place)]
-    is_normalized = bool(of.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
+    is_normalized = bool(texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
     places = [
         finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
     ]
-    if of.kind is TexturedKind.LINEAR:
+    if texture.kind is TexturedKind.LINEAR:
         modes = [AddressMode.BORDER] * 3
     elif not is_normalized:
-        # Repetition is for normalized coordinates only.
+        # Only normalized coordinates can wrap or be mirrored.
         modes = [mode if mode == AddressMode.BORDER else AddressMode.CLAMP for mode in modes]
     return places, sizes, modes[: len(sizes)], layer
 
 
 def _sample_level(
-    state: BatchState, of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]
+    state: BatchState, texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]
 ) -> Array:
-    """Return the elements of one level, filtered."""
-    places, sizes, modes, layer = _place(of, level, geometry, place)
-    if not of.sampling.filter or not of.is_float or place[-1].dtype.kind != "f" or of.kind is TexturedKind.LINEAR:
-        return _element(state, of, level, [nearest(coordinate) for coordinate in places], sizes, modes, layer)
+    """Return filtered elements of one level."""
+    places, sizes, modes, layer = _place(texture, level, geometry, place)
+    if (
+        not texture.sampling.filter
+        or not texture.is_float
+        or place[-1].dtype.kind != "f"
+        or texture.kind is TexturedKind.LINEAR
+    ):
+        return _element(state, texture, level, [nearest(coordinate) for coordinate in places], sizes, modes, layer)
     total = np.zeros((4, len(layer)))
     around = [neighbours(coordinate) for coordinate in places]
     for corner, weight in corner_weights([share for _, share in around]).items():
         index = [first + step for (first, _), step in zip(around, corner, strict=True)]
-        # A texel without weight adds nothing, not even if it is infinite.
-        element = _element(state, of, level, index, sizes, modes, layer)
+        # A texel of weight 0 adds nothing even if it is infinite, although infinity * 0 is NaN.
+        element = _element(state, texture, level, index, sizes, modes, layer)
         total += np.where(weight > 0, element * (weight / STEPS), 0.0)
     return total
 
 
 def _element(
     state: BatchState,
-    of: TextureObject,
+    texture: TextureObject,
     level: Level,
     index: list[Array],
     sizes: list[int],
@@ -184,8 +192,8 @@ def _element(
             inside = within if inside is None else inside & within
     y = indices[1] if len(indices) > 1 else np.zeros_like(layer)
     z = indices[2] if len(indices) > 2 else layer
-    element = read(state, of, level, indices[0], y, z)
-    return element if inside is None else np.where(inside, element, border(of))
+    element = read(state, texture, level, indices[0], y, z)
+    return element if inside is None else np.where(inside, element, border(texture))
 
 
 def gather_texels(
@@ -197,17 +205,17 @@ def gather_texels(
     channel: int,
     guard: Value | None,
 ) -> list[Array]:
-    """Return the bits of one channel of the four elements that linear filtering has, counter-clockwise.
+    """Return the bits of one channel of the four elements that a linear filter would mix.
 
-    The first is that at the lower left: of the lesser x and the greater y.
+    They are in counter-clockwise order, from the element with the lesser x and the greater y.
     """
 
-    def work(of: TextureObject, place: tuple[Array, ...]) -> Array:
-        level = of.levels[0]
-        places, sizes, modes, layer = _place(of, level, geometry, place)
+    def work(texture: TextureObject, place: tuple[Array, ...]) -> Array:
+        level = texture.levels[0]
+        places, sizes, modes, layer = _place(texture, level, geometry, place)
         (x, _), (y, _) = (neighbours(coordinate) for coordinate in places)
         corners = ((x, y + 1), (x + 1, y + 1), (x + 1, y), (x, y))
-        rows = [_element(state, of, level, list(corner), sizes, modes, layer)[channel] for corner in corners]
+        rows = [_element(state, texture, level, list(corner), sizes, modes, layer)[channel] for corner in corners]
         return _bits(np.array(rows))
 
     return list(run_by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
@@ -217,16 +225,16 @@ QUERIES = ("width", "height", "depth", "array_size", "num_mipmap_levels", "norma
 
 
 def query_texture(
-    state: BatchState, threads: Threads, what: str, handle: Value, level: Value | None, guard: Value | None
+    state: BatchState, threads: Threads, attribute: str, handle: Value, level: Value | None, guard: Value | None
 ) -> Array:
-    """Return an attribute of texture or surface objects; a size is that of one level."""
+    """Return an attribute (one of QUERIES) of texture or surface objects; sizes are of `level`, or of level 0."""
 
-    def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
-        if what == "num_mipmap_levels":
-            return np.full(1, len(of.levels), np.uint64)
-        if what == "normalized_coords":
-            return np.full(1, bool(of.sampling.flags & TextureFlag.NORMALIZED_COORDINATES), np.uint64)
-        sizes = [getattr(size, "depth" if what == "array_size" else what) for size in of.levels]
+    def work(texture: TextureObject, arguments: tuple[Array, ...]) -> Array:
+        if attribute == "num_mipmap_levels":
+            return np.full(1, len(texture.levels), np.uint64)
+        if attribute == "normalized_coords":
+            return np.full(1, bool(texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES), np.uint64)
+        sizes = [getattr(size, "depth" if attribute == "array_size" else attribute) for size in texture.levels]
         number = np.minimum(arguments[0], len(sizes) - 1) if arguments else np.zeros(1, S64)
         return np.array(sizes, np.uint64)[number]
 

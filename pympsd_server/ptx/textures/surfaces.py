@@ -11,7 +11,7 @@ from pympsd_server.ptx.runtime.threads import Threads
 from pympsd_server.ptx.textures.texels import run_by_object
 
 SURFACE_GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2}
-"""The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""
+"""The number of coordinates of each geometry, without the layer, which is first in geometries with layers."""
 
 
 def read_surface(
@@ -25,10 +25,13 @@ def read_surface(
     count: int,
     guard: Value | None,
 ) -> list[Array]:
-    """Return ``count`` values of a type from bytes of surfaces; x is in bytes."""
+    """suld: return ``count`` values for each thread; the coordinate x is in bytes.
 
-    def work(of: TextureObject, place: tuple[Array, ...]) -> Array:
-        index, inside = _elements(state, of, geometry, beyond, place, dtype, count)
+    `beyond` is "zero", "clamp" or "trap". With "trap", an access outside of the surface raises LaunchFailed.
+    """
+
+    def work(surface: TextureObject, place: tuple[Array, ...]) -> Array:
+        index, inside = _elements(state, surface, geometry, beyond, place, dtype, count)
         view = state.view("global", dtype)
         return np.array([np.where(inside, view[index + number], 0) for number in range(count)])
 
@@ -46,11 +49,11 @@ def write_surface(
     values: tuple[Value, ...],
     guard: Value | None,
 ) -> None:
-    """Write values of a type to bytes of surfaces; x is in bytes."""
+    """sust: write values of each thread; the coordinate x is in bytes, and `beyond` as for `read_surface`."""
 
-    def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
+    def work(surface: TextureObject, arguments: tuple[Array, ...]) -> Array:
         place, data = arguments[: len(coordinates)], arguments[len(coordinates) :]
-        index, inside = _elements(state, of, geometry, beyond, place, dtype, len(values))
+        index, inside = _elements(state, surface, geometry, beyond, place, dtype, len(values))
         view = state.view("global", dtype)
         for number, component in enumerate(data):
             store_elements(view[number:], index[inside], component[inside])
@@ -61,23 +64,26 @@ def write_surface(
 
 def _elements(
     state: BatchState,
-    of: TextureObject,
+    surface: TextureObject,
     geometry: str,
     beyond: str,
     place: tuple[Array, ...],
     dtype: DType,
     count: int,
 ) -> tuple[Array, Array]:
-    """Return the first element of each access in the client's memory, and which accesses are within the surface."""
-    if of.kind is not TexturedKind.SURFACE:
+    """Return the index of each access's first element, and which accesses take place.
+
+    Outside of the surface, "clamp" moves an access to the nearest element, and "zero" leaves it out.
+    """
+    if surface.kind is not TexturedKind.SURFACE:
         raise IllegalAddress("the object is a texture, not a surface")
-    level, total = of.levels[0], dtype.itemsize * count
+    level, total = surface.levels[0], dtype.itemsize * count
     wide = [coordinate.astype(S64) for coordinate in place]
     zeros = np.zeros(len(wide[0]), S64)
     layer, wide = (wide[0], wide[1:]) if geometry.startswith("a") else (None, wide)
     x, y, z = [*wide, zeros, zeros][:3]
     z = z if layer is None else layer
-    furthest = _furthest(of, level, total)
+    furthest = _furthest(surface, level, total)
     clamped = tuple(np.clip(coordinate, 0, most) for coordinate, most in zip((x, y, z), furthest, strict=True))
     inside = np.logical_and.reduce(
         [coordinate == original for coordinate, original in zip(clamped, (x, y, z), strict=True)]
@@ -89,7 +95,7 @@ def _elements(
         why = f"surface access at byte {int(x[at])} of row {int(y[at])} of slice {int(z[at])}: outside of the surface"
         raise LaunchFailed(why, position=at)
     if beyond == "clamp":
-        # An element as wide as the access, or the first of them in the row.
+        # Clamp x to a multiple of the access's width.
         clamped = (clamped[0] - np.where(inside, 0, clamped[0] % total), *clamped[1:])
         inside = np.ones_like(inside) if min(furthest) >= 0 else inside
     x, y, z = (np.where(inside, coordinate, 0) for coordinate in clamped)
@@ -99,6 +105,6 @@ def _elements(
     return global_elements(state, address.view(np.uint64), dtype.itemsize, total, total), inside
 
 
-def _furthest(of: TextureObject, level: Level, total: int) -> tuple[int, int, int]:
-    """Return the greatest coordinates of an access of this many bytes; negative if rows are shorter than it."""
-    return level.width * of.element_bytes - total, level.height - 1, level.depth - 1
+def _furthest(surface: TextureObject, level: Level, total: int) -> tuple[int, int, int]:
+    """Return the greatest coordinates for an access of `total` bytes; x is negative if the rows are too short."""
+    return level.width * surface.element_bytes - total, level.height - 1, level.depth - 1

@@ -1,7 +1,7 @@
-"""Texels: elements of arrays in memory, and which of them a coordinate means (CUDA, Texture Fetching).
+"""Texels: elements of arrays in memory, and which of them a coordinate selects (CUDA, Texture Fetching).
 
-The first part reads the texture object and the elements: formats, channels, sRGB, the colour of the border. The
-second is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.
+The first part reads texture objects and elements: formats, channels, sRGB, the colour of the border. The second part
+is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.
 """
 
 from collections.abc import Callable
@@ -33,15 +33,15 @@ _DTYPES: Final[dict[int, DType]] = {
 _PACKED_GREATEST: Final = np.array([1023, 1023, 1023, 3], F64)
 
 Work = Callable[[TextureObject, tuple[Array, ...]], Array]
-"""The work of some threads on one object; each thread has an element of every array."""
+"""A function that does the work of the threads with one object; each thread has an element of every array."""
 
 
 def object_at(state: BatchState, handle: int) -> TextureObject:
-    """Return the object of a handle; raise IllegalAddress if the address has none."""
+    """Return the object with a handle, which is its address. Raises IllegalAddress if it is not an object."""
     try:
         return unpack(bytes(state.space.view(handle, BYTES)))
     except (IllegalAddress, ValueError):
-        raise IllegalAddress(f"{handle:#x} is the handle of no texture or surface object") from None
+        raise IllegalAddress(f"{handle:#x} is not the handle of a texture or surface object") from None
 
 
 def run_by_object(
@@ -53,7 +53,10 @@ def run_by_object(
     guard: Value | None,
     work: Work,
 ) -> Array:
-    """Return the 64-bit results of a work, ``rows`` for each thread; 0 where `guard` is false."""
+    """Call `work` for each object that the threads use. Return ``rows`` 64-bit results for each thread.
+
+    The results of a thread whose `guard` is false are 0.
+    """
     count = threads.count
     results = np.zeros((rows, count), np.uint64)
     acting = np.ones(count, np.bool_) if guard is None else np.broadcast_to(guard, count)
@@ -70,52 +73,52 @@ def run_by_object(
     return results
 
 
-def addresses(of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
-    """Return the addresses of elements, unsigned."""
-    offset = z * np.int64(level.slice_pitch) + y * np.int64(level.pitch) + x * np.int64(of.element_bytes)
+def addresses(texture: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
+    """Return the addresses of elements (uint64)."""
+    offset = z * np.int64(level.slice_pitch) + y * np.int64(level.pitch) + x * np.int64(texture.element_bytes)
     addresses: Array = (offset + np.int64(level.address)).view(np.uint64)
     return addresses
 
 
-def read(state: BatchState, of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
-    """Return elements as four rows, of double precision or of int64; missing channels are 0, 0 and 1."""
-    dtype = _DTYPES[of.format]
+def read(state: BatchState, texture: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
+    """Return elements as four rows of channels (float64 or int64). Missing channels are 0, and the fourth is 1."""
+    dtype = _DTYPES[texture.format]
     size = dtype.itemsize
-    index = global_elements(state, addresses(of, level, x, y, z), size, of.element_bytes, size)
+    index = global_elements(state, addresses(texture, level, x, y, z), size, texture.element_bytes, size)
     view = state.view("global", dtype)
-    texels = np.zeros((4, len(x)), F64 if of.is_float else S64)
+    texels = np.zeros((4, len(x)), F64 if texture.is_float else S64)
     texels[3] = 1
-    if of.format == PACKED:
+    if texture.format == PACKED:
         for channel, greatest in enumerate(_PACKED_GREATEST):
             texels[channel] = (view[index] >> np.uint32(10 * channel) & np.uint32(greatest)) / greatest
         return texels
-    for channel in range(of.channels):
-        texels[channel] = _convert(of, view[index + channel], channel)
+    for channel in range(texture.channels):
+        texels[channel] = _convert(texture, view[index + channel], channel)
     return texels
 
 
-def _convert(of: TextureObject, raw: Array, channel: int) -> Array:
-    if raw.dtype.kind == "f" or not of.is_float:
+def _convert(texture: TextureObject, raw: Array, channel: int) -> Array:
+    if raw.dtype.kind == "f" or not texture.is_float:
         return raw
     greatest = np.iinfo(raw.dtype).max
     scaled = np.maximum(raw.astype(F64) / greatest, -1.0)
-    if of.sampling.flags & TextureFlag.SRGB and raw.dtype == U8 and channel < 3:
+    if texture.sampling.flags & TextureFlag.SRGB and raw.dtype == U8 and channel < 3:
         scaled = np.where(scaled <= 0.04045, scaled / 12.92, ((scaled + 0.055) / 1.055) ** 2.4)
     return scaled
 
 
-def border(of: TextureObject) -> Array:
-    """Return the colour of the border as `read` returns elements, in one column."""
-    bits = np.array(of.sampling.border, U32)
-    if of.kind is TexturedKind.LINEAR:
+def border(texture: TextureObject) -> Array:
+    """Return the colour of the border in the form of `read`, with one column."""
+    bits = np.array(texture.sampling.border, U32)
+    if texture.kind is TexturedKind.LINEAR:
         bits = np.zeros(4, U32)
-    if not of.is_float:
+    if not texture.is_float:
         return bits.view(S32).astype(S64)[:, None]
     colour: Array = bits.view(F32).astype(F64)
-    dtype = _DTYPES[of.format]
+    dtype = _DTYPES[texture.format]
     if dtype.kind != "f":
-        # The colour is kept in the format of the elements.
-        greatest = _PACKED_GREATEST if of.format == PACKED else np.iinfo(dtype).max
+        # Round the colour as the elements' format does.
+        greatest = _PACKED_GREATEST if texture.format == PACKED else np.iinfo(dtype).max
         least = -1.0 if dtype.kind == "i" else 0.0
         colour = np.floor(np.clip(colour, least, 1.0) * greatest + 0.5) / greatest
     return colour[:, None]
@@ -123,54 +126,58 @@ def border(of: TextureObject) -> Array:
 
 _FAR = float(1 << 40)
 STEPS = 256
-"""Coordinates and weights of filters are fixed-point numbers with 8 bits of fraction; 1.0 is a weight."""
+"""The number of steps from one coordinate to the next, and of a weight of 1: both have 8 bits of fraction."""
 
 
 def finite(values: Array) -> Array:
-    """Return coordinates in double precision, within the range of integers; NaN becomes 0."""
+    """Return coordinates in double precision, clamped so that they can become integers; NaN becomes 0."""
     wide = values.astype(np.float64)
     return np.clip(np.where(np.isnan(wide), 0.0, wide), -_FAR, _FAR)
 
 
 def nearest(place: Array) -> Array:
-    """Return the index of the element in which each place lies."""
+    """Return the index of the element that contains each place."""
     index: Array = np.floor(place).astype(S64)
     return index
 
 
 def neighbours(place: Array) -> tuple[Array, Array]:
-    """Return the index of the first of the two elements around each place, and the second's weight in steps."""
+    """Return, for each place, the index of the first of the two elements around it, and the second one's weight."""
     first, share = np.divmod(round_half_up((place - 0.5) * STEPS), STEPS)
     return first, share
 
 
 def corner_weights(shares: list[Array]) -> dict[tuple[int, ...], Array]:
-    """Return the weights, in steps, of the elements around places, by their steps in x, y and z.
+    """Return the weights, in steps, of the elements around places, by each element's offsets (0 or 1) in x, y and z.
 
-    A GPU rounds them one dimension after the other, so that they always add up: the corpus of recorded kernels
-    (texture_filter) shows how.
+    `shares` has the second element's weight in each dimension. The weights are rounded in one dimension after
+    another, so that they always add up to STEPS, as on a GPU (recorded in tests/data/corpus, texture_filter).
     """
     nothing = np.zeros_like(shares[0])
     x, y, z = (*shares, nothing, nothing)[:3]
     weights = {}
-    for depth, whole in ((0, STEPS - z), (1, z)):
-        right = round_half_up(whole * x / STEPS)
-        left = whole - right
+    for depth, weight in ((0, STEPS - z), (1, z)):
+        right = round_half_up(weight * x / STEPS)
+        left = weight - right
         right_below = round_half_up(right * y / STEPS)
         left_above = round_half_up(left * (STEPS - y) / STEPS)
         weights[0, 0, depth], weights[0, 1, depth] = left_above, left - left_above
         weights[1, 0, depth], weights[1, 1, depth] = right - right_below, right_below
-    return {corner[: len(shares)]: weight for corner, weight in weights.items() if not any(corner[len(shares) :])}
+    return {
+        corner[: len(shares)]: corner_weight
+        for corner, corner_weight in weights.items()
+        if not any(corner[len(shares) :])
+    }
 
 
 def round_half_up(values: Array) -> Array:
-    """Return the nearest integers, of two the greater."""
+    """Round to the nearest integers, halves up."""
     nearest: Array = np.floor(values + 0.5).astype(S64)
     return nearest
 
 
 def map_indices(index: Array, size: int, mode: int) -> tuple[Array, Array | None]:
-    """Return indices within 0 to size - 1, and which were there if the border has a colour of its own."""
+    """Return indices from 0 to size - 1, and in the border mode which ones were in this range, else None."""
     if mode == AddressMode.WRAP:
         return index % size, None
     if mode == AddressMode.MIRROR:
@@ -181,7 +188,7 @@ def map_indices(index: Array, size: int, mode: int) -> tuple[Array, Array | None
 
 
 def cube_face(x: Array, y: Array, z: Array) -> tuple[Array, Array, Array]:
-    """Return the face (+x, -x, +y, -y, +z, -z) that each direction meets, and where, from 0 to 1."""
+    """Return the face (0 to 5 for +x, -x, +y, -y, +z, -z) that each direction meets, and where on it, from 0 to 1."""
     wide, high, deep = np.abs(x), np.abs(y), np.abs(z)
     along_x = (wide >= high) & (wide >= deep)
     along_y = ~along_x & (high >= deep)

@@ -1,8 +1,8 @@
 """One conversation of libcuda, which has one in cuInit and one for each context that it creates.
 
 The client waits until it gets its connection to a server. A refusal closes the conversation, because the protocol has
-no place for a reason; the program gets CUDA_ERROR_MPS_CONNECTION_FAILED. The client sends limits of its own
-environment to its server itself.
+no place for a reason; the program gets CUDA_ERROR_MPS_CONNECTION_FAILED. The client itself sends the limits in its
+environment to its server.
 """
 
 import os

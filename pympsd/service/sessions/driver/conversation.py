@@ -22,9 +22,9 @@ from pympsd.wire.driver.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, 
 from pympsd.wire.driver.server_commands import END_IF_IDLE
 
 HELLO_SECONDS: Final = 10.0
-"""A connection without credentials and role is closed after this time."""
+"""The time within which a connection must send credentials and role."""
 SPAWN_SECONDS: Final = 1.0
-"""The time that a server that connects has to become known as the process that was just started."""
+"""The time to wait until a process that connects as a server is known as the one that was just started."""
 POLL_SECONDS: Final = 0.005
 
 

@@ -44,13 +44,13 @@ class Offer:
     """The id of the client's conversation."""
     servers: int
     clients: int
-    """A descriptor: a copy of the client's end."""
+    """The descriptor of a copy of the client's end."""
     is_inherited: bool = False
     """Whether an earlier daemon made the connection; it may have sent one end or both."""
 
     @classmethod
     def make(cls, dispatcher: Dispatcher, key: int) -> Offer:
-        """Return a new connection; raise OSError."""
+        """Return a new connection, whose ends the keeper holds too. Raise OSError."""
         clients, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with clients, servers:
             for end in (clients, servers):
@@ -89,7 +89,8 @@ ANSWER_CHECKS: Final = 20
 ASLEEP_CHECKS: Final = 4
 """A client is unresponsive if it sleeps and has not read its server's message in this many checks in a row.
 
-A client that is stopped for a moment, or gets little processor time, has FIRST_ANSWER_SECONDS instead."""
+A client that is stopped for a moment, or gets little processor time, has FIRST_ANSWER_SECONDS instead.
+"""
 STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 
 
@@ -262,7 +263,7 @@ class Handoffs:
         return is_unresponsive
 
     async def _answers_in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
-        """Return whether the server answers in time, which is shorter for a client that is asleep.
+        """Return whether the server answers in time. It has less time if the client is asleep.
 
         Time in which the server or this process is stopped does not count.
         """

@@ -196,10 +196,10 @@ class DriverServerSession:
         self._wanted.set()
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Do nothing: the driver's server does not report when it works."""
+        """Do nothing, because the driver's server does not report its work."""
 
     async def stop_trace(self) -> None:
-        """Do nothing."""
+        """Do nothing, because no trace was started."""
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientGonePushed when a client's process ends; take over the pidfd.
@@ -277,7 +277,7 @@ class DriverServerSession:
         unnumbered = 0
         for device in devices:
             for context in device.contexts:
-                # Only the first context of a process has an ID; the other ones need a key of their own.
+                # Only the first context of a process has an ID; the others need separate keys.
                 unnumbered -= 1
                 context_id = first.get((context.pid, context.number, device.uuid), unnumbered)
                 reported = ReportedContext(context_id, context.number, ordinals.get(device.uuid, -1))

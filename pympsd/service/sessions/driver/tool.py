@@ -54,7 +54,7 @@ class ToolSession(LineSession[PacketChannel]):
 
 @define(eq=False)
 class RefusedTool:
-    """A tool at a socket for clients only: every line is refused."""
+    """A tool at a socket for clients only, whose lines are all refused."""
 
     peer: Peer
     channel: PacketChannel

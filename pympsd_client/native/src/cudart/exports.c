@@ -2,7 +2,7 @@
  *
  * Theory of operation. Nearly every function is a stub (../stubs.h) over a Python function of
  * pympsd_client/routing/runtime, which the libcuda.so.1 next to this library finds (../libcuda/gate.c). The
- * functions in C are those that have to work before Python starts, have to be quick, or do not return an error:
+ * functions in C are those that must work before Python starts, must be quick, or do not return an error:
  *
  *     registration.c   what the program registers before its main: fat binaries, kernels, variables
  *     launches.c       launches
@@ -32,8 +32,8 @@ enum { CUDA_VERSION = CUDA_MAJOR == 12 ? 12090 : 13000, FLAG_PER_THREAD = 2 };
 static Driver driver;
 static int has_driver;
 static atomic_int attached;
-/* The last error while Python cannot be started: of all threads, because a statically linked program has no thread-local
- * variables here (../libcuda/gate.c). */
+/* The last error while Python cannot be started. All threads share it, because a statically linked program has no
+ * thread-local variables here (../libcuda/gate.c). */
 static atomic_int own_error;
 
 static void load_driver(void) {
@@ -84,7 +84,7 @@ static int take_own_error(void) {
     return error;
 }
 
-/* Pass Python the function that looks up host addresses, in a table that no other thread uses yet. */
+/* Pass Python the function that looks up host addresses, by a table that no other thread uses yet. */
 static void set_registry(void *const *table) {
     static const char name[] = "pympsd_set_registry(";
     for (size_t index = 0; index < stub_count; index++)

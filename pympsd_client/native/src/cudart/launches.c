@@ -1,13 +1,13 @@
 /* Launches: `kernel<<<grid, block, shared, stream>>>(...)` and the functions of the runtime that launch.
  *
- * nvcc makes two steps of a launch. __cudaPushCallConfiguration keeps grid, block, shared memory and stream for the
- * thread; then the host function of the kernel takes them back with __cudaPopCallConfiguration and calls cudaLaunchKernel
- * with its own address, or since CUDA 13 __cudaLaunchKernel with what __cudaGetKernel returned for it. Here that is
- * the registration, because the driver's kernel may not exist yet.
+ * nvcc splits a launch into two steps. __cudaPushCallConfiguration keeps grid, block, shared memory and stream for the
+ * thread. Then the host function of the kernel takes them back with __cudaPopCallConfiguration. It calls cudaLaunchKernel
+ * with its own address or, since CUDA 13, __cudaLaunchKernel with the result of __cudaGetKernel, which is here the
+ * registration, because the driver's kernel may not exist yet.
  *
  * The first launch of a kernel finds the driver's handle with Python (pympsd_kernel), which loads the fat binary. The
- * handle is valid in all contexts for as long as the program has the kernel. A launch then is a look-up and a call of
- * cuLaunchKernel, which is quick when it repeats. A thread gets the primary context of its device before its first launch.
+ * handle is valid in all contexts as long as the program has the kernel. A later launch is only a look-up and a call of
+ * cuLaunchKernel, which is quick if it repeats. A thread gets the primary context of its device before its first launch.
  * If the driver reports that the thread has no context, or a destroyed one, it gets one and the launch is repeated. */
 
 #include "runtime.h"
@@ -53,7 +53,7 @@ static int begin_thread(void) {
     return result;
 }
 
-/* Find the driver's handle of a kernel, also for functions that the program got elsewhere. */
+/* Find the driver's handle of a kernel, even if the program did not get its address from this library. */
 static int find_kernel(Registration *entry, const void *host, void **kernel) {
     int result = begin_thread();
     if (result != SUCCESS)
@@ -71,8 +71,8 @@ static int find_kernel(Registration *entry, const void *host, void **kernel) {
     return result;
 }
 
-/* Return whether a launch failed because the thread had no context, and can be repeated because it has one now. If it gets
- * none, the reason for that is the result: DEVICES_UNAVAILABLE after a fault. */
+/* Return whether a launch failed because the thread had no context, and can be repeated because it has one now. If it
+ * gets none, `*result` becomes the reason: DEVICES_UNAVAILABLE after a fault. */
 static int has_got_context(int *result) {
     if (*result != INVALID_CONTEXT && *result != CONTEXT_IS_DESTROYED && *result != NOT_INITIALIZED)
         return 0;
@@ -105,7 +105,7 @@ static int launch(Registration *entry, const void *host, dim3 grid, dim3 block, 
         return keep(OPERATING_SYSTEM);
     int result = find_kernel(entry, host, &kernel);
     if (result != SUCCESS)
-        return result; /* it is kept */
+        return result; /* it is kept as the last error */
     if (shared_bytes > UINT32_MAX)
         return keep(INVALID_VALUE);
     for (int attempt = 0; attempt == 0 || (attempt == 1 && has_got_context(&result)); attempt++) {

@@ -13,7 +13,7 @@
  * are never freed, because a launch in another thread may still read them. Dynamic libraries register while other threads
  * launch, so writers hold a lock.
  *
- * Managed variables: the program reaches them through a pointer, and calls __cudaInitModule before it does. */
+ * Managed variables: the program accesses them through a pointer, and calls __cudaInitModule before that. */
 
 #define _GNU_SOURCE
 #include "runtime.h"
@@ -38,7 +38,7 @@ typedef struct FatBinary {
 
 static _Atomic(Table *) table;
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
-static Registration removed; /* its host is NULL; look-ups continue after it */
+static Registration removed; /* takes the place of removed entries: its host is NULL, and look-ups continue after it */
 static FatBinary *fat_binaries;
 
 static size_t place_of(const Table *of, const void *host) {
@@ -62,7 +62,7 @@ Registration *registration(const void *host) {
     return of == NULL || host == NULL ? NULL : look_up(of, host);
 }
 
-/* Put an entry into the first place that is free, or has the same address (of a library that was loaded there before). */
+/* Put an entry into the first place that is free, or that has the same address, from a library that was unloaded. */
 static void put(Table *of, Registration *entry) {
     size_t place = place_of(of, entry->host);
     Registration *before;
@@ -159,7 +159,7 @@ void __cudaRegisterManagedVar(void **handle, void **place, char *address, const 
     add(handle, (Registration){.host = place, .name = name, .size = size, .kind = MANAGED, .managed_place = place});
 }
 
-/* A host variable that device code accesses by its host address. Devices that cannot access host memory do not have it. */
+/* Report a host variable that device code accesses by its host address, because devices here cannot access it. */
 void __cudaRegisterHostVar(void **handle, const char *name, char *host, size_t size) {
     (void)handle, (void)host, (void)size;
     fprintf(stderr, "pympsd: the host variable %s cannot be used by device code here\n", name == NULL ? "?" : name);

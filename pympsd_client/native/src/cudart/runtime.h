@@ -55,15 +55,15 @@ typedef struct {
     int (*find_function)(const char *name, void **function, int version, uint64_t flags, int *status);
 } Driver;
 
-/* Return the driver's functions, those of the libcuda.so.1 next to this library; NULL after one sentence on standard error
- * if it cannot be loaded. */
+/* Return the driver's functions, from the libcuda.so.1 next to this library. If it cannot be loaded, write one sentence
+ * to standard error and return NULL. */
 HIDDEN const Driver *find_driver(void);
 
 /* The registration of an address of the host program. Python reads the first five fields (runtime/symbols.py). */
 typedef enum { KERNEL, VARIABLE, MANAGED } Kind;
 typedef struct Registration {
     const void *host;
-    void *wrapper; /* of the fat binary */
+    void *wrapper; /* the wrapper of the fat binary */
     const char *name;
     size_t size;
     int kind;
@@ -71,10 +71,10 @@ typedef struct Registration {
     _Atomic(void *) kernel; /* the driver's handle, found at the first launch */
 } Registration;
 
-/* Return the registration of an address of the host program; NULL if there is none. */
+/* Return the registration of an address of the host program, or NULL. */
 HIDDEN Registration *registration(const void *host);
 
-/* Return the wrapper of a registered fat binary by its index, the last one first; NULL past the first. */
+/* Return the wrapper of a registered fat binary by its index; index 0 is the last one registered. NULL past the first. */
 HIDDEN void *registered_wrapper(size_t index);
 
 /* Functions behind stubs that are not exported (pympsd_client/routing/runtime/rows.py). */
@@ -85,7 +85,7 @@ HIDDEN int pympsd_set_registry(Registration *(*)(const void *), void *(*)(size_t
 HIDDEN int pympsd_unload(void *wrapper);
 HIDDEN int pympsd_variable(void **address, size_t *size, const void *host);
 
-/* Return whether Python runs already. Calls that must not start Python may call stubs only then. */
+/* Return whether Python runs. Calls that must not start Python may call stubs only if it does. */
 HIDDEN int is_attached(void);
 
 /* Keep an error for the thread's cudaGetLastError, and return it. */

@@ -29,7 +29,7 @@ void *resolve_stub(uint64_t number) {
     return stub_table[number];
 }
 
-/* A function, and the first version of CUDA for which cuGetProcAddress returns it for its name without suffixes. */
+/* A function, and the first version of CUDA for which cuGetProcAddress returns it if asked without a suffix. */
 typedef struct {
     const char *name;
     const void *address;
@@ -50,7 +50,8 @@ static const Export exports[] = {
 #undef FUNCTION
 #undef OWN
 
-/* Return whether an exported name is a name without a version ("_v2"), for per-thread streams ("_ptsz", "_ptds") or not. */
+/* Return whether an exported name is `name`, perhaps with a version ("_v2"), and `suffix`: "_ptsz" or "_ptds" for
+ * per-thread streams, or "". */
 static int is_version_of(const char *exported, const char *name, size_t length, const char *suffix) {
     if (strncmp(exported, name, length) != 0)
         return 0;
@@ -60,7 +61,7 @@ static int is_version_of(const char *exported, const char *name, size_t length, 
     return strcmp(rest, suffix) == 0;
 }
 
-/* Return the newest function of a name and suffix up to a version; NULL if there is none. */
+/* Return the newest function with a name and suffix, up to a version, or NULL. */
 static const Export *newest(const char *name, const char *suffix, int version, int *is_known) {
     size_t length = strlen(name);
     const Export *result = NULL;
@@ -97,7 +98,7 @@ int cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* Return the name of the file that has an address; empty if there is none. */
+/* Return the name of the file that contains an address; empty if there is none. */
 static const char *file_of(const void *code) {
     Dl_info file;
     if (!dladdr(code, &file))
@@ -106,7 +107,7 @@ static const char *file_of(const void *code) {
     return slash == NULL ? file.dli_fname : slash + 1;
 }
 
-/* Report a static CUDA runtime once. NVRTC and nvJitLink, which also request tables, work without them. */
+/* Report a static CUDA runtime once. NVRTC and nvJitLink also request tables, but work without them. */
 static void report_static_runtime(const char *file) {
     static atomic_int has_reported;
     if (strncmp(file, "libnvrtc", 8) == 0 || strncmp(file, "libnvJitLink", 12) == 0 || atomic_exchange(&has_reported, 1))
@@ -124,7 +125,7 @@ typedef int (*ExportTable)(const void **table, const void *id);
 
 static _Atomic(ExportTable) drivers_export_table;
 
-/* The program runs natively: Python passes the driver's own cuGetExportTable, and other calls go to the driver as well. */
+/* Python calls this with the driver's own cuGetExportTable if the program runs natively, so that all calls go to the driver. */
 void pympsd_pass_on(ExportTable original) {
     atomic_store(&drivers_export_table, original);
 }

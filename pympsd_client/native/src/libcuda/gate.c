@@ -9,20 +9,20 @@
  *     program -> cuMemAlloc_v2 -> trampoline n -> Python
  *
  * Threads. A thread that Python did not start gets a thread state at its first call, and keeps it until it ends
- * (../entry_points.c), because `threading.local` and with it the thread's current context belong to that state. The GIL is
- * free whenever the program's own code runs.
+ * (../entry_points.c), because `threading.local`, and with it the thread's current context, belongs to that state. The GIL
+ * is free whenever the program's own code runs.
  *
  * In a Python program such a thread attaches within a limited time (../in_time.h). Its later calls wait for the GIL without
  * a limit.
  *
  * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
- * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
- * this itself. While a thread attaches, it may hold the GIL and import locks for a long time. A child that is
- * forked during that time has no Python.
+ * does, and the child does Python's own work after a fork, which ends every context there. A Python program does this
+ * itself. While a thread attaches, it may hold the GIL and import locks for a long time, so a child that is forked during
+ * that time has no Python.
  *
- * Exit. The handler is registered when Python has started, by the program's first call, as NVIDIA's library does in
- * cuInit: exit handlers that the program registers later can still use CUDA. In handlers that were registered before, and
- * in destructors of older objects, calls fail with CUDA_ERROR_DEINITIALIZED (recorded on an H200), except those that free.
+ * Exit. The program's first call registers the handler when Python has started, as NVIDIA's library does in cuInit. So
+ * exit handlers that the program registers later can use CUDA. In handlers that were registered before, and in destructors
+ * of older objects, calls fail with CUDA_ERROR_DEINITIALIZED (recorded on an H200), except those that free.
  * The handler makes Python call the functions registered with `atexit`, the last of which closes the connection. The
  * interpreter is not finalized, because threads may be running in it. In a Python program all this is done when Python
  * ends.
@@ -114,8 +114,8 @@ static void *append(const Python *py, void *path, const char *folder) {
     return py->PyObject_CallMethod(path, "append", "s", folder);
 }
 
-/* Import the module that attaches. A Python that is the program's own may not have the packages on its path, nor those
- * that they depend on, which an editable install keeps elsewhere: in the environment that pympsd-run names. */
+/* Import the module that attaches. The program's own Python may have neither the packages on its path nor the packages
+ * that they depend on. An editable install has the latter elsewhere, in the environment that pympsd-run names. */
 static void *import(const Python *py) {
     void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries");
     void *path = module == NULL ? py->PySys_GetObject("path") : NULL;
@@ -177,8 +177,8 @@ static int help(const void *argument) {
     return result;
 }
 
-/* Return whether this program is statically linked, after one sentence on standard error for the first call. The C library
- * gives the libraries that such a program opens no thread-local variables: the next access would be a crash. */
+/* Return whether this program is statically linked; if so, the first call writes one sentence to standard error. Libraries
+ * that such a program opens get no thread-local variables from the C library, so the next access would crash. */
 static int refuse_static_program(const char *library) {
     static atomic_int has_reported;
     const ElfW(Phdr) *header = (const ElfW(Phdr) *)getauxval(AT_PHDR);

@@ -2,19 +2,19 @@
  *
  * The problem. The client of pympsd is Python, and a native program has none, or one of its own.
  *
- * The idea. A Python in the process is used if it runs and is new enough. Its symbols are made global if they are
- * not (RTLD_LOCAL), because extension modules look for them there. Otherwise libpython is loaded and started as the
- * interpreter that has the packages (../installation.h), so that it finds them as that one does.
+ * The idea. A Python in the process is used if it runs and is new enough. If its symbols are not global (RTLD_LOCAL),
+ * they are made global, because extension modules look for them there. Otherwise libpython is loaded and started as if it
+ * were the interpreter that has the packages (../installation.h), so that it finds them as well.
  *
- * libpython is what PYMPSD_LIBPYTHON names (pympsd-run sets it in some environments), else next to what the interpreter's
- * path resolves to (bin/python3.X: lib*, or a folder of lib), else where the dynamic loader finds it. Interpreters that are
- * linked statically (Debian's) have it in another package.
+ * libpython is what PYMPSD_LIBPYTHON names (pympsd-run sets it in some environments). Otherwise it is near the file that
+ * the interpreter's path resolves to (for bin/python3.X in lib*, or in a folder of lib), or else where the dynamic loader
+ * finds it. Interpreters that are linked statically (Debian's) have it in another package.
  *
  * What must never happen:
  *   - Two Pythons share their symbols in one process. If the program is linked with a Python that does not run, no other
  *     is started.
- *   - A child waits for a thread that it does not have: one that was starting Python when another called fork(). Such a
- *     child gets no Python (`forget_other_threads`).
+ *   - A child waits for a thread that it does not have, because that thread was starting Python when another one called
+ *     fork(). Such a child gets no Python (`forget_other_threads`).
  *   - A user gets the rights of a program's file (set-user-ID, file capabilities). The environment names the interpreter
  *     and what it imports, so no interpreter is started in such a program. */
 
@@ -70,7 +70,7 @@ static int find_functions(void *library) {
     return 1;
 }
 
-/* Load libpython of an interpreter: from the folders at its prefix, else as the dynamic loader finds it. NULL: `reason`. */
+/* Load the libpython of an interpreter, from a folder at its prefix or by the dynamic loader; NULL with `reason`. */
 static void *load_library(const char *interpreter, const char **reason) {
     const char *given = getenv("PYMPSD_LIBPYTHON");
     void *library = given != NULL && *given ? dlopen(given, RTLD_NOW | RTLD_GLOBAL) : NULL;
@@ -103,9 +103,9 @@ static void *load_library(const char *interpreter, const char **reason) {
     return library;
 }
 
-/* Make Python believe that it is this interpreter: it finds its packages relative to that. */
+/* Start Python under the path of this interpreter, because it finds its packages relative to that path. */
 static void initialize(void *library, const char *interpreter) {
-    /* By PyInitConfig from 3.14 on; by Py_SetProgramName, which later versions may drop, before that. */
+    /* Use PyInitConfig from 3.14 on, and before that Py_SetProgramName, which later versions may drop. */
     void *(*create)(void) = (void *(*)(void))dlsym(library, "PyInitConfig_Create");
     int (*set_text)(void *, const char *, const char *) =
         (int (*)(void *, const char *, const char *))dlsym(library, "PyInitConfig_SetStr");
@@ -127,10 +127,10 @@ static void initialize(void *library, const char *interpreter) {
     void (*set_name)(const wchar_t *) = (void (*)(const wchar_t *))dlsym(library, "Py_SetProgramName");
     if (set_name != NULL && mbstowcs(name, interpreter, PATH_BYTES - 1) != (size_t)-1)
         set_name(name);
-    python.Py_InitializeEx(0); /* without handlers of signals */
+    python.Py_InitializeEx(0); /* without signal handlers */
 }
 
-/* For dl_iterate_phdr: keep the path of a library called libpython3*. */
+/* For dl_iterate_phdr: keep the path of a library that is called libpython3*. */
 static int keep_libpython(struct dl_phdr_info *library, size_t size, void *path) {
     (void)size;
     const char *slash = strrchr(library->dlpi_name, '/'), *name = slash == NULL ? library->dlpi_name : slash + 1;
@@ -178,7 +178,7 @@ static int start(void) {
         is_started_here = 1;
         if (!python.Py_IsInitialized())
             return fails("%s does not start%s", interpreter, "");
-        python.Py_DecRef(python.PyImport_ImportModule("_signal")); /* its import handles SIGINT, whoever imports it */
+        python.Py_DecRef(python.PyImport_ImportModule("_signal")); /* its first import handles SIGINT */
         sigaction(SIGINT, &interrupt, NULL);
         python.PyEval_SaveThread();
     }

@@ -36,15 +36,15 @@ typedef struct {
 #undef MEMBER
 } Python;
 
-/* Return the functions of the running interpreter, which is started if there is none; NULL after one sentence on standard
- * error if there can be none, now or ever. `is_own`: it was started here, and ends with the process. */
+/* Return the functions of the running interpreter; start one if none runs. If that is impossible, now and ever, write one
+ * sentence to standard error and return NULL. `is_own`: it was started here, and ends with the process. */
 __attribute__((visibility("hidden"))) const Python *find_python(int *is_own);
 
-/* In a child: a thread that it does not have was starting Python, or importing the packages. `find_python` fails from now. */
+/* Let `find_python` fail from now on, in a child without the thread that was starting Python or importing the packages. */
 __attribute__((visibility("hidden"))) void forget_other_threads(void);
 
-/* The folder of the installed packages, which holds pympsd_client; "" if this library is somewhere else. */
+/* Return the folder of the installed packages, which has pympsd_client; "" if this library is somewhere else. */
 __attribute__((visibility("hidden"))) const char *packages_folder(void);
 
-/* The same for sentences. */
+/* Return the same, with words for a message instead of "". */
 __attribute__((visibility("hidden"))) const char *packages_name(void);

@@ -1,5 +1,5 @@
-/* libnvJitLink.so.12 and .13: forward every call to the installed library of the same name, and give the PTX of a link
- * for its machine code (pympsd_client/routing/forwarding.py). MAJOR is the version in the name. */
+/* libnvJitLink.so.12 and .13: forward calls to the installed library of the same name, except that calls for a link's
+ * machine code get its PTX (pympsd_client/routing/forwarding.py). MAJOR is the version in the name. */
 
 #define _GNU_SOURCE 1 /* dladdr */
 #define STUBS "libnvJitLink/functions.h" /* from the folder of stubs.h */

@@ -1,7 +1,7 @@
 /* The functions that nvJitLink.h of CUDA 12.9 or 13.5 declares.
  *
- * The header makes a program call each by a name with the header's own version: nvJitLinkCreate of CUDA 13.5 is
- * __nvJitLinkCreate_13_5. A library has the names of all versions up to its own, and one without a version. */
+ * The header makes a program call each function by a name with the header's version: nvJitLinkCreate of CUDA 13.5 is
+ * __nvJitLinkCreate_13_5. A library has the names of all versions up to its own, and the one without a version. */
 
 #define FORWARDED(name)                                                                                                 \
     FUNCTION(nvJitLink##name, 0, "")                                                                                    \

@@ -1,5 +1,5 @@
-/* libnvrtc.so.12 and .13: forward every call to the installed library of the same name, but those that ask for machine
- * code, which are answered with PTX (pympsd_client/routing/forwarding.py). MAJOR is the version in the name. */
+/* libnvrtc.so.12 and .13: forward calls to the installed library of the same name, except that calls for machine code get
+ * PTX (pympsd_client/routing/forwarding.py). MAJOR is the version in the name. */
 
 #define _GNU_SOURCE 1 /* dladdr */
 #define STUBS "libnvrtc/functions.h" /* from the folder of stubs.h */

@@ -1,4 +1,4 @@
-/* NVML's functions about what a device is, how much memory it has, and what the machine's software is. */
+/* NVML's functions about a device's properties and memory, and about the machine's software. */
 
 #define _GNU_SOURCE
 #include "session.h"
@@ -67,7 +67,7 @@ int own_nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
         close(command);
     if (count < 0)
         return unlock(NOT_FOUND);
-    text[count] = '\0'; /* its first word ends earlier */
+    text[count] = '\0'; /* the first word's own NUL usually comes earlier */
     return unlock(write_text(name, length, text));
 }
 
@@ -172,7 +172,7 @@ static unsigned architecture(const struct device *device) {
     return 0xffffffff; /* NVML_DEVICE_ARCH_UNKNOWN */
 }
 
-/* nvmlBrandType_t: by the first word of the name. */
+/* Return an nvmlBrandType_t, by the first word of the device's name. */
 static unsigned brand(const struct device *device) {
     return !strncmp(device->name, "NVIDIA ", 7) ? 14 : !strncmp(device->name, "Tesla ", 6) ? 2 : 0;
 }
@@ -221,7 +221,7 @@ int own_nvmlDeviceGetComputeMode(nvmlDevice_t handle, unsigned *mode) {
     return unlock(SUCCESS);
 }
 
-/* --- the fabric of NVLink switches, and GPM: neither is there */
+/* --- the fabric of NVLink switches, and GPM: neither exists */
 
 struct fabric_info {
     unsigned char cluster[16];
@@ -274,7 +274,7 @@ struct pci_info {
     char long_id[32];
 };
 
-/* Write the first `size` bytes: earlier versions of the structure end before the long id, and before the subsystem. */
+/* Write the first `size` bytes. Earlier versions of the structure end before the long id, or before the subsystem. */
 static int write_pci_info(nvmlDevice_t handle, struct pci_info *place, size_t size) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !place);
     char short_id[32];

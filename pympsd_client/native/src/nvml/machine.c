@@ -49,7 +49,7 @@ char *read_file(const char *path, size_t *length, struct stat *status, char reas
             free(text);
             text = NULL;
         }
-        if (count <= 0) /* its end: it was truncated */
+        if (count <= 0) /* the file was truncated meanwhile */
             break;
         taken += (size_t)count;
     }
@@ -61,10 +61,10 @@ char *read_file(const char *path, size_t *length, struct stat *status, char reas
 
 /* --- values */
 
-/* Read a number up to `most` and what separates it from the next value. Return whether there is one. */
+/* Read a number up to `most`, and the separator before the next value. Return whether there is a number. */
 static int take_number(char **text, uint64_t most, uint64_t *number) {
     char *end = *text;
-    if (**text < '0' || **text > '9') /* strtoull takes signs and spaces */
+    if (**text < '0' || **text > '9') /* strtoull would accept signs and spaces */
         return 0;
     errno = 0;
     *number = strtoull(*text, &end, 10);
@@ -100,7 +100,7 @@ static int take_process(char *value, struct device *device) {
     if (device->process_count == MAX_PROCESSES || !take_number(&kind, UINT64_MAX, &process.used) ||
         (*kind && !take_unsigned(&kind, &process.utilization)))
         return 0;
-    if (!(device->process_count & (device->process_count - 1))) { /* 0 or a power of 2: full */
+    if (!(device->process_count & (device->process_count - 1))) { /* 0 or a power of 2: the array is full */
         size_t count = device->process_count ? 2 * device->process_count : 1;
         struct process *larger = realloc(device->processes, count * sizeof *larger);
         if (!larger)
@@ -195,7 +195,7 @@ struct machine *parse_machine(char *text, size_t length, char reason[REASON_BYTE
     int number = 0, ended = 0;
     for (char *line = text, *next; line && *line && !ended; line = next) {
         if (!(next = strchr(line, '\n')))
-            break; /* cut off */
+            break; /* the description was truncated */
         *next++ = '\0';
         if (!number++) {
             if (!strcmp(line, first_line))

@@ -11,22 +11,22 @@ enum { MAX_DEVICES = 256, MAX_PROCESSES = 1 << 16, MAX_FILE_BYTES = 8 << 20, REA
 
 struct process {
     unsigned pid;
-    int is_client; /* of a server; otherwise it is a server */
+    int is_client; /* whether it is a client of a server; otherwise it is a server */
     uint64_t used; /* bytes of device memory */
-    unsigned utilization; /* percent of the last second: a server's part of the device's */
+    unsigned utilization; /* percent of the last second: a server's part of the device's utilization */
 };
 
 struct device {
     char name[96], uuid[80];
-    unsigned domain, bus, slot, function; /* of its PCI address */
+    unsigned domain, bus, slot, function; /* the PCI address */
     unsigned board, subsystem;            /* PCI ids, 0 if they are unknown */
     int major, minor;                     /* the compute capability */
-    int compute_mode, numa_node;          /* nvmlComputeMode_t; -1 if the device names no node */
-    unsigned ordinal;                     /* its number on the machine */
+    int compute_mode, numa_node;          /* an nvmlComputeMode_t; the NUMA node, -1 if the device has none */
+    unsigned ordinal;                     /* the device's number on the machine */
     uint64_t memory;                      /* bytes for processes */
-    uint64_t used;                        /* of these, bytes that processes hold */
+    uint64_t used;                        /* how many of these bytes processes hold */
     uint64_t reserved;                    /* bytes that the driver keeps for itself */
-    int has_utilization;                  /* whether the daemon knows it */
+    int has_utilization;                  /* whether the daemon reports it */
     struct {
         unsigned gpu, memory; /* percent of the last second in which kernels ran, and in which they used memory */
     } utilization;
@@ -38,20 +38,20 @@ struct machine {
     char backend[16]; /* "emulated" or "cuda" */
     char driver[32];  /* "590.0" */
     unsigned branch;  /* 590 */
-    int cuda, api;    /* versions of CUDA: the driver's, and what programs have (13010) */
+    int cuda, api;    /* versions of CUDA, such as 13010: the driver's, and the one that programs get */
     char modes[4096]; /* the path of the file of compute modes; empty if there is none */
-    uid_t trusted[2]; /* whose file of modes counts */
+    uid_t trusted[2]; /* the users whose file of modes counts */
     struct device *devices;
     size_t device_count;
 };
 
-/* Read a description; return it, to be freed with `free_machine`, or NULL with the reason in `reason`. */
+/* Parse a description. Return the machine, to be freed with `free_machine`, or NULL with the reason in `reason`. */
 struct machine *parse_machine(char *text, size_t length, char reason[REASON_BYTES]);
 void free_machine(struct machine *machine);
 
-/* Read the regular file `path`, and its status; return its text with a NUL after `*length` bytes, to be freed, or NULL
- * with the reason. */
+/* Read the regular file `path`, and its status. Return its text with a NUL after `*length` bytes, which the caller frees,
+ * or NULL with the reason. */
 char *read_file(const char *path, size_t *length, struct stat *status, char reason[REASON_BYTES]);
 
-/* Return the device's current compute mode: that of the file of modes, or the one of its description. */
+/* Return the device's current compute mode, from the file of modes or else from the device's description. */
 int current_compute_mode(const struct machine *machine, const struct device *device);

@@ -1,7 +1,7 @@
 /* NVML's functions about MIG: the profiles of the parts into which a GPU can be divided. MIG is disabled, so no part exists.
  *
- * As on a GPU, profiles and their placements can be listed although MIG is disabled. All figures of the H200 are those of one
- * with driver 580.159.04; the memory of the H100's profiles is what nvidia-smi's `mig -lgip` prints (public transcripts). */
+ * As on a GPU, profiles and their placements can be listed although MIG is disabled. The H200's figures were recorded
+ * with driver 580.159.04. The memory of the H100's profiles is what nvidia-smi's `mig -lgip` prints (public transcripts). */
 
 #include "session.h"
 
@@ -10,19 +10,19 @@
 
 enum { MAX_PLACES = 7, PROFILE_COUNT = 0x12 }; /* NVML_GPU_INSTANCE_PROFILE_COUNT */
 
-/* What follows the ids in all versions of NVML's structure. */
+/* The fields that follow the ids in all versions of NVML's structure. */
 struct figures {
     unsigned slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg_engines, flow_engines;
 };
 
-/* A profile of the GPUs of one architecture: NVML's number of it, and the id by which instances are made. */
+/* A profile of the GPUs of one architecture: NVML's number for it, and the id by which instances are made. */
 struct profile {
     unsigned number, id;
     struct figures figures;
-    const char *suffix;           /* of its name */
+    const char *suffix;           /* of the profile's name */
     unsigned size;                /* slices of memory */
-    unsigned count;               /* of places */
-    unsigned places[MAX_PLACES]; /* first slices of memory */
+    unsigned count;               /* the number of places */
+    unsigned places[MAX_PLACES]; /* the first slice of memory of each place */
 };
 
 enum { HOPPERS_PROFILES = 7 };
@@ -37,7 +37,7 @@ static const struct profile hoppers_profiles[HOPPERS_PROFILES] = {
     {0x4, 0, {7, 1, 132, 8, 7, 0, 7, 1}, "", 8, 1, {0}},
 };
 
-/* The memory of each of these profiles: as its name has it, and in MiB. */
+/* The memory of each of these profiles, as in its name and in MiB. */
 static const struct board {
     const char *name;
     struct {
@@ -48,8 +48,8 @@ static const struct board {
     {"NVIDIA H100 80GB HBM3", {{10, 9984}, {10, 9984}, {20, 20096}, {20, 20096}, {40, 40448}, {40, 40448}, {80, 81152}}},
 };
 
-/* Return the board of a device. NULL: its profiles are not known, or a machine file gives it less memory than the largest
- * profile has. */
+/* Return the board of a device. Return NULL if its profiles are not known, or if a machine file gives it less memory than
+ * the largest profile has. */
 static const struct board *board_of(const struct device *device) {
     for (size_t number = 0; number < sizeof boards / sizeof *boards; ++number)
         if (!strcmp(device->name, boards[number].name) &&
@@ -104,7 +104,7 @@ static int write_profile(nvmlDevice_t handle, unsigned value, enum key key, void
     if (!is_third && second->version != STRUCT_VERSION(*second, 2))
         return unlock(INVALID_ARGUMENT); /* as documented, not VERSION_MISMATCH */
     if (index < 0)
-        return unlock(key == BY_ID && board_of(device) ? INVALID_ARGUMENT : NOT_SUPPORTED); /* as an H200's driver */
+        return unlock(key == BY_ID && board_of(device) ? INVALID_ARGUMENT : NOT_SUPPORTED); /* as the driver of an H200 */
     const struct profile *profile = &hoppers_profiles[index];
     unsigned gigabytes = board_of(device)->memory[index].gigabytes, mebibytes = board_of(device)->memory[index].mebibytes;
     second->id = profile->id;
@@ -143,7 +143,7 @@ int own_nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t handle, unsig
 
 SAME_CODE(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlDeviceGetGpuInstancePossiblePlacements_v2)
 
-/* Return how many instances could be made if MIG were enabled: as many as there can be, because there are none. */
+/* Return how many instances could be made if MIG were enabled: the maximum, because none exists. */
 int own_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t handle, unsigned id, unsigned *count) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !count);
     int index = find_profile(device, id, BY_ID);
@@ -153,7 +153,7 @@ int own_nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t handle, unsigned 
     return unlock(SUCCESS);
 }
 
-/* Devices that can be divided: the large ones of compute capability 8.0 and later. None is. */
+/* Large devices of compute capability 8.0 and later can be divided. MIG is disabled on all of them. */
 int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigned *pending) {
     LOCK_OR_RETURN(device, lock_device(handle, &result), !mode || !pending);
     if (device->major < 8 || (device->major == 8 && device->minor))

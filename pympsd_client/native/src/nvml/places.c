@@ -20,7 +20,8 @@ static int add(uint64_t *set, unsigned words, unsigned long number) {
     return 1;
 }
 
-/* Set the bits of a node's CPUs (Linux, sysfs-devices-node); a machine without nodes has one. Return whether they fit. */
+/* Set the bits of a node's CPUs (Linux, sysfs-devices-node); a machine without nodes counts as one node. Return whether
+ * they fit. */
 static int add_cpus(uint64_t *set, unsigned words, int node) {
     char path[64], list[4096];
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", node);
@@ -69,7 +70,7 @@ int own_nvmlDeviceGetNumaNodeId(nvmlDevice_t handle, unsigned *node) {
     return unlock(SUCCESS);
 }
 
-/* Write the handles of the devices of a machine for which `is_wanted`, as many as there is space for. */
+/* Write the handles of those devices of a machine for which `is_wanted` is true, as many as fit. */
 static void write_handles(const struct machine *machine, unsigned *count, nvmlDevice_t *places,
                           int (*is_wanted)(const struct machine *, size_t, unsigned long), unsigned long argument) {
     unsigned room = *count, found = 0;

@@ -1,7 +1,7 @@
 /* NVML's functions about the processes on a device, and about events.
  *
- * A server is a compute process. Its clients are compute processes with a context of MPS: they are in both lists, as
- * nvidia-smi shows them (C and M+C). No process draws, and no event comes: an emulated device does not fail. */
+ * A server is a compute process. Its clients are compute processes with an MPS context, so they are in both lists, as
+ * nvidia-smi shows them (C and M+C). No process uses graphics. No event comes, because an emulated device does not fail. */
 
 #define _GNU_SOURCE
 #include "session.h"
@@ -104,7 +104,7 @@ struct process_sample {
     unsigned multiprocessors, memory, encoder, decoder;
 };
 
-/* As recorded under MPS, a server has a row for all its clients, and without kernels there is none. Its time is now. */
+/* As recorded under MPS, a server has one row for all its clients, or none if no kernels ran. The row's time is now. */
 int own_nvmlDeviceGetProcessUtilization(nvmlDevice_t handle, struct process_sample *samples, unsigned *count,
                                                unsigned long long last_seen) {
     LOCK_OR_RETURN(device, lock_current_device(handle, &result), !count);
@@ -140,7 +140,7 @@ struct event_set {
 static struct event_set *event_sets;
 static pthread_mutex_t sets_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Return the link to a set; to NULL if there is none. `sets_lock` is held. */
+/* Return the link to a set, or to NULL if the set is not in the list. The caller holds `sets_lock`. */
 static struct event_set **link_to(const struct event_set *set) {
     struct event_set **link = &event_sets;
     while (*link && *link != set)

@@ -1,21 +1,21 @@
 /* libnvidia-ml.so.1: NVML for native programs and Python packages, over the file that a daemon keeps (source.c).
  *
- * Theory of operation. There is no Python inside, because Go programs load this library. `nvmlInit` finds the devices;
- * they stay as they are until the last `nvmlShutdown`, as handles do. Each query that depends on running processes
- * checks whether the daemon has replaced its file (one lstat), and finds the device by its UUID in the new one.
+ * Theory of operation. There is no Python inside, because Go programs load this library. `nvmlInit` finds the devices.
+ * They and their handles stay the same until the last `nvmlShutdown`. Each query that depends on running processes checks
+ * whether the daemon has replaced its file (one lstat), and finds the device by its UUID in the new file.
  *
  *     devices by               functions
  *     a daemon, emulated       this library's; the others return NVML_ERROR_NOT_SUPPORTED
- *     a daemon, on a GPU       processes and identity are this library's, because the daemon decides which devices there
- *                              are; the rest is the driver's library's, whose handles are used
+ *     a daemon, on a GPU       this library's for processes and identity, because the daemon decides which devices there
+ *                              are; the driver's library's for the rest, with its handles
  *     no daemon, a driver      the driver's library's, all of them: the program runs natively
- *     no daemon, no driver     this library's; `python -m pympsd.devices` describes the machine, as the client has it
+ *     no daemon, no driver     this library's; `python -m pympsd.devices` describes the machine that clients see
  *
- * Each name is a stub (../stubs.h) that jumps through a table, so nothing lies between a program and the driver's
- * library. The table is filled by `nvmlInit` and reset by the last `nvmlShutdown`.
+ * Each name is a stub (../stubs.h) that jumps through a table, so nothing is between a program and the driver's library.
+ * `nvmlInit` fills the table, and the last `nvmlShutdown` resets it.
  *
- * Invariants. The lock is held while the machine is read, and in fork(2). Nothing here calls the program. No message is
- * written unless PYMPSD_EXPLAIN is set: monitors draw on the terminal. */
+ * Invariants. The lock is held while the machine is read, and in fork(2). Nothing here calls the program. Messages are
+ * written only if PYMPSD_EXPLAIN is set, because monitors draw on the terminal. */
 
 #define _GNU_SOURCE
 #include "../stack.h"
@@ -33,14 +33,14 @@
 #include "../stubs.h"
 #undef OWN_IN
 
-enum way { CLOSED, OURS, WITH_DRIVER, NATIVE }; /* to have devices: the rows of the table above, CLOSED before nvmlInit */
+enum way { CLOSED, OURS, WITH_DRIVER, NATIVE }; /* of getting devices: CLOSED before nvmlInit, then a row of the table above */
 enum { EMULATED = 1 << CLOSED | 1 << OURS, LISTED = EMULATED | 1 << WITH_DRIVER, ALWAYS = LISTED | 1 << NATIVE };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 static enum way way;
 static struct machine *machine; /* as it was when NVML was initialized */
-static struct machine *current; /* as it is; NULL: `machine` */
+static struct machine *current; /* as it is now; NULL if it is as `machine` */
 static int has_ended;           /* 1 if the daemon has removed its file */
 static char file[4096];         /* the daemon's file; empty if there is none */
 static struct stat file_status;
@@ -108,7 +108,7 @@ const struct device *lock_current_device(nvmlDevice_t handle, int *result) {
     if (!device)
         return NULL;
     refresh();
-    if (has_ended) { /* in order: with its servers */
+    if (has_ended) { /* in order, so its servers have ended, too */
         idle = *device;
         idle.used = idle.process_count = 0;
         idle.utilization.gpu = idle.utilization.memory = 0;
@@ -135,8 +135,8 @@ const struct device *lock_current_device(nvmlDevice_t handle, int *result) {
 #define OWN_IN(name, ways) {#name, code_of_##name, ways},
 static const struct {
     const char *name;
-    const void *code; /* this library's */
-    unsigned ways;    /* a bit for each way in which that is behind the name */
+    const void *code; /* this library's code */
+    unsigned ways;    /* a bit for each way in which the name gets this code */
 } functions[] = {
 #include "functions.h"
 };
@@ -185,7 +185,7 @@ static void leave_driver(void) {
         shut_down();
 }
 
-/* Take the handles of the driver's library for the daemon's devices. Return whether it has all of them. */
+/* Get the driver's library's handles of the daemon's devices. Return whether it has all of them. */
 static int take_drivers_handles(void) {
     int (*find)(const char *, nvmlDevice_t *) = (int (*)(const char *, nvmlDevice_t *))drivers_function("nvmlDeviceGetHandleByUUID");
     for (size_t number = 0; number < machine->device_count; ++number)

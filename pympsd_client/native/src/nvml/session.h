@@ -23,18 +23,18 @@ typedef void *nvmlDevice_t;
 /* The version that a structure begins with: its size, and a number. */
 #define STRUCT_VERSION(type, number) ((unsigned)sizeof(type) | (number) << 24)
 
-/* Lock the machine. Return the device of a handle; NULL, with the machine not locked, and the result of the call in
- * `*result`, if there is none. The device is as it was when NVML was initialized. */
+/* Lock the machine, and return the device of a handle as it was when NVML was initialized. If there is none, return NULL
+ * without the lock, and the result of the call in `*result`. */
 const struct device *lock_device(nvmlDevice_t handle, int *result);
 
-/* The same, with its processes as they are now. */
+/* The same, with the device's processes as they are now. */
 const struct device *lock_current_device(nvmlDevice_t handle, int *result);
 
-/* Lock the machine, and return it as it was when NVML was initialized; or NULL as above. */
+/* Lock the machine, and return it as it was when NVML was initialized, or NULL as above. */
 const struct machine *lock_machine(int *result);
 
-/* Begin a function: declare `result`, and `name` as the struct of that name which `lock` returns. Return if there is none,
- * or if an argument is invalid. */
+/* Begin a function: declare `result`, and `name` as the result of `lock`, a struct of that name. Return from the function
+ * if that is NULL, or if an argument is invalid. */
 #define LOCK_OR_RETURN(name, lock, is_invalid)                                                                          \
     int result;                                                                                                         \
     const struct name *name = lock;                                                                                     \
@@ -44,7 +44,7 @@ const struct machine *lock_machine(int *result);
     if (is_invalid)                                                                                                     \
         return unlock(INVALID_ARGUMENT)
 
-/* Return the machine while a device of it is locked. */
+/* Return the machine; one of its devices must be locked. */
 const struct machine *locked_machine(void);
 
 /* Unlock the machine, and return `result`. */

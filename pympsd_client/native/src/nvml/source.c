@@ -1,17 +1,16 @@
 /* Finds the devices: the daemon's, the driver's, or those of a description without a daemon.
  *
- * A daemon that has servers of pympsd keeps the file pympsd.nvml in its pipe directory up to date: it replaces the file
- * when what it describes has changed (pympsd/service/nvml_file.py). A reader sees the old file or the new one, never a
- * part of each, and notices a new one by its inode and time. So a query costs one stat, and nothing has to be mapped
- * that another process could cut off.
+ * A daemon with servers of pympsd keeps the file pympsd.nvml in its pipe directory up to date, by replacing it after
+ * changes (pympsd/service/nvml_file.py). A reader sees the old file or the new one, never a part of each, and notices a new
+ * one by its inode and time. So a query costs one stat, and needs no mapping that another process could truncate.
  *
- * The file counts if it is root's or this user's, and nobody else can write it: another user's would describe devices
- * that do not exist. In a user namespace the kernel shows one number, the overflow uid, for every user that is not
- * mapped; such an owner is trusted with PYMPSD_UNMAPPED_DAEMON=trust only, because a file cannot prove whose it is as a
+ * The file counts if it belongs to root or this user and nobody else can write to it, because another user's could describe
+ * devices that do not exist. In a user namespace the kernel shows one number, the overflow uid, for every user that is not
+ * mapped. Such an owner is trusted only with PYMPSD_UNMAPPED_DAEMON=trust, because a file cannot prove whose it is, as a
  * daemon can (pympsd/channel/daemon_owner.py). A namespace of protocol 3 has a directory below the daemon's.
  *
- * A daemon that was killed leaves the file. connect(2) with a socket of another type shows whether somebody listens:
- * it fails with EPROTOTYPE, which the daemon does not notice, or with ECONNREFUSED. */
+ * A daemon that was killed leaves the file behind. connect(2) with a socket of another type shows whether a process
+ * listens: it fails with EPROTOTYPE, which the daemon does not notice, or with ECONNREFUSED. */
 
 #define _GNU_SOURCE
 #include "../installation.h"
@@ -90,13 +89,13 @@ static int listens(const char *directory) {
         return 0;
     int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (probe < 0)
-        return 1; /* without a free descriptor, rely on the file */
+        return 1; /* this process has no free descriptor, so rely on the file */
     int error = connect(probe, (struct sockaddr *)&address, sizeof address) ? errno : 0;
     close(probe);
     return error != ECONNREFUSED && error != ENOENT && error != ENOTDIR;
 }
 
-/* Write the path of the daemon's file to `path`: that of a namespace's daemon is up to two folders up. */
+/* Write the path of the daemon's file to `path`; from a namespace's directory it is up to two folders up. */
 static int find_file(const char *directory, char path[4096]) {
     static const char *const above[] = {"", "../", "../../"};
     for (size_t at = 0; at < sizeof above / sizeof *above; ++at) {
@@ -108,7 +107,7 @@ static int find_file(const char *directory, char path[4096]) {
         char lock[4096 + 16];
         snprintf(lock, sizeof lock, "%s/control_lock", directory);
         if (!access(lock, F_OK))
-            return 0; /* it is a daemon's own directory */
+            return 0; /* this is a daemon's own directory */
     }
     return 0;
 }
@@ -155,7 +154,7 @@ struct machine *read_machine_again(const char *path, struct stat *status, int *g
     char *text = read_file(path, &length, &now, unused);
     struct machine *machine = text && is_trusted(&now, path, unused) ? parse_machine(text, length, unused) : NULL;
     free(text);
-    *status = now; /* an invalid file is not read again either */
+    *status = now; /* so that an invalid file is not read again, either */
     return machine;
 }
 
@@ -170,7 +169,7 @@ static int own_folder(char folder[PATH_MAX]) {
     return 1;
 }
 
-/* Read what a child writes until its end or for 30 s; return its length, or -1. */
+/* Read what a child writes, until it ends or 30 s are over; return the length, or -1. */
 static ssize_t read_all(int end, char *text, size_t size) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -193,7 +192,7 @@ static ssize_t read_all(int end, char *text, size_t size) {
     }
 }
 
-/* Start the child; return an error number. With -P the folder in which the program happens to run is not searched for modules. */
+/* Start the child; return an error number. With -P Python does not search the program's working directory for modules. */
 static int start(const char *interpreter, int output, pid_t *child) {
     char *const words[] = {(char *)interpreter, "-P", "-m", "pympsd.devices", "--nvml", NULL};
     posix_spawn_file_actions_t actions;
@@ -218,7 +217,7 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
     pid_t child = 0;
     struct machine *machine = NULL;
     size_t heard = strlen(reason);
-    if (getauxval(AT_SECURE)) { /* its environment would decide what runs with these rights */
+    if (getauxval(AT_SECURE)) { /* the environment would decide what runs with these rights */
         snprintf(reason + heard, REASON_BYTES - heard, "; and the program runs with the rights of its file");
         free(text);
         return NULL;
@@ -249,7 +248,7 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
                  error ? ": " : "", error ? strerror(error) : "");
     else {
         text[length] = '\0';
-        if (!(machine = parse_machine(text, (size_t)length, why))) /* it printed one line: why */
+        if (!(machine = parse_machine(text, (size_t)length, why))) /* the child printed one line with the reason */
             snprintf(reason + heard, REASON_BYTES - heard, "; and %.500s", *text ? text : "pympsd.devices printed nothing");
     }
     free(text);

@@ -54,7 +54,7 @@ class Driver:
 
     def __init__(self, context: Any, on_fault: Callable[[Status], None]) -> None:
         self._context = context
-        self._on_poison = on_fault
+        self._on_fault = on_fault
         self._thread = threading.local()
 
     @property
@@ -90,7 +90,7 @@ class Driver:
         """Return the error for a call that failed with a CUresult; report the error if it faults the device."""
         error = failure(code, what)
         if code in _STICKY_ERRORS:
-            self._on_poison(Status(error.code, error.reason))
+            self._on_fault(Status(error.code, error.reason))
         return error
 
 

@@ -77,10 +77,10 @@ def _properties(driver: Any, number: int) -> dict[str, Any]:
 def _sm_chunks(driver: Any, device: Any) -> tuple[int, int] | None:
     """Return how many groups of SMs the driver splits the device into, and the SMs of a group; None if it refuses."""
     try:
-        code, every = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+        code, all_sms = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
         if int(code):
             return None
-        code, groups, count, _ = driver.cuDevSmResourceSplitByCount(every.sm.smCount, every, 0, 1)
+        code, groups, count, _ = driver.cuDevSmResourceSplitByCount(all_sms.sm.smCount, all_sms, 0, 1)
     except RuntimeError:  # a driver before 12.4 lacks these functions
         return None
     return None if int(code) or not count else (int(count), int(groups[0].sm.smCount))

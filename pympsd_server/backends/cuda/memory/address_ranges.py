@@ -92,21 +92,21 @@ class AddressWindow:
         size = round_up(count, GRANULE_BYTES)
         start = self._free.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
         self._sizes[start] = size
-        under = self.pages_under(start)
-        for page in under.shared:
+        pages = self.pages_under(start)
+        for page in pages.shared:
             self._users[page] = self._users.get(page, 0) + 1
-        return start, Pages(under.whole, tuple(page for page in under.shared if self._users[page] == 1))
+        return start, Pages(pages.whole, tuple(page for page in pages.shared if self._users[page] == 1))
 
     def free(self, address: int) -> Pages:
         """Free an allocation; return the pages that no allocation touches any more."""
-        under = self.pages_under(address)
+        pages = self.pages_under(address)
         self._free.give(address, self._sizes.pop(address))
-        for page in under.shared:
+        for page in pages.shared:
             self._users[page] -= 1
-        unused_pages = tuple(page for page in under.shared if not self._users[page])
+        unused_pages = tuple(page for page in pages.shared if not self._users[page])
         for page in unused_pages:
             del self._users[page]
-        return Pages(under.whole, unused_pages)
+        return Pages(pages.whole, unused_pages)
 
     def pages_under(self, address: int) -> Pages:
         """Return the pages under an allocation."""

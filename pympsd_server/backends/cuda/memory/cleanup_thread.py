@@ -1,4 +1,4 @@
-"""The cleanup thread: actions that must be done later, as soon as they can be done without waiting.
+"""The cleanup thread: actions that are postponed until they can be done without waiting.
 
 Unloading a module or unregistering host memory waits for every running kernel, and unregistering also delays the
 other clients' launches, so both are done when no work runs. The memory of a client's unfinished kernels stays until

@@ -10,7 +10,7 @@ gets and which pages of 2 MiB lie under it; this class maps those pages and unma
 
 - Memory is cleared when it is mapped and when it is freed, in a stream of its own with the highest priority;
   `allocate` returns when that is done. So a client never reads another client's data.
-- Up to _SPARE_PAGES unused pages stay mapped: a program that allocates and frees a little maps nothing.
+- Up to _SPARE_PAGES unused pages stay mapped, so that a program that allocates and frees a little maps nothing.
 - `free` is called only for memory that no work can use any more (`memory.deferred_free`).
 
 **Invariants.** Every page under a living allocation is mapped exactly once. An address outside all allocations is
@@ -28,7 +28,7 @@ from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, Addres
 from pympsd_server.backends.interface import BackendError
 
 _SPARE_PAGES: Final = 16
-"""Unused pages that stay mapped: a program that allocates and frees a little maps nothing."""
+"""The number of unused pages that stay mapped, so that a program that allocates and frees a little maps nothing."""
 
 
 class DeviceMemory:

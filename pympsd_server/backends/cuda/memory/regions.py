@@ -14,7 +14,7 @@ from pympsd_server.backends.interface import Copy, Extent, Region
 
 
 def simplify(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
-    """Return the same bytes in as few dimensions as possible: rows or slices that touch become one."""
+    """Describe the same bytes in as few dimensions as possible: rows or slices that touch become one."""
     width, height, depth = extent.width, extent.height, extent.depth
     if height == 1:
         height, depth = depth, 1
@@ -26,15 +26,15 @@ def simplify(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ..
     return Extent(width, height, depth), regions
 
 
-def simplify_copy(copy: Copy, most: int) -> Copy:
+def simplify_copy(copy: Copy, max_pitch: int) -> Copy:
     """Return a copy in as few dimensions as possible; raise BackendError INVALID_VALUE for impossible pitches.
 
-    Slices of one row each stay slices if they are too far apart for a pitch of ``most`` bytes.
+    Slices of one row each stay slices if they are too far apart for a pitch of ``max_pitch`` bytes.
     """
     for region in (copy.destination, copy.source):
-        region.check_pitches(copy.extent, most)
+        region.check_pitches(copy.extent, max_pitch)
     extent, (destination, source) = simplify(copy.extent, copy.destination, copy.source)
-    if extent.height > 1 and max(destination.pitch, source.pitch) > most:
+    if extent.height > 1 and max(destination.pitch, source.pitch) > max_pitch:
         return copy
     return Copy(destination, source, extent)
 
@@ -96,9 +96,9 @@ def _row_pieces(host: Side, layer: int, width: int, height: int) -> Iterator[tup
         row += count or 1
 
 
-def _count_fitting(address: int, length: int, apart: int, most: int) -> int:
-    """Return how many of ``most`` pieces, which begin ``apart`` bytes apart, fit in the rest of a registered part."""
+def _count_fitting(address: int, length: int, apart: int, count: int) -> int:
+    """Return how many of ``count`` pieces that begin ``apart`` bytes apart fit in the rest of a registered part."""
     free_bytes = REGISTERED_BYTES - address % REGISTERED_BYTES
     if length > free_bytes:
         return 0
-    return min(most, (free_bytes - length) // apart + 1) if most > 1 else 1
+    return min(count, (free_bytes - length) // apart + 1) if count > 1 else 1

@@ -59,7 +59,7 @@ class ClientSpace:
             self._owned.add(address, count)
 
     def disown(self, address: int) -> None:
-        """End the calls' access to the range at an address; no effect if they have none."""
+        """Stop the client's calls from accessing the range that begins at an address, if there is one."""
         with self.lock:
             self._owned.remove(address)
 

@@ -232,7 +232,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self.queue.close(DESTROYED)
 
     def destroy(self) -> None:
-        """Accept no more work and free everything once the work has ended; wait END_SECONDS for that at most."""
+        """Accept no more work and free everything once the work has ended; wait at most END_SECONDS."""
         if self._is_ending:
             return
         self._is_ending = True

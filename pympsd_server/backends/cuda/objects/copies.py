@@ -65,12 +65,12 @@ class BufferedCopy:
         """Put the copy in its stream; ``done`` is called when the copy is done or dropped."""
         completions = self._stream.queue.completions
 
-        def over(status: Status) -> None:
+        def on_end(status: Status) -> None:
             if status.code is not Result.SUCCESS:
                 self._drop()
             done(status)
 
-        complete = completions.add(over)
+        complete = completions.add(on_end)
         try:
             self._stream.put(lambda: self._issue(complete), what="copy")
         except BaseException:
@@ -101,7 +101,7 @@ class BufferedCopy:
                 complete(Status())
 
     def _drop(self) -> None:
-        # The cleanup thread releases, because a context may end during a call that holds the locks needed for it.
+        # The cleanup thread releases the buffer: a context may end during a call that holds the locks needed for it.
         if self._is_first():
             self._stream.services.cleanup.add(lambda: True, self._release)
 
@@ -211,7 +211,7 @@ def _put_on_device(stream: CopyStream, destination: int, source: int, count: int
             stream.notify(done)
         return
     if distance >= min(count, _NEAR_BYTES):
-        # Pieces no longer than the distance do not overlap; a copy between bytes that overlap is undefined.
+        # Pieces no longer than the distance do not overlap; the driver does not define copies that overlap.
         def issue() -> None:
             for start, length in _pieces(count, min(count, distance), destination > source):
                 move(destination + start, source + start, length)
@@ -221,12 +221,12 @@ def _put_on_device(stream: CopyStream, destination: int, source: int, count: int
     pool = stream.services.scratch
     scratch = pool.take(stream, stream.space, count)
 
-    def through() -> None:
+    def copy_through_scratch() -> None:
         for start, length in _pieces(count, scratch.size, destination > source):
             move(scratch.address, source + start, length)
             move(destination + start, scratch.address, length)
 
-    BufferedCopy(stream, through, lambda: pool.give(scratch)).put(done or _ignore)
+    BufferedCopy(stream, copy_through_scratch, lambda: pool.give(scratch)).put(done or _ignore)
 
 
 def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:

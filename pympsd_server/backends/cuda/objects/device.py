@@ -89,7 +89,7 @@ class CudaDevice(AccountedDevice):
     """One device of this machine. ``ordinal`` chooses its window of addresses."""
 
     native: NativeAccess
-    """The native worker's access to the device; missing if streams cannot write the marks that show it work's end."""
+    """The native worker's access to the device. The attribute is missing if streams cannot write completion marks."""
 
     def __init__(self, properties: DeviceProperties, ordinal: int) -> None:
         """Open the device; raise BackendError if the driver does not have it, or refuses to open it."""

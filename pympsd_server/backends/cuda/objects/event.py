@@ -29,7 +29,7 @@ class Recording:
 
 @define(eq=False)
 class CudaEvent:
-    """A position in a stream, set by the last ``recording``; None before the first."""
+    """A position in a stream. ``recording`` is the last one; None before the first."""
 
     queue: IssueQueue
     _services: DeviceServices

@@ -50,16 +50,16 @@ class SmGroups:
 
         ``among``: the groups that the context may have; None for any.
         """
-        every = range(self.count) if among is None else among
-        fewest = sorted(every, key=lambda number: (self._users[number], number))[:count]
-        best = tuple(sorted(fewest))
-        for ready in reusable:
-            if len(ready) == count and set(ready) <= set(every) and self._use_of(ready) <= self._use_of(best):
-                best = ready
+        choices = range(self.count) if among is None else among
+        fewest = sorted(choices, key=lambda number: (self._users[number], number))[:count]
+        chosen = tuple(sorted(fewest))
+        for groups in reusable:
+            if len(groups) == count and set(groups) <= set(choices) and self._use_of(groups) <= self._use_of(chosen):
+                chosen = groups
                 break
-        for number in best:
+        for number in chosen:
             self._users[number] += 1
-        return best
+        return chosen
 
     def _use_of(self, groups: tuple[int, ...]) -> int:
         return sum(self._users[number] for number in groups)
@@ -178,8 +178,8 @@ class Partitions:
         """Return the groups of this size into which the driver divides the device, and the remainder."""
         call, kinds = self._driver.call, cu.CUdevResourceType
         resource = call(cu.cuDeviceGetDevResource, self._device, kinds.CU_DEV_RESOURCE_TYPE_SM)
-        most = self._properties.multiprocessors // size
-        parts, count, remainder = call(cu.cuDevSmResourceSplitByCount, most, resource, flags, size)
+        max_groups = self._properties.multiprocessors // size
+        parts, count, remainder = call(cu.cuDevSmResourceSplitByCount, max_groups, resource, flags, size)
         return list(parts[: int(count)]), remainder
 
     def _split_into_chunks(self) -> Split:

@@ -1,4 +1,4 @@
-"""Kernel launches: checked, as far as possible without the driver, before they are queued, and issued to it later."""
+"""Kernel launches: checked as far as possible before they are queued, and then issued to the driver."""
 
 import ctypes
 from collections.abc import Mapping
@@ -29,21 +29,21 @@ class PreparedLaunch:
         layout, launch = self.kernel.layout, self.launch
         for what, extent in (("GRID", launch.grid), ("BLOCK", launch.block)):
             for axis, value in zip("XYZ", extent, strict=True):
-                most = attributes[f"MAX_{what}_DIM_{axis}"]
-                if not 1 <= value <= most:
-                    raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
+                maximum = attributes[f"MAX_{what}_DIM_{axis}"]
+                if not 1 <= value <= maximum:
+                    raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {maximum} are allowed")
         threads = launch.block[0] * launch.block[1] * launch.block[2]
-        if threads > (most := attributes["MAX_THREADS_PER_BLOCK"]):
-            raise _invalid(f"{threads} threads per block; at most {most} are allowed")
-        most = attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
-        if (total := layout.attributes["SHARED_SIZE_BYTES"] + launch.shared_bytes) > most:
-            raise _invalid(f"{total} bytes of shared memory per block; at most {most} are allowed")
+        if threads > (maximum := attributes["MAX_THREADS_PER_BLOCK"]):
+            raise _invalid(f"{threads} threads per block; at most {maximum} are allowed")
+        maximum = attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
+        if (total := layout.attributes["SHARED_SIZE_BYTES"] + launch.shared_bytes) > maximum:
+            raise _invalid(f"{total} bytes of shared memory per block; at most {maximum} are allowed")
         if len(launch.parameters) != layout.parameter_bytes:
             raise _invalid(
                 f"{layout.name} takes {layout.parameter_bytes} bytes of parameters, not {len(launch.parameters)}"
             )
-        if threads > (most := layout.attributes["MAX_THREADS_PER_BLOCK"]):
-            raise _invalid(f"{layout.name} takes at most {most} threads per block, not {threads}")
+        if threads > (maximum := layout.attributes["MAX_THREADS_PER_BLOCK"]):
+            raise _invalid(f"{layout.name} takes at most {maximum} threads per block, not {threads}")
 
     def issue(self, driver: Driver, stream: Any) -> None:
         """Issue the launch to the driver, which copies the parameters before it returns."""

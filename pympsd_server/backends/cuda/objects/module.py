@@ -147,7 +147,7 @@ class CudaModule:
 
     @property
     def managed_bytes(self) -> int:
-        """0: the driver places managed variables itself, out of the client's reach."""
+        """0, because the driver places managed variables itself, where the client cannot access them."""
         return 0
 
     def place_managed(self, address: int) -> None:

@@ -30,8 +30,8 @@ _OBJECT: Final = 1
 _FUNCTION: Final = 2
 _DATA: Final = (b".nv.global", b".nv.constant3")
 """What the names of sections with variables begin with."""
-_TIMES: Final = 2
-"""A file's size times this may be read from it: names may share their ends, and code may look like a header."""
+_MAX_READS: Final = 2
+"""A file may be read this many times, because names may share their ends, and code may look like a header."""
 _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
 """The exceptions that reading a malformed file raises."""
 
@@ -42,24 +42,24 @@ class _TooLarge(Exception):
 
 @define
 class _File:
-    """An image of which ``left`` more bytes may be read. Only its names are copied.
+    """An image of which ``readable`` more bytes may be read. Only its names are copied.
 
     Without this bound a small file, whose headers overlap and all claim the entire file, could take hours and
     gigabytes to read.
     """
 
     image: bytes
-    left: int
+    readable: int
 
     @classmethod
     def of(cls, image: bytes) -> _File:
         """Return an image that is yet to be read."""
-        return cls(image, _TIMES * len(image))
+        return cls(image, _MAX_READS * len(image))
 
     def count_read(self, count: int) -> None:
         """Count bytes that are about to be read; raise _TooLarge if they are too many."""
-        self.left -= count
-        if self.left < 0:
+        self.readable -= count
+        if self.readable < 0:
             raise _TooLarge(f"what is in it takes more than the {len(self.image)} bytes that it has")
 
     def text(self, start: int, end: int) -> str:
@@ -97,7 +97,7 @@ class Cubin:
 
 
 def kind_of(image: bytes) -> str:
-    """Return ``ptx``, ``cubin`` or ``fatbin``; raise BackendError INVALID_PTX if empty, INVALID_IMAGE if neither."""
+    """Return ``ptx``, ``cubin`` or ``fatbin``; raise BackendError INVALID_PTX if empty, INVALID_IMAGE if none."""
     if image.startswith(_ELF):
         return "cubin"
     if image.startswith(_FATBIN):
@@ -130,7 +130,7 @@ def read_cubin(image: bytes) -> Cubin:
 
 
 def read_fatbin(image: bytes) -> Cubin:
-    """Return the variables of a fatbin's cubins that are not compressed, and the largest size of these.
+    """Return the variables of a fatbin's uncompressed cubins, and the size of the largest of these cubins.
 
     If all are compressed, return no variables and the size of the file.
 

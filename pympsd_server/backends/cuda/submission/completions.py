@@ -62,14 +62,14 @@ class Countdown:
 
     def __init__(self, count: int, act: Callable[[], None]) -> None:
         self._lock = Lock()
-        self._left = count
+        self._remaining = count
         self._act = act
 
     def count_down(self) -> None:
         """Count down; the last call calls back."""
         with self._lock:
-            self._left -= 1
-            last = not self._left
+            self._remaining -= 1
+            last = not self._remaining
         if last:
             self._act()
 

@@ -83,7 +83,7 @@ class MarkerWatcher:
         ``fault`` is called if a marker cannot be queried, because the state of all work is unknown then.
         """
         self._look = look
-        self._poison = fault
+        self._fault = fault
         self._new: deque[tuple[Hashable, StreamMarker, Callable[[], None]]] = deque()
         self._wake = threading.Event()
         self._closed = False
@@ -119,7 +119,7 @@ class MarkerWatcher:
                 any_passed = sum(_advance(queue) for queue in queues.values())
             except Exception as error:  # the fault makes the contexts call all pending completions
                 queues.clear()
-                self._poison(_status_of(error))
+                self._fault(_status_of(error))
                 continue
             if any_passed:
                 latest = time.monotonic()

@@ -84,16 +84,16 @@ class SubmissionOrder:
         It comes after the work before it in its stream, unless it is ``alone``, and after the steps in ``after``.
         """
         before = [] if alone else self.find_predecessors(step.stream)
-        first = {id(earlier): earlier for earlier in (*before, *after) if not earlier.passed}
-        if not first:
+        unpassed = {id(earlier): earlier for earlier in (*before, *after) if not earlier.passed}
+        if not unpassed:
             step.issue()
             if step.held:
                 self._put_last(step)
             else:
                 step.passed = True
             return
-        step.waiting = len(first)
-        for earlier in first.values():
+        step.waiting = len(unpassed)
+        for earlier in unpassed.values():
             earlier.successors.append(step)
         self._put_last(step)
 

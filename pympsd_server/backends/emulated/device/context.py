@@ -1,7 +1,7 @@
 """One client context on the emulated device: its memory, modules, streams, and all its unfinished work.
 
 A context belongs to one client process, which may have several on a device; they share its address space. The context
-decides in which order its own work runs (`order`), the scheduler when.
+decides in which order its own work runs (`order`), the scheduler decides when.
 
 Order is a graph. A stream keeps only its *tail*, its last unfinished item, and ``busy`` has the streams with a tail.
 New work comes after the tail of its stream. CUDA's legacy default stream and all blocking streams also wait for each
@@ -16,11 +16,11 @@ other, so an item in one of them comes after the tail of the other, too:
 
 The end of a context has three parts that must not be mixed up:
 
-- A *fault* leaves a sticky error. Every later call returns it, and every completion that waits is called with it.
+- A *fault* leaves a sticky error. Every later call returns it, and every pending completion is called with it.
 - `abandon` and `destroy` end a context that has not faulted in the same way, with CONTEXT_IS_DESTROYED.
-- Its memory and multiprocessors are free only when it is *at rest*: when the thread that runs an item of it has come
-  back. On a device that cannot stop kernels this may be long after `destroy` has returned, and until then the device
-  still lists the context. Memory is never freed under a running kernel.
+- The context's memory and multiprocessors are free only when it is *at rest*, which means that no thread runs one of
+  its items. On a device that cannot stop kernels this may be long after `destroy` has returned, and until then the
+  device lists the context. Memory is never freed under a running kernel.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
-"""The seconds that ending a context waits for its kernels, on a device that cannot stop them."""
+"""How long ending a context waits for its kernels, on a device that cannot stop them."""
 _DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
 @define(eq=False, slots=False)
 class EmulatedContext:
-    """A context, which EmulatedDevice creates.
+    """A context of one client, created by EmulatedDevice.
 
     The scheduler's lock guards ``pending``, ``busy`` and the streams' tails.
     """
@@ -64,7 +64,7 @@ class EmulatedContext:
     memory: ContextMemory
     placement: Placement
     id: int
-    """Names the context in traces."""
+    """The context's id in traces."""
     trace: Trace
     on_fault: Callable[[Status], None]
     _on_destroyed: Callable[[EmulatedContext], None]
@@ -72,7 +72,7 @@ class EmulatedContext:
     cancel: Flag = field(factory=Flag)
     when_at_rest: Callable[[], None] | None = None
     _abandoned: float = 0.0
-    """When it was abandoned, on the monotonic clock; 0 if it was not."""
+    """When the context was abandoned, on the monotonic clock; 0 if it was not."""
     _is_ending: bool = False
     pending: dict[WorkItem, None] = field(factory=dict)
     busy: dict[WorkStream, None] = field(factory=dict)
@@ -80,7 +80,7 @@ class EmulatedContext:
     _status: Status = field(factory=Status)
     _modules: dict[EmulatedModule, None] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
-    """The numbers of streams."""
+    """Numbers for new streams."""
 
     def __attrs_post_init__(self) -> None:
         self._stop_timeout = None if self.properties.stops_kernels else STOP_TIMEOUT_SECONDS
@@ -101,7 +101,7 @@ class EmulatedContext:
         return address
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work queued before is done; a faulted context's is freed when it is destroyed."""
+        """Free memory when the work queued before is done; a faulted context keeps it until it is destroyed."""
         if self.status.code is not Result.SUCCESS:
             done(self.status)
             return
@@ -178,12 +178,12 @@ class EmulatedContext:
         return module
 
     def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
-        """Move managed variables of a module to page-locked memory of the client's."""
+        """Move managed variables of a module to page-locked memory of the client."""
         self.check()
         self.memory.place_managed(module.loaded, addresses)
 
     def unload(self, module: EmulatedModule) -> None:
-        """Free a module's memory after the work queued before; a faulted context's is freed when it is destroyed."""
+        """Free a module's memory after the work queued before; a faulted context keeps it until it is destroyed."""
 
         def release(status: Status) -> None:
             if status.code is Result.SUCCESS and self._modules.pop(module, module) is None:
@@ -204,17 +204,17 @@ class EmulatedContext:
         return EmulatedEvent(self, timing)
 
     def open_event(self, event: Event) -> EmulatedEvent:
-        """Return an event of another context as one of this context."""
+        """Return an event of this context that stands for an event of another context."""
         self.check()
         assert isinstance(event, EmulatedEvent)
         return event.open_in(self)
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work that is queued now, in all streams, is done."""
+        """Call ``done`` when all work that is queued now, in all streams, is done."""
         self.notify_after(Marker(self, None, self.default_stream.time_share), done)
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
-        """Call back when a marker is passed, or immediately if the context has faulted, with its sticky error."""
+        """Call ``done`` when a marker is passed, or immediately with the sticky error if the context has faulted."""
         marker.callbacks.append(done)
         try:
             self.scheduler.submit(marker)
@@ -222,7 +222,7 @@ class EmulatedContext:
             done(self.status)
 
     def set_limit(self, limit: ContextLimit, count: int) -> None:
-        """Set a limit in bytes; raise BackendError INVALID_VALUE for the heap's once a kernel has called malloc."""
+        """Set a limit in bytes; raise BackendError INVALID_VALUE for the heap after a kernel has called malloc."""
         self.check()
         if limit is ContextLimit.PRINT_BYTES:
             self._facilities.output.limit = count
@@ -231,15 +231,15 @@ class EmulatedContext:
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
 
     def condition(self, handle: int) -> Condition:
-        """Return the value that kernels set through a conditional handle."""
+        """Return the condition that kernels set through a conditional handle."""
         return self._facilities.conditions.get_or_create(handle)
 
     def call(self, stream: EmulatedStream, pieces: Iterator[None]) -> None:
-        """Take pieces in stream order, in slices of the compute thread."""
+        """Step through ``pieces`` in stream order, in slices of the compute thread."""
         self.scheduler.submit(Transfer(self, stream, pieces, "transfer"))
 
     def take_output(self) -> tuple[bytes, bytes]:
-        """Return, once, the text that kernels have printed: for standard output, and for standard error."""
+        """Return the text that kernels have printed since the last call, for standard output and standard error."""
         return self._facilities.output.take()
 
     # --- order of work; the scheduler calls these under its lock
@@ -257,7 +257,7 @@ class EmulatedContext:
         return [tail for tail in tails if tail is not None]
 
     def order(self, item: WorkItem) -> list[WorkItem]:
-        """Put an item at the end of its stream; return the work that it must follow."""
+        """Append an item to its stream; return the items that it must wait for."""
         stream = item.stream
         if isinstance(item, Marker) and item.also_after is not None:
             before = [] if item.is_alone else self.predecessors(stream)
@@ -270,7 +270,7 @@ class EmulatedContext:
         return before
 
     def remove(self, item: WorkItem) -> None:
-        """Drop a finished item."""
+        """Remove a finished item."""
         self.pending.pop(item, None)
         stream = item.stream
         if stream is not None and stream.tail is item:
@@ -290,9 +290,9 @@ class EmulatedContext:
             raise BackendError(self._status.code, self._status.reason)
 
     def mark_faulted(self, status: Status, by_own_work: bool) -> bool:
-        """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new.
+        """Keep the first error, or that the context was destroyed, and stop kernels; return whether the error is new.
 
-        ``by_own_work``: the context's own work faulted. On a device that cannot stop kernels nothing else ends them.
+        ``by_own_work``: whether the context's own work faulted. Only this ends kernels that cannot be stopped.
         """
         if by_own_work or self.properties.stops_kernels:
             self.cancel.set()
@@ -304,7 +304,8 @@ class EmulatedContext:
     def terminate(self, status: Status) -> None:
         """Stop running work, drop waiting work and free all memory; ``status`` is the sticky error.
 
-        BackendError LAUNCH_TIMEOUT if kernels that cannot be stopped still run after STOP_TIMEOUT_SECONDS.
+        Raises:
+            BackendError: LAUNCH_TIMEOUT if kernels that cannot be stopped still run after STOP_TIMEOUT_SECONDS.
         """
         self.scheduler.fault(self, status)
         if not self.scheduler.wait_until_at_rest(self, self._stop_timeout):
@@ -313,14 +314,14 @@ class EmulatedContext:
         self._free_all()
 
     def abandon(self) -> None:
-        """Stop the work that can be stopped and accept no more: the first part of ``destroy``, which must follow."""
+        """Accept no more work, and stop what can be stopped. ``destroy``, which must follow, does the rest."""
         self._abandoned = self._abandoned or time.monotonic()
         self.scheduler.fault(self, _DESTROYED)
 
     def destroy(self) -> None:
         """Stop running work and free everything. Return within a few milliseconds; a second call does nothing.
 
-        If kernels cannot be stopped it returns after STOP_TIMEOUT_SECONDS at most, and work that still runs keeps the
+        If kernels cannot be stopped, return after STOP_TIMEOUT_SECONDS at most. Work that still runs then keeps the
         context's memory and multiprocessors until it has ended, or until a call on a closed device.
         """
         self.abandon()
@@ -337,7 +338,7 @@ class EmulatedContext:
 
     @property
     def is_destroyed(self) -> bool:
-        """Whether the context was destroyed; the device lists it until none of its work runs."""
+        """Whether the context was destroyed; the device lists it until all its work has ended."""
         return self._status is _DESTROYED
 
     def _release(self) -> None:
@@ -345,6 +346,6 @@ class EmulatedContext:
         self._on_destroyed(self)
 
     def _free_all(self) -> None:
-        # The completion of earlier work may still try to free its memory: it finds it gone.
+        # A completion of earlier work may still try to free memory, and then does nothing.
         self._modules.clear()
         self.memory.close()

@@ -11,12 +11,12 @@ context is at rest.
 
     cuMemFree ──▶ defer_free (checked, marked) ──▶ ... earlier kernels end ... ──▶ finish_free (given back)
 
-Shared allocations (cuIpcGetMemHandle) have another end: when their owner frees them they become inaccessible for it,
-but their pages and addresses stay until the last process has closed its mapping.
+Shared allocations (cuIpcGetMemHandle) end differently. When the owner frees one, the owner cannot access it any more,
+but its pages and addresses stay until the last process has closed its mapping.
 
-Invariants: the budget is charged before an allocation exists and given back after it is gone, so the sum is never too
+Invariants: an allocation is charged to the budget before it exists, and until it is gone, so the sum is never too
 small. Every method takes the client's lock; kernels never do. Callbacks that leave shared storage are called without
-the lock, because the last user of a storage takes it again.
+the lock, because the last user of a storage takes the lock again.
 """
 
 from collections.abc import Mapping
@@ -37,16 +37,16 @@ from pympsd_server.ptx.loading.program import Program
 from pympsd_server.ptx.runtime.facilities import Facilities
 
 MAX_ALLOCATIONS: Final = 1 << 18
-"""The largest number of allocations of one context; each costs the executor some hundred bytes, whatever its size."""
+"""The most allocations of one context; even a small one costs the executor a few hundred bytes."""
 WORKSPACE_BYTES: Final = 8
-"""Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
+"""Two words, a size and the count of the barrier, as the grid synchronisation of cooperative groups expects."""
 
 
 class ContextMemory:
     """The allocations of one context. Calls come from several threads; kernels read the space without the lock."""
 
     def __init__(self, client: ClientSpace, overhead: int, context: str) -> None:
-        """Charge the context's own ``overhead`` in bytes; an OUT_OF_MEMORY error names the ``context``."""
+        """Charge ``overhead`` bytes for the context itself; ``context`` names it in an OUT_OF_MEMORY error."""
         self.client = client
         self._budget = client.budget
         self._overhead = overhead
@@ -55,14 +55,14 @@ class ContextMemory:
         self._allocations: dict[int, int] = {}
         self._deferred: set[int] = set()
         self._shared: dict[int, tuple[WindowPages, int]] = {}
-        """The pages of each shared allocation by its address, and the offset at which it begins in them."""
+        """The pages of each shared allocation, and its offset in them in bytes, by its address."""
         self._withdrawn: dict[Storage, tuple[int, int]] = {}
-        """The ranges of shared allocations that were freed and are still mapped by others."""
+        """The ranges of shared allocations that were freed while others map them."""
         self._linked: dict[int, LoadedModule] = {}
-        """Programs' variables, by the id of the result of `link`."""
+        """The results of `link`, by their id()."""
         self._closed = False
         self.mapped: Final = MappedMemory(client, self._check_open)
-        """The memory of the context without an address of its own, and its mappings."""
+        """The context's memory that has no address of its own, and its mappings."""
 
     @property
     def space(self) -> AddressSpace:
@@ -71,15 +71,15 @@ class ContextMemory:
 
     @property
     def accessible(self) -> AccessibleMemory:
-        """The part of it that the client's calls can access."""
+        """The part of the client's memory that its calls can access."""
         return self.client.accessible
 
     def bytes_of_client(self) -> int:
-        """Return the bytes that its client holds, in all its contexts on the device."""
+        """Return the bytes that the client holds in all its contexts on the device."""
         return self._budget.used
 
     def allocate(self, count: int) -> int:
-        """Return the address of ``count`` new bytes, or raise BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Return the address of ``count`` new bytes, or raise BackendError INVALID_VALUE or OUT_OF_MEMORY."""
         if count <= 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
         with self.client.lock:
@@ -98,9 +98,9 @@ class ContextMemory:
         return address
 
     def _place(self, count: int) -> int:
-        """Return the address of new bytes: the beginning of a GPU's page if they fill half of one. OutOfMemory.
+        """Return the address of new bytes, the start of a GPU's page if they fill half of one; raise OutOfMemory.
 
-        Drivers place them so, and there are programs that divide a large allocation into pages.
+        Drivers do the same, and some programs divide a large allocation into pages.
         """
         if count >= MAPPING_GRANULE // 2:
             with suppress(OutOfMemory):
@@ -112,23 +112,23 @@ class ContextMemory:
             raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
     def defer_free(self, address: int) -> None:
-        """Note that an allocation will be freed; raise BackendError INVALID_VALUE unless it is one, once."""
+        """Note that an allocation will be freed; raise BackendError INVALID_VALUE if it does not exist (any more)."""
         with self.client.lock:
             if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
             self._deferred.add(address)
 
     def finish_free(self, address: int) -> None:
-        """Free an allocation of ``defer_free``, unless the context was closed in between, which freed everything."""
+        """Free an allocation after ``defer_free``, unless closing the context has freed everything in between."""
         with self.client.lock:
             self._deferred.discard(address)
-            # Another client of the same space may have the address by now.
+            # After closing, another client of the same space may have the address.
             unused = self._release(address) if address in self._allocations else None
         if unused is not None:
             unused.leave()
 
     def _release(self, address: int) -> Storage | None:
-        """Free an allocation; return the object that the caller leaves, without the lock, if it was shared."""
+        """Free an allocation. If it was shared, return its storage, which the caller must leave without the lock."""
         self.client.disown(address)
         count = self._allocations.pop(address)
         shared = self._shared.pop(address, None)
@@ -141,7 +141,7 @@ class ContextMemory:
         return shared[0]
 
     def share(self, address: int) -> tuple[int, int]:
-        """Return the secret of an allocation, and its offset in the imported memory; BackendError if refused."""
+        """Return the secret of an allocation, and its offset in the imported memory; raise BackendError."""
         with self.client.lock:
             self.mapped.check_room()
             if address not in self._allocations or address in self._deferred:
@@ -163,14 +163,14 @@ class ContextMemory:
             self._budget.give(count)
 
     def borrow_heap(self, count: int) -> int:
-        """Return the address of memory for kernels' malloc, 0 if there is not enough; no call can free it."""
+        """Return the address of memory for kernels' malloc, which no call can free; 0 if there is not enough."""
         try:
             return self._borrow(count)
         except BackendError:
             return 0
 
     def borrow_workspace(self) -> int:
-        """Return the address of zeros with which the blocks of a cooperative launch meet; no call can free it."""
+        """Return the address of zeros by which the blocks of a cooperative launch meet; no call can free them."""
         return self._borrow(WORKSPACE_BYTES)
 
     def _borrow(self, count: int) -> int:
@@ -179,7 +179,7 @@ class ContextMemory:
         return address
 
     def return_workspace(self, address: int, status: Status) -> None:
-        """Free the workspace of a launch that has ended; a faulted context's is freed when it is destroyed."""
+        """Free the workspace of a launch that has ended; a faulted context keeps it until it is destroyed."""
         if status.code is Result.SUCCESS:
             self.finish_free(address)
 
@@ -217,7 +217,7 @@ class ContextMemory:
         return sum(round_up_to_granules(self.space.size_of(address)) for address in loaded.allocations)
 
     def unlink(self, loaded: LoadedModule) -> None:
-        """Free a program's variables, unless the context was closed in between, which freed everything."""
+        """Free a program's variables, unless closing the context has freed everything in between."""
         with self.client.lock:
             if self._linked.pop(id(loaded), None) is not None:
                 self._unlink(loaded)
@@ -234,7 +234,7 @@ class ContextMemory:
             return self._budget.free, self._budget.total
 
     def close(self) -> None:
-        """Free all its memory, once; a later call gets CONTEXT_IS_DESTROYED."""
+        """Free all memory of the context. Later allocations get CONTEXT_IS_DESTROYED; a second call has no effect."""
         with self.client.lock:
             if self._closed:
                 return
@@ -252,13 +252,13 @@ class ContextMemory:
 
 FIXED_OVERHEAD_BYTES: Final = 28 << 20
 MULTIPROCESSOR_OVERHEAD_BYTES: Final = 7537 * GRANULE_BYTES
-"""A context costs 28 MiB and 3.68 MiB for every multiprocessor it may use, until it is destroyed.
+"""Until it is destroyed, a context costs 28 MiB, and 3.68 MiB for every multiprocessor that it may use.
 
 Measured on an H200 with driver 580 for limits of 10 to 132 SMs: 65 to 514 MiB, within 1 MiB of this line. So a memory
-limit leaves the same number of 16 MiB pieces here as there. Other models cost the same here.
+limit leaves as many pieces of 16 MiB here as on an H200. On other emulated models a context costs the same.
 """
 SHARED_CONTEXT_OVERHEAD_BYTES: Final = 8 << 20
-"""The cost of a context before Volta, when all clients share the one context of their server, in bytes."""
+"""The bytes that a context costs before Volta, where all clients share the one context of their server."""
 
 
 def context_overhead(properties: DeviceProperties, multiprocessors: int) -> int:

@@ -25,7 +25,7 @@ class EmulatedDevice(AccountedDevice):
     """One device of an emulated machine."""
 
     def __init__(self, properties: DeviceProperties, ordinal: int, policy: Policy | None = None) -> None:
-        """``ordinal`` chooses the window of addresses; ``policy`` decides whose work runs, by default fair shares."""
+        """``ordinal`` chooses the window of addresses; ``policy`` decides whose work runs (default: fair shares)."""
         self._properties = properties
         self._ordinal = ordinal
         self.budget = DeviceBudget(properties.memory_bytes)
@@ -35,14 +35,12 @@ class EmulatedDevice(AccountedDevice):
         self._trace = Trace()
         self._lock = Lock()
         self._contexts: dict[EmulatedContext, int] = {}
-        """Living contexts, with the key of their address space."""
+        """The contexts that exist, each with the key of its address space."""
         self._closed = False
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, except features that no device before Volta had under MPS or that the machine description
-        excludes.
-        """
+        """All abilities, except what MPS did not have before Volta, and what the machine's description excludes."""
         volta = self._properties.is_volta_or_newer
         return Capabilities(
             isolates_address_spaces=self._properties.isolates_address_spaces,
@@ -57,7 +55,7 @@ class EmulatedDevice(AccountedDevice):
 
     @property
     def stream_priorities(self) -> tuple[int, int]:
-        """Least and greatest stream priority."""
+        """The lowest and the highest stream priority."""
         return LEAST_PRIORITY, GREATEST_PRIORITY
 
     @property
@@ -78,18 +76,18 @@ class EmulatedDevice(AccountedDevice):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The multiprocessors of living contexts and their most resident blocks."""
+        """The multiprocessors of each context, and the most blocks that were resident on them together."""
         with self._lock:
             return [context.placement.trace(context.id) for context in self._contexts]
 
     @property
     def batch_traces(self) -> Sequence[BatchTrace]:
-        """The latest batches that began."""
+        """The batches of blocks that began last."""
         return self._trace.batches
 
     @property
     def memory_used(self) -> Mapping[int, int]:
-        """Bytes by the key of an address space: allocations and contexts."""
+        """Bytes of allocations and contexts, by the key of their address space."""
         with self._lock:
             return self._spaces.usage()
 
@@ -101,13 +99,13 @@ class EmulatedDevice(AccountedDevice):
 
     @property
     def host_memory_base(self) -> int:
-        """The last part of the device's window."""
+        """The address where the last part of the device's window begins."""
         return mapped_window_of(self._ordinal)
 
     def register_host_memory(
         self, address_space: int, address: int, memory: memoryview, file: File
     ) -> Callable[[], None]:
-        """Map host memory into the client's address space; copies can access all memory of this process directly."""
+        """Map host memory into the client's address space for kernels; copies can access it without that."""
         with self._lock:
             self._spaces.host_memory.add(address_space, address, memory, file)
 
@@ -182,7 +180,7 @@ class EmulatedDevice(AccountedDevice):
         with self._lock:
             self._closed = True
             contexts = tuple(self._contexts)
-        # First: then nothing runs that destroying a context would have to wait for.
+        # First, so that nothing runs that destroying a context would have to wait for.
         self._scheduler.close()
         for context in contexts:
             context.destroy()

@@ -1,11 +1,11 @@
-"""Translated programs: those that are kept, because contexts and clients load the same libraries, and each user's.
+"""Translated programs: the kept ones, because contexts and clients load the same libraries, and those of each user.
 
 A kernel is translated when it is first looked up, so a kept program grows. One of 28 KB of PTX may grow to 350 MB,
-and kept programs outlive the client that has loaded them. So the programs are bounded in number, and in their grown
-size: before a program is added, the ones that were not loaded for longest are dropped.
+and kept programs outlive the client that has loaded them. So the kept programs have a maximum number, and a maximum
+size after they have grown. Before a program is added, those that were loaded least recently are dropped.
 
-The programs of loaded modules cannot be dropped. Each user may have some memory of them, and no more kernels are
-translated for a user who has more.
+The programs of loaded modules cannot be dropped. The memory of each user's programs has a maximum, above which no
+more kernels are translated for the user.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from pympsd_server.backends.interface import BackendError
 from pympsd_server.ptx.loading.program import Kernels, Program, load_program
 
 _PAUSE_SECONDS: Final = 1.0
-"""Between two searches for garbage: all clients wait for each, and a user at the bound can ask for any number."""
+"""The least time between two searches for garbage. All clients wait for a search, and a user at the maximum could
+cause any number of them."""
 MAX_PROGRAMS: Final = 32
 MAX_IMAGE_BYTES: Final = 1 << 20
-"""The longest image whose program is kept."""
+"""The size of the largest image whose program is kept."""
 MAX_KEPT_BYTES: Final = 200 << 20
 """The maximum memory of all kept programs."""
 _MACHINE_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -39,13 +40,13 @@ MAX_USER_BYTES: Final = max(1 << 30, _MACHINE_BYTES // 4)
 
 @define(eq=False)
 class KeptPrograms:
-    """The programs of a process by their images, the one that was loaded last at the end."""
+    """The programs that a process keeps, by their images, in the order of their last load."""
 
     _programs: dict[bytes, Program] = field(factory=dict, init=False)
     _lock: Lock = field(factory=Lock, init=False)
 
     def load(self, image: bytes) -> Program:
-        """Return the program of an image; it may be one that was returned before. Raises as `load_program`."""
+        """Return the program of an image, perhaps one that was returned before; raise what `load_program` raises."""
         if len(image) > MAX_IMAGE_BYTES:
             return load_program(image)
         with self._lock:
@@ -72,15 +73,16 @@ class UsedPrograms:
     _kernels: defaultdict[int, WeakValueDictionary[int, Kernels]] = field(
         factory=lambda: defaultdict(WeakValueDictionary), init=False
     )
-    """By user, by the id() of the kernels; a user without any is dropped at the next check."""
+    """The kernels of each user by their id(); the next check drops a user without any."""
     _lock: Lock = field(factory=Lock, init=False)
     _collected_at: float = field(default=-math.inf, init=False)
 
     def check(self, user: int, kernels: Kernels) -> None:
-        """Count a program as a user's while it exists.
+        """Count a program as a user's as long as it exists.
 
-        Raises BackendError OUT_OF_MEMORY if the user's programs have more than MAX_USER_BYTES, so that the memory of
-        other users' programs is not used up.
+        Raises:
+            BackendError: OUT_OF_MEMORY if the user's programs take more than MAX_USER_BYTES, so that one user cannot
+                use up the memory for other users' programs.
         """
         with self._lock:
             for other in [other for other, own in self._kernels.items() if not own]:
@@ -88,7 +90,7 @@ class UsedPrograms:
             self._kernels[user][id(kernels)] = kernels
         total = self._total(user)
         if total > MAX_USER_BYTES and time.monotonic() - self._collected_at >= _PAUSE_SECONDS:
-            gc.collect()  # destroyed contexts may still have programs
+            gc.collect()  # destroyed contexts may still hold programs
             self._collected_at, total = time.monotonic(), self._total(user)
         if total > MAX_USER_BYTES:
             raise BackendError(

@@ -25,12 +25,12 @@ MAX_CLUSTER_BLOCKS = 8
 
 
 def attribute_of(attributes: Mapping[str, int], name: str) -> int:
-    """Return a device attribute, or the value of every device if the description leaves it out."""
+    """Return a device attribute. If the machine's description lacks it, return the value that all devices have."""
     return attributes.get(name, _DEFAULTS[name])
 
 
 def max_shared_bytes(attributes: Mapping[str, int]) -> int:
-    """Return the most shared memory a block can have, in bytes, opting in included."""
+    """Return the most bytes of shared memory that a block can have, including what it must opt in for."""
     plain = attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK")
     return max(plain, attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0))
 
@@ -70,9 +70,10 @@ def check_launch(
 def cluster_of(
     kernel: Kernel, requested: tuple[int, int, int], attributes: Mapping[str, int]
 ) -> tuple[int, int, int]:
-    """Return the clusters that a kernel runs in: those it was compiled for, else those that the launch asks for.
+    """Return the size of the clusters that a kernel runs in: what it was compiled for, else what the launch asks for.
 
-    BackendError INVALID_CLUSTER_SIZE if they differ; NOT_SUPPORTED on a device without clusters.
+    Raises:
+        BackendError: INVALID_CLUSTER_SIZE if the sizes differ; NOT_SUPPORTED on a device without clusters.
     """
     if requested in (_ALONE, kernel.cluster):
         return kernel.cluster
@@ -87,8 +88,11 @@ def cluster_of(
 def check_room(
     attributes: Mapping[str, int], placement: Placement, size: BlockSize, blocks: int, cooperative: bool
 ) -> None:
-    """Raise BackendError LAUNCH_OUT_OF_RESOURCES if no block fits a multiprocessor; for a cooperative launch
-    NOT_SUPPORTED if the device has none, COOPERATIVE_LAUNCH_TOO_LARGE if the context cannot hold all of it.
+    """Check that the multiprocessors of a context have space for a launch of ``blocks`` blocks.
+
+    Raises:
+        BackendError: LAUNCH_OUT_OF_RESOURCES if no multiprocessor has space for a block. For a cooperative launch,
+            NOT_SUPPORTED if the device lacks these, COOPERATIVE_LAUNCH_TOO_LARGE if not all blocks fit together.
     """
     if cooperative and not attributes.get("COOPERATIVE_LAUNCH", 0):
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0")

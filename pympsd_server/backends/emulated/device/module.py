@@ -29,12 +29,13 @@ _used: Final = UsedPrograms()
 
 
 def load(image: bytes, compute_capability: tuple[int, int], user: int = 0) -> Program:
-    """Load an image, of a fatbin the PTX for a device, for a user's module.
+    """Load an image for a user's module. If it is a fatbin, load the PTX that it has for the device.
 
-    Raises BackendError: NO_BINARY_FOR_GPU for machine code, INVALID_IMAGE if it is not text, INVALID_PTX with the
-    line and the instruction for what cannot be executed, and for the target of another device, NOT_SUPPORTED for what
-    MPS does not support, and for code of other kinds, OUT_OF_MEMORY if the user has too many. Kernels of a large
-    image raise the last four when they are looked up, as in `refusals_as_backend_errors`.
+    Raises:
+        BackendError: NO_BINARY_FOR_GPU for machine code; INVALID_IMAGE if the image is not text; INVALID_PTX, with
+            the line and the instruction, for PTX that cannot be executed, and for the target of another device;
+            NOT_SUPPORTED for features that MPS does not support, and for code of other kinds; OUT_OF_MEMORY if the
+            user has too many programs. Looking up a kernel of a large image may raise the last three, too.
     """
     with refusals_as_backend_errors():
         try:
@@ -53,7 +54,7 @@ def load(image: bytes, compute_capability: tuple[int, int], user: int = 0) -> Pr
 
 @contextmanager
 def refusals_as_backend_errors() -> Iterator[None]:
-    """Raise the translator's refusals and failures as BackendError: INVALID_PTX, or NOT_SUPPORTED by MPS."""
+    """Convert the translator's refusals and failures to BackendError INVALID_PTX, or NOT_SUPPORTED for MPS."""
     try:
         yield
     except BackendError:
@@ -65,7 +66,7 @@ def refusals_as_backend_errors() -> Iterator[None]:
     except RecursionError:
         raise BackendError(Result.ERROR_INVALID_PTX, "the image nests too deeply") from None
     except Exception as error:
-        # An image that makes the translator fail is refused; it must not end the executor.
+        # An image that makes the translator fail must not end the executor.
         reason = f"the translator cannot read this image: {type(error).__name__}: {error}"
         raise BackendError(Result.ERROR_INVALID_PTX, reason) from error
 
@@ -127,11 +128,11 @@ class EmulatedModule:
         self._managed = offsets, end
         self._is_placed = False
         self.checked: dict[tuple[Any, ...], tuple[Kernel, BlockSize, tuple[int, int, int]]] = {}
-        """By the shapes of launches that streams have found to be allowed: kernel, size of a block, clusters."""
+        """The kernel, the size of a block and the clusters of each launch shape that streams have checked."""
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """The kernels, in the order in which LAUNCH counts them; the names of kernels that are not translated."""
+        """The kernels, in the order in which LAUNCH counts them; of untranslated kernels, only the names."""
         return [
             self.function(index) if self._kernels.is_translated(name) else FunctionLayout(name)
             for index, name in enumerate(self._names)
@@ -154,11 +155,15 @@ class EmulatedModule:
 
     @property
     def managed_bytes(self) -> int:
-        """The memory that managed variables need, in bytes."""
+        """The bytes that the managed variables need."""
         return self._managed[1]
 
     def place_managed(self, address: int) -> None:
-        """Move the managed variables to shared memory. BackendError INVALID_VALUE a second time, and without any."""
+        """Move the managed variables to shared memory.
+
+        Raises:
+            BackendError: INVALID_VALUE if the module has none, or the second time.
+        """
         offsets, size = self._managed
         if self._is_placed or not size:
             raise BackendError(Result.ERROR_INVALID_VALUE, "the module has no managed variables to place")
@@ -166,8 +171,10 @@ class EmulatedModule:
         self.owner.place_managed(self, {name: address + offset for name, offset in offsets.items()})
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel by its index; raise BackendError INVALID_HANDLE if it does not exist, INVALID_PTX and
-        others.
+        """Return a kernel by its index; translate it first if necessary.
+
+        Raises:
+            BackendError: INVALID_HANDLE if the kernel does not exist; an error of `load` if it cannot be translated.
         """
         if not 0 <= index < len(self._names):
             reason = f"function {index} of a module that has {len(self._names)}"
@@ -184,8 +191,8 @@ class EmulatedModule:
 
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:
     major, minor = capability
-    # A kernel gets every device's shared memory, less its own declarations, unless it opts in to more.
-    most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
+    # A kernel gets the shared memory that every device has, less its own declarations, unless it opts in to more.
+    max_shared = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
     return FunctionLayout(
         name=kernel.name,
         parameters=tuple((offset, size) for _, offset, size in kernel.parameters),
@@ -199,7 +206,7 @@ def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[i
             "PTX_VERSION": kernel.target,
             "BINARY_VERSION": major * 10 + minor,
             "CACHE_MODE_CA": 0,
-            "MAX_DYNAMIC_SHARED_SIZE_BYTES": max(0, most - kernel.shared_bytes),
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": max(0, max_shared - kernel.shared_bytes),
             "PREFERRED_SHARED_MEMORY_CARVEOUT": _CARVEOUT_DEFAULT,
             **_NO_CLUSTER,
             **_cluster(kernel),

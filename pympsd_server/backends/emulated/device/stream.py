@@ -4,12 +4,12 @@ A stream turns each request into one work item and submits it to the scheduler, 
 or a fill is a `Transfer`, a launch a `KernelRun`, a host function a `HostFunction`, and all else a `Marker`, an item
 without work of its own. The stream itself keeps no queue.
 
-- An event stands for the marker that was submitted when it was recorded (`Point`). To wait for an event is to submit
-  a marker that also comes after the event's. An event that was never recorded counts as passed, as in CUDA.
-- Whatever a request can be refused for is checked before the item is submitted: the address range of a copy, the
-  shape of a launch. So an item fails only through its kernel, and that error is the context's.
+- An event stands for the marker that was submitted when it was recorded (`Point`). Waiting for an event submits a
+  marker that also comes after the event's. An event that was never recorded counts as passed, as in CUDA.
+- A request is checked before its item is submitted: the address range of a copy, the shape of a launch. So only the
+  running work can make an item fail, and that error is the context's.
 - The checks of a launch depend only on the module and the shape, so each module remembers the shapes that passed.
-- If nothing is pending in the stream, a small transfer runs in its caller's thread, and so never queues behind a
+- If nothing is pending in the stream, a small transfer runs in its caller's thread, so it never queues behind a
   kernel of another client. A large one is left to the scheduler, because its caller has other requests to read.
 """
 
@@ -34,9 +34,9 @@ from pympsd_server.backends.interface import BackendError, Completion, Copy, Eve
 from pympsd_server.ptx.loading.program import Kernel
 
 _CHECKED_KEPT: Final = 256
-"""The shapes of launches of a module that are remembered as checked."""
+"""The most launch shapes of a module that are remembered as checked."""
 _OWN_THREAD_BYTES: Final = 16 << 20
-"""Larger transfers would block their caller, and with it the client's other requests, for too long."""
+"""The largest transfer that its caller makes. Larger ones would block the client's other requests for too long."""
 
 
 class StreamOwner(WorkOwner, ModuleOwner, Protocol):
@@ -46,10 +46,10 @@ class StreamOwner(WorkOwner, ModuleOwner, Protocol):
     scheduler: Scheduler
 
     def predecessors(self, stream: EmulatedStream) -> list[WorkItem]:
-        """Return the unfinished items that new work in a stream comes after; under the scheduler's lock."""
+        """Return the unfinished items that new work in a stream comes after. Called under the scheduler's lock."""
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
-        """Call back when a marker is passed, or immediately if the context has faulted, with its sticky error."""
+        """Call ``done`` when a marker is passed, or immediately with the sticky error if the context has faulted."""
 
 
 class EmulatedStream:
@@ -78,7 +78,7 @@ class EmulatedStream:
         transfer = Transfer(self._context, self, pieces, what)
         if done is not None:
             transfer.callbacks.append(done)
-        # If nothing is pending in the stream the caller copies in its own thread and never queues behind a kernel.
+        # If nothing is pending in the stream, the caller copies in its own thread, so it never waits for a kernel.
         self._context.scheduler.submit(transfer, in_own_thread=cost <= _OWN_THREAD_BYTES)
 
     def launch(self, launch: Launch) -> None:
@@ -103,9 +103,9 @@ class EmulatedStream:
         context.scheduler.submit(run)
 
     def _check(self, module: EmulatedModule, launch: Launch) -> tuple[Kernel, BlockSize, tuple[int, int, int]]:
-        """Return a launch's kernel, the space of a block, and the clusters. Raises BackendError if it cannot be.
+        """Return a launch's kernel, the size of a block, and the clusters; raise BackendError if it is not allowed.
 
-        All that it depends on stays as it is while the module is loaded.
+        The result depends only on the launch's shape as long as the module is loaded.
         """
         kernel = module.kernel(launch.function)
         grid, block, attributes = launch.grid, launch.block, self._context.properties.attributes
@@ -141,7 +141,7 @@ class EmulatedStream:
         return event
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work queued before is done."""
+        """Call ``done`` when all work queued before is done."""
         self._context.notify_after(self._marker(), done)
 
     def launch_host_function(self, begin: Completion) -> HostFunction:
@@ -153,31 +153,31 @@ class EmulatedStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all work is done that is queued, or that this stream would wait for."""
+        """Whether all work queued in the stream is done, and all work of other streams that it would wait for."""
         with self._context.scheduler.lock:
             return all(item.finished for item in self._context.predecessors(self))
 
     def destroy(self) -> None:
-        """Do nothing: the scheduler keeps the stream's work."""
+        """Do nothing, because the scheduler keeps the stream's work."""
 
 
 @define(eq=False)
 class Point:
-    """An event: ``marker`` is the item that was last recorded."""
+    """What an event stands for: ``marker`` is the item of its last recording."""
 
     marker: Marker | None = None
 
 
 @define(eq=False)
 class EmulatedEvent:
-    """A point in a stream, which events of other contexts may stand for too."""
+    """A point in a stream. Events of other contexts may stand for the same point."""
 
     context: StreamOwner
     _timing: bool
     point: Point = field(factory=Point)
 
     def open_in(self, context: StreamOwner) -> EmulatedEvent:
-        """Return an event of another context for the same point."""
+        """Return an event of ``context`` for the same point."""
         return EmulatedEvent(context, False, self.point)
 
     @property
@@ -187,7 +187,7 @@ class EmulatedEvent:
         return marker is None or marker.finished
 
     def notify(self, done: Completion) -> None:
-        """Call back when its point is passed, with SUCCESS or the sticky error of its own context."""
+        """Call ``done`` when the point is passed, with SUCCESS or the sticky error of the event's own context."""
         marker = self.point.marker
         if marker is not None and marker.owner is not self.context:
             # A marker of this context, so that the wait ends with the context, and its error is reported.

@@ -1,8 +1,8 @@
 """One client's address space on one emulated device: which addresses exist, and the bytes behind them.
 
-The problem: a kernel computes any addresses it likes, 32,768 at a time, and each of them has to be checked against
+The problem: a kernel can compute any address, and computes 32,768 at a time. Each of them has to be checked against
 the client's allocations without a Python loop. An access outside must fault with ILLEGAL_ADDRESS, as on a GPU, and
-must never touch another client's bytes or this process's own.
+must never touch the bytes of another client or of this process itself.
 
 The idea: an address space is one range of the device's window, reserved in this process as one mapping that costs
 nothing until it is touched (window.py). An address minus ``base`` is an offset in the mapping, so a checked access of
@@ -90,7 +90,7 @@ class Bounds:
         return np.append(low, starts[count:]), np.append(high, ends[count:])
 
     def end_of_shared(self, size: int) -> int:
-        """Return the bytes that a block reaches of its ``size`` bytes of shared memory."""
+        """Return how many bytes of shared memory a block reaches that has ``size`` bytes of it."""
         return size + -size % self.shared
 
 
@@ -113,7 +113,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class NotAnAllocation(DeviceError, ValueError):
-    """The address given to free or size_of is not the start of an allocation."""
+    """The address passed to `free` or `size_of` is not the start of an allocation."""
 
 
 class AccessibleMemory(ABC):
@@ -124,22 +124,22 @@ class AccessibleMemory(ABC):
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
 
     def is_untouched(self, address: int, nbytes: int) -> bool:
-        """Return whether bytes are known to be zero without a look at them."""
+        """Return whether bytes are known to be zero without reading them."""
         return False
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Return a copy of bytes. Raises IllegalAddress as `view`."""
+        """Return a copy of bytes. Raises IllegalAddress, as `view` does."""
         return bytes(self.view(address, nbytes))
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes. Raises IllegalAddress as `view`."""
+        """Write bytes. Raises IllegalAddress, as `view` does."""
         source = memoryview(data).cast("B")
         self.view(address, source.nbytes)[:] = source
 
 
 @frozen(eq=False)
 class _Arrays:
-    """The ranges that kernels reach, as arrays, and the objects that they were made from."""
+    """The ranges that kernels reach, as arrays, and the objects that the arrays were made from."""
 
     ranges: Ranges
     peers: list[tuple[PeerWindow, int]]
@@ -155,13 +155,13 @@ class AddressSpace(AccessibleMemory):
     """
 
     def __init__(self, base: int, size: int, reserved: int = 0) -> None:
-        """Reserve ``size`` bytes for allocations, or ``reserved`` in all with the memory mapped behind them."""
+        """Reserve ``size`` bytes for allocations, and at least ``reserved`` with the memory mapped behind them."""
         if base % 4096 or size <= 0:
             raise ValueError("an address space needs a page-aligned base and a positive size")
         self.base = base
         self._window = Window(size, reserved)
         self.size = self._window.size
-        # Starts and ends of the allocations, in order. Replaced as a whole, never changed: a kernel in
+        # Starts and ends of the allocations, in order. Replaced as a whole, never changed, so that a kernel in
         # another thread that looks an address up sees all of an allocation or nothing.
         self._ranges: Ranges = ([], [])
         self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
@@ -174,7 +174,7 @@ class AddressSpace(AccessibleMemory):
 
     @property
     def views(self) -> dict[DType, Array]:
-        """A view of all of the range, and of peers' behind it, for each element type: kernels index these."""
+        """A view of the range, and of peers' memory behind it, for each element type; kernels index these."""
         return self._window.views
 
     def _set_ranges(self, ranges: Ranges) -> None:
@@ -182,7 +182,7 @@ class AddressSpace(AccessibleMemory):
         self._window.publish_again(ranges)
 
     def allocate(self, nbytes: int, alignment: int = 512) -> int:
-        """Return the address of `nbytes` new bytes, zero. Raises OutOfMemory, ValueError for a bad size."""
+        """Return the address of `nbytes` new bytes, which are zero. Raises OutOfMemory; ValueError for a bad size."""
         if nbytes <= 0 or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
         for index, (low, high) in enumerate(self._gaps):
@@ -223,7 +223,7 @@ class AddressSpace(AccessibleMemory):
         return max(before), min(after)
 
     def free(self, address: int) -> None:
-        """Free an allocation. Its pages are released and read zero when reused."""
+        """Free an allocation and release its pages, which are zero when they are used again."""
         self._release(*self._remove(address))
 
     def _release(self, start: int, end: int) -> None:
@@ -243,7 +243,7 @@ class AddressSpace(AccessibleMemory):
     def place(self, address: int, memory: memoryview, file: File | None = None) -> None:
         """Map whole shared pages of this process at an address behind the allocations, not accessible yet.
 
-        ``file``: where peers find them.
+        ``file``: where peers find the pages; None if they cannot.
         """
         self._window.place(address - self.base, memory, file)
 
@@ -252,12 +252,12 @@ class AddressSpace(AccessibleMemory):
         self._window.place_file(address - self.base, file, nbytes)
 
     def clear(self, address: int, nbytes: int) -> None:
-        """Undo `place`. Later accesses reach other pages."""
+        """Undo `place`. Later accesses read zeros from other pages."""
         self._window.clear(address - self.base, nbytes)
         self._window.publish_again(self._ranges)
 
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
-        """Make a part of the placed memory accessible, joined to what is on either side of it, or inaccessible."""
+        """Make placed memory inaccessible, or accessible as one range with the accessible memory next to it."""
         low, high = address - self.base, address - self.base + nbytes
         starts: list[int] = []
         ends: list[int] = []
@@ -280,21 +280,21 @@ class AddressSpace(AccessibleMemory):
     def attach(self, address: int, memory: memoryview, file: File) -> None:
         """Make whole shared pages of this process accessible at an address behind the allocations.
 
-        ``file``: all of the client's host memory, for peers.
+        ``file``: the file with all of the client's host memory, for peers.
         """
         self.place(address, memory)
         self._window.host_file = file
         self._insert(address - self.base, memory.nbytes)
 
     def detach(self, address: int) -> None:
-        """Undo `attach`. Later accesses reach other pages."""
+        """Undo `attach`. Later accesses read zeros from other pages."""
         start, end = self._remove(address)
         self.clear(address, end - start)
 
     def share(self, address: int) -> tuple[memoryview, File, int]:
-        """Return the pages of an allocation, their file, and its offset in them. Raises NotAnAllocation.
+        """Return the pages of an allocation, their file, and its offset in them in bytes. Raises NotAnAllocation.
 
-        It must be freed by `withdraw` and `reclaim`.
+        After this, `withdraw` and `reclaim` free the allocation instead of `free`.
         """
         at = self._find_start(address)
         start, end = self._ranges[0][at], self._ranges[1][at]
@@ -302,7 +302,7 @@ class AddressSpace(AccessibleMemory):
         return self._window.bytes(first, last), self._window.file_at(first), start - first
 
     def withdraw(self, address: int) -> tuple[int, int]:
-        """Make a shared allocation inaccessible; its addresses stay taken. Return what `reclaim` is to be given."""
+        """Make a shared allocation inaccessible, and keep its addresses taken. Return the arguments for `reclaim`."""
         withdrawn = self._remove(address)
         self._withdrawn.add(withdrawn)
         return withdrawn
@@ -352,7 +352,7 @@ class AddressSpace(AccessibleMemory):
         low = address - self.base
         if nbytes < 0 or not (holds(*self._ranges, low, low + nbytes) or self._is_peers(low, nbytes)):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
-        # Memory at an offset in a peer's allocation has another place in the mapping.
+        # A peer's memory is at a different place in the mapping.
         low += next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
         return self._window.bytes(low, low + nbytes)
 
@@ -362,7 +362,7 @@ class AddressSpace(AccessibleMemory):
         return holds(*self._ranges, low, low + nbytes) and self._window.is_untouched(low, low + nbytes)
 
     def _is_peers(self, low: int, nbytes: int) -> bool:
-        """Return whether all of a range lies in an allocation of a peer."""
+        """Return whether a range is inside one allocation of a peer."""
         return any(
             holds(*peer.ranges()[1:], low - peer.distance, low - peer.distance + nbytes) for peer in self._peers
         )
@@ -372,13 +372,14 @@ class AddressSpace(AccessibleMemory):
         return high <= self.size and holds(*self.reach(), low, high)
 
     def contains_places(self, low: int, high: int) -> bool:
-        """Return the same for places in the views, a peer's among them."""
+        """Return the same as `contains` for places in the views, which include peers' memory."""
         return holds(*self.reach(), low, high)
 
     def locate(self, offsets: Value, nbytes: int, align: int) -> Value:
-        """Return where offsets (int64, relative to base) are in the views, a peer's behind the own ones.
+        """Return where offsets (int64, relative to base) are in the views, in which peers' memory comes last.
 
-        Faults unless kernels reach ``nbytes`` at each of them, and each is a multiple of ``align``.
+        Raises:
+            DeviceFault: Kernels do not reach ``nbytes`` bytes at an offset, or it is not a multiple of ``align``.
         """
         requested = np.atleast_1d(offsets)
         places, is_located = requested, np.ones(1, np.bool_)
@@ -411,7 +412,7 @@ class AddressSpace(AccessibleMemory):
         return arrays.starts, arrays.ends
 
     def peer_windows(self) -> Array:
-        """Return a row for each peer's window: its first offset, its end, and how far its place in the views is."""
+        """Return a row for each peer's window: first offset, end, and what to add to get places in the views."""
         rows = [(p.distance, p.distance + p.size, p.place - p.distance) for p in self._peers]
         return np.array(rows, np.int64).reshape(-1, 3)
 
@@ -424,14 +425,14 @@ class AddressSpace(AccessibleMemory):
     # --- peers
 
     def publish(self, address: int) -> File:
-        """Show peers the bytes that kernels may access from ``address`` on, where a part of the window begins.
+        """Show peers which bytes kernels may access in the part of the window that begins at ``address``.
 
-        Return the file that they map, which stays the owner's. Raises ValueError if there is none.
+        Return the file that peers map; its owner closes it. Raises ValueError if the part has no file.
         """
         return self._window.publish(address - self.base, self._ranges)
 
     def map_peer(self, process: int, file: File, distance: int) -> None:
-        """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
+        """Make a published window of another process accessible, ``distance`` bytes from the base of this one.
 
         Raises OSError; ValueError if the file is not such a window.
         """
@@ -446,7 +447,7 @@ class AddressSpace(AccessibleMemory):
                 peer.clear()
 
     def close(self) -> None:
-        """Release everything. Views handed out keep their pages until they are dropped."""
+        """Release everything. Views that callers hold keep their pages until they are dropped."""
         for start, end in zip(*select_below(self._ranges, self._window.allocatable), strict=True):
             self._window.zero(start, end)
         self._set_ranges(([], []))

@@ -1,9 +1,8 @@
-"""The memory of client processes on one device: their address spaces, the memory that calls may access, their
-budgets.
+"""The memory of client processes on one device: address spaces, the memory that calls may access, and budgets.
 
 From Volta on every client process has an address space of its own, which all its contexts share. Before Volta, or if
-the machine's description asks for it, all clients of an executor share one: their kernels can access all of it, their
-calls only their own allocations.
+the machine's description asks for it, all clients of an executor share one. Their kernels can access all of it, but
+their calls only their own allocations.
 """
 
 from collections.abc import Mapping
@@ -50,7 +49,7 @@ class _Reserved:
 
 @define(eq=False)
 class ClientSpace:
-    """One client process on the device. Kernels look addresses up without the lock: they see one snapshot."""
+    """One client process on the device. Kernels look addresses up without the lock, in a snapshot."""
 
     reserved: _Reserved
     budget: ClientBudget
@@ -62,7 +61,7 @@ class ClientSpace:
     mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)
     memories: int = field(default=0, init=False)
-    """Pieces of memory without an address that its contexts created and that are not freed."""
+    """The number of pieces of memory without an address that its contexts have created and not freed."""
 
     def __attrs_post_init__(self) -> None:
         self.mappings = Mappings.of(self.space)
@@ -79,11 +78,11 @@ class ClientSpace:
 
     @property
     def lock(self) -> Lock:
-        """Held while the space or the budget is changed."""
+        """The lock for changes of the space or the budget."""
         return self.reserved.lock
 
     def own(self, address: int) -> None:
-        """Note an allocation as this client's."""
+        """Note that an allocation belongs to this client."""
         if self.owned is not None:
             self.owned.starts.add(address)
 
@@ -94,12 +93,12 @@ class ClientSpace:
 
 
 class HostMemory:
-    """Host memory of clients, in their address spaces while they have contexts. Its owner locks it."""
+    """Host memory of clients, which is in their address spaces as long as they have contexts. Its owner locks it."""
 
     def __init__(self, clients: Mapping[int, ClientSpace]) -> None:
         self._clients = clients
         self._pieces: dict[int, dict[int, tuple[memoryview, File]]] = {}
-        """The pieces by client, by address."""
+        """The pieces of each client by address."""
 
     def add(self, key: int, address: int, memory: memoryview, file: File) -> None:
         """Add memory of a client; raise BackendError OUT_OF_MEMORY if it cannot be mapped."""
@@ -121,19 +120,23 @@ class HostMemory:
             _detach(client, address)
 
     def attach_all(self, key: int) -> None:
-        """Map all of a client's into its new address space, or none, or raise BackendError OUT_OF_MEMORY."""
+        """Map all host memory of a client into its new address space, or nothing.
+
+        Raises:
+            BackendError: OUT_OF_MEMORY if not all can be mapped.
+        """
         client, attached = self._clients[key], list[int]()
         for address, (memory, file) in self._pieces.get(key, {}).items():
             try:
                 _attach(client, address, memory, file)
             except OSError as error:
-                for attached_space in attached:
-                    _detach(client, attached_space)
+                for attached_address in attached:
+                    _detach(client, attached_address)
                 raise _not_mapped(memory.nbytes, error) from None
             attached.append(address)
 
     def detach_all(self, key: int) -> None:
-        """Take all of a client's out of its address space, which it leaves."""
+        """Remove all host memory of a client from its address space, before the client leaves it."""
         for address in self._pieces.get(key, ()):
             _detach(self._clients[key], address)
 
@@ -170,7 +173,7 @@ class ClientSpaces:
         """The space that all clients share, while any client exists; None otherwise."""
 
     def find(self, key: int, quota: Quota) -> ClientSpace:
-        """Return a client; a new one, not yet entered, gets the limits of this quota."""
+        """Return a client. If it is new, make it with the limits of this quota; `enter` adds it."""
         client = self._clients.get(key)
         if client is not None:
             return client
@@ -183,7 +186,7 @@ class ClientSpaces:
         return ClientSpace(reserved, budget, OwnedMemory(reserved.space), self._exports, quota.user)
 
     def _reserve(self) -> _Reserved:
-        # Twice the memory, so that gaps never make memory unusable.
+        # Addresses for twice the memory, so that gaps never make memory unusable.
         try:
             return _Reserved(AddressSpace(self._base, self._allocatable, 1 << WINDOW_BITS))
         except ReserveRefused as error:
@@ -193,7 +196,7 @@ class ClientSpaces:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def enter(self, key: int, client: ClientSpace) -> None:
-        """Count one more context of a client; raise BackendError OUT_OF_MEMORY, and it is not counted."""
+        """Count one more context of a client, or raise BackendError OUT_OF_MEMORY and do not count it."""
         if not client.contexts:
             self._clients[key] = client
             client.reserved.clients += 1
@@ -211,7 +214,7 @@ class ClientSpaces:
         return {key: client.budget.used for key, client in self._clients.items()}
 
     def leave(self, key: int) -> None:
-        """Release a context's use; the last release drops the client, and its space unless others share it."""
+        """Count one context of a client less; the last one drops the client, and its space unless others share it."""
         client = self._clients[key]
         client.contexts -= 1
         if client.contexts:
@@ -224,5 +227,5 @@ class ClientSpaces:
         client.reserved.clients -= 1
         if not client.reserved.clients:
             self._shared = None
-            with client.lock:  # memory that it has shared may be freed at this moment
+            with client.lock:  # another thread may be freeing memory that the client has shared
                 client.space.close()

@@ -1,4 +1,4 @@
-"""Memory of one context that has no address of its own, its mappings, and its client's memory on peers."""
+"""Memory of one context that has no address of its own, its mappings, and its client's memory on other devices."""
 
 import mmap
 from collections.abc import Callable
@@ -29,9 +29,9 @@ from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 from pympsd_server.ptx.isa.faults import OutOfMemory
 
 MAX_HANDLES: Final = 1 << 18
-"""Handles of memory that one context holds."""
+"""The most handles of memory that one context holds."""
 MAX_MEMORIES: Final = 4096
-"""Pieces of memory to map that one client has; memory that can be exported has a descriptor of this process."""
+"""The most pieces of memory that one client creates. An exportable piece takes a descriptor of this process."""
 
 
 class MappedMemory:
@@ -44,7 +44,7 @@ class MappedMemory:
         self._memories: dict[EmulatedMemory, None] = {}
 
     def create(self, count: int, shareable: bool, charge: Charge | None) -> EmulatedMemory:
-        """Return memory without an address, the host's if that is to be charged, or raise BackendError."""
+        """Return memory without an address, or raise BackendError. With ``charge`` it is host memory."""
         if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
             reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
@@ -103,7 +103,7 @@ class MappedMemory:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
 
     def check_room(self) -> None:
-        """Raise BackendError unless the context is open, maps memory, and may hold more of it."""
+        """Raise BackendError unless the context is open, can map memory, and may hold more of it."""
         self._check_own_space()
         if len(self._memories) >= MAX_HANDLES:
             reason = f"a context holds at most {MAX_HANDLES} pieces of memory"
@@ -195,6 +195,6 @@ class MappedMemory:
         return address - base
 
     def close(self) -> list[Callable[[], None]]:
-        """Unmap all of it; the caller has the client's lock, and calls the returned function without it."""
+        """Unmap all memory. The caller holds the client's lock, and calls the returned functions without it."""
         unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
         return unused + [memory.release for memory in tuple(self._memories)]  # others may release some in between

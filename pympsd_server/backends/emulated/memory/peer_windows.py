@@ -1,8 +1,8 @@
-"""The memory of one client on other devices, as its kernels access it there: windows that several executors map.
+"""How the kernels of a client access its memory on other devices: executors map each other's windows.
 
-A window's file has its allocations and behind them a table, which its owner writes and its peers read: the bytes that
-kernels may access, and the files of memory that is mapped behind the allocations. The host memory of the client is in
-a file of the same form, which peers map by itself, as the memory of a window that begins there.
+A window's file has the allocations and, behind them, a table that its owner writes and its peers read. The table
+lists the bytes that kernels may access, and the files of memory that is mapped behind the allocations. The host
+memory of the client is in a second file of the same form, which peers map separately, as a window that begins there.
 """
 
 import mmap
@@ -26,36 +26,36 @@ Ranges = tuple[list[int], list[int]]
 """Starts and ends of the ranges that kernels may access, as offsets in their window, in order."""
 
 RANGES: Final = 1 << 20
-"""The most ranges in a table; peers can access no more than these."""
+"""The most ranges in a table; peers cannot access any others."""
 SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
 assert 8 * (_HEAD + 2 * RANGES + _WORDS * SEGMENTS) <= TABLE_BYTES
 _READ_TIMEOUT_SECONDS: Final = 1.0
 _SHORT_TIMEOUT_SECONDS: Final = 0.002
-"""The times to wait for a table that is being written: at first, and once a read has ended without one."""
+"""How long a read waits for a table that is being written: usually, and after a read that has waited in vain."""
 _PAUSE_SECONDS: Final = 50e-6
 
 
 @frozen
 class Segment:
-    """Memory of a file that is mapped in a window, at an offset."""
+    """A part of a file that is mapped in a window, at an offset."""
 
     offset: int
     size: int
     file: File
 
     def is_within(self, size: int) -> bool:
-        """Return whether it is in the first ``size`` bytes."""
+        """Return whether the segment is in the first ``size`` bytes of its window."""
         return 0 <= self.offset <= self.offset + self.size <= size and self.size > 0
 
 
 class Table:
-    """A table in shared memory: a generation, odd while it is written, two counts and a size, ranges, segments."""
+    """A table in shared memory: generation (odd while the table is written), two counts, size, ranges, segments."""
 
     def __init__(self, fd: int, offset: int) -> None:
         """Map the table at an offset of a file. Raises OSError."""
-        # An mmap of the file itself would keep a descriptor of its own.
+        # mmap.mmap of the file itself would keep a duplicate of the descriptor.
         mapping = mmap.mmap(-1, TABLE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
         words = np.frombuffer(mapping, np.int64)
         map_file_over(fd, TABLE_BYTES, words.ctypes.data, offset)
@@ -63,11 +63,11 @@ class Table:
         self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
         at = _HEAD + 2 * RANGES
         self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
-        self._patience_seconds = _READ_TIMEOUT_SECONDS
-        """Seconds that a read waits for an unfinished table; a window that was late once gets little time later."""
+        self._timeout_seconds = _READ_TIMEOUT_SECONDS
+        """How long a read waits for an unfinished table; after a peer was late once, reads wait only briefly."""
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
-        """Replace its contents: the size of the window in bytes, ranges, and segments."""
+        """Replace the table's contents: the size of the window in bytes, ranges, and segments."""
         counts = min(len(ranges[0]), RANGES), min(len(segments), SEGMENTS)
         self._head[0] += 1
         self._head[1:] = *counts, size
@@ -79,36 +79,37 @@ class Table:
 
     @property
     def generation(self) -> int:
-        """Changes whenever the table does."""
+        """A number that changes whenever the table does."""
         return int(self._head[0])
 
     @property
     def size(self) -> int:
-        """The bytes of the window."""
+        """The size of the window in bytes."""
         return int(self._head[3])
 
     def read(self, size: int) -> tuple[int, Array, Array, set[Segment]]:
-        """Return generation, starts, ends and segments, in a window of ``size`` bytes.
+        """Return the generation, and the starts, ends and segments in a window of ``size`` bytes.
 
-        Nothing if it stays unfinished: its writer ended while it wrote, or somebody who has the file writes to it.
+        Return generation -1 and nothing else if the table stays unfinished, because its writer ended while it wrote,
+        or another process with the file writes to it.
         """
-        deadline = time.monotonic() + self._patience_seconds
+        deadline = time.monotonic() + self._timeout_seconds
         while True:
             generation, count, segments = (int(word) for word in self._head[:3])
             if not generation & 1:
                 starts, ends = self._starts[:count].copy(), self._ends[:count].copy()
                 rows = self._segments[:segments].tolist()
                 if generation == self.generation:
-                    # A client may have made the file, or may write to it: entries about other places do not count.
+                    # A client may have made the file, or may write to it, so entries outside the window are ignored.
                     inside = (starts >= 0) & (ends <= size)
                     within = {segment for segment in (_segment(*row) for row in rows) if segment.is_within(size)}
                     return generation, starts[inside], ends[inside], within
             if time.monotonic() >= deadline:
                 break
             if generation & 1:
-                # Its writer may wait for a processor; a copy made before it continues would be discarded.
+                # The writer may be waiting for a processor; a copy made before it continues would be useless.
                 time.sleep(_PAUSE_SECONDS)
-        self._patience_seconds = _SHORT_TIMEOUT_SECONDS
+        self._timeout_seconds = _SHORT_TIMEOUT_SECONDS
         return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
 
 
@@ -123,23 +124,23 @@ def _segment(offset: int, size: int, descriptor: int, begins: int, high: int, lo
 
 
 class MapsFiles(Protocol):
-    """The mapping that a peer's memory is put in."""
+    """The mapping that peers' memory is part of."""
 
     def map_file(self, process: int, segment: Segment) -> None:
-        """Map a file of another process, at the segment's offset in this mapping; OSError, ValueError."""
+        """Map a file of another process at the segment's offset in this mapping; raise OSError or ValueError."""
 
     def clear(self, offset: int, count: int) -> None:
-        """Remove the mapping that `map_file` has made there."""
+        """Undo `map_file`."""
 
 
 @define(eq=False)
 class PeerWindow:
-    """A peer's memory, mapped. Thread-safe."""
+    """A peer's memory, mapped in this process. Safe to use from several threads."""
 
     distance: Final[int]
-    """Bytes from the first address of the own window to that of the peer's; may be negative."""
+    """The bytes from the first address of the own window to the first of the peer's; may be negative."""
     place: Final[int]
-    """The offset at which it is mapped in the mapping of the own window, behind all that this has."""
+    """The offset in the mapping of the own window at which the peer's memory is mapped, behind the own memory."""
     size: Final[int]
     _process: Final[int]
     _table: Final[Table]
@@ -152,38 +153,33 @@ class PeerWindow:
         self._read = -2, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def has(self, offset: Any) -> Any:
-        """Return whether an offset from the own window's base, or each of an array of offsets, is in the peer's
-        window.
-        """
+        """Return whether an offset from the own window's base, or each one of an array, is in the peer's window."""
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
     def ranges(self) -> tuple[int, Array, Array]:
-        """Return the generation, and the starts and ends of the ranges that kernels may access, as offsets in its
-        window.
-        """
+        """Return the generation, and the starts and ends of the ranges that kernels may access, as window offsets."""
         if self._read[0] != self._table.generation:
             with self._lock:
                 generation, starts, ends, segments = self._table.read(self.size)
                 self._follow(segments)
-                for lacking in segments - self._mapped:
-                    reached = (ends <= lacking.offset) | (lacking.offset + lacking.size <= starts)
+                for missing in segments - self._mapped:
+                    reached = (ends <= missing.offset) | (missing.offset + missing.size <= starts)
                     starts, ends = starts[reached], ends[reached]
                 self._read = generation, starts, ends
         return self._read
 
     def _follow(self, segments: set[Segment]) -> None:
-        """Map the memory that the peer has mapped behind its allocations, as far as that is possible, and unmap the
-        rest.
-        """
+        """Map the segments that the peer has now, as far as possible, and unmap those that it no longer has."""
         for segment in self._mapped - segments:
             self._mapping.clear(self.place + segment.offset, segment.size)
         self._mapped &= segments
-        for new in segments - self._mapped:
+        for segment in segments - self._mapped:
+            placed = Segment(self.place + segment.offset, segment.size, segment.file)
             try:
-                self._mapping.map_file(self._process, Segment(self.place + new.offset, new.size, new.file))
+                self._mapping.map_file(self._process, placed)
             except (OSError, ValueError):
-                continue  # unmapped in between, as the next generation shows; or this process has no room for it
-            self._mapped.add(new)
+                continue  # the peer has unmapped it, as the next generation shows, or the system maps no more
+            self._mapped.add(segment)
 
     def clear(self) -> None:
         """Unmap everything."""
@@ -199,14 +195,14 @@ def select_below(ranges: Ranges, limit: int) -> Ranges:
 
 
 def holds(starts: list[int] | Array, ends: list[int] | Array, low: int, high: int) -> bool:
-    """Return whether one range has the offsets low to high (exclusive)."""
+    """Return whether one range contains the offsets low to high (exclusive)."""
     at = bisect_right(starts, low) - 1
     return at >= 0 and high <= ends[at]
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise errors of mapping another executor's file as BackendError."""
+    """Convert the errors of mapping another executor's file to BackendError."""
     try:
         yield
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Copies and fills in pieces: each iterator does one piece of work at each step.
+"""Copies and fills as iterators, which do one piece of the work at each step.
 
 Addresses are looked up again for each piece, because the memory may have been freed since the call was checked:
-IllegalAddress then faults the context, as it does on a GPU.
+IllegalAddress then faults the context, as on a GPU.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from pympsd_server.ptx.isa.faults import IllegalAddress
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
-"""The minimum cost of a row: short rows that lie far apart cost a page each."""
+"""The minimum cost of a row, because short rows that are far apart cost a page each."""
 _ADDRESS_END: Final = 1 << 63
 _BYTE: Final = np.dtype(np.uint8)
 
@@ -63,7 +63,7 @@ def _invalid(reason: str) -> BackendError:
 
 
 def cost(extent: Extent) -> int:
-    """Return the bytes of an extent, as if none of several rows were shorter than _ROW_BYTES."""
+    """Return the bytes of an extent; if it has several rows, count at least _ROW_BYTES for each."""
     rows = extent.height * extent.depth
     return extent.width if rows == 1 else max(extent.width, _ROW_BYTES) * rows
 
@@ -75,13 +75,13 @@ def copy(memory: AccessibleMemory, copy: Copy) -> Iterator[None]:
     if isinstance(pieces, list) and source.host is None and destination.host is None:
         pieces.sort(reverse=source.base < destination.base)
     for piece in pieces:
-        # NumPy lets other threads run during large copies; a memoryview assignment does not.
+        # NumPy lets other threads run during a large copy; an assignment to a memoryview does not.
         _array(memory, destination, piece, _BYTE)[...] = _array(memory, source, piece, _BYTE)
         yield
 
 
 def fill(memory: AccessibleMemory, fill: Fill) -> Iterator[None]:
-    """Set elements to the low bytes of a value. Zeros do not give pages to memory that has none yet."""
+    """Set elements to the low bytes of a value. Filling untouched memory with zeros does not allocate pages."""
     element = np.dtype(f"u{fill.element_bytes}")
     value, region = fill.value & ((1 << 8 * fill.element_bytes) - 1), fill.destination
     for piece in _pieces(fill.extent):

@@ -1,6 +1,6 @@
 """Memory without an address of its own, and a client's mappings of it (CUDA driver API, Virtual Memory Management).
 
-Its pages are shared ones, which are mapped again wherever a client maps them; they cost nothing until touched.
+The memory consists of shared pages, which are mapped again where a client maps them. They cost nothing until touched.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File, file_name, new_secret
 
 MAX_MAPPINGS: Final = 4096
-"""The largest number of mappings of one client: each is a mapping of this process, which may have 65,530."""
+"""The most mappings of one client. Each is a mapping of this process, of which Linux allows 65,530."""
 
 
 class Storage(ABC):
-    """Pages that clients map, freed with their last user. The maker is the first one. Thread-safe."""
+    """Pages that clients map, freed when their last user leaves. Their creator is the first user. Thread-safe."""
 
     def __init__(self, size: int, secret: int, freed: Callable[[Storage], None]) -> None:
         """``freed`` is called when the pages are freed."""
         self.size: Final = size
         self.is_of_host = False
-        """Whether its pages are the host's, not the device's."""
+        """Whether the pages are host memory, not device memory."""
         self.secret: Final = secret
-        """The secret under which processes import it; 0 if it cannot be imported."""
+        """The secret under which processes import the pages; 0 if they cannot be imported."""
         self._on_freed: Final = freed
         self._lock: Final = Lock()
         self._users = 1
@@ -43,7 +43,7 @@ class Storage(ABC):
         """Map the pages in an address space, not accessible yet. Raises OSError."""
 
     def duplicate(self) -> int:
-        """Return a new descriptor of the pages; raise OSError, or BackendError INVALID_VALUE without a descriptor."""
+        """Return a new descriptor of the pages; raise OSError, or BackendError INVALID_VALUE if they have none."""
         raise _invalid("the memory was not created to be exported")
 
     def publish(self) -> File:
@@ -51,13 +51,13 @@ class Storage(ABC):
         raise _invalid("the memory was not created to be exported")
 
     def use(self) -> bool:
-        """Count one more user unless the memory has none any more; return whether it was counted."""
+        """Count one more user, unless the last one has left; return whether it was counted."""
         with self._lock:
             self._users += bool(self._users)
             return bool(self._users)
 
     def leave(self) -> None:
-        """Release a user's claim; the last release frees the pages."""
+        """Count one user less; the last one frees the pages."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -67,11 +67,11 @@ class Storage(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Drop this process's hold on the pages."""
+        """Release the pages in this process."""
 
 
 class _FilePages(Storage):
-    """Pages of a file that this process holds a descriptor of, its own."""
+    """Pages of a file for which the object has its own descriptor."""
 
     def __init__(self, file: File, size: int, secret: int, freed: Callable[[Storage], None]) -> None:
         super().__init__(size, secret, freed)
@@ -86,10 +86,10 @@ class _FilePages(Storage):
 
 
 class ExportablePages(_FilePages):
-    """The pages of memory that other processes may import, or of the host's, which the program maps."""
+    """The pages of memory that other processes may import, or of host memory, which the program maps."""
 
     def __init__(self, size: int, is_of_host: bool, freed: Callable[[Storage], None]) -> None:
-        """Raises OSError."""
+        """Create the file; raise OSError."""
         secret = new_secret()
         super().__init__(File(make_sealed(file_name(secret), size), secret), size, secret, freed)
         self.is_of_host = is_of_host
@@ -104,10 +104,10 @@ class ExportablePages(_FilePages):
 
 
 class PeersPages(_FilePages):
-    """The pages of memory of another device."""
+    """The pages of memory on another device."""
 
     def __init__(self, process: int, file: File, size: int, freed: Callable[[Storage], None]) -> None:
-        """Open a file of another executor. Raises OSError, ValueError."""
+        """Open a file of another executor; raise OSError or ValueError."""
         fd = open_sealed(process, file.descriptor, file_name(file.secret), file.offset + size)
         super().__init__(File(fd, file.secret, file.offset), size, 0, freed)
 
@@ -115,7 +115,7 @@ class PeersPages(_FilePages):
 class WindowPages(Storage):
     """Whole pages of a client's window for one piece of memory without an address, or for a shared allocation.
 
-    A shared allocation begins in the first of them.
+    A shared allocation begins in the first page.
     """
 
     def __init__(self, pages: memoryview, file: File, is_shared: bool, freed: Callable[[Storage], None]) -> None:
@@ -126,12 +126,12 @@ class WindowPages(Storage):
         self._file: Final = file
 
     def place(self, space: AddressSpace, address: int) -> None:
-        """Map the pages in an address space, which has pages of its own behind them."""
+        """Map the pages in an address space; the rest of the last granule keeps the space's own pages."""
         assert self._pages is not None
         space.place(address, self._pages, self._file)
 
     def publish(self) -> File:
-        """Return the file, to the only client that can have it."""
+        """Return the file; raise BackendError INVALID_VALUE for a shared allocation."""
         # A process that imports a shared allocation must not get the secret of the client's window.
         return super().publish() if self.secret else self._file
 
@@ -140,7 +140,7 @@ class WindowPages(Storage):
 
 
 class Exports:
-    """The storage of one device that can be imported, by its secret. Thread-safe."""
+    """The storage of one device that can be imported, by secret. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._by_secret: dict[int, Storage] = {}
@@ -151,11 +151,11 @@ class Exports:
             self._by_secret[storage.secret] = storage
 
     def remove(self, storage: Storage) -> None:
-        """Remove storage that is freed."""
+        """Remove freed storage."""
         self._by_secret.pop(storage.secret, None)
 
     def use(self, secret: int) -> Storage:
-        """Return storage, with one user more, or raise BackendError INVALID_VALUE."""
+        """Return storage after counting one more user of it, or raise BackendError INVALID_VALUE."""
         storage = self._by_secret.get(secret)
         if storage is None or not storage.use():
             raise _invalid("the descriptor is of no memory of this device that is still in use")
@@ -164,7 +164,7 @@ class Exports:
 
 @define(eq=False)
 class EmulatedMemory:
-    """A context's handle of storage, one of its users."""
+    """A context's handle for storage. The handle is one of the storage's users."""
 
     storage: Storage
     owner: object
@@ -178,11 +178,11 @@ class EmulatedMemory:
 
     @property
     def is_of_host(self) -> bool:
-        """Whether the memory is the host's."""
+        """Whether this is host memory."""
         return self.storage.is_of_host
 
     def export(self) -> int:
-        """Return a new descriptor by which another process can import the memory; BackendError INVALID_VALUE."""
+        """Return a new descriptor by which another process can import the memory; raise BackendError."""
         try:
             return self.storage.duplicate()
         except OSError as error:
@@ -190,11 +190,11 @@ class EmulatedMemory:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def publish(self) -> File:
-        """Return the file in which other executors find it, or raise BackendError INVALID_VALUE."""
+        """Return the file in which other executors find the memory, or raise BackendError INVALID_VALUE."""
         return self.storage.publish()
 
     def release(self) -> None:
-        """Free the memory once it is mapped nowhere; a second call has no effect."""
+        """Free the memory as soon as it is not mapped anywhere; a second call has no effect."""
         if not self._is_released:
             self._is_released = True
             self._released(self)
@@ -211,7 +211,7 @@ class _Mapping:
 
     @property
     def end(self) -> int:
-        """The first address after it."""
+        """The first address after the mapping."""
         return self.start + self.storage.size
 
 
@@ -224,11 +224,11 @@ class Mappings:
 
     @classmethod
     def of(cls, space: AddressSpace) -> Mappings:
-        """Return the mappings of a new address space, which has none."""
+        """Return the empty mappings of a new address space."""
         return cls(space, {})
 
     def add(self, memory: EmulatedMemory, address: int) -> None:
-        """Map memory at an address, or raise BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        """Map memory at an address, or raise BackendError INVALID_VALUE or OUT_OF_MEMORY."""
         mapping = _Mapping(address, memory.storage, memory.owner)
         low, high = self.space.base + VIRTUAL_OFFSET, self.space.base + MAPPED_OFFSET
         if address % MAPPING_GRANULE or not low <= address or mapping.end > high:
@@ -259,8 +259,9 @@ class Mappings:
         return mappings
 
     def remove(self, address: int, count: int) -> list[Storage]:
-        """Unmap a range of whole mappings; return the object that the caller leaves then. BackendError
-        INVALID_VALUE.
+        """Unmap a range of whole mappings, and return their storage, which the caller must leave without the lock.
+
+        Raise BackendError INVALID_VALUE if the range has gaps or cuts a mapping.
         """
         return [self._remove(mapping) for mapping in self._find_within(address, count)]
 
@@ -276,7 +277,7 @@ class Mappings:
         self.space.set_accessible(address, count, accessible)
 
     def remove_all_of(self, owner: object) -> list[Storage]:
-        """Unmap the memory of one context; return the object that the caller leaves then."""
+        """Unmap the memory of one context, and return its storage, which the caller must leave without the lock."""
         return [self._remove(mapping) for mapping in tuple(self._by_start.values()) if mapping.owner is owner]
 
 

@@ -1,6 +1,6 @@
-"""The memory behind a client's addresses on one device: a file in memory, mapped, and other memory mapped behind it.
+"""The memory behind a client's addresses on one device: a mapped file in memory, and other memory mapped behind it.
 
-The file has no pages where nothing was accessed yet, and again none where memory was freed: there it is zero.
+The file has pages only where memory was accessed and not freed since. Everywhere else it reads as zero.
 """
 
 import errno
@@ -34,23 +34,26 @@ class ReserveRefused(DeviceError, OSError):
 
 
 class Window:
-    """Memory that costs nothing until touched. Its file lets the client's kernels on other devices access it too."""
+    """Memory that costs nothing until touched, in a file by which the client's kernels on other devices access it."""
 
     def __init__(self, size: int, reserved: int) -> None:
-        """Make ``size`` bytes for allocations, in ``reserved`` addresses at least; ReserveRefused, OSError."""
+        """Make ``size`` bytes for allocations, in at least ``reserved`` bytes of addresses.
+
+        Raises ReserveRefused, OSError.
+        """
         self.allocatable: Final = -(-size // _PAGE) * _PAGE
         self.size: Final = max(self.allocatable, reserved)
         self._secret: Final = new_secret()
         self._file = -1
         self._bytes: Array = np.zeros(0, np.uint8)
         self.host_file: File | None = None
-        """All host memory of the client."""
+        """The file with all host memory of the client."""
         self._tables: dict[int, Table] = {}
-        """The bytes that peers may access of each published part, by the offset where the part begins."""
+        """The table of each published part, by the offset where the part begins."""
         self._placed: dict[int, tuple[int, File | None]] = {}
-        """The mappings behind the allocations: sizes by offset, and the files that peers can map."""
+        """The mappings behind the allocations, by offset: size in bytes, and the file if peers can map it."""
         self._lock: Final = RLock()
-        """Held while mappings change, because a kernel may find that a peer's mappings have changed."""
+        """Held while mappings change. Kernels change them too, when they find that a peer's mappings have changed."""
         try:
             self._file = make_sealed(file_name(self._secret), self.allocatable + TABLE_BYTES)
         except OverflowError as error:
@@ -62,14 +65,17 @@ class Window:
             raise ReserveRefused(f"cannot reserve {self.size} bytes of address space: {error}") from error
 
     def _map_all(self, size: int) -> None:
-        """Map the existing memory, at the beginning of ``size`` bytes of this process; OSError, OverflowError."""
+        """Map the existing memory again, at the beginning of ``size`` new bytes of address space.
+
+        Raises OSError, OverflowError.
+        """
         before = int(self._bytes.ctypes.data)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
         mapped = np.frombuffer(mapping, np.uint8)
         map_file_over(self._file, self.allocatable, mapped.ctypes.data)
         for offset, (count, _) in self._placed.items():
             map_again(before + offset, count, mapped.ctypes.data + offset)
-        # Work that still runs keeps the old mapping.
+        # Running work keeps the old mapping.
         self._map, self._bytes = mapping, mapped
         self.views: dict[DType, Array] = {
             dtype: mapped.view(dtype) for dtype in set(DTYPES.values()) if dtype.kind != "b"
@@ -81,13 +87,13 @@ class Window:
         return self._bytes[low:high].data
 
     def file_at(self, offset: int) -> File:
-        """Return the file of the allocations, from an offset on."""
+        """Return the file of the allocations, as memory that begins at an offset."""
         return File(self._file, self._secret, offset)
 
     def place(self, offset: int, memory: memoryview, file: File | None) -> None:
-        """Map whole shared pages of this process behind the allocations; OSError.
+        """Map whole shared pages of this process behind the allocations; raise OSError.
 
-        ``file``: where other processes find them, None if they cannot.
+        ``file``: where other processes find the pages; None if they cannot.
         """
         source = int(np.frombuffer(memory, np.uint8).ctypes.data)
         with self._lock:
@@ -95,13 +101,13 @@ class Window:
             self._placed[offset] = memory.nbytes, file
 
     def place_file(self, offset: int, file: File, size: int) -> None:
-        """Map a file of this process behind the allocations; OSError."""
+        """Map a file of this process behind the allocations; raise OSError."""
         with self._lock:
             map_file_over(file.descriptor, size, self._bytes.ctypes.data + offset, file.offset)
             self._placed[offset] = size, file
 
     def map_file(self, process: int, segment: Segment) -> None:
-        """Map a file of another process; OSError, ValueError if it is another file than expected."""
+        """Map a file of another process; raise OSError, or ValueError if it is not the expected file."""
         size = segment.file.offset + segment.size
         file = open_sealed(process, segment.file.descriptor, file_name(segment.file.secret), size)
         try:
@@ -113,7 +119,7 @@ class Window:
             os.close(file)
 
     def clear(self, offset: int, count: int) -> None:
-        """Undo `place` and `map_file`. Later accesses reach other pages."""
+        """Undo `place` and `map_file`. Later accesses read zeros from other pages."""
         with self._lock:
             if not self.is_closed:
                 self._placed.pop(offset, None)
@@ -153,7 +159,7 @@ class Window:
         return file
 
     def publish_again(self, ranges: Ranges) -> None:
-        """Show peers the changes, if there may be peers."""
+        """Write changed ranges and mappings to the tables of the published parts."""
         starts, ends = ranges
         first = bisect_left(starts, MAPPED_OFFSET)
         if allocations := self._tables.get(0):
@@ -165,7 +171,7 @@ class Window:
             host_memory.write(self.size - MAPPED_OFFSET, (pieces[0], pieces[1]), [])
 
     def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
-        """Map a window that another process has published, behind this one and in no peer's place.
+        """Map a window that another process has published, behind this one, where no other peer is mapped.
 
         Raises OSError; ValueError if the file is not such a window.
         """
@@ -199,7 +205,7 @@ class Window:
         return self._file < 0
 
     def close(self) -> None:
-        """Release everything. Arrays that refer to a part of the mapping keep it alive; nothing else does."""
+        """Release everything. Arrays that refer to the mapping keep it alive until they are dropped."""
         with self._lock:
             if self.is_closed:
                 return
@@ -207,7 +213,7 @@ class Window:
             self.views = {}
             self._bytes = np.zeros(0, np.uint8)
             self._close_file()
-            with suppress(BufferError):  # a view of the mapping is in use: unmap it with the view
+            with suppress(BufferError):  # a view is in use; the mapping ends with the view
                 self._map.close()
             del self._map
 
@@ -220,5 +226,5 @@ class Window:
 
 
 def _table_at(file: int) -> int:
-    """Return the offset of the table in a file: the size of the memory before it."""
+    """Return the offset of the table in a file, which is the size of the memory before it."""
     return os.fstat(file).st_size - TABLE_BYTES

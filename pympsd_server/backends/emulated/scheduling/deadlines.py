@@ -1,8 +1,9 @@
 """A policy: the work whose deadline is next runs first.
 
-Work is due some time after it became ready: the period in a stream of the least priority, half of it for each step of
-priority above, 16 times as long for clients below normal. Work that is not finished by then gets a new deadline,
-because kernels may wait for each other: none keeps the device for longer than its period while others are ready.
+Work is due some time after it became ready: one period in a stream of the lowest priority, half as long for each step
+of priority above that, and 16 times as long for clients below normal. Work that is not finished by then gets a new
+deadline, because kernels may wait for each other. So no kernel keeps the device longer than its period while other
+work is ready.
 """
 
 import time
@@ -41,20 +42,20 @@ class Deadlines:
     def add(self, work: policy.Runnable) -> None:
         """Give work that became ready its deadline.
 
-        It counts from now: the period, less by priority, and 16 times as long below normal.
+        The time until the deadline depends on priorities, as the module's description explains.
         """
         work.queue.ready.append(work)
         self._due[work] = self._deadline(work)
 
     def _deadline(self, work: policy.Runnable) -> float:
-        # A weight is 2 ** steps: that of a stream of the least priority is the greatest.
+        # A weight is 2 ** steps; a stream of the lowest priority has the greatest weight.
         period = self._period * work.time_share.weight / _WEIGHT_OF_LEAST
         return self._clock() + period * (_BELOW_NORMAL if work.queue.level else 1)
 
     def remove(self, work: policy.Runnable) -> None:
         """Remove work that has finished.
 
-        It may have finished before its deadline or after.
+        Its deadline may have passed or not.
         """
         work.queue.ready.remove(work)
         del self._due[work]
@@ -71,15 +72,15 @@ class Deadlines:
     def next(self) -> policy.Runnable | None:
         """Return the work that is due first, among the work that can run; None if none can.
 
-        Work that is blocked keeps its deadline, and so is among the first once there is space for it.
+        Blocked work keeps its deadline, so it is among the first as soon as there is space for it.
         """
         able = (work for work in self._due if not work.is_blocked)
         return min(able, key=self._due.__getitem__, default=None)
 
     def charge(self, work: policy.Runnable, nanoseconds: int) -> None:
-        """Renew a deadline that is missed, from now on.
+        """Give work that has missed its deadline a new one.
 
-        ``nanoseconds`` does not matter: only when work is due does, not how much time it has had.
+        ``nanoseconds`` is ignored, because this policy does not depend on how much time work has had.
         """
         if work in self._due and self._due[work] < self._clock():
             self._due[work] = self._deadline(work)

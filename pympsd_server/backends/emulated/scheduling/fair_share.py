@@ -1,11 +1,13 @@
 """Fair sharing of the compute thread: by priority level, then among contexts, then among their streams.
 
-A context below normal priority runs when nothing normal can. In addition it gets one turn after every 16 turns of the
-normal level and 16 times the time of its own last turn: a small share, but never none, and never ahead of a normal
-context that is as new.
-Within a level every context has a ``TimeShare``, the time it has used, and so has every stream in its context, there
-multiplied by a weight. The one with the least time runs next. So a weight of 16 means one sixteenth of the time
-while others need it too, but never none: kernels that wait for each other make progress whatever their priorities.
+A context below normal priority runs when no normal work can. In addition, it gets one turn when the normal level has
+had 16 turns and 16 times the time of the last turn below normal. So its share is small but never zero, and a new
+context never runs ahead of a normal one that is as new.
+
+Within a level, every context has a ``TimeShare``, the time that it has used. Within a context, every stream has one
+too, in which time is multiplied by a weight. The one with the least time runs next. So a weight of 16 means one
+sixteenth of the time while others need it too, but never no time: kernels that wait for each other make progress
+whatever their priorities are.
 """
 
 from typing import Final
@@ -15,20 +17,20 @@ from attrs import define, field
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, Runnable
 
 TURNS_OF_NORMAL: Final = 16
-"""The share of the normal level for one turn below normal, in turns and in time, if both are always ready."""
+"""The turns, and the multiple of time, that the normal level gets for one turn below normal."""
 
 
 @define(eq=False)
 class _Level:
-    """The contexts of one priority level that have something to run."""
+    """The contexts of one priority level that have work to run."""
 
     queues: list[ContextQueue] = field(factory=list)
     _floor: int = 0
 
     def enter(self, queue: ContextQueue) -> None:
-        """Add a context that has something to run again; its idle time gives it no head start.
+        """Add a context that has work to run again; its idle time gives it no head start.
 
-        Its used time is raised to the least of the others', or of the last context that ran.
+        Its used time is raised to the least used time of the others, or to that of the last context that ran.
         """
         floor = min((queue.time_share.used for queue in self.queues), default=self._floor)
         queue.time_share.used = max(queue.time_share.used, floor)
@@ -47,7 +49,7 @@ class _Level:
 class FairQueue:
     """The policy ``fair``: by priority level, then among contexts, then among their streams.
 
-    Takes no argument; raises ValueError for one. The module's description above has the details.
+    An argument raises ValueError. The module's description above has the details.
     """
 
     def __init__(self, argument: str = "") -> None:
@@ -56,7 +58,7 @@ class FairQueue:
         self._normal = _Level()
         self._below = _Level()
         self._turns_due = 0
-        """Turns left to the normal level before work below it may run first, and nanoseconds likewise."""
+        """The turns, and the nanoseconds, that the normal level gets before work below it may run first."""
         self._time_due = 0
         self._overtaking = False
         """Whether the work last returned by ``next`` overtook normal work that could have run."""
@@ -64,8 +66,8 @@ class FairQueue:
     def add(self, work: Runnable) -> None:
         """Add work that became ready.
 
-        Its context and its stream get no credit for the time in which they had nothing to run: each begins with the
-        least time that others next to it have used.
+        Its context and its stream get no credit for the time in which they had no work. Each begins with at least
+        the least time that others at its level have used.
         """
         queue = work.queue
         if not queue.ready:
@@ -83,7 +85,7 @@ class FairQueue:
     def remove(self, work: Runnable) -> None:
         """Remove work that has finished.
 
-        The time that its stream and its context have used stays on their account.
+        Its stream and its context keep the time that they have used.
         """
         queue = work.queue
         queue.ready.remove(work)
@@ -101,7 +103,7 @@ class FairQueue:
             level.queues.remove(queue)
 
     def next(self) -> Runnable | None:
-        """Return the work to run now, or None when none can run. It stays ready until removed.
+        """Return the work to run now, or None if none can run. It stays ready until removed.
 
         Work of a context below normal is returned if nothing normal can run, or if its turn has come (see the
         module's description). `charge` must follow.
@@ -150,7 +152,7 @@ class FairQueue:
 
 
 _SCALE: Final = 1 << 50
-"""Weights are this, divided by bytes: precise enough for whatever memory a device has."""
+"""A weight is this divided by bytes, which is precise enough for any amount of device memory."""
 _MIN_BYTES: Final = 1 << 20
 
 
@@ -161,9 +163,9 @@ class MemoryShare(FairQueue):
     """
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
-        """Account for time: the more memory, the less a nanosecond weighs.
+        """Account for the time that the work last returned by ``next`` has used.
 
-        The memory is what the client holds on the device now, in bytes, at least 1 MiB.
+        The more memory the client holds on the device now, the less a nanosecond weighs.
         """
         work.queue.time_share.weight = _SCALE // max(work.queue.memory_used(), _MIN_BYTES)
         super().charge(work, nanoseconds)

@@ -1,4 +1,4 @@
-"""One launched kernel: its blocks in batches, as many of them resident as its progress needs.
+"""One launched kernel: its blocks run in batches, of which as many are resident as the kernel needs for progress.
 
 A kernel may have millions of blocks. They run in batches, the threads of a batch together as NumPy arrays
 (ptx/execution). A block is *resident* from the moment when its batch begins until the batch ends, and takes space on
@@ -8,18 +8,18 @@ a multiprocessor of its context for that time (placement.py):
              batch 1       | batch 2        | not begun
              resident: they run in turn     |
 
-One batch at a time would be enough for most kernels, and is the fastest: its arrays stay in the cache. But blocks may
-wait for each other, for a flag that another block sets. So a batch that uses a whole slice without finishing counts
-as one that may be waiting for a block that has not begun. When every resident batch has used a slice in this way,
-another one begins, as long as the context's multiprocessors have space. A GPU has the same limit: blocks that all fit
-may wait for each other, others may not. A cooperative launch begins with all its blocks, a cluster begins whole.
+One batch at a time would be enough for most kernels, and is fastest, because its arrays stay in the cache. But blocks
+may wait for each other, for a flag that another block sets. So a batch that uses a whole slice without finishing may
+be waiting for a block that has not begun. When every resident batch has used a slice in this way, another batch
+begins, as long as the context's multiprocessors have space. A GPU has the same limit: blocks can wait for each other
+only if all of them fit. A cooperative launch begins with all its blocks, a cluster begins whole.
 
 Beginning a batch takes as long as running thousands of short warps. So a compiled batch that has finished runs the
 next blocks of its kernel in the same places, unless another kernel waits for space.
 
 Invariants: blocks begin in the order of their numbers. At least one batch of a kernel that has begun is resident
-until the last block has ended. A batch gives back once the space that it takes of the multiprocessors. When a kernel
-faults or is stopped its batches are dropped with its context, whose placement nobody uses any more.
+until the last block has ended. A batch frees its space on the multiprocessors exactly once. When a kernel faults or
+is stopped, its batches are dropped with its context, whose placement is then no longer used.
 """
 
 import time
@@ -40,18 +40,18 @@ from pympsd_server.ptx.loading.program import Kernel
 from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 
 _SWITCH_SECONDS: Final = 0.02
-"""The longest time for which a batch runs without being asked whether it could continue as machine code."""
+"""The longest time that a batch runs before the next check whether it can continue as machine code."""
 
 
 @define(eq=False)
 class _Resident:
-    """Blocks that have begun and not ended."""
+    """A batch of blocks that have begun and not ended."""
 
     batch: Batch | CompiledBatch
     resident_blocks: ResidentBlocks
     first_block: int
     ask_at: float = 0.0
-    """The time from which it is asked again whether it could continue as machine code."""
+    """When to check next whether the batch can continue as machine code, by time.perf_counter()."""
 
 
 @define(eq=False, slots=False)
@@ -69,7 +69,7 @@ class KernelRun(WorkItem):
     """The threads and shared memory of a block."""
     _cluster: tuple[int, int, int]
     _workspace: int
-    """The address at which the blocks of a cooperative launch meet, 0 for other launches."""
+    """The address by which the blocks of a cooperative launch meet; 0 for other launches."""
     _started_blocks: int = field(default=0, init=False)
     """The number of blocks that have begun."""
     _residents: deque[_Resident] = field(factory=deque, init=False)
@@ -104,7 +104,7 @@ class KernelRun(WorkItem):
         """Run the resident batches in turn.
 
         Args:
-            seconds: About how long.
+            seconds: About how long to run.
 
         Returns:
             Whether the last block has ended.
@@ -131,7 +131,7 @@ class KernelRun(WorkItem):
             remaining = deadline - time.perf_counter()
             if remaining <= 0:
                 return False
-            # Blocks of a cooperative launch wait for each other: each gets its part of the slice.
+            # Blocks of a cooperative launch wait for each other, so each batch gets a part of the slice.
             part = seconds / len(self._residents) if self._launch.cooperative else remaining
             self._advance(self._residents[0], min(remaining, part))
         if self._started_blocks < self._blocks:
@@ -162,7 +162,7 @@ class KernelRun(WorkItem):
         maximum = max_blocks(self._kernel, self._setup, together=self._launch.cooperative)
         count = min(max(maximum, self._together), self._blocks - self._started_blocks)
         if self._together > 1:
-            # The blocks of a cluster run together: only whole ones begin.
+            # The blocks of a cluster run together, so only whole clusters begin.
             placement = self.owner.placement
             space = placement.free_blocks(self._size) if placement.resident else placement.capacity(self._size)
             count = min(count, space) // self._together * self._together
@@ -199,9 +199,9 @@ class KernelRun(WorkItem):
             batch.keep()
 
     def _count_waves(self, blocks: int) -> int:
-        """Return how many waves of as many blocks as a batch has can follow in its places.
+        """Return how many waves of ``blocks`` blocks can follow a batch in its places.
 
-        There is none if other kernels wait for space, or if a new batch could be larger.
+        0 if other kernels wait for space, or if a new batch could be larger.
         """
         placement, waves = self.owner.placement, (self._blocks - self._started_blocks) // blocks
         if not waves or not placement.can_grow():
@@ -209,7 +209,7 @@ class KernelRun(WorkItem):
         return waves if blocks == min(max_blocks(self._kernel, self._setup), placement.capacity(self._size)) else 0
 
     def _follow_waves(self, resident: _Resident, batch: CompiledBatch) -> bool:
-        """Note the blocks that a batch has begun by itself; return whether there are any."""
+        """Note the blocks that a batch has begun by itself; return whether it has begun any."""
         if batch.first_block == resident.first_block:
             return False
         resident.first_block = batch.first_block
@@ -218,7 +218,7 @@ class KernelRun(WorkItem):
         return True
 
     def _run_slice(self, resident: _Resident, seconds: float) -> bool:
-        """Run a batch for some seconds, compiled as soon as it can be; return whether it is finished."""
+        """Run a batch for some seconds, as machine code as soon as possible; return whether it is finished."""
         now = time.perf_counter()
         deadline, sm_of_block = now + seconds, resident.resident_blocks.sm_of_block
         if isinstance(resident.batch, CompiledBatch):

@@ -1,19 +1,18 @@
-"""Multiprocessors: which a context may use, and which of them have space for a kernel's blocks.
+"""Multiprocessors: which ones a context may use, and which of them have space for a kernel's blocks.
 
-`Multiprocessors` chooses those of a context that is limited to some: unused ones as long as there are any, then those
-with the fewest users. `Placement` then counts, for each multiprocessor of one context, the blocks, threads, registers
-and bytes of shared memory that are free, as the occupancy rules of CUDA do (`pympsd.vocabulary.occupancy`), and
-chooses a multiprocessor for each new block: the emptiest first, so that four blocks on four multiprocessors lie
-apart.
+`Multiprocessors` chooses those of a limited context: unused ones as long as there are any, then those with the fewest
+users. `Placement` then counts, for each multiprocessor of one context, the blocks, threads, registers and bytes of
+shared memory that are free, as the occupancy rules of CUDA do (`pympsd.vocabulary.occupancy`). It chooses a
+multiprocessor for each new block, the emptiest first, so that four blocks get four multiprocessors.
 
 Contexts do not share space with each other: each sees its multiprocessors as if it were alone. They share time.
 Within a context three rules keep kernels from blocking each other for ever:
 
-- A kernel without resident blocks that finds no space waits, and while it does no other kernel of the context grows.
-  So the space that comes free goes to it.
-- A kernel that needs many blocks together (a cluster, a cooperative launch) reserves: until it has its space no other
-  kernel begins. Else small kernels would take each free place before there are enough.
-- Both rules end after _MAX_SLICES_WAITED slices in which no batch has ended. Then the resident blocks probably wait
+- A kernel without resident blocks that finds no space waits. While it waits, no other kernel of the context grows, so
+  it gets the space that becomes free.
+- A kernel that needs many blocks together (a cluster, a cooperative launch) reserves space: until it has enough, no
+  other kernel begins. Otherwise small kernels would take each free place before there are enough.
+- Both rules end after _MAX_SLICES_WAITED slices in which no batch has ended. The resident blocks then probably wait
   for blocks that have not begun, and holding these back would be a deadlock.
 """
 
@@ -48,8 +47,9 @@ class Multiprocessors:
     def take(self, count: int, among: Sequence[int] = ()) -> tuple[int, ...]:
         """Return the ids for a context limited to ``count``, ascending: those with the fewest users, lowest first.
 
-        0, or at least the number there is, means all of them; such a context counts as a user of none. ``among``:
-        the ids of its partition; empty: all.
+        Args:
+            count: How many. 0, or as many as there are, means all; the context then does not count as a user of any.
+            among: The ids of the context's partition; empty for all.
         """
         every = among or range(self.count)
         count = count if 0 < count < len(every) else len(every)
@@ -77,7 +77,7 @@ class Multiprocessors:
 Integers = NDArray[np.int64]
 Integers32 = NDArray[np.int32]
 _MAX_SLICES_WAITED: Final = 256
-"""Slices in a row without the end of a batch, after which nothing is held back for a kernel that waits for space."""
+"""After this many slices in a row without the end of a batch, nothing is held back for a kernel that waits."""
 
 _CAPACITIES_KEPT: Final = 256
 
@@ -97,8 +97,8 @@ class BlockSize:
 class ResidentBlocks:
     """Blocks that became resident together, until `Placement.release`.
 
-    ``sm_of_block`` has the id of each block's multiprocessor, as its kernel reads it (%smid); ``rows`` its index in
-    ``Placement.sm_ids``.
+    For each block, ``sm_of_block`` has the id of its multiprocessor, as the kernel reads it (%smid), and ``rows`` the
+    index of the multiprocessor in ``Placement.sm_ids``.
     """
 
     sm_of_block: Integers32
@@ -111,7 +111,7 @@ class PendingKernel(Protocol):
 
     @property
     def blocks_together(self) -> int:
-        """The number of its blocks that must begin together: more than 1 for clusters and cooperative launches."""
+        """The number of blocks that must begin together: more than 1 for clusters and cooperative launches."""
 
 
 class Placement:
@@ -123,11 +123,11 @@ class Placement:
     def __init__(
         self, sm_ids: tuple[int, ...], attributes: Mapping[str, int], visible_ids: tuple[int, ...] | None = None
     ) -> None:
-        """``visible_ids``: the id that kernels read for each of ``sm_ids``; None: the same."""
+        """``visible_ids``: the ids that kernels read for ``sm_ids``; None if they are the same."""
         self.sm_ids = sm_ids
         self._attributes = attributes
         self._capacities: dict[tuple[int, int], int] = {}
-        """Earlier results: launches come in few shapes."""
+        """Results of `capacity`, kept because launches come in few shapes."""
         self._ids = np.array(sm_ids if visible_ids is None else visible_ids, np.int32)
         capacity = multiprocessor_capacity(attributes)
         self.slots = capacity[0] * len(sm_ids)
@@ -135,30 +135,30 @@ class Placement:
         self._free = np.repeat(np.array([capacity], np.int64).T, len(sm_ids), axis=1)
         self._in_turn = np.arange(len(sm_ids))
         self._only: ResidentBlocks | None = None
-        """The only resident blocks, as in most launches: they are not subtracted from _free."""
+        """The resident blocks if no others are, as in most launches. They are not subtracted from _free."""
         self.resident = 0
         self.high_water = 0
         """The largest number of blocks that were resident together."""
         self.unfinished_slices = 0
         """Slices in a row that ended without a finished batch."""
         self._waiting: set[PendingKernel] = set()
-        """Kernels without resident blocks that found no space; while there are any, no kernel grows."""
+        """Kernels without resident blocks that found no space. While there are any, no kernel grows."""
         self._reserving: PendingKernel | None = None
-        """A kernel that needs space for many blocks together; until it has it, no other kernel begins."""
+        """A kernel that needs space for many blocks together. Until the space is free, no other kernel begins."""
 
     # --- which kernels may begin, and which may grow
 
     def admits(self, kernel: PendingKernel, size: BlockSize) -> bool:
         """Return whether a kernel without resident blocks may begin now.
 
-        If it may not, it is remembered as waiting: until it begins, no other kernel of the context grows.
+        If it may not, it is remembered as waiting; until it begins, no other kernel of the context grows.
 
         Args:
             kernel: The kernel.
             size: The size of its blocks.
         """
-        impatient = self.unfinished_slices >= _MAX_SLICES_WAITED
-        if self._reserving is not None and self._reserving is not kernel and not impatient:
+        is_overdue = self.unfinished_slices >= _MAX_SLICES_WAITED
+        if self._reserving is not None and self._reserving is not kernel and not is_overdue:
             return False
         if self.resident and self.free_blocks(size) < kernel.blocks_together:
             self._waiting.add(kernel)
@@ -171,7 +171,7 @@ class Placement:
     def can_grow(self) -> bool:
         """Return whether a kernel may begin blocks in addition to its resident ones.
 
-        It may not while another kernel waits for space, unless that has lasted too long (see above).
+        It may not while another kernel waits for space, unless that has lasted for _MAX_SLICES_WAITED slices.
         """
         return not (self._waiting or self._reserving) or self.unfinished_slices >= _MAX_SLICES_WAITED
 
@@ -213,7 +213,7 @@ class Placement:
 
         Args:
             size: The size of a block.
-            count: The number of blocks that are to begin.
+            count: The number of blocks to begin.
 
         Returns:
             The blocks that fit: ``count`` of them, or fewer, possibly none.
@@ -258,7 +258,7 @@ class Placement:
         """Free the space of blocks that have ended.
 
         Args:
-            resident_blocks: The result of `place`. It is released as a whole and once.
+            resident_blocks: The result of `place`, which is released as a whole, once.
         """
         if resident_blocks is self._only:
             self._only = None
@@ -267,7 +267,7 @@ class Placement:
         self.resident -= len(resident_blocks.rows)
 
     def trace(self, context: int) -> ContextTrace:
-        """Return the context's SMs, and how many blocks were resident on them at most.
+        """Return the context's SMs, and the most blocks that were resident on them together.
 
         Args:
             context: The id under which the trace lists the context.

@@ -1,8 +1,9 @@
 """Scheduling policies of the emulated device: the work that they see, and the methods that they have.
 
-A policy decides whose work the compute thread runs next. ``PYMPSD_SCHEDULING_POLICY=NAME[:ARGUMENT]`` names one that
-is an entry point of the group ``pympsd.scheduling_policies``: a callable that takes the argument ("" without one),
-raises ValueError if it is wrong, and returns a `Policy`, one for each device. docs/research.md shows how.
+A policy decides whose work the compute thread runs next. ``PYMPSD_SCHEDULING_POLICY=NAME[:ARGUMENT]`` selects an
+entry point of the group ``pympsd.scheduling_policies``. This is a callable that takes the argument ("" if there is
+none), raises ValueError if the argument is wrong, and returns a new `Policy` for a device. docs/research.md has an
+example.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LEAST_PRIORITY: Final = 0
 
 
 def weight_of_priority(priority: int) -> int:
-    """Return a stream's weight, 1 to 32. Each step of priority halves it; priorities out of range are clamped.
+    """Return a stream's weight, 1 to 32. Each step up in priority halves it; priorities out of range are clamped.
 
     >>> weight_of_priority(0), weight_of_priority(-5), weight_of_priority(-9)
     (32, 1, 1)
@@ -30,22 +31,22 @@ def weight_of_priority(priority: int) -> int:
 
 @define(eq=False)
 class TimeShare:
-    """The time of the compute thread that a context or stream has used.
+    """How much time of the compute thread a context or stream has used.
 
     >>> TimeShare(weight=2, used=500).rank < TimeShare(weight=1, used=600).rank
     True
     """
 
     weight: int = 1
-    """The weight of a nanosecond: the greater, the less time it gets."""
+    """The weight of a nanosecond. The greater it is, the less time the context or stream gets."""
     used: int = 0
-    """Nanoseconds times weight."""
+    """The time used, in nanoseconds times weight."""
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The lowest goes first; on a tie the higher priority.
+        """The order in which streams run: the lowest first.
 
-        The key of `min` when the next stream is chosen: time used, in nanoseconds times weight, then the weight.
+        Time used comes first, in nanoseconds times weight, then the weight, so that a higher priority wins a tie.
         """
         return self.used, self.weight
 
@@ -53,7 +54,7 @@ class TimeShare:
 class Runnable(Protocol):
     """Work that waits for the compute thread: a kernel, a copy, an event.
 
-    A policy reads these three, and may add to ``time_share`` in `Policy.charge`.
+    A policy reads these properties, and may add to ``time_share`` in `Policy.charge`.
     """
 
     @property
@@ -65,14 +66,14 @@ class Runnable(Protocol):
 
     @property
     def time_share(self) -> TimeShare:
-        """The share of the item's stream among the streams of its context: the time used in ns, times its weight.
+        """The time that the item's stream has used, compared with the other streams of its context.
 
         All work of a stream has the same object, which a policy may change: ``work.time_share.used += nanoseconds``.
         """
 
     @property
     def queue(self) -> ContextQueue:
-        """The ready work of the item's context, with the context's level, its own share and its client's memory.
+        """The ready work of the item's context, with the context's level, used time and memory.
 
         All work of a context has the same object: ``work.queue.level == 0`` means normal priority.
         """
@@ -82,13 +83,13 @@ class Runnable(Protocol):
 class ContextQueue:
     """The ready work of one context.
 
-    The device makes it; a policy keeps ``ready``, and may use the other fields for its accounts.
+    The device makes it. A policy maintains ``ready``, and may use the other fields for its accounts.
     """
 
     level: int = 0
-    """The client's priority: 0 normal, anything else below normal."""
+    """The client's priority: 0 is normal, any other value below normal."""
     time_share: TimeShare = field(factory=TimeShare)
-    """The share of the context among the contexts of its level."""
+    """The time that the context has used, compared with other contexts of its level."""
     memory_used: Callable[[], int] = int
     """Returns the bytes that its client holds on the device."""
     ready: list[Runnable] = field(factory=list)
@@ -99,8 +100,8 @@ class ContextQueue:
     def first(self) -> Runnable | None:
         """Return the work that runs next in this context.
 
-        Of the work that is not blocked it is that of the stream with the lowest `TimeShare.rank`; None if all is
-        blocked, or nothing is ready.
+        This is the work that is not blocked and whose stream has the lowest `TimeShare.rank`. Return None if all work
+        is blocked, or if none is ready.
         """
         if len(self.ready) == 1:
             only = self.ready[0]
@@ -112,7 +113,7 @@ class ContextQueue:
 class Policy(Protocol):
     """The order of all work that could run now. Its owner calls it under a lock; times are in nanoseconds.
 
-    It keeps ``ready`` of each context's queue: the work that was added and neither removed nor dropped.
+    It maintains ``ready`` of each context's queue: the work that was added and has not been removed or dropped.
     """
 
     def add(self, work: Runnable) -> None:
@@ -130,25 +131,24 @@ class Policy(Protocol):
     def drop(self, queue: ContextQueue) -> None:
         """Remove all work of a context.
 
-        The context has faulted or was destroyed: the policy empties ``queue.ready`` and never returns that work
-        again.
+        The context has faulted or was destroyed. The policy empties ``queue.ready`` and never returns its work again.
         """
 
     def next(self) -> Runnable | None:
         """Return the work that runs now, for a slice of about 1 ms; None if none can. It stays ready until removed.
 
-        Kernels may wait for each other: whatever is ready and not blocked has to run some time.
+        Kernels may wait for each other, so all work that is ready and not blocked has to run at some time.
         """
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
         """Account for the time that the work last returned by ``next`` has used.
 
-        ``nanoseconds`` is time of the compute thread. It is called once for each work that ``next`` has returned.
+        ``nanoseconds`` is time of the compute thread. It is called once after each ``next`` that returns work.
         """
 
 
 def policy_of(environment: Mapping[str, str]) -> Policy | None:
-    """Return a new policy of the kind that PYMPSD_SCHEDULING_POLICY names; None if it names none.
+    """Return a new policy of the kind that PYMPSD_SCHEDULING_POLICY names; None if it is not set.
 
     Args:
         environment: The executor's environment variables.

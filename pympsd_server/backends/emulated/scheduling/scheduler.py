@@ -1,8 +1,8 @@
 """The compute thread of one emulated device, and the order of all work on it.
 
-The problem: many clients share one device. A kernel may run for a microsecond or without end, streams wait for events
-of other streams and other contexts, host functions hold streams until a client answers, and any context can fault or
-end at any moment. None of this may delay another client for longer than its fair share.
+The problem: many clients share one device. A kernel may run for a microsecond or forever, streams wait for events of
+other streams and contexts, host functions hold streams until a client answers, and any context can fault or end at
+any moment. This must never delay another client for longer than its fair share.
 
 The idea: all work is one graph. An item is *waiting* while it has unfinished predecessors, then *ready*, then it runs
 in slices of SLICE_SECONDS, then it is *finished* and releases its successors:
@@ -11,9 +11,9 @@ in slices of SLICE_SECONDS, then it is *finished* and releases its successors:
                  │ instant items (markers) skip these ▲
                  └────────────────────────────────────┘
 
-A policy (policy.py, by default fair shares) chooses among the ready items; the one compute thread runs a slice of the
-choice and asks again. A kernel is therefore preempted every millisecond without its help. A caller's own small copy
-that has to wait for nothing runs in the caller's thread, so that it never queues behind kernels.
+A policy (policy.py, by default fair shares) chooses among the ready items. The compute thread runs a slice of the
+chosen item and asks the policy again. A kernel is therefore preempted every millisecond without its help. A small
+copy that need not wait runs in its caller's thread, so that it never queues behind kernels.
 
 Example: two clients each launch a kernel of 10 ms. Both are ready; the compute thread runs them alternately, and both
 finish after about 20 ms. A third client's cuMemcpy of 4 KiB does not wait for either.
@@ -22,12 +22,13 @@ Invariants:
 
 - One lock guards the graph, the policy, and the fields of items and streams. The lock is never held while an item
   runs or a callback is called: callbacks are collected in a list of calls, and made after the lock is released.
-- Only the thread that runs an item finishes it. Until then its device memory and host bytes count as in use, so an
-  ended context is at rest, and its memory can be freed, only when none of its items runs (`wait_until_at_rest`).
+- Only the thread that runs an item finishes it. Until then the item's device memory and host bytes count as in use.
+  So an ended context is at rest, and its memory can be freed, only when none of its items runs
+  (`wait_until_at_rest`).
 - A fault belongs to a context. Its waiting and ready items are finished with the sticky error without being run,
-  except kernels that have begun on a device that cannot stop kernels; successors of other contexts continue.
-- An exception of a kernel or a callback never ends the compute thread. Only a defect in a policy does, and then the
-  executor exits: a device on which nothing runs any more must not look alive.
+  except kernels that have begun on a device that cannot stop kernels. Successors in other contexts continue.
+- An exception of a kernel or a callback never ends the compute thread. Only a defect in a policy does. The executor
+  then exits, because a device on which nothing runs any more must not look alive.
 """
 
 import os
@@ -54,7 +55,7 @@ class Scheduler:
     """Runs the work items of all contexts of a device."""
 
     def __init__(self, policy: Policy | None = None) -> None:
-        """``policy``: fair shares by default."""
+        """``policy`` chooses the work that runs; None means fair shares."""
         self.lock = threading.Lock()
         self._work = threading.Condition(self.lock)
         self._rested = threading.Condition(self.lock)
@@ -70,7 +71,7 @@ class Scheduler:
     def submit(self, item: WorkItem, *, in_own_thread: bool = False) -> None:
         """Accept an item in stream order, after the items that its owner's `order` returns.
 
-        ``in_own_thread``: run the item in this thread if it does not have to wait. Raises BackendError if the context
+        ``in_own_thread``: run the item in the caller's thread if it need not wait. Raise BackendError if the context
         has faulted.
         """
         calls: Calls = []
@@ -120,7 +121,7 @@ class Scheduler:
     def _compute_or_end(self) -> None:
         try:
             self._compute()
-        except Exception:  # a policy's defect: nothing would run any more, without a report
+        except Exception:  # a policy's defect, after which nothing would run any more, without a report
             traceback.print_exc()
             os._exit(os.EX_SOFTWARE)
 
@@ -133,13 +134,13 @@ class Scheduler:
                 finished = item.step(SLICE_SECONDS)
             except Cancelled:
                 pass
-            except Exception as error:  # an error of a kernel is its context's, not the device's
+            except Exception as error:  # a kernel's error faults its context, not the device
                 fault = _status_of(error)
             ended = time.perf_counter_ns()
             if (timeline := self.timeline) is not None:
                 timeline.ran(item.owner.id, item.what, began, ended)
             self._note_after_run(item, finished, fault, ended - began)
-            del item  # a waiting thread holds nothing of a client
+            del item  # so that a waiting thread keeps nothing of a client alive
 
     def _next(self) -> WorkItem | None:
         with self.lock:
@@ -154,7 +155,7 @@ class Scheduler:
         return None
 
     def _note_after_run(self, item: WorkItem, finished: bool, fault: Status | None, used: int | None) -> None:
-        # ``used``: nanoseconds of the compute thread; None if a caller ran it in its own thread.
+        # ``used``: nanoseconds of the compute thread; None if the caller's thread ran the item.
         calls: Calls = []
         with self.lock:
             owner = item.owner
@@ -181,7 +182,7 @@ class Scheduler:
         if finished and (is_ready or self._is_unstoppable(item)):
             self._finish(item, calls)
         elif self._is_unstoppable(item) and not is_ready:
-            self._ready.add(item)  # it began in the very slice in which the context ended
+            self._ready.add(item)  # it began in the slice in which the context ended
         self._flush(owner, calls)
         self._rested.notify_all()
 
@@ -204,7 +205,7 @@ class Scheduler:
 
     def _report(self, item: WorkItem) -> None:
         if self.timeline is not None and item.what and item.stream is not None:
-            # Stopped work may not have begun; work from before the timeline has no time of submission.
+            # Stopped work may not have begun, and work from before the timeline has no time of submission.
             began = item.began_at or item.finished_at
             submitted = item.submitted_at or began
             number = item.stream.number
@@ -232,8 +233,8 @@ class Scheduler:
     def fault(self, owner: WorkOwner, status: Status) -> None:
         """Give a context a sticky error.
 
-        Its running work is stopped if the device can do that, its queued work is dropped, and all completions are
-        called with the error.
+        The context's running work is stopped if the device can do that, its queued work is dropped, and all its
+        completions are called with the error.
 
         Args:
             owner: The context.
@@ -248,12 +249,13 @@ class Scheduler:
     def _fault(
         self, owner: WorkOwner, status: Status, calls: Calls, *, by_own_work: bool = False, quietly: bool = False
     ) -> None:
-        """``by_own_work``: the context's own work faulted, and all of it is stopped.
+        """Give a context a sticky error.
 
-        ``quietly``: the fault is not the device's, so ``on_fault`` is not called.
+        ``by_own_work``: whether the context's own work faulted, so that all of it is stopped. ``quietly``: do not
+        call ``on_fault``, because it is not a fault of a GPU.
         """
-        new = owner.mark_faulted(status, by_own_work)
-        if new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
+        is_new = owner.mark_faulted(status, by_own_work)
+        if is_new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
             calls.append(lambda: owner.on_fault(status))
         unstoppable = [item for item in owner.pending if self._is_unstoppable(item)]
         self._ready.drop(owner.queue)
@@ -261,11 +263,11 @@ class Scheduler:
             self._ready.add(item)
 
     def _is_unstoppable(self, item: WorkItem) -> bool:
-        """Return whether a kernel of a faulted context runs to its end: it has begun and cannot be stopped."""
+        """Return whether an item runs to its end after a fault, because it has begun and cannot be stopped."""
         return item.has_begun and not item.owner.cancel.is_set() and not self._closing
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
-        # The thread that runs an item finishes it: until then its host bytes and device memory are in use.
+        # Running items are left to their thread, because their host bytes and device memory are in use until then.
         for item in [
             pending for pending in owner.pending if not pending.running and not self._is_unstoppable(pending)
         ]:
@@ -286,8 +288,8 @@ class Scheduler:
     def wait_until_at_rest(self, owner: WorkOwner, seconds: float | None) -> bool:
         """Wait until no work of a faulted or destroyed context runs; return False if that takes too long.
 
-        If kernels can be stopped this takes a few milliseconds, because the cancel flag is set. ``seconds`` is the
-        maximum, None for no limit.
+        If kernels can be stopped, this takes a few milliseconds, because the cancel flag is set. ``seconds`` is the
+        longest wait; None for no limit.
         """
         with self.lock:
             return self._rested.wait_for(lambda: not owner.pending, seconds)
@@ -306,7 +308,7 @@ class Scheduler:
         act()
 
     def close(self) -> None:
-        """End the compute thread after its present slice, and wait for it. Queued work does not run any more."""
+        """End the compute thread after its present slice, and wait for it. Queued work does not run after that."""
         with self.lock:
             self._closing = True
             self._work.notify_all()
@@ -324,13 +326,13 @@ def _call_each(calls: Calls) -> None:
     for call in calls:
         try:
             call()
-        except Exception:  # a defect of the callback; the compute thread has other clients to serve
+        except Exception:  # a defect of the callback must not keep other clients from being served
             traceback.print_exc()
 
 
 def _status_of(error: Exception) -> Status:
     if isinstance(error, MemoryError):
-        # Half a kernel cannot be undone: its context is lost, and no other.
+        # Half a kernel cannot be undone, so its context is lost, but no other.
         return Status(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
     if isinstance(error, BackendError):
         return Status(error.code, error.reason)

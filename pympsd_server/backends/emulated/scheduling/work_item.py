@@ -1,16 +1,16 @@
 """One piece of work on the emulated device: the work before and after it, its completions, its trace.
 
-The scheduler has no code for kernels or copies. It sees work items, and of their contexts the part in `WorkOwner`:
+The scheduler has no code for kernels or copies. It sees work items, and the part of their contexts in `WorkOwner`:
 
 | item | runs | is finished |
 | --- | --- | --- |
 | `KernelRun` (in kernel_run.py) | its blocks, in slices on the compute thread | when the last block has ended |
-| `Transfer` | pieces of a copy, a fill or a call, on the compute thread or in its caller's | after the last piece |
+| `Transfer` | pieces of a copy, a fill or a call, on the compute thread or its caller's | after the last piece |
 | `HostFunction` | nothing: the client calls the function | when the client reports the end of the call |
-| `Marker` | nothing | at the moment when its predecessors are: an event, a wait, a notification |
+| `Marker` (an event, a wait, a notification) | nothing | when its predecessors are |
 
-An item is finished exactly once, and its callbacks are called exactly once, without the scheduler's lock: with
-SUCCESS or with the sticky error of its context.
+An item is finished exactly once. Its callbacks are called exactly once, without the scheduler's lock, with SUCCESS or
+with the sticky error of its context.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ class Trace(Counters):
         super().__init__()
         self._batches: deque[tuple[int, int, str, int, int, int]] = deque(maxlen=MAX_BATCH_TRACES)
         self._busy = 0, 0
-        """The nanoseconds in which kernels ran, and time.perf_counter_ns() at the beginning of the slice of a kernel
-        that runs now, 0 for none. One object: the compute thread replaces it, and other threads read it."""
+        """The nanoseconds in which kernels ran, and the time.perf_counter_ns() when the present slice of a kernel
+        began, 0 if none runs. It is one object, which the compute thread replaces and other threads read."""
 
     def begin_slice(self) -> None:
         """Count the time from now on as time in which a kernel runs, until `end_slice`."""
         self._busy = self._busy[0], time.perf_counter_ns()
 
     def end_slice(self) -> None:
-        """Stop counting time: the slice of a kernel has ended."""
+        """Stop counting time, because the slice of a kernel has ended."""
         self._busy = self.busy_nanoseconds, 0
 
     @property
     def busy_nanoseconds(self) -> int:
         """The nanoseconds in which kernels have run, including the slice that runs now.
 
-        A slice may be long: a kernel is translated during its first one.
+        A slice may be long, because a kernel is translated during its first one.
         """
         total, began = self._busy
         return total + (time.perf_counter_ns() - began if began else 0)
 
     def raise_to(self, name: str, value: int) -> None:
-        """Raise a counter to a value; no effect if it is that high already."""
+        """Raise a counter to a value; no effect if it is at least that high."""
         with self._lock:
             self._counters[name] = max(value, self._counters.get(name, 0))
 
@@ -92,38 +92,35 @@ class Trace(Counters):
 
 
 class WorkStream(Protocol):
-    """The state by which the work in a stream is ordered. The scheduler's lock guards its fields.
-
-    ``number`` is the stream's number in its context; 0 is the default stream.
-    """
+    """The state that orders the work in a stream. The scheduler's lock guards its fields."""
 
     blocking: bool
-    """Whether it and the legacy default stream wait for each other."""
+    """Whether the stream and the legacy default stream wait for each other."""
     tail: WorkItem | None
-    """The last item that is not finished."""
+    """The last unfinished item."""
     time_share: TimeShare
     number: int
-    """Counts the streams of its context, from 0, the default one."""
+    """The stream's number in its context; 0 for the default stream."""
 
 
 class WorkOwner(Protocol):
     """The part of a context that the scheduler uses.
 
-    The scheduler calls its methods with its lock held, so they must not wait.
+    The scheduler holds its lock when it calls these methods, so they must not wait.
     """
 
     cancel: Flag
-    """Set when what runs is to stop."""
+    """Set when running work must stop."""
     queue: ContextQueue
     on_fault: Callable[[Status], None]
     pending: dict[WorkItem, None]
-    """Unfinished items, in the order they came."""
+    """Unfinished items, in the order of their submission."""
     placement: Placement
     id: int
-    """The name of the item in traces."""
+    """The context's id in traces."""
     trace: Trace
     when_at_rest: Callable[[], None] | None
-    """Called once when nothing runs any more."""
+    """Called once, when no work of the context runs any more."""
 
     @property
     def status(self) -> Status:
@@ -156,15 +153,15 @@ class WorkItem:
     """
 
     instant: ClassVar = False
-    """Whether it is finished the moment its predecessors are."""
+    """Whether the item is finished as soon as its predecessors are."""
     is_held: ClassVar = False
-    """Whether it stays unfinished until `Scheduler.finish_held`; its callbacks are called when it is reached."""
+    """Whether the item stays unfinished until `Scheduler.finish_held`; reaching it calls its callbacks."""
 
     owner: WorkOwner
     stream: WorkStream | None
     time_share: TimeShare
     what: str = field(default="", init=False)
-    """A kernel's name, or a word for other work; empty: it takes no time."""
+    """A kernel's name, or a word for other work; empty if the item takes no time."""
     waiting: int = field(default=0, init=False)
     """The number of unfinished predecessors."""
     successors: list[WorkItem] = field(factory=list, init=False)
@@ -172,15 +169,15 @@ class WorkItem:
     running: bool = field(default=False, init=False)
     finished: bool = field(default=False, init=False)
     submitted_at: int = field(default=0, init=False)
-    """time.perf_counter_ns() when it was submitted, while there is a timeline."""
+    """The time.perf_counter_ns() when it was submitted; 0 without a timeline."""
     began_at: int = field(default=0, init=False)
-    """time.perf_counter_ns() when it began to run."""
+    """The time.perf_counter_ns() when it began to run."""
     finished_at: int = field(default=0, init=False)
-    """time.perf_counter_ns() when it finished."""
+    """The time.perf_counter_ns() when it finished."""
 
     @property
     def queue(self) -> ContextQueue:
-        """The context's work that is ready."""
+        """The ready work of the item's context."""
         return self.owner.queue
 
     @property
@@ -223,15 +220,15 @@ class Marker(WorkItem):
 
     instant = True
     also_after: WorkItem | None = field(default=None, init=False)
-    """A point of another stream that it waits for too."""
+    """A point of another stream that the marker also waits for."""
     is_alone: bool = field(default=False, init=False)
-    """Whether it waits for nothing else, and is in no stream."""
+    """Whether the marker waits for nothing else, and does not belong to the order of a stream."""
 
 
 class HostFunction(WorkItem):
     """Stops its stream while the client runs a host function.
 
-    Its callbacks are called when the stream reaches it; the stream continues after ``finish``.
+    Its callbacks are called when the stream reaches this item; the stream continues after ``finish``.
     """
 
     is_held = True
@@ -242,7 +239,7 @@ class HostFunction(WorkItem):
         self._finish = finish
 
     def finish(self) -> None:
-        """Let the stream continue. No effect if its context has ended in between.
+        """Let the stream continue; no effect if its context has ended in between.
 
         Raises:
             BackendError: INVALID_VALUE if the stream has not reached it.
@@ -251,9 +248,9 @@ class HostFunction(WorkItem):
 
 
 class Transfer(WorkItem):
-    """A copy, a fill or a call, made in pieces so that the compute thread is never away for long.
+    """A copy, a fill or a call, done in pieces so that it never occupies the compute thread for long.
 
-    ``pieces`` does the work, one piece for each step of the iterator; ``what`` it is.
+    Each step of the iterator ``pieces`` does one piece of the work; ``what`` names the work in a timeline.
     """
 
     def __init__(self, owner: WorkOwner, stream: WorkStream, pieces: Iterator[None], what: str) -> None:
@@ -262,7 +259,7 @@ class Transfer(WorkItem):
         self._pieces = pieces
 
     def step(self, seconds: float) -> bool:
-        """Make pieces until the time is over; return whether the last one is made. Raise Cancelled."""
+        """Do pieces until the time is over; return whether the last one is done. Raise Cancelled."""
         deadline = time.perf_counter() + seconds
         for _ in self._pieces:
             if self.owner.cancel.is_set():
@@ -272,6 +269,6 @@ class Transfer(WorkItem):
         return True
 
     def mark_finished(self) -> None:
-        """Record the end, and release the host's bytes: their owner may be waiting for that."""
+        """Record the end, and release the host's bytes, because their owner may be waiting for that."""
         super().mark_finished()
         self._pieces = iter(())

@@ -1,30 +1,31 @@
-"""Which kernels are compiled now and which wait: a share for each user, and in it one for each client process.
+"""Which kernels are compiled now and which wait: each user has a share, and in it each client process.
 
-The problem: compiling a kernel takes up to a minute of a processor and much memory, so only some are compiled at the
-same time. In the order of arrival, a program with many large kernels would keep the kernels of all others in the
-NumPy tier, for ever if it is hostile. A thread for each waiting kernel would use up the threads that the executor's
-user may have. And the kernels of programs that have ended would be compiled before those of running ones.
+The problem: compiling a kernel takes up to a minute of a processor and much memory, so only a few are compiled at the
+same time. In the order of arrival, a program with many large kernels would keep all other programs' kernels in the
+NumPy tier, and a hostile program could do so forever. If each waiting kernel had a thread, the executor's user could
+run out of threads. And the kernels of programs that have ended would be compiled before the kernels of running
+programs.
 
-The idea: slots, as buffers are shared in a switch. A user gets another slot only while more slots are free than the
-user has already, and the free slots beyond that number are what the user's clients share by the same rule. So a
-client, with all its contexts, gets another slot while its running kernels and those of its user are together fewer
-than the free slots:
+The idea: slots are shared as buffers are in a switch. A user gets another slot only if more slots are free than the
+user already has. The user's clients share the free slots beyond that number by the same rule. So a client, with all
+of its contexts, gets another slot if its running kernels and its user's are together fewer than the free slots:
 
     12 slots, A and B are clients of one user, C and D of two others
 
     A alone: 4 running, 8 free;    then B: 2 running, 6 free;    then C: 2 running, 4 free;    then D: 2 running
 
-One client never has more than a third, one user with any number of clients never more than half, and the first kernel
-of a user nearly always starts immediately. Each slot has an equal share of memory. A slot that becomes free goes to
-the waiting user that has the fewest slots, then to the one whose kernels have taken the compiler the least time. The
-same rule selects one of the user's clients. Of a client's kernels the smallest is next, because it is compiled first.
-Of equal ones it is the first that came.
+A client never has more than a third of the slots, a user with any number of clients never more than half, and the
+first kernel of a user nearly always starts immediately. Each slot has an equal share of memory. A free slot is given
+to the waiting user with the fewest slots or, of several, to the user whose kernels have taken the compiler the least
+time. The same rule selects a client of the user. A client's smallest kernel is next, because it is compiled fastest;
+of several, the one that was added first.
 
-A context that has ended, or has faulted, gives up its waiting kernels. One that is being compiled continues for
-GRACE_SECONDS at most, because the next run of the program finds it on disk, but only while no other kernel waits.
+A context that has ended or faulted gives up its waiting kernels. If one of its kernels is being compiled, that
+continues for at most GRACE_SECONDS, so that the next run of the program finds it on disk, but only while no other
+kernel waits.
 
-Invariants: there is one thread for each running compilation and none for a waiting one. A user has at most
-MAX_WAITING waiting kernels; for a new one, the user's oldest is dropped. A dropped kernel can be added again.
+Invariants: each running compilation has a thread, and waiting kernels do not. A user has at most MAX_WAITING waiting
+kernels; a new one replaces the user's oldest. A dropped kernel can be added again.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ MAX_WAITING: Final = 100
 
 @define(eq=False)
 class _Account:
-    """The compiler time that a user or a client has used."""
+    """The running kernels of a user or a client, and the compiler time used so far, in seconds."""
 
     running: int = 0
     seconds: float = 0.0
     user: _Account | None = None
-    """The account of the client's user, which exists as long as the accounts of the user's clients."""
+    """For a client, the account of its user, which it keeps alive."""
 
 
 @define(eq=False)
@@ -62,11 +63,11 @@ class _Request:
     run: Callable[[Callable[[], bool]], None]
     drop: Callable[[], None]
     give_up_at: float = 0.0
-    """The time after which nobody needs the result; 0 while the context has not been seen to have ended."""
+    """The time (of `time.monotonic`) at which an ended context's compilation is given up; 0 before it is known."""
 
 
 def _rank(entry: tuple[_Account, _Account, _Request]) -> tuple[int, float, int, float, int]:
-    """Return the key by which the next request is selected: the lowest is next."""
+    """Return the key for selecting the next request, which is the one with the lowest key."""
     user, client, request = entry
     return user.running, user.seconds, client.running, client.seconds, request.size
 
@@ -85,19 +86,19 @@ class CompileQueue:
     def add(
         self, context: Facilities, size: int, run: Callable[[Callable[[], bool]], None], drop: Callable[[], None]
     ) -> None:
-        """Have a kernel compiled in a thread when its turn has come; return immediately.
+        """Queue a kernel, which a thread compiles when it is its turn; return immediately.
 
         Args:
-            context: Identifies the user and the client, and has the flag of its end.
+            context: The context of the launch, with its user, its client, and the event of its end.
             size: The number of the kernel's operations.
-            run: Compiles the kernel. It must not raise. Its argument returns whether it should give up.
-            drop: Is called instead if the kernel will not be compiled now. It must not call this queue.
+            run: A function that compiles the kernel. It must not raise. Its argument returns whether to give up.
+            drop: The function that is called instead if the kernel will not be compiled. It must not call this queue.
         """
         with self._lock:
-            own = [request for request in self._waiting if request.context.user == context.user]
-            if len(own) >= MAX_WAITING:
-                self._waiting.remove(own[0])
-                own[0].drop()
+            of_user = [request for request in self._waiting if request.context.user == context.user]
+            if len(of_user) >= MAX_WAITING:
+                self._waiting.remove(of_user[0])
+                of_user[0].drop()
             self._waiting.append(_Request(context, size, run, drop))
             self._start()
 
@@ -106,13 +107,13 @@ class CompileQueue:
         while (request := self._take()) is not None:
             try:
                 Thread(target=self._run, args=(request,), name="compiler", daemon=True).start()
-            except RuntimeError:  # the user or the machine has no more threads
+            except RuntimeError:  # the user or the machine has too many threads
                 self._settle(request, 0.0)
                 request.drop()
                 return
 
     def _take(self) -> _Request | None:
-        """Take the next request that may run, and its slot."""
+        """Take the next request that may run, with a slot for it. Return None if no request may run."""
         for request in [request for request in self._waiting if request.context.ended.is_set()]:
             self._waiting.remove(request)
             request.drop()
@@ -133,13 +134,13 @@ class CompileQueue:
         context = request.context
         user = self._users.get(context.user)
         if user is None:
-            # A user whose last client has ended gains nothing by it: a new account begins with the least of all.
+            # A new account begins with the least time of all, so a user gains nothing by ending its last client.
             seconds = min((account.seconds for account in self._users.values()), default=0.0)
             user = self._users[context.user] = _Account(seconds=seconds)
         return user, self._clients.setdefault(context.client, _Account(user=user))
 
     def _settle(self, request: _Request, seconds: float) -> None:
-        """Give back a request's slot."""
+        """Release a request's slot, and add the compiler's seconds to its accounts."""
         for account in self._accounts(request):
             account.running -= 1
             account.seconds += seconds

@@ -1,8 +1,8 @@
-"""LLVM in a process of its own: the text of a kernel in, its object code out.
+"""LLVM in a process of its own, from the text of a kernel to its object code.
 
-The problem: LLVM takes seconds for some kernels and minutes for a few, a hostile one may exhaust its memory or hit an
-assertion that ends the process, and llvmlite lets only one thread of a process use LLVM. In the executor, one
-program's kernel would stop the kernels of all others.
+The problem: LLVM takes seconds for some kernels and minutes for a few. A hostile kernel may exhaust memory, or make
+LLVM fail an assertion, which ends the process. And llvmlite lets only one thread of a process use LLVM. In the
+executor, one program's kernel could stop the kernels of all others.
 
 The idea: each kernel is compiled by a Python process that does nothing else. It runs this file as a script, imports
 llvmlite and nothing of pympsd, has limits of processor time and memory, and dies with the thread that waits for it:
@@ -11,7 +11,7 @@ llvmlite and nothing of pympsd, has limits of processor time and memory, and die
     text of the kernel ----> standard input ----> LLVM, MAX_SECONDS of processor time, MAX_BYTES of memory
     object code       <---- standard output <----
 
-Invariant: the executor itself uses LLVM only for object code that object_code.py cannot link.
+Invariant: in the executor itself, LLVM is used only for object code that object_code.py cannot link.
 """
 
 from __future__ import annotations
@@ -31,22 +31,21 @@ from typing import Any, Final
 
 LEVEL: Final = 2
 MAX_SECONDS: Final = 60
-"""The maximum processor time of one compilation; those of nearly all kernels take less than one second."""
+"""The maximum processor time of a compilation; nearly all kernels take less than one second."""
 MAX_PROCESSES: Final = 3 * min(4, len(os.sched_getaffinity(0)))
-"""The maximum of compilations of one executor at the same time; a single client has at most one for each
-processor."""
+"""The maximum number of compilations of an executor at the same time; one client has at most a third of them."""
 _MACHINE_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MAX_BYTES: Final = max(1 << 30, min(8 << 30, _MACHINE_BYTES // 2 // MAX_PROCESSES))
-"""The maximum memory of one compilation: all together have half of the machine's, or 1 GiB each if that is more. The
+"""The maximum memory of a compilation, in bytes: half the machine's memory for all together, but at least 1 GiB. The
 longest texts take 300 MB."""
 _LOOK_SECONDS: Final = 0.5
-"""The time between two looks whether a result is still needed."""
+"""The time between two checks of whether the result is still needed."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @cache
 def find_llvmlite() -> Path:
-    """Return the folder that llvmlite is imported from, which is looked up once. Raises ImportError without it."""
+    """Return the folder from which llvmlite is imported. Raises ImportError if it is not installed."""
     package = find_spec("llvmlite")
     if package is None or package.origin is None:
         raise ImportError("llvmlite is not installed")
@@ -54,10 +53,13 @@ def find_llvmlite() -> Path:
 
 
 def compile_text(text: str, is_abandoned: Callable[[], bool] = lambda: False) -> bytes:
-    """Return the object code of a module in LLVM's language, which may take MAX_SECONDS.
+    """Compile a module in LLVM's language; return its object code. This may take MAX_SECONDS or longer.
 
-    Raises ImportError without llvmlite, TimeoutError, ChildProcessError with what LLVM reported, and InterruptedError
-    soon after `is_abandoned` returns that nobody needs the result; then the process has ended, too.
+    Raises:
+        ImportError: llvmlite is not installed.
+        TimeoutError: The compilation needs more than MAX_SECONDS of processor time.
+        ChildProcessError: The compilation failed; the text has LLVM's last line.
+        InterruptedError: `is_abandoned` has returned True. The process has ended.
     """
     arguments = str(find_llvmlite()), str(MAX_SECONDS), str(MAX_BYTES), str(os.getpid())
     with open(os.memfd_create("kernel"), "w+b") as content:
@@ -81,7 +83,7 @@ def compile_text(text: str, is_abandoned: Callable[[], bool] = lambda: False) ->
 
 
 def _read(process: subprocess.Popen[bytes], is_abandoned: Callable[[], bool]) -> tuple[bytes, bytes]:
-    """Return the output of a process until it ends. Raises InterruptedError."""
+    """Read the output and errors of a process until it ends. Raises InterruptedError if it is abandoned."""
     while True:
         try:
             return process.communicate(timeout=_LOOK_SECONDS)
@@ -91,7 +93,7 @@ def _read(process: subprocess.Popen[bytes], is_abandoned: Callable[[], bool]) ->
 
 
 def new_machine(llvm: Any) -> Any:
-    """Return a target machine of llvmlite for this processor."""
+    """Return llvmlite's target machine for this processor."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target, features = llvm.Target.from_default_triple(), llvm.get_host_cpu_features().flatten()
@@ -122,7 +124,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the executor has ended")
-    with suppress(OSError):  # if memory is short, this process ends and not the executor of many programs
+    with suppress(OSError):  # if memory is short, kill this process, and not the executor of many programs
         Path("/proc/self/oom_score_adj").write_text("1000")
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, int(seconds))

@@ -1,27 +1,27 @@
 """Compiled kernels on disk, so that the next executor of the same user need not compile them.
 
-The problem: LLVM takes 100 ms for a kernel of 200 operations, and most programs run more than once. But what is read
-here is executed, so nobody else may have written it. And a program must never fail because of the cache.
+The problem: LLVM takes 100 ms for a kernel of 200 operations, and most programs run more than once. But the files are
+executed, so no other user may have written them. And a program must never fail because of the cache.
 
-The idea: a folder for each user, one file for each kernel and shape of its blocks, found by a key:
+The idea: each user has a folder, with a file for each kernel and shape of its blocks, whose name is a key:
 
     ~/.cache/pympsd/kernels/KEY        "pympsd kernel 1\\n", SHA-256 of the key and the rest, the rest
 
-The key is a digest of everything that the code depends on (machine_code.py): two programs with the same kernel share
-a file. A file is written under a temporary name and renamed. When all files together exceed MAX_BYTES, those that
-were not used for longest are removed.
+The key is a digest of everything on which the code depends (machine_code.py), so two programs with the same kernel
+share a file. A file is written under a temporary name and then renamed. If all files together exceed MAX_BYTES, the
+least recently used ones are removed.
 
-The folder is trusted: it must be a real one (not a symbolic link), belong to the user as whom this process runs, and
-be closed to everybody else (mode 0700). The same holds for its files. An executor runs as its server's user, so the
-folder is that user's, whoever started the daemon: `$XDG_CACHE_HOME` comes to servers of the daemon's own user only,
-the home is that of the password database, and in a directory that PYMPSD_KERNEL_CACHE names each user has a folder of
-its own.
+The folder is trusted. So it must not be a symbolic link, it must belong to the user as whom this process runs, and
+other users must have no access to it (mode 0700). The same is true of its files. An executor runs as its server's
+user, so the folder belongs to that user and not to the user who started the daemon: only servers of the daemon's own
+user get its `$XDG_CACHE_HOME`, home directories come from the password database, and in a directory that
+PYMPSD_KERNEL_CACHE names each user has a folder.
 
-A file's contents are not trusted. A file that is damaged, truncated, or copied from another key has a wrong digest.
-It is ignored, and replaced when the kernel has been compiled.
+A file's contents are checked. A file that is damaged, truncated or copied from another key has a wrong digest. It is
+ignored, and replaced when the kernel has been compiled.
 
-Without a folder, on a full disk and in a read-only home, kernels are compiled each time. The executor reports
-the reason on its standard error, once.
+Without a folder, on a full disk or in a read-only home, kernels are compiled each time. The executor reports the
+reason once on its standard error.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from pympsd.vocabulary.settings import read_kernel_cache
 from pympsd.vocabulary.variables import KERNEL_CACHE
 
 MAX_BYTES: Final = 256 << 20
-"""The maximum total size of a user's files; a kernel of 200 operations takes 30 KB."""
+"""The maximum total size of a user's files, in bytes; a kernel of 200 operations takes 30 KB."""
 MAX_FILE_BYTES: Final = 32 << 20
 _MAGIC: Final = b"pympsd kernel 1\n"
 _DIGEST_BYTES: Final = 32
 _TEMPORARY: Final = ".new"
 _ABANDONED_SECONDS: Final = 600.0
-"""The age in seconds of a temporary file whose writer has certainly ended."""
+"""The age at which a temporary file's writer has certainly ended, in seconds."""
 
 
 class _Unusable(OSError):
-    """The folder is not used; the message has the reason."""
+    """The folder cannot be used; the message is the reason."""
 
 
 def load(key: str) -> bytes | None:
-    """Return the content that this user stored under a key; None if none exists or can be trusted."""
+    """Return the content that this user stored under a key, or None if it does not exist or cannot be trusted."""
     with suppress(OSError), _open_folder(creates=False) as folder:
         descriptor = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
         with open(descriptor, "rb") as file:
@@ -66,14 +66,14 @@ def load(key: str) -> bytes | None:
         content = data[len(_MAGIC) + _DIGEST_BYTES :]
         if data[: len(_MAGIC) + _DIGEST_BYTES] != _head(key, content):
             return None
-        with suppress(OSError):  # a read-only file system
+        with suppress(OSError):  # because the file system may be read-only
             os.utime(key, dir_fd=folder, follow_symlinks=False)
         return content
     return None
 
 
 def store(key: str, content: bytes) -> None:
-    """Store content under a key, replacing any other; report once if that is not possible."""
+    """Store content under a key, in place of any other content. If that is impossible, report the reason once."""
     if len(content) + len(_MAGIC) + _DIGEST_BYTES > MAX_FILE_BYTES:
         return
     try:
@@ -105,7 +105,7 @@ def _write(folder: int, key: str, data: bytes) -> None:
 
 
 def _trim(folder: int) -> None:
-    """Remove the files that were not used for longest while all have more than MAX_BYTES, and abandoned ones."""
+    """Remove the least recently used files until all have at most MAX_BYTES, and abandoned temporary files."""
     files = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -115,20 +115,20 @@ def _trim(folder: int) -> None:
     total, abandoned_before = sum(size for *_, size in files), time.time() - _ABANDONED_SECONDS
     for used, name, size in sorted(files):
         if total > MAX_BYTES or (name.endswith(_TEMPORARY) and used < abandoned_before):
-            with suppress(FileNotFoundError):  # another executor was quicker
+            with suppress(FileNotFoundError):  # another executor may have removed it
                 os.unlink(name, dir_fd=folder)
             total -= size
 
 
 @contextmanager
 def _open_folder(*, creates: bool) -> Iterator[int]:
-    """Open the folder of this user; raise _Unusable or another OSError."""
+    """Open this user's folder. Raises _Unusable or another OSError if it cannot be opened or trusted."""
     path = _path()
     if creates:
         _make(path)
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except NotADirectoryError:  # or a symbolic link to one
+    except NotADirectoryError:  # also for a symbolic link to a directory
         raise _Unusable(f"{path} is not a directory") from None
     try:
         status = os.fstat(folder)
@@ -146,7 +146,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _make(path: str) -> None:
-    """Create the folder, and those above it that are missing: the XDG specification requires all of them closed."""
+    """Create a folder and its missing parents, all with mode 0700, as the XDG specification requires."""
     above = os.path.dirname(path)
     if not os.path.isdir(above):
         _make(above)
@@ -155,7 +155,7 @@ def _make(path: str) -> None:
 
 
 def _path() -> str:
-    """Return the path of this user's folder; raise _Unusable if it does not exist."""
+    """Return the path of this user's folder. Raises _Unusable if the user has none or the cache is switched off."""
     setting = read_kernel_cache(os.environ)
     if setting == "off":
         raise _Unusable("it is switched off")
@@ -172,5 +172,5 @@ def _path() -> str:
 
 @cache
 def report(text: str) -> None:
-    """Write a line to standard error, which the daemon logs; once for each text."""
+    """Write a line to standard error, which the daemon logs, but each text only once."""
     print(f"pympsd executor: {text}", file=sys.stderr, flush=True)

@@ -1,19 +1,20 @@
-"""Object code of a kernel into executable memory, without LLVM.
+"""Load a kernel's object code into executable memory without LLVM.
 
-The problem: a kernel that was compiled earlier is one file, but importing and initialising LLVM, only to copy its
-sections and to fill in addresses, takes 21 ms, five times as long as everything else.
+The problem: a kernel that was compiled earlier is one file. To load it, LLVM would only copy sections and fill in
+addresses, but importing and initialising LLVM takes 21 ms, five times as long as everything else.
 
-The idea: LLVM writes kernels for the large code model, in which code and data may be anywhere. Then every address is
-a whole word, and there is one kind of relocation on x86-64:
+The idea: LLVM writes kernels for the large code model, in which code and data may be anywhere. So every address is a
+whole word, and x86-64 has only one kind of relocation for them:
 
     movabs $0, %rax        R_X86_64_64 kernels_resolve        the address of a function of the C runtime
     .rodata: 0, 0, 0       R_X86_64_64 .ltext + 0x312         a place in the kernel, in a table of jumps
 
 `link` copies the sections that a process needs into pages of its own, writes these words, and makes the pages
-readable and executable, never writable at the same time. It refuses (None) everything that it does not know: other
-processors, other relocations, data that is written, functions that are not of the runtime. LLVM then loads the code.
+readable and executable; they are never writable and executable at the same time. It returns None for object code that
+it does not support: other processors, other relocations, writable data, functions that are not in the runtime. LLVM
+then loads the code.
 
-The contents were written by this user's LLVM (kernel_cache.py), so they are trusted as much as LLVM's output.
+This user's LLVM has written the object code (kernel_cache.py), so it is trusted as much as LLVM's output.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _PROTECT.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 @define(eq=False)
 class LinkedCode:
-    """Code in executable memory, which exists as long as this object."""
+    """A function in executable memory, which exists as long as this object."""
 
     address: int
     """The address of the function."""
@@ -49,17 +50,17 @@ class LinkedCode:
 
 
 class _Unknown(Exception):
-    """The object has something that only LLVM can load."""
+    """The object code contains something that only LLVM can load."""
 
 
 def link(object_code: bytes, function: str, addresses: Mapping[str, int]) -> LinkedCode | None:
-    """Return a function of object code in executable memory; None for code that only LLVM can load.
+    """Load object code, and return one of its functions. Return None if only LLVM can load the code.
 
-    `addresses` are those of the functions that the code may call.
+    `addresses` are the addresses of the functions that the code may call, by name.
     """
     try:
         return _Object(object_code).link(function, addresses)
-    except (_Unknown, OSError):  # some systems let no process make memory executable
+    except (_Unknown, OSError):  # some systems do not allow executable memory
         return None
 
 
@@ -73,7 +74,7 @@ class _Object:
         at, size, count = struct.unpack_from("<Q", data, 40)[0], *struct.unpack_from("<HH", data, 58)
         self._sections = [_SECTION.unpack_from(data, at + size * number) for number in range(count)]
         self._offsets: dict[int, int] = {}
-        """Where the sections that a process needs are in its memory, by number."""
+        """The offset in memory of each section that a process needs, by the section's number."""
         self._end = 1
         self._place()
 
@@ -86,7 +87,7 @@ class _Object:
                 self._end = self._offsets[number] + nbytes
 
     def link(self, function: str, addresses: Mapping[str, int]) -> LinkedCode:
-        """Return a function in executable memory. Raises _Unknown, OSError."""
+        """Load the code, and return a function. Raises _Unknown for unsupported code, or OSError."""
         memory = mmap.mmap(-1, self._end)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         symbols = self._symbols(base, addresses)
@@ -106,7 +107,7 @@ class _Object:
         return self._data[start : start + nbytes]
 
     def _symbols(self, base: int, addresses: Mapping[str, int]) -> list[tuple[str, int]]:
-        """Return the names and addresses of all symbols; 0 of those that are nowhere."""
+        """Return the name and address of each symbol; the address of an unknown symbol is 0."""
         number = next(number for number, section in enumerate(self._sections) if section[1] == _SYMBOLS)
         names, symbols = self._content(self._sections[number][6]), []
         for name, _, _, section, value, _ in _SYMBOL.iter_unpack(self._content(number)):
@@ -116,7 +117,7 @@ class _Object:
         return symbols
 
     def _relocate(self, memory: mmap.mmap, number: int, offset: int, addresses: list[int]) -> None:
-        """Write the addresses that a section of relocations lists into the section at an offset."""
+        """Write the addresses of a section of relocations into the section that is at an offset in memory."""
         if self._sections[number][1] == _REL:
             raise _Unknown
         for place, what, addend in _RELOCATION.iter_unpack(self._content(number)):
