@@ -404,10 +404,11 @@ class AddressSpace(AccessibleMemory):
         generations = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
         if arrays is None or arrays.ranges is not ranges or arrays.peers != generations:
-            own = self.bounds.reach(*(np.array(bounds, np.int64) for bounds in ranges), self._window.allocatable)
-            starts = [own[0], *(peer.place + low for peer, _, low, _ in peers)]
-            ends = [own[1], *(peer.place + high for peer, _, _, high in peers)]
-            arrays = _Arrays(ranges, generations, np.concatenate(starts), np.concatenate(ends))
+            starts, ends = (np.array(bounds, np.int64) for bounds in ranges)
+            own = self.bounds.reach(starts, ends, self._window.allocatable)
+            all_starts = [own[0], *(peer.place + low for peer, _, low, _ in peers)]
+            all_ends = [own[1], *(peer.place + high for peer, _, _, high in peers)]
+            arrays = _Arrays(ranges, generations, np.concatenate(all_starts), np.concatenate(all_ends))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 
