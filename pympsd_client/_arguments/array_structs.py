@@ -30,7 +30,7 @@ _DESCRIPTOR_3D: Final = struct.Struct("=3Qi2I4x")
 
 
 def array_2d(argument: Any) -> ArrayDescription | None:
-    """Return the values of a CUDA_ARRAY_DESCRIPTOR, None for NULL; TypeError for anything else."""
+    """Return the values of a CUDA_ARRAY_DESCRIPTOR, None for NULL; raise TypeError for anything else."""
     if argument is None:
         return None
     data = ctypes.string_at(address_of(argument, "CUDA_ARRAY_DESCRIPTOR"), _DESCRIPTOR.size)
@@ -39,7 +39,7 @@ def array_2d(argument: Any) -> ArrayDescription | None:
 
 
 def array_3d(argument: Any) -> ArrayDescription | None:
-    """Return the values of a CUDA_ARRAY3D_DESCRIPTOR, None for NULL; TypeError for anything else."""
+    """Return the values of a CUDA_ARRAY3D_DESCRIPTOR, None for NULL; raise TypeError for anything else."""
     if argument is None:
         return None
     data = ctypes.string_at(address_of(argument, "CUDA_ARRAY3D_DESCRIPTOR"), _DESCRIPTOR_3D.size)
@@ -132,4 +132,4 @@ def _reader(name: str) -> Callable[[Any], bytes | None]:
 
 
 read_resource, read_sampling, read_view = map(_reader, _SIZES)
-"""Return the bytes of a structure, None for NULL; TypeError for anything else."""
+"""Return the bytes of a structure, None for NULL; raise TypeError for anything else."""

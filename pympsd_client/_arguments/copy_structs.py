@@ -17,9 +17,9 @@ class CopySide:
     host: int
     device: int
     pitch: int
-    """Bytes between rows."""
+    """The number of bytes from row to row."""
     rows: int
-    """Rows between slices."""
+    """The number of rows from slice to slice."""
     x: int
     y: int
     z: int
@@ -77,12 +77,12 @@ class Memcpy3D(ctypes.Structure):
 
 
 def copy_2d(argument: Any) -> Copy3D | None:
-    """Return the values of a CUDA_MEMCPY2D, None for None; TypeError for anything else."""
+    """Return the values of a CUDA_MEMCPY2D, None for None; raise TypeError for anything else."""
     return None if argument is None else copy_at(address_of(argument, "CUDA_MEMCPY2D"), _Memcpy2D)
 
 
 def copy_3d(argument: Any) -> Copy3D | None:
-    """Return the values of a CUDA_MEMCPY3D, None for None; TypeError for anything else."""
+    """Return the values of a CUDA_MEMCPY3D, None for None; raise TypeError for anything else."""
     return None if argument is None else copy_at(address_of(argument, "CUDA_MEMCPY3D"), Memcpy3D)
 
 

@@ -23,7 +23,7 @@ from pympsd.vocabulary.results import Result
 
 MAX_MESSAGES: Final = 100
 MAX_LINE_BYTES: Final = 255
-"""The maximum length of a line without its end; with it, 100 lines fill the 25600 bytes of the whole log."""
+"""The maximum length of a line without its newline; with newlines, 100 lines fill the log's 25600 bytes."""
 _NOT_LOGGED: Final = (Result.ERROR_NOT_READY, Result.ERROR_NOT_INITIALIZED)
 """Results without messages. ERROR_NOT_READY answers a query and is not a failure."""
 
@@ -61,7 +61,7 @@ def record(function: str, code: int, result: str, reason: str) -> None:
     """Add the messages of a failed call and call the listeners; ignore the calls that a listener makes.
 
     ``code`` and ``result`` are the number and name of the CUresult, ``function`` is the name that the program called.
-    Two messages::
+    The two messages are, for example::
 
         Requested 0 byte allocation
         Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemAlloc_v2

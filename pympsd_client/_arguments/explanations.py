@@ -28,7 +28,7 @@ def is_on() -> bool:
 
 
 def explain(function: str, result: str, reason: str, *, is_lacking: bool = False) -> None:
-    """Write a line about a failed call if PYMPSD_EXPLAIN asks for it.
+    """Write a line about a failed call if PYMPSD_EXPLAIN is on.
 
     ``is_lacking``: pympsd does not have the function. Without the variable only its first call is explained.
     """
@@ -40,7 +40,7 @@ def explain(function: str, result: str, reason: str, *, is_lacking: bool = False
 
 
 def report_settings(environment: Mapping[str, str]) -> None:
-    """Write a line for each wrong setting of a client if PYMPSD_EXPLAIN asks for it; repeat none."""
+    """Write a line for each wrong setting of a client if PYMPSD_EXPLAIN is on, and none of the lines twice."""
     if is_on():
         for problem in problems(environment, Reader.CLIENT).values():
             if problem not in _reported:

@@ -42,7 +42,7 @@ AllocationParameters: Final[Any] = _layout(
     "accessDescs accessDescCount bytesize dptr",
 )
 ACCESS_BYTES: Final = 12
-"""The size of a CUmemAccessDesc."""
+"""The size of a CUmemAccessDesc in bytes."""
 ChildParameters: Final[Any] = _layout("ChildParameters", "graph ownership.")
 EventParameters: Final[Any] = _layout("EventParameters", "event ctx")
 ConditionalParameters: Final[Any] = _layout("ConditionalParameters", "handle type. size. phGraph_out ctx")
@@ -53,7 +53,7 @@ EdgeData: Final[Any] = type(
 )
 EDGE_BYTES: Final = 8
 NODE_PARAMETERS_AT: Final = 16
-"""The offset of the node type's parameters in a CUgraphNodeParams."""
+"""The offset in bytes of the node type's parameters in a CUgraphNodeParams."""
 NODE_PARAMETERS_BYTES: Final = 256
 
 
@@ -104,7 +104,7 @@ def edge_data(argument: Any, count: int) -> list[tuple[int, int, int]]:
 
 
 class Elements(list[Any]):
-    """A list with a copy of its elements in a C array at ``address`` (0 if empty), valid while this object lives."""
+    """A list with a copy of its elements in a C array at ``address`` (0 if empty), valid while this object exists."""
 
     def __init__(self, values: Sequence[int], size: int = 8) -> None:
         super().__init__(values)

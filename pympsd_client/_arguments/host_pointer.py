@@ -81,7 +81,7 @@ class HostMemory:
             self._buffer = None
 
     def check(self, count: int, to_be_written: bool) -> None:
-        """Raise INVALID_VALUE for NULL, a buffer of fewer than ``count`` bytes, or one that may not be written."""
+        """Raise INVALID_VALUE for NULL, for a buffer that is too small, and for a read-only one ``to_be_written``."""
         if self.address == 0:
             raise invalid_value("the host pointer is NULL; pass an address or an object with a buffer")
         if self.size is not None and count > self.size:

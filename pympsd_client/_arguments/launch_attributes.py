@@ -15,7 +15,7 @@ _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
 COOPERATIVE: Final = _NUMBERS["COOPERATIVE"]
 CLUSTER_DIMENSION: Final = _NUMBERS["CLUSTER_DIMENSION"]
 VALUE_BYTES: Final = 64
-"""The size of a CUlaunchAttributeValue."""
+"""The size of a CUlaunchAttributeValue in bytes."""
 STREAM_DEFAULTS: Final = {
     "ACCESS_POLICY_WINDOW": b"",
     "SYNCHRONIZATION_POLICY": struct.pack("=i", 1),
@@ -78,7 +78,7 @@ class _LaunchAttribute(ctypes.Structure):
 
 
 def launch_config(argument: Any) -> LaunchConfig | None:
-    """Return the values of a CUlaunchConfig, None for None; TypeError for anything else."""
+    """Return the values of a CUlaunchConfig, None for None; raise TypeError for anything else."""
     if argument is None:
         return None
     raw: Any = _LaunchConfig.from_address(address_of(argument, "CUlaunchConfig"))

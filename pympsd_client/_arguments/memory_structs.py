@@ -63,12 +63,12 @@ def _unpack(argument: Any, name: str, layout: struct.Struct) -> tuple[Any, ...]:
 
 
 def location(argument: Any) -> Location | None:
-    """Return the values of a CUmemLocation, None for NULL; TypeError for anything else."""
+    """Return the values of a CUmemLocation, None for NULL; raise TypeError for anything else."""
     return None if argument is None else Location(*_unpack(argument, "CUmemLocation", _LOCATION))
 
 
 def pool_properties(argument: Any) -> PoolProperties | None:
-    """Return the values of a CUmemPoolProps, None for NULL; TypeError for anything else."""
+    """Return the values of a CUmemPoolProps, None for NULL; raise TypeError for anything else."""
     if argument is None:
         return None
     kind, handle_types, where, number, max_size, usage = _unpack(argument, "CUmemPoolProps", _POOL)
@@ -76,7 +76,7 @@ def pool_properties(argument: Any) -> PoolProperties | None:
 
 
 def allocation_properties(argument: Any) -> AllocationProperties | None:
-    """Return the values of a CUmemAllocationProp, None for NULL; TypeError for anything else."""
+    """Return the values of a CUmemAllocationProp, None for NULL; raise TypeError for anything else."""
     if argument is None:
         return None
     kind, handle_types, where, number, *flags = _unpack(argument, "CUmemAllocationProp", _ALLOCATION)

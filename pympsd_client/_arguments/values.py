@@ -17,7 +17,7 @@ MAX_COUNT: Final = 1 << 20
 
 
 def number(value: Any) -> int:
-    """Return the number of an int, a handle, an enum member or None (0); TypeError for anything else."""
+    """Return the number of an int, a handle, an enum member or None (0); raise TypeError for anything else."""
     if value is None:
         return 0
     if isinstance(value, str | bytes | bytearray) or not hasattr(value, "__int__"):
@@ -34,7 +34,7 @@ def read_unsigned(value: Any, bits: int = 64) -> int:
 
 
 def text(value: Any) -> str:
-    """Return a name passed as bytes, as cuda.bindings takes ``char *``; TypeError for anything else."""
+    """Return a name passed as bytes, as cuda.bindings takes ``char *``; raise TypeError for anything else."""
     if not isinstance(value, bytes | bytearray):
         raise TypeError(f"expected bytes, {type(value).__name__} found")
     return bytes(value).split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
@@ -83,7 +83,7 @@ def read_value(argument: Any, code: str) -> int:
 
 
 def check_count(count: int, name: str) -> None:
-    """Raise INVALID_VALUE for an impossible number of elements of an array at an address."""
+    """Raise INVALID_VALUE for an array in memory with more than MAX_COUNT elements."""
     if count > MAX_COUNT:
         raise invalid_value(f"{count} elements of {name} are more than the {MAX_COUNT} that are allowed")
 
@@ -106,7 +106,7 @@ def find_by_handle(
 ) -> T:
     """Return the object of a handle in a table; raise ``error`` (INVALID_VALUE) if the table does not have it.
 
-    ``noun`` ends the error's reason: what the handle should name, and why it may not.
+    ``noun`` completes the error's reason, for example "a graph of this process (destroyed, or never created)".
     """
     entry = table.get(handle)
     if entry is None:

@@ -15,8 +15,8 @@ stream continues.
 - **Order.** Functions of one stream run one after another; streams do not wait for each other (`CallbackThreads`).
   An executable graph gives each of its functions an order of its own, because a function in one branch may wait for
   one in another.
-- **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
-  is done. So while functions are unfinished, the client sends a request before every ROOM_CHECK_INTERVAL-th record,
+- **Backpressure.** An executor with too much unfinished work stops reading and would not see that a function is
+  done. So while functions are unfinished, the client sends a request before every ROOM_CHECK_INTERVAL-th record,
   which the executor answers once it reads on. HOST_FUNCTION_DONE and the work of a running function are exempt,
   because they reduce the unfinished work.
 - Callback threads are daemon threads: they never keep a process from exiting.

@@ -11,7 +11,7 @@ from threading import Event, Lock, Thread
 from typing import Final
 
 PARALLEL_BYTES: Final = 32 << 20
-"""The size in bytes from which on several threads are faster."""
+"""The size in bytes of the smallest copy for which several threads are faster."""
 MAX_THREADS: Final = 4
 _ALIGNMENT: Final = 4096
 

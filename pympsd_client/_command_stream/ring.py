@@ -42,7 +42,7 @@ class Ring:
     def __init__(self, staging: StagingMemory, offset: int) -> None:
         """Begin to use the ring at an offset of the staging memory; no record may have been sent before."""
         area = memoryview((ctypes.c_char * AREA_BYTES).from_address(staging.address + offset)).cast("B")
-        self._staging: Final = staging  # keeps it mapped
+        self._staging: Final = staging  # keeps the memory mapped
         self._words: Final = area[:DATA].cast("Q")
         self._data: Final = area[DATA : DATA + RING_BYTES]
         self._spins: Final = int(self._words[SPIN_COUNT // _WORD])

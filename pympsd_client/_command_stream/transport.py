@@ -170,7 +170,7 @@ class Transport:
         An answer comes later (see `expect`). A record of a stream that is being captured is not sent (`Interceptor`).
         ``urgent``: other work waits for this record, so it is exempt from backpressure and from capture.
 
-        Raise CudaError if the executor is gone, or a capture refuses the record.
+        Raise CudaError if the executor has gone, or a capture refuses the record.
         """
         if (by := intercepted.by) is not None and not urgent and by.take_record(record):
             return
@@ -253,8 +253,8 @@ class Transport:
     def call(self, sequence: int, record: bytes) -> Answer:
         """Send a record and return its answer, without holding up other threads' calls.
 
-        ``sequence`` is the number in the record. Raise CudaError if the executor is gone; an error *in* the answer is
-        the caller's to raise.
+        ``sequence`` is the number in the record. Raise CudaError if the executor has gone; the caller has to raise an
+        error *in* the answer.
         """
         self.expect(sequence)
         try:
@@ -310,7 +310,7 @@ class Transport:
     def take_slot(self, sequence: int, count: int, context: Faultable, is_kept: bool = False) -> int:
         """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait until one is free.
 
-        A thread that holds kept slots must not wait, and calls ``staging.take`` instead.
+        A thread that has kept slots must not wait, and calls ``staging.take`` instead.
         """
         offsets: list[int] = []
 

@@ -24,7 +24,7 @@ class VisibleDevice:
 
 @frozen
 class Opened:
-    """The properties of an opened context: ``memory_bytes`` is what it may use, priorities are (least, greatest)."""
+    """The properties of an opened context: it may use ``memory_bytes``; priorities are (least, greatest)."""
 
     context_id: int
     generation: int

@@ -28,7 +28,7 @@ class Way(Enum):
     """The way in which this process reaches a device without a server of pympsd."""
 
     REFUSE = "refuse"
-    """The program requires MPS or the driver, which it cannot have."""
+    """The program requires MPS or the driver, which is not available."""
     NATIVE = "native"
     PRIVATE = "private"
 
@@ -50,7 +50,7 @@ def control_socket(environment: Mapping[str, str]) -> str:
 
 
 def check_switches(environment: Mapping[str, str]) -> None:
-    """Raise INVALID_VALUE for a switch with an unknown value: ``true`` must not count as off."""
+    """Raise INVALID_VALUE for a switch with an unknown value, because ``true`` must not count as off."""
     for name in _SWITCHES:
         try:
             read(environment, name)
@@ -141,7 +141,7 @@ def _has_named_servers(directory: str) -> bool:
     """Return whether a directory belongs to a daemon of protocol 3."""
     if os.path.lexists(os.path.join(directory, files.NAMED_SERVERS)):
         return True
-    # Older daemons write no such file.
+    # Older daemons do not write this file.
     return _has_lock(directory) and _list_inside(directory) != _NONE
 
 

@@ -19,7 +19,7 @@ The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an e
 - A server may end between the grant and its welcome. Then `NotWelcomed` is raised, and the caller asks the daemon
   again, MAX_GRANTS times at most.
 - A program that names a namespace's directory must not run without that namespace's limits. So `connect_to_daemon`
-  marks the reason as ``limited`` if the directory is, or may be, one of a server or namespace (`discovery`).
+  marks the reason as ``limited`` if the directory belongs, or may belong, to a server or namespace (`discovery`).
 """
 
 import errno
@@ -63,7 +63,7 @@ MAX_GRANTS: Final = 6
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before asking again, in which the daemon notices that the last server has ended."""
 _FRAMES: Final = 7
-"""The frames from _receive_or_warn through request_session, _connect, initialize and cuInit (two) to the program."""
+"""The frames of _receive_or_warn, request_session, _connect, initialize, cuInit (two) and the program."""
 HIDDEN: Final = (errno.EACCES, errno.EPERM)
 """The errors of a socket that this process may not see, so it may be a namespace's."""
 
@@ -95,7 +95,7 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
 
 
 def request_session(connection: socket.socket, environment: Mapping[str, str]) -> Session | NoDaemon:
-    """Ask the daemon for a session, and wait while another user has the turn. Closes ``connection``.
+    """Request a session from the daemon, and wait while another user has the turn; close ``connection`` at the end.
 
     Return the session, or the reason why this process runs without MPS, for example because it is being debugged.
     Raise CudaError: the daemon's or server's refusal, or MPS_CONNECTION_FAILED.

@@ -233,9 +233,9 @@ class Executor:
 
 
 def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an executor by the path of its program, without importing its package, in a session of its own.
+    """Start an executor by its program's path, without importing its package.
 
-    There the terminal's signals do not reach it.
+    It runs in its own session, where it does not get the terminal's signals.
     """
     server = importlib.util.find_spec("pympsd_server")
     if server is None or server.origin is None:

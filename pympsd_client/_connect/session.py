@@ -7,9 +7,9 @@ and its context is closed again (`Session._decline`).
 A server that ends may send the reason as a last message without a number; every later call fails with that reason.
 If an executor ends but its server does not, the device has had a fatal fault.
 
-A program that asks for an API from before CUDA 4.0 gets no context under MPS (MPS documents, 2.3.2). C programs
-define CUDA_FORCE_API_VERSION for their compiler; here it is an environment variable, 1000 x major + 10 x minor, such
-as 3020. As in C only the leading digits count, and a value without digits is ignored.
+A program that requests an API older than CUDA 4.0 gets no context under MPS (MPS documents, 2.3.2). C programs define
+CUDA_FORCE_API_VERSION for their compiler; here it is an environment variable, 1000 x major + 10 x minor, such as
+3020. As in C only the leading digits count, and a value without digits is ignored.
 
 A `Conversation` sends and receives messages over a socket; a received message brings its file descriptors.
 """
@@ -38,7 +38,7 @@ from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
 
 MAX_FDS: Final = 2
-"""The descriptors of ContextOpened and Attached: the command stream and the staging memory."""
+"""The number of descriptors with ContextOpened and Attached: the command stream and the staging memory."""
 _CHUNK: Final = 65536
 
 
@@ -104,7 +104,7 @@ class Conversation:
 
     @property
     def is_over(self) -> bool:
-        """Whether the other side has closed its end, found without waiting or reading."""
+        """Whether the other side has closed its end. Checking this neither waits nor reads."""
         return self.ends_within(0)
 
     def ends_within(self, seconds: float) -> bool:
@@ -137,13 +137,13 @@ _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 
 
 def read_forced_version(text: str | None) -> int | None:
-    """Return the version that the variable's value asks for; None if it names none."""
+    """Return the version in the variable's value, or None if the value does not begin with digits."""
     match = _NUMBER.match(text or "")
     return int(match[1]) if match is not None else None
 
 
 def check_api_version(environment: Mapping[str, str]) -> None:
-    """Raise NOT_SUPPORTED if the environment asks for an API from before CUDA 4.0."""
+    """Raise NOT_SUPPORTED if the environment requests an API older than CUDA 4.0."""
     version = read_forced_version(environment.get(VARIABLE))
     if version is not None and version < OLDEST:
         raise not_supported(
@@ -159,7 +159,7 @@ A server that is killed may close the links to its executors before its sessions
 first.
 """
 _STREAM_FDS: Final = 4
-"""Descriptors of two command streams, because another thread may open one at the same time."""
+"""The number of descriptors of two command streams, because another thread may open one at the same time."""
 
 
 class Session:
@@ -170,7 +170,7 @@ class Session:
     def __init__(
         self, conversation: Conversation, welcome: messages.SessionWelcome, per_context: bool = False
     ) -> None:
-        """Own the conversation on which the server's welcome came.
+        """Take ownership of the conversation in which the server has sent its welcome.
 
         ``per_context``: the process started with partitioning of each context (MPS documents, 4.2.6).
         """

@@ -24,7 +24,7 @@ waits for the event adds them to its own nodes, and joins the capture if it did 
 
 - The streams of a capture are exactly the keys of its ``next``; ``_captures`` finds the capture of a stream.
 - At the end a path must lead from each captured node to the origin's latest work, or the error is UNJOINED.
-- An invalid capture (``reason`` is set) takes no more work, but has to be ended in the stream in which it began.
+- An invalid capture (``reason`` is set) does not take work, but has to be ended in the stream in which it began.
 - A capture begins with `launch_cache.invalidate`, because launches in C would bypass it.
 - In the modes GLOBAL and THREAD_LOCAL, calls that may depend on captured work (_UNSAFE) are refused in the threads
   that the mode names.

@@ -145,7 +145,7 @@ class Graph:
         """
         missing = {node: len(node.dependencies) for node in self.nodes.values()}
         ready = [node for node, missing_count in missing.items() if not missing_count]
-        for node in ready:  # grows as it is walked
+        for node in ready:  # the list grows during the loop
             for end in node.dependents:
                 missing[end] -= 1
                 if not missing[end]:

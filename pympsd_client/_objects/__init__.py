@@ -3,7 +3,7 @@
 The problem: CUDA programs hold handles and addresses, and expect most calls to return before the device has done the
 work. The objects themselves are in an executor, another process.
 
-The idea: each handle stands for a small object here, which knows enough to check a call without the executor. A call
+The idea: each handle stands for a small object here, with the data to check a call without the executor. A call
 becomes one record of the command stream. Only a call whose result depends on the executor waits for an answer.
 
 - The client allocates handles, so a stream or an event is created by one record without an answer, and the next call
@@ -17,7 +17,7 @@ becomes one record of the command stream. Only a call whose result depends on th
 - After a fork the child has the parent's objects, but no connection: `process` makes every call there return an
   error, and closes the child's copies of the descriptors.
 
-`process` holds the connection; `context`, `stream`, `event`, `green_context`, `copies` and `host_function` are one
+`process` has the connection; `context`, `stream`, `event`, `green_context`, `copies` and `host_function` are one
 chapter of the driver API each. The packages are `memory` (allocations of all kinds), `pools` (stream-ordered
 allocation), `code` (modules, libraries, linking, launches) and `arrays` (arrays, textures, surfaces).
 

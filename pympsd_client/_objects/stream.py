@@ -37,8 +37,8 @@ streams: Final[HandleTable[Stream]] = HandleTable("stream", "destroyed, or never
 def create(context: Context, flags: int, priority: int) -> Stream:
     """Make a stream and return it.
 
-    ``flags``: 0 or NON_BLOCKING, else INVALID_VALUE. ``priority`` is clamped to the context's range, in which a
-    smaller number is more urgent. Per-thread streams of threads that have ended are destroyed first. Raise CudaError.
+    ``flags``: 0 or NON_BLOCKING. ``priority`` is clamped to the context's range, in which a smaller number is more
+    urgent. Per-thread streams of threads that have ended are destroyed first. Raise CudaError.
     """
     if flags & ~NON_BLOCKING:
         raise invalid_value(f"stream flags must be CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")

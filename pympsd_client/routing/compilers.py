@@ -168,7 +168,7 @@ class Compilers:
         }
 
     def resolve(self, name: str) -> tuple[Callable[..., int], str]:
-        """Return the replacement for a function, and the format of its parameters; KeyError if it has none."""
+        """Return the replacement for a function, and the format of its parameters; raise KeyError if it has none."""
         return self._functions[name], FORMATS[name]
 
     def _call(self, name: str, *arguments: Any) -> int:

@@ -1,7 +1,7 @@
 """The import hook, which replaces a module's function pointers as soon as the module has been executed.
 
-Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For the modules in `MODULES` it asks the
-other finders for the module's spec, and wraps the spec's loader in its own::
+Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For the modules in `MODULES` it gets the
+module's spec from the other finders, and wraps the spec's loader in its own::
 
     import cuda.bindings.cydriver
         Finder.find_spec        -> the spec that Python would have found, with a _Loader

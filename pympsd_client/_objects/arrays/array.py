@@ -109,7 +109,8 @@ def destroy(handle: int) -> None:
 def create_mipmapped(given_description: ArrayDescription | None, requested_levels: int) -> int:
     """Return the handle of a new mipmapped array, all zero.
 
-    It has at least 1 level and at most as many as its size allows. Raises the errors of cuArray3DCreate.
+    The array gets the requested number of levels, but at least 1 and at most as many as its size allows. Raise the
+    errors of cuArray3DCreate.
     """
     context, description = _check_description(given_description)
     parts = [level(description, number) for number in range(level_count(description, requested_levels))]

@@ -113,7 +113,7 @@ class PeerAccess:
                     except CudaError as error:
                         if error.code == Result.ERROR_OUT_OF_MEMORY:
                             raise
-                        # Otherwise one of the devices has failed, and its kernels run no more.
+                        # Otherwise one of the devices has failed, and its kernels have ended.
 
     def is_mapped(self, device: VisibleDevice, owner: VisibleDevice) -> bool:
         """Return whether a device's kernels can access the page-locked memory of another device."""

@@ -383,7 +383,7 @@ class Pinned:
             mapped.pages.close()
 
     def holds(self, address: int) -> bool:
-        """Return whether an address is one at which kernels access page-locked memory."""
+        """Return whether kernels access page-locked memory at an address."""
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
         if at >= 0 and address < starts[at] + regions[at].size:

@@ -78,7 +78,7 @@ class Reservations:
         return start
 
     def free(self, start: int, size: int) -> bool:
-        """Free a range; return False if it was not reserved as such."""
+        """Free a range; return False if exactly this range was not reserved."""
         if self._sizes.get(start) != size:
             return False
         del self._sizes[start]
@@ -159,7 +159,7 @@ class VirtualMemory:
     def reserve(self, ordinal: int, size: int, alignment: int, preferred: int) -> int:
         """Reserve a range of addresses of a device and return its start.
 
-        ``size`` and ``alignment``: bytes. ``preferred``: the address that the program asks for, which it gets if the
+        ``size`` and ``alignment``: bytes. ``preferred``: the address that the program prefers, which it gets if the
         range is free there; 0 for any. Raise OUT_OF_MEMORY if no range is large enough.
         """
         with self._lock:

@@ -1,8 +1,8 @@
 """Analysis of a kernel: where lanes may wait for each other, and which registers all lanes of a warp share.
 
 The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
-*pending* at some blocks P(b). `find_pending` computes these sets: lanes go from b to its successors, and of these
-blocks and P(b) the lowest runs next, while lanes may be pending at the others.
+*pending* at some blocks P(b). `find_pending` computes these sets: when lanes leave b, the lowest of b's successors
+and P(b) runs next, and while it runs, lanes may be pending at the rest.
 
 The rest follows from P:
 
@@ -312,7 +312,7 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
     pending, reached, work = [0] * len(segments), 1, {0: None}
 
     def note(segment: int, others: int) -> None:
-        """Add `others` to the pending segments of a segment, and of each segment that then runs in turn."""
+        """Record that lanes may be pending at `others`; after the segment the lowest runs, with the rest pending."""
         nonlocal reached
         while not reached >> segment & 1 or others & ~pending[segment]:
             reached |= 1 << segment

@@ -155,7 +155,7 @@ def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
 
 
 def _add_small(type_name: str, a: Value, b: Value) -> Value:
-    """Return the bits of a sum of small floats, or of pairs of them, as the NumPy tier's atomics add."""
+    """Return the bits of a sum of small floats, or of pairs of them, rounded as in the NumPy tier's atomics."""
     if type_name.endswith("x2"):
         low, high = (_add_small(type_name.removesuffix("x2"), part(a), part(b)) for part in (low_half, high_half))
         return pack_halves(high, low)
@@ -243,7 +243,7 @@ def _sleep(text: MemoryText, operation: Operation) -> None:
 
 @attempts("system:function_index")
 def _find_function(text: MemoryText, operation: Operation) -> None:
-    """Find the position of each lane's address among those of functions; the NumPy tier faults for others."""
+    """Find the index of the function at each lane's address. Escape for other addresses, which are faults."""
     kind, word = text.vector.of("i64"), text.vector.of("i32")
     addresses = text.use(operation.operands[1], "u64", text.vector)
     index, missing = text.vector.constant("i32", 0), text.current()

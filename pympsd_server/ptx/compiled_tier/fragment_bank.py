@@ -6,8 +6,7 @@ copied its registers to memory and back, the kernel would have 20 MB of LLVM's t
 The idea: all registers of an operand are next to each other in one part of the warp's frame, the *bank*, and an
 instruction gets the address of the first. LLVM keeps vectors that live across calls in memory anyway, and a warp that
 stops does not need to save them. Thousands of registers share the few places that are needed at a time: a group of
-registers has a place from the first to the last operation, in the order of the kernel's text, between which one of
-them lives.
+registers has a place only while one of them lives, from the first to the last operation in the order of the text.
 
     wmma.load.a {%r1, %r2}   bank 0, 128       call load(bank + 0)
     wmma.mma {%r5, %r6}...   bank 256, 384     call product(bank + 0, ..., bank + 256)

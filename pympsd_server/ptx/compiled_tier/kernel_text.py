@@ -27,9 +27,9 @@ returns the reason:
 - SLEEP: a nanosleep of at least a microsecond. The warp continues after it when the time has passed.
 - DONE, FAULT and TRAP end the warp.
 
-The NumPy emitters define what an instruction does. The *_forms modules implement the common instructions a second
-time, and an operation that a form does not support escapes. So a whole kernel stays in the NumPy tier (`Refused`)
-only if it is too large.
+The NumPy emitters define what an instruction does. They also write the instructions that only compute for this tier
+(shared_forms.py). The other *_forms modules implement further instructions a second time. An operation that cannot be
+written escapes, so a whole kernel stays in the NumPy tier (`Refused`) only if it is too large.
 
 Invariants:
 

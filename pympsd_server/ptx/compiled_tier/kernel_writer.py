@@ -135,7 +135,7 @@ class _Escapes:
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel, or raise Refused if it is too large. Arguments are as for `find_turns`."""
+    """Return the plan of a kernel, or raise Refused if it is too large. `places`, `threads`: see `find_turns`."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")

@@ -1,14 +1,14 @@
 """Products of the matrices in a warp's registers (mma, wmma), their loads and stores, and cp.async.
 
-Each product with a shape and types is a function in the kernel's module, which is called with the fragments as arrays
-of registers:
+For each combination of shape and types, the kernel's module has a function that computes the product. Its arguments
+are the fragments, as arrays of registers:
 
     A: register 0 of lanes 0 to 31, register 1 ...   |   B   |   C   |   D
 
 The arrays are in the bank (fragment_bank.py), or copies are in %fragments. Absent lanes may have any values, because
 PTX does not define the instruction with them.
 
-A block of A is 8 rows with the 4 * `packed` elements of a register each; a block of B is the same with columns
+A block of A has 8 rows of 4 * `packed` elements, one register of each lane; a block of B has 8 such columns
 (matrices/fragments.py). The function converts both to doubles, B transposed, and adds the products in the order of k:
 
     for each block of 8 by 8 of D:  8 sums, each a vector of the 8 columns

@@ -1,11 +1,11 @@
 """The choice of a tier for each batch of blocks; the scheduler sees only the batches.
 
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
-milliseconds. The first launches of other kernels run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20
-ms, a thread compiles the kernel, and the next batch of blocks runs as machine code. So no launch waits for LLVM, and
-short kernels that are launched rarely are not compiled. A batch that has begun continues as machine code from the
-next round of a loop on (continuation.py). With PYMPSD_TIER=compiled, the first batch of a kernel compiles it. Each
-kernel is compiled by a process of its own, several of them at the same time (compile_queue.py).
+milliseconds. The first launches of other kernels run in the NumPy tier (PYMPSD_TIER=auto). After 20 ms of that, a
+thread compiles the kernel, and the next batch of blocks runs as machine code. So no launch waits for LLVM, and short
+kernels that are launched rarely are not compiled. A batch that has begun continues as machine code from the next
+round of a loop on (continuation.py). With PYMPSD_TIER=compiled, the first batch of a kernel compiles it. Each kernel
+is compiled by a process of its own, several of them at the same time (compile_queue.py).
 
 A kernel that is too large to be compiled stays in the NumPy tier. If llvmlite is missing, the executor reports that
 at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on the program's.

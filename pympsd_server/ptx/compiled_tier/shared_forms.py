@@ -142,7 +142,7 @@ def _float_to_integer(value: Expression, dtype: DType, mode: str) -> Value:
     name = f"llvm.fpto{'s' if dtype.kind == 'i' else 'u'}i.sat."
     name += f"{value.shape.mangled(result.element)}.{value.shape.mangled(value.element)}"
     result = value.replace(dtype, value.text.call(name, result.kind, (value.kind, whole.name)))
-    # A special NaN becomes the highest bit, and any other NaN 0.
+    # With 64 bits on either side NaN becomes the highest bit, otherwise 0.
     return np.isnan(value).choose(result.make(1 << (result.bits - 1)), result) if special else result
 
 

@@ -10,7 +10,7 @@ class DeviceFault(DeviceError):
     code = Result.ERROR_LAUNCH_FAILED
 
     def __init__(self, message: str, *, kernel: str | None = None, position: int = 0) -> None:
-        """`position` is the thread's index among those that ran together, from which `block` and `thread` are set."""
+        """`position` is the thread's index among those that ran together; `block` and `thread` are set later."""
         super().__init__(message)
         self.message = message
         self.kernel = kernel
@@ -74,7 +74,7 @@ class NotPtx(InputError, ValueError):
 
 
 class InvalidPtx(InputError, ValueError):
-    """PTX with a syntax error, or using something the emulated GPU does not support.
+    """PTX with a syntax error, or with something that the emulated GPU does not support.
 
     `line` is the line of the image, from 1, or None if the error does not belong to one line.
     """

@@ -1,7 +1,7 @@
 """Loaded PTX images: their kernels and global variables.
 
-CUDA compiles a whole image when it is loaded, and so finds the errors of every kernel then. Here translation takes 3
-s a megabyte, and a program launches few of the kernels of a large library. So an image is loaded in one of two ways:
+CUDA compiles a whole image when it is loaded, and so finds the errors of every kernel then. Here a megabyte takes
+three seconds, and a program launches few of the kernels of a large library. So there are two ways to load an image:
 
 - An image of up to EAGER_BYTES, such as code written by hand or compiled at run time, is translated when it is
   loaded. All errors are found then, as in CUDA.

@@ -26,11 +26,11 @@ WHOLE_WARP = frozenset({"mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "set
 _EVERYONE = Immediate(0xFFFFFFFF)
 EXIT = -1
 MAX_LIVE = 2_000_000
-"""The maximum, over a kernel's blocks, of the sum of the registers that are alive at their starts."""
+"""The maximum number of registers that are alive at the starts of blocks, summed over a kernel's blocks."""
 MAX_TARGETS = 2_000_000
 """The maximum number of targets that a kernel's branches have together."""
 MAX_OPERATIONS_PER_BLOCK = 4000
-"""A longer block is divided, because compiling a block's function takes memory in proportion to the block."""
+"""The maximum number of operations of a block; a longer one is divided, because compiling it takes more memory."""
 
 
 @frozen

@@ -1,6 +1,6 @@
 """The functions of a module: their statements, their addresses, whose address is taken, and which call themselves.
 
-A function is parsed when its statements are first needed. A kernel so costs only the functions that it can reach:
+A function is parsed when its statements are first needed. So a kernel costs only the functions that it can reach:
 those that it calls, and if one of these calls through an address, every function whose address is taken.
 
 A .global, .const or .shared variable that a function declares lives as long as the module. `place_static_variables`

@@ -21,9 +21,9 @@ operations. PTX has nested scopes, functions with their own registers, and calls
 What must never happen: code that grows without a bound. Inlining can multiply a kernel's code, so a kernel is refused
 when it exceeds MAX_OPERATIONS, with the line of the instruction that did.
 
-Registers of 128 bits (.b128) become pairs of 64-bit registers here. PTX has them for atom.cas and atom.exch, and only
-mov, ld, ldu and st take them as well. A load or a store becomes one of .v2.b64, which has the same alignment; a mov
-becomes two. The two atomics keep their type.
+Registers of 128 bits (.b128) become pairs of 64-bit registers here. PTX has them for atom.cas and atom.exch;
+otherwise only mov, ld, ldu and st take them as well. A load or a store becomes one of .v2.b64, which has the same
+alignment; a mov becomes two. The two atomics keep their type.
 """
 
 from attrs import define, evolve, field
@@ -78,7 +78,7 @@ _HALF = (1 << 64) - 1
 
 
 def check_wide(module: Module, operation: Operation | None, line: int) -> None:
-    """Raise InvalidPtx if the module's target or version lacks a .b128 operation, or without one .b128 registers."""
+    """Raise InvalidPtx if the target or version does not have a .b128 operation, or for None .b128 registers."""
     atomic = operation is not None and operation.name == "atom"
     architecture, version = _ATOMICS_SINCE if atomic else _SINCE
     if module.target.architecture < architecture or module.version < version:

@@ -183,7 +183,7 @@ class Code:
     parameter_bytes: int = 0
     # Whether .target and .version allow loads and stores of 32 bytes.
     wide_accesses: bool = False
-    # The bytes of reserved shared memory before the kernel's own, 0 unless it reads their special registers.
+    # The bytes of reserved shared memory before the kernel's own, or 0 if it does not read their addresses.
     reserved_shared_bytes: int = 0
 
     def new_register(self, type_name: str) -> Register:
@@ -247,7 +247,7 @@ def registers_written(operation: Operation, carry: Register) -> list[Register]:
 
 
 def registers_read(operation: Operation, carry: Register) -> list[Register]:
-    """Return the registers whose values an operation needs: with a guard also its results, which may keep theirs."""
+    """Return the registers whose values an operation needs; with a guard its results, too, which may keep theirs."""
     # wgmma adds to the previous value of its result.
     start = 1 if has_result(operation) and operation.name != "wgmma" else 0
     registers = [r for operand in operation.operands[start:] for r in registers_in(operand)]

@@ -12,7 +12,7 @@ _TO_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil
 def float_to_integer(value: Value, dtype: DType, mode: str) -> Value:
     """cvt.rzi.s32.f32 and similar: convert a float to an integer, clamped to the range of its type.
 
-    NaN becomes 0, but from f64 or to 64 bits it becomes the integer whose highest bit alone is set (PTX ISA, cvt).
+    NaN becomes 0, but from f64 or to 64 bits it becomes the integer whose only set bit is the highest (PTX ISA, cvt).
     """
     limits = np.iinfo(dtype)
     special = value.dtype.itemsize == 8 or dtype.itemsize == 8

@@ -177,9 +177,6 @@ def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: 
     return result
 
 
-_SMALLEST = {"f2": 6.103515625e-05, "f4": 2.0**-126, "f8": 2.0**-1022}
-
-
 def rectify(value: Value) -> Value:
     """.relu: replace negative numbers by 0."""
     return select(np.isnan(value), value, np.maximum(value, value.dtype.type(0)))
@@ -222,7 +219,7 @@ def is_unordered(a: Value, b: Value) -> Value:
 
 def is_subnormal(x: Value) -> Value:
     """Return, for each element, whether it is a subnormal number."""
-    return (x != 0) & (np.abs(x) < _SMALLEST[x.dtype.str[1:]])
+    return (x != 0) & (np.abs(x) < _TINY[x.dtype.itemsize])
 
 
 def extreme(total: Value, *operands: Value) -> Value:

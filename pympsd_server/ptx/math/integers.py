@@ -193,13 +193,13 @@ def insert(source: Value, target: Value, position: Value, length: Value) -> Valu
 
 
 def extend(value: Value, length: Value, wrap: bool) -> Value:
-    """szext: return the low `length` bits, sign-extended for signed types; a length above 32 is clamped or wraps."""
+    """szext: return the low `length` bits, sign-extended for signed types. Lengths above 32 `wrap` or are clamped."""
     length = length & np.uint32(31) if wrap else np.minimum(length, np.uint32(32))
     return extract(value, np.uint32(0), length)
 
 
 def field_mask(position: Value, length: Value, wrap: bool) -> Value:
-    """bmsk: return `length` ones from `position` up; values above 32 are clamped, or both operands wrap."""
+    """bmsk: return `length` ones from `position` up. Both operands `wrap` at 32, or are clamped to it."""
     if wrap:
         position, length = position & np.uint32(31), length & np.uint32(31)
     return _field(position, length, U32)

@@ -117,7 +117,7 @@ def video_multiply_add(
     if negated[0]:
         product = -product
     if negated[1]:
-        # Complement and add 1, because the result for the least number is the least number.
+        # Negate by complementing and adding 1, so that the least number stays the same.
         addend = video_part(~c, 0, _WORD, signed=True) + np.int64(1)
     total = product + addend + np.int64(plus_one)
     by = np.int64(scale)

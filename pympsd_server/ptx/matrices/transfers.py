@@ -40,7 +40,7 @@ def _check_rows(state: BatchState, threads: Threads, space: str, address: Value,
 def load_matrices(
     state: BatchState, threads: Threads, space: str, address: Value, count: int, transposed: bool
 ) -> list[Value]:
-    """ldmatrix: return a register for each matrix, in lane t with two elements of row t / 4 (or column t / 4)."""
+    """ldmatrix: return a register for each matrix; lane t's has two elements of row (or column) t / 4."""
     _check_rows(state, threads, space, address, count)
     lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3

@@ -54,10 +54,6 @@ def _add(writer: Writer, operation: Operation) -> None:
 
 
 @emits("addc subc", 3, "cc", ("u32", "s32", "u64", "s64"))
-def _add_with_carry(writer: Writer, operation: Operation) -> None:
-    _carry_add(writer, operation)
-
-
 def _carry_add(writer: Writer, operation: Operation) -> None:
     dtype = unsigned_of(dtype_of(writer, operation))
     a, b = writer.values(operation.inputs, dtype)
@@ -125,10 +121,6 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
 
 
 @emits("madc", 4, "lo hi cc", ("u32", "s32", "u64", "s64"))
-def _multiply_add_carry(writer: Writer, operation: Operation) -> None:
-    _carry_multiply(writer, operation)
-
-
 def _carry_multiply(writer: Writer, operation: Operation) -> None:
     writer.refuse_if(operation.has("wide"))
     product, dtype = _product(writer, operation)

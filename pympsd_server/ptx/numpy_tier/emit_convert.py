@@ -126,7 +126,7 @@ def _convert_to_tf32(writer: Writer, operation: Operation) -> None:
 
 
 def _convert_small(writer: Writer, operation: Operation) -> None:
-    """Write a conversion to e4m3x2 or e5m2x2, from two f32 (the first is the upper half) or f16x2, or to f16x2."""
+    """Write a conversion between f16x2 and e4m3x2 or e5m2x2, or to these from two f32, the upper half first."""
     target, source = operation.types
     to_small = target in _SMALL
     name = (target if to_small else source).removesuffix("x2")
@@ -152,7 +152,7 @@ def _rectify(operation: Operation, pair: str) -> str:
 
 
 def _convert_packed(writer: Writer, operation: Operation) -> None:
-    """Write cvt.pack.sat: a above b, both clamped; above 8-bit integers follow the low bits of c."""
+    """Write cvt.pack.sat: clamp a and b, and put a above b. Above 8-bit integers, c fills the register."""
     kind = operation.types[0] if operation.types else ""
     count = {"s16": 3, "u16": 3, "s8": 4, "u8": 4}.get(kind)
     types = (kind, "s32") if count == 3 else (kind, "s32", "b32")

@@ -21,6 +21,7 @@ def is_float(operation: Operation) -> bool:
     return operation.type in _FLOAT_TYPES
 
 
+@emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
 def emit_float(writer: Writer, operation: Operation) -> None:
     """Write any arithmetic instruction whose type is a float."""
     writer.refuse_if(operation.has("lo") or operation.has("hi") or operation.has("wide") or operation.has("cc"))
@@ -114,11 +115,6 @@ def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DTyp
     if operation.name in ("abs", "neg"):
         return f"np.{'absolute' if operation.name == 'abs' else 'negative'}({names[0]})"
     raise writer.refuse()
-
-
-@emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
-def _multiply_add(writer: Writer, operation: Operation) -> None:
-    emit_float(writer, operation)
 
 
 _UNARY = {

@@ -217,7 +217,7 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
 
 
 def line_length(matrix: str, size: Shape, by_columns: bool) -> int:
-    """Return the number of elements of a matrix's row, or `by_columns` of its column."""
+    """Return how many elements a matrix's row has, or with `by_columns` its column."""
     m, n, k = size
     rows, columns = {"a": (m, k), "b": (k, n)}.get(matrix, (m, n))
     return rows if by_columns else columns

@@ -110,7 +110,7 @@ def _function_index(writer: Writer, operation: Operation) -> None:
 
 @emits("system:alloca", 4, types=("u32", "u64"))
 def _allocate_on_stack(writer: Writer, operation: Operation) -> None:
-    """Write alloca: results address and new stack pointer, inputs stack pointer, size and alignment."""
+    """Write alloca. Results: an address, the new stack pointer. Inputs: the stack pointer, a size, an alignment."""
     target, pointer, size, alignment = operation.operands
     if not isinstance(alignment, Immediate) or alignment.value not in _ALIGNMENTS or not isinstance(target, Group):
         raise writer.refuse("the alignment is not a power of two")

@@ -81,7 +81,7 @@ class Translation:
     """The bytes of reserved and static shared memory together."""
     local_bytes: int
     offsets: dict[tuple[str, str], int]
-    """The offsets of shared and local variables in their frames; dynamic shared memory at -1."""
+    """The offsets of shared and local variables in their frames; -1 for dynamic shared memory."""
     machine_codes: dict[Hashable, Any] = field(factory=dict)
     """The machine codes of the compiled tier, by the kind of the thread block's shape."""
     shapes: dict[tuple[int, int, int], Any] = field(factory=dict)

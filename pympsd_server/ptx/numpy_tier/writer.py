@@ -117,7 +117,7 @@ class Writer:
         return name
 
     def items(self, argument: Argument, count: int, why: str = "vector of the wrong length") -> tuple[Argument, ...]:
-        """Return the `count` items of an operand, one without braces. Raises InvalidPtx for other counts."""
+        """Return the items of an operand, one without braces. Raises InvalidPtx unless there are `count` items."""
         items = items_of(argument)
         self.refuse_if(len(items) != count, why)
         return items
@@ -174,7 +174,7 @@ class Writer:
         raise self.refuse("operand")
 
     def input(self, index: int, dtype: DType) -> str:
-        """Return the `value` of the operation's operand with an index."""
+        """Return the `value` of the operation's operand at an index."""
         assert self.operation is not None
         return self.value(self.operation.operands[index], dtype)
 

@@ -147,7 +147,7 @@ class BatchState:
 
     @property
     def asleep(self) -> bool:
-        """Whether threads have executed nanosleep, and `rest` has not let its time pass yet."""
+        """Whether threads sleep: they have executed nanosleep, and its time has not passed."""
         return self._sleep > 0
 
     def sleep(self, threads: Threads, nanoseconds: Value) -> None:

@@ -15,7 +15,7 @@ from pympsd_server.ptx.runtime.spaces import displace, elements, load, store
 from pympsd_server.ptx.runtime.threads import Threads
 
 Work = Callable[[Threads, tuple[int, ...]], None]
-"""A function that does one thread's work, with the thread's element of every value."""
+"""A function that does the work of one thread, and is called with the thread and its element of every value."""
 
 
 def run_by_thread(
@@ -23,7 +23,7 @@ def run_by_thread(
 ) -> None:
     """Call `work` for one thread after another, except those whose `guard` is false. A fault names the thread.
 
-    Raises Cancelled between two threads if the flag is set, because each may copy as much as shared memory has.
+    Raises Cancelled between two threads if the flag is set, because each copy may be as large as shared memory.
     """
     columns = [np.broadcast_to(value, threads.count) for value in values]
     positions = (

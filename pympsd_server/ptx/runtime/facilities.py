@@ -82,7 +82,7 @@ class PrintBuffer:
 
     def __init__(self) -> None:
         self.limit = PRINT_BYTES
-        """The maximum size of the text in bytes; above MAX_PRINT_BYTES that maximum applies."""
+        """The maximum size of the text in bytes, but at most MAX_PRINT_BYTES are kept."""
         self._lock = Lock()
         self._texts: deque[bytes] = deque()
         self._bytes = 0

@@ -4,7 +4,7 @@ Every address that a kernel computes is checked here, for all threads of a group
 
 1. A generic address determines its state space by its upper bits (isa/machine.py).
 2. The lowest and highest address are compared with the client's allocations, or with the size of a frame of shared or
-   local memory. Only if that is not enough is each address looked up.
+   local memory. Each address is looked up only if that is not enough.
 3. The address becomes an index in a view of the space whose elements have the size of the access.
 
 A fault contains the position of the first faulting thread among those that run together. If only some of them took

@@ -88,7 +88,7 @@ class TokenStream:
         return self._tokens[min(self._at + 1, len(self._tokens) - 1)]
 
     def error(self, expected: str) -> InvalidPtx:
-        """Return an InvalidPtx: the next token is not what the syntax `expected`."""
+        """Return an InvalidPtx for the next token, in whose place the syntax requires `expected`."""
         actual = "{" if self.current.kind == "body" else self.current.text
         return InvalidPtx(f"expected {expected}, found {actual!r}", self.line)
 

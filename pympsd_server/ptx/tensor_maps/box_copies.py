@@ -27,7 +27,7 @@ _SHARED_ALIGNMENT: Final = 128
 _DTYPES: Final[dict[int, DType]] = dict(
     zip(DataType, (U8, U16, U32, S32, U64, S64, F16, F32, F64, U16, F32, F32, F32), strict=True)
 )
-"""The dtype of the elements in a reduction, by their data type; bfloat16 is its bits."""
+"""The dtype of the elements in a reduction, by their data type; of bfloat16, the dtype of its bits."""
 _ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
 """The types that loads round. As on an H100, loads do not flush subnormal numbers, even for the type _FTZ."""
 _NAN: Final = b"\xf7\x7f"
@@ -119,7 +119,7 @@ def _shared_addresses(tensor_map: TensorMap, box: Box, start: int) -> Array:
 
 
 def swizzle_addresses(address: Array, swizzle: int) -> Array:
-    """Combine the bits from 4 up with those from 7 up by xor: 1 bit for 32B, 2 bits for 64B, 3 bits for 128B."""
+    """Change the bits from 4 up by xor with the bits from 7 up: 1 bit for 32B, 2 bits for 64B, 3 bits for 128B."""
     changed: Array = address ^ ((address >> U64.type(7) & U64.type((1 << swizzle) - 1)) << U64.type(4))
     return changed
 
@@ -129,7 +129,7 @@ def _bits(box: Box) -> DType:
 
 
 def _read(state: BatchState, thread: Threads, tensor_map: TensorMap, box: Box) -> Array:
-    """Return the bits of a box's elements, rounded if their type is. Elements outside of the tensor are 0 or NaN."""
+    """Return the bits of a box's elements, rounded if the type is in _ROUNDED, and 0 or NaN outside of the tensor."""
     dtype, copies = _bits(box), repeat(thread, len(box.inside))
     elements = np.asarray(load(state, copies, "global", box.addresses, dtype, box.unit, box.inside))
     if tensor_map.data_type in _ROUNDED:

@@ -19,7 +19,7 @@ _WIDE = 8
 
 @frozen
 class Box:
-    """The units of a box: their global addresses, and whether each unit is inside the tensor (else do not use it)."""
+    """The global addresses of a box's units, of which only the ones `inside` the tensor are valid."""
 
     addresses: Array
     inside: Array
@@ -70,7 +70,7 @@ def store_box_at(tensor_map: TensorMap, start: Sequence[int], is_im2col: bool, l
 
     As recorded on an H100, coordinates must not be negative, and 16 bytes are always written together. The last 16
     bytes of a row may therefore be partly in the padding after the tensor; the store checks their addresses, too.
-    Not recorded is a column of im2col pixels that comes to pixels before the image. They are not written.
+    For pixels of an im2col column that are before the image nothing was recorded. They are not written.
     """
     if min(start) < 0:
         raise IllegalInstruction(f"a store or reduction that begins before the tensor, at {tuple(start)}")

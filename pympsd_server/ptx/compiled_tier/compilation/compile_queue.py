@@ -51,7 +51,7 @@ class _Account:
     running: int = 0
     seconds: float = 0.0
     user: _Account | None = None
-    """For a client, the account of its user, which so exists as long as an account of the user's clients."""
+    """For a client, the account of its user, which it keeps alive."""
 
 
 @define(eq=False)
@@ -89,17 +89,16 @@ class CompileQueue:
         """Queue a kernel, which a thread compiles when it is its turn; return immediately.
 
         Args:
-            context: The context of the launch, with its user, its client, and the event of its end. size: The number
-            of the kernel's operations. run: A function that compiles the kernel. It must not raise. Its argument is a
-            function that returns whether
-                to give up.
+            context: The context of the launch, with its user, its client, and the event of its end.
+            size: The number of the kernel's operations.
+            run: A function that compiles the kernel. It must not raise. Its argument returns whether to give up.
             drop: The function that is called instead if the kernel will not be compiled. It must not call this queue.
         """
         with self._lock:
-            own = [request for request in self._waiting if request.context.user == context.user]
-            if len(own) >= MAX_WAITING:
-                self._waiting.remove(own[0])
-                own[0].drop()
+            of_user = [request for request in self._waiting if request.context.user == context.user]
+            if len(of_user) >= MAX_WAITING:
+                self._waiting.remove(of_user[0])
+                of_user[0].drop()
             self._waiting.append(_Request(context, size, run, drop))
             self._start()
 
