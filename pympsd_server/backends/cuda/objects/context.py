@@ -264,7 +264,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return True
 
     def is_drained(self) -> bool:
-        """Return whether all work of the context has ended, so that it neither runs nor is held."""
+        """Return whether all work of the context has ended: nothing runs, and nothing is held."""
         # Held work of an ended context is never issued.
         holds = self.queue.order.holds and self.status.code is Result.SUCCESS
         return not holds and self.is_quiet()

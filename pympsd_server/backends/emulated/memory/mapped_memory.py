@@ -1,4 +1,8 @@
-"""Memory of one context that has no address of its own, its mappings, and its client's memory on other devices."""
+"""Memory of one context that has no address of its own, its mappings, and its client's memory on other devices.
+
+A client creates or imports memory, maps it at addresses of its choice, and releases it. `MappedMemory` checks these
+calls, their limits and their charges; `virtual_memory.Mappings` has the mappings of all contexts of the client.
+"""
 
 import mmap
 from collections.abc import Callable
