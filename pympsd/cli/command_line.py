@@ -170,8 +170,14 @@ def _is_of_protocol_3(options: Options) -> bool:
 
 def _start(options: Options, protocol: str) -> int:
     _find_dependencies()
+    import gc
+
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 1000)  # modules stay: collecting the old ones with each new one takes 15 ms
     from pympsd.cli.daemonize import start_daemon
 
+    gc.freeze()
+    gc.set_threshold(young, middle, old)
     if options.overlooked:
         words = " ".join(options.overlooked)
         sys.stderr.write(f"{words}: ignored: -d and -f take no command; run it separately\n")

@@ -4,7 +4,9 @@ Two tables use it: a server as the daemon sees it (`pympsd.state_machine.state.s
 sees itself (`pympsd_server.state_machine.server_phase`). They differ, because the daemon also has servers that are
 not started yet or that belong to a daemon that died, and the server also distinguishes its exit from its end.
 
-    phase = move(MOVES, phase, Phase.ACTIVE)    # IllegalMove: `phase` keeps its value
+    phase = move(MOVES, phase, Phase.ACTIVE)
+
+If the table does not list the move, IllegalMove is raised and ``phase`` keeps its value: nothing was assigned.
 
 `scripts/generate-docs` draws a diagram of each table (docs/states).
 """
@@ -24,6 +26,11 @@ class IllegalMove(InternalError):
 
 def move(moves: Mapping[_Phase, Set[_Phase]], current: _Phase, target: _Phase) -> _Phase:
     """Return ``target`` if the table of ``moves`` lists it for the phase ``current``.
+
+    Args:
+        moves: The table: for each phase, those that may follow it.
+        current: The phase that the server is in.
+        target: The phase that it is to enter.
 
     Raises:
         IllegalMove: The table does not list it. The message names both phases and the phases that are allowed.

@@ -428,7 +428,8 @@ VARIABLES: Final = (
     Setting(
         STRICT_BOUNDS,
         Reader.DAEMON,
-        "`1`: on the emulated GPU every allocation ends at its last byte, instead of up to 1,023 bytes later",
+        "`1`: on the emulated GPU an access one byte beyond an allocation is a fault; by default kernels reach the "
+        "rest of its 2-MiB page, as on a GPU",
         "backend `emulated`: the daemon does not start; others: reported",
         _switch,
         default="0",

@@ -72,9 +72,14 @@ class _Entry:
     size: int
     """The size in bytes before compression."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the image is for this architecture only, because it uses its special instructions (sm_90a)."""
+        return bool(self.flags & _THIS_ARCHITECTURE_ONLY)
+
     def serves(self, architecture: int) -> bool:
         """Return whether a device of this architecture can run the image."""
-        if self.flags & _THIS_ARCHITECTURE_ONLY:
+        if self.is_exact:
             return self.architecture == architecture
         return self.architecture <= architecture
 
@@ -83,7 +88,7 @@ class _Entry:
 
 
 def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
-    """Return the PTX of a fatbin for the newest architecture that a device can run.
+    """Return the PTX of a fatbin for the newest architecture that a device can run; of sm_90 and sm_90a, sm_90a's.
 
     Raise FatbinError with INVALID_IMAGE if the fatbin is malformed, with NOT_SUPPORTED if it contains LTO code only
     or if the library for its compression is not installed, and with NO_BINARY_FOR_GPU if it has no PTX for the
@@ -93,7 +98,7 @@ def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
     architecture = compute_capability[0] * 10 + compute_capability[1]
     candidates = [entry for entry in entries if entry.kind == _PTX and entry.serves(architecture)]
     if candidates:
-        return _decompress(max(candidates, key=lambda entry: entry.architecture))
+        return _decompress(max(candidates, key=lambda entry: (entry.architecture, entry.is_exact)))
     contents = ", ".join(map(str, entries)) or "nothing"
     if entries and all(entry.kind == _LTO for entry in entries):
         reason = f"the fatbin holds {contents}: link-time optimization is not supported; compile to PTX (nvcc -ptx)"

@@ -14,17 +14,12 @@ if TYPE_CHECKING:
 MAX_LINES = 600
 MIN_LINES = 40
 """Shorter modules belong to the topic that uses them. ``__init__`` and ``__main__`` may be short."""
-SHORT = frozenset(
-    {
-        "pympsd_client.routing.without_site.sitecustomize",  # Python imports a module of this name, in its own folder
-        "pympsd.vocabulary.phases",  # the daemon and the server have it in common, and nothing else of it
-    }
-)
+SITE = "pympsd_client.routing.without_site"
+"""Python imports a module named ``sitecustomize``, so that it is short and alone in its folder."""
 MAX_MODULES = 25
 """The most that a package may hold, except for its ``__init__``."""
 MIN_MODULES = 3
-SMALL_PACKAGES = frozenset({"pympsd_client.routing.without_site", "pympsd_client.native"})
-"""Python finds ``sitecustomize`` only in a folder of its own, and the modules of ``native`` are in C."""
+"""The fewest modules (those in C have a stub) and packages that a package may hold."""
 MAX_PAIRS = 6
 """Pairs of packages that import each other: packages of one topic, one of which has its composition root."""
 DOCSTRING_LINES = 200
@@ -54,7 +49,7 @@ def test_no_module_is_long(modules: tuple[Module, ...]) -> None:
 def test_no_module_is_short(modules: tuple[Module, ...]) -> None:
     may_be = ("__init__.py", "__main__.py")
     short = {m.name: m.lines for m in modules if m.lines < MIN_LINES and m.path.name not in may_be}
-    assert {name: lines for name, lines in short.items() if name not in SHORT} == {}
+    assert set(short) == {f"{SITE}.sitecustomize"}
 
 
 def _package(module: Module) -> str:
@@ -65,8 +60,9 @@ def test_no_package_has_many_modules_or_few(modules: tuple[Module, ...]) -> None
     names = {module.name for module in modules}
     packages = {_package(module) for module in modules}
     children = {package: [name for name in names if name.rpartition(".")[0] == package] for package in packages}
-    held = {package: len(members) for package, members in children.items() if package not in SMALL_PACKAGES}
-    assert {package: count for package, count in held.items() if not count >= MIN_MODULES} == {}
+    stubs = {_package(module): len([*module.path.parent.glob("*.pyi")]) for module in modules}
+    held = {package: len(members) + stubs[package] for package, members in children.items()}
+    assert {package for package, count in held.items() if not count >= MIN_MODULES} == {SITE}
     modules_of = Counter(_package(module) for module in modules if module.path.name != "__init__.py")
     assert {package: count for package, count in modules_of.items() if count > MAX_MODULES} == {}
 

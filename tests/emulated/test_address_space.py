@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace, NotAnAllocation
+from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace, NotAnAllocation
 from pympsd_server.backends.emulated.memory.transfers import fill
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.interface import Extent, Fill, Region, Space
@@ -28,6 +28,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.space = AddressSpace(BASE, SIZE)
+        self.space.bounds = STRICT
         self.model: dict[int, bytearray] = {}
 
     def teardown(self) -> None:

@@ -44,7 +44,7 @@ class LoadedModule:
         """Finished batches of the compiled tier, for later launches of the same shape."""
         variables = program.variables.values()
         elsewhere = [v for v in variables if v.space != "const"]
-        is_strict = space.bounds.variable_unit == 1
+        is_strict = space.bounds.is_strict
         alone = [v for v in elsewhere if v.managed or is_strict]
         try:
             self._addresses[CONSTANTS] = self._place([v for v in variables if v.space == "const"])
@@ -70,7 +70,7 @@ class LoadedModule:
             offsets[variable.name] = end + -end % unit
             end = offsets[variable.name] + variable.size
             largest = max(largest, unit)
-        start = self.space.allocate(max(end + -end % self.space.bounds.variable_unit, 1), largest)
+        start = self.space.allocate(max(end, 1), largest)
         self._allocations.append(start)
         self._addresses |= {name: start + offset for name, offset in offsets.items()}
         return start

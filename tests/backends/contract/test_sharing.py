@@ -47,9 +47,9 @@ def test_calls_access_only_the_clients_own_allocations(any_device: Device) -> No
 
 def test_kernels_access_a_neighbours_memory_if_spaces_are_not_isolated(any_device: Device) -> None:
     owner, neighbour = (PortUser.on(any_device, client=client) for client in (1, 2))
-    # Different allocations, so that the neighbour has no allocation at this address itself.
+    # Different allocations, so that the neighbour has none in the page of this address itself.
     neighbour.words()
-    owner.context.allocate(1 << 20)
+    owner.context.allocate(4 << 20)
     address, own = owner.words(2), neighbour.words(64)
     owner.put(address, 41)
     neighbour.launch("store", address, 42)

@@ -91,6 +91,13 @@ def test_code_for_one_architecture_only_is_for_no_other() -> None:
     assert ptx_of(image, (9, 0)) == b"of 60"
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_code_for_exactly_this_architecture_comes_first(order: tuple[int, int]) -> None:
+    """The PTX of sm_90a has the instructions for which that of sm_90 has only an assertion (CUTLASS)."""
+    entries = _entry(b"of sm_90", 90), _entry(b"of sm_90a", 90, flags=THIS_ONLY)
+    assert ptx_of(_fatbin(*(entries[index] for index in order)), (9, 0)) == b"of sm_90a"
+
+
 def _text(data: bytes, flags: int, size: int) -> bytes:
     return ptx_of(_fatbin(_entry(data, flags=flags, whole=size, packed=len(data))), (9, 0))
 

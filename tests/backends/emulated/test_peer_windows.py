@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pympsd.channel.mapping import make_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, PINNED_BITS, WINDOW_BITS
 from pympsd_server.backends.emulated.memory import peer_windows
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.backends.emulated.memory.peer_windows import Segment, Table
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import HOST_FILE_BYTES, TABLE_BYTES, File, file_name, new_secret
@@ -31,7 +31,9 @@ WINDOW = 1 << 24
 
 
 def space(number: int) -> AddressSpace:
-    return AddressSpace(WINDOW * (number + 1), ROOM, 2 * ROOM)
+    made = AddressSpace(WINDOW * (number + 1), ROOM, 2 * ROOM)
+    made.bounds = STRICT
+    return made
 
 
 def reach(own: AddressSpace, other: AddressSpace) -> None:

@@ -89,11 +89,12 @@ static int is_impossible(dim3 grid, dim3 block) {
            block.z > MAX_BLOCK_Z || threads > MAX_THREADS;
 }
 
-/* Convert a driver's result: the runtime has its own error for a grid or block that no device supports. */
+/* CUDA 12 has its own error for a grid or block that no device supports; CUDA 13 reports the driver's (measured). */
 static int result_of(int result, dim3 grid, dim3 block) {
     if (result == SUCCESS)
         return SUCCESS;
-    return keep(result == INVALID_VALUE && is_impossible(grid, block) ? INVALID_CONFIGURATION : result);
+    int is_configuration = CUDA_MAJOR == 12 && result == INVALID_VALUE && is_impossible(grid, block);
+    return keep(is_configuration ? INVALID_CONFIGURATION : result);
 }
 
 static int launch(Registration *entry, const void *host, dim3 grid, dim3 block, void **parameters, size_t shared_bytes,

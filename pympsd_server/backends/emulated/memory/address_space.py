@@ -21,10 +21,11 @@ Invariants:
 
 - ``_ranges`` is replaced as a whole and never changed, so that a kernel in the compute thread sees an allocation
   either completely or not at all while another thread allocates. All changes are made under the client's lock.
-- Between two allocations lies a gap of GUARD_BYTES. With the bounds of hardware a kernel reaches at most 1,023 bytes
-  beyond an allocation. Those bytes are in the gap, so they belong to nobody.
-- A freed range is zeroed and its pages are released before its addresses are given out again, so that no data of an
-  earlier allocation can be read.
+- Between two allocations lies a gap of GUARD_BYTES, so that with strict bounds an overrun faults. With the bounds of
+  hardware, kernels reach the whole pages of 2 MiB in which there is an allocation, as on a GPU (`Bounds.reach`).
+- Bytes that kernels do not reach are zero and have no memory of the host: `free` zeroes an allocation and the part of
+  its pages that nobody reaches afterwards. New memory is zero, because `allocate` zeroes bytes that kernels reach
+  already.
 """
 
 import mmap
@@ -46,32 +47,47 @@ from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import Array, DType, Value
 from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 
-_DEVICE_PAGE: Final = 2 << 20
+_UNIT: Final = 512
 
 
 @frozen
 class Bounds:
-    """The units, in bytes, that the ends of a client's allocations and of a block's shared memory are rounded up to.
+    """How far kernels reach beyond allocations and a block's shared memory, in bytes."""
 
-    Compilers rely on them: a load of 16 bytes may begin 12 bytes before the end of an array in shared memory.
-    """
-
-    allocation: int
+    page: int
+    """Kernels reach the whole pages in which an allocation has bytes."""
     shared: int
-    overrun: int
-    """How many bytes kernels reach behind the last unit of an allocation, unless its page ends there."""
-    variable_unit: int
-    """The unit for all variables of a module, which share their pages with its code; 1 if each has its own end."""
+    """The unit that the end of a block's shared memory is rounded up to."""
 
-    def end(self, offset: int) -> int:
-        """Return the end of the bytes that kernels reach in an allocation that ends at ``offset``."""
-        return int(self.ends(np.int64(offset)))
+    @property
+    def is_strict(self) -> bool:
+        """Whether kernels reach the allocations' own bytes only."""
+        return self.page == 1
 
-    def ends(self, offsets: Value) -> Value:
-        """Return the ends of the bytes that kernels reach in allocations that end at ``offsets``."""
-        shares_page = (offsets < VIRTUAL_OFFSET) & (offsets % _DEVICE_PAGE != 0)
-        ends: Value = offsets + -offsets % self.allocation + self.overrun * shares_page
-        return ends
+    def floor(self, offset: int) -> int:
+        """Return the beginning of the page of an offset."""
+        return offset - offset % self.page
+
+    def ceiling(self, offset: int) -> int:
+        """Return the end of the pages up to an offset."""
+        return offset + -offset % self.page
+
+    def reach(self, starts: Array, ends: Array, size: int) -> tuple[Array, Array]:
+        """Return the ranges that kernels reach of allocations in a window of ``size`` bytes, in order.
+
+        Allocations of cuMemAlloc with common or adjacent pages become one range. If that made more than
+        MAX_SLACK_BYTES reachable that nobody has allocated, each ends at its own 512-byte unit.
+        """
+        count = int(np.searchsorted(starts, VIRTUAL_OFFSET))
+        if self.is_strict or not count:
+            return starts, ends
+        own = ends[:count]
+        low, high = starts[:count] - starts[:count] % self.page, np.minimum(own + -own % self.page, size)
+        is_apart = low[1:] > high[:-1]
+        low, high = low[np.append(True, is_apart)], high[np.append(is_apart, True)]
+        if np.sum(high - low) - np.sum(own - starts[:count]) > MAX_SLACK_BYTES:
+            low, high = starts[:count], own + -own % _UNIT
+        return np.append(low, starts[count:]), np.append(high, ends[count:])
 
     def end_of_shared(self, size: int) -> int:
         """Return how many bytes of shared memory a block reaches that has ``size`` bytes of it."""
@@ -79,12 +95,13 @@ class Bounds:
 
 
 GUARD_BYTES: Final = 1024
-HARDWARE: Final = Bounds(512, 128, 512, 4096)
-"""The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide).
-
-A GPU checks pages. A loop that writes one element too many into an array of whole units does not fault there.
+MAX_SLACK_BYTES: Final = 64 << 20
+"""The most memory that a client's kernels can use without having allocated it: the rest of its pages."""
+HARDWARE: Final = Bounds(2 << 20, 128)
+"""The bounds of cuMemAlloc as measured on an H200, and of shared memory since compute capability 8.0 (CUDA C++
+Programming Guide). A GPU checks pages: programs that run there may read or write beyond their allocations.
 """
-STRICT: Final = Bounds(1, 1, 0, 1)
+STRICT: Final = Bounds(1, 1)
 
 
 def choose_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
@@ -133,8 +150,8 @@ class _Arrays:
 class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
-    Kernels and copies of the owner can access only its allocations; kernels reach beyond them as far as `bounds`
-    allows. A gap of GUARD_BYTES between allocations makes overruns fault. Addresses and sizes are in bytes.
+    Copies of the owner can access its allocations and nothing else, kernels what `bounds` adds to them. Addresses
+    and sizes are in bytes.
     """
 
     def __init__(self, base: int, size: int, reserved: int = 0) -> None:
@@ -148,6 +165,8 @@ class AddressSpace(AccessibleMemory):
         # another thread that looks an address up sees all of an allocation or nothing.
         self._ranges: Ranges = ([], [])
         self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
+        self._withdrawn: set[tuple[int, int]] = set()
+        """The starts and ends of shared allocations that others still use and this space no longer has."""
         self._arrays: _Arrays | None = None
         self._peers: tuple[PeerWindow, ...] = ()
         """The windows of peers, in the order of their places."""
@@ -172,6 +191,7 @@ class AddressSpace(AccessibleMemory):
             if end <= high:
                 remainders = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
                 self._gaps[index : index + 1] = remainders
+                self._clear(start, start + nbytes)
                 self._insert(start, nbytes)
                 return self.base + start
         raise OutOfMemory(f"no free range of {nbytes} bytes")
@@ -181,10 +201,36 @@ class AddressSpace(AccessibleMemory):
         at = bisect_right(starts, start)
         self._set_ranges(([*starts[:at], start, *starts[at:]], [*ends[:at], start + nbytes, *ends[at:]]))
 
+    def _clear(self, start: int, end: int) -> None:
+        """Zero the bytes of a new allocation that kernels already reach, because others are in the same pages."""
+        before, after = self._neighbours(start)
+        for low, high in (
+            (start, min(end, self.bounds.ceiling(before))),
+            (max(start, self.bounds.floor(after)), end),
+        ):
+            if low < high and not self._window.is_untouched(low, high):
+                self._window.zero(low, high)
+
+    def _neighbours(self, start: int) -> tuple[int, int]:
+        """Return the end of the last allocation before an offset, and the start of the first one behind it."""
+        starts, ends = self._ranges
+        at = bisect_right(starts, start)
+        before = (ends[at - 1] if at else 0, *(high for low, high in self._withdrawn if low < start))
+        after = (
+            starts[at] if at < len(starts) else VIRTUAL_OFFSET,
+            *(low for low, _ in self._withdrawn if low > start),
+        )
+        return max(before), min(after)
+
     def free(self, address: int) -> None:
         """Free an allocation and release its pages, which are zero when they are used again."""
-        start, end = self._remove(address)
-        self._window.zero(start, self.bounds.end(end))
+        self._release(*self._remove(address))
+
+    def _release(self, start: int, end: int) -> None:
+        before, after = self._neighbours(start)
+        low = max(self.bounds.floor(start), self.bounds.ceiling(before))
+        high = min(self.bounds.ceiling(end), self.bounds.floor(after), self._window.allocatable)
+        self._window.zero(min(start, low), max(end, high))
         self._return(start, end + GUARD_BYTES)
 
     def _remove(self, address: int) -> tuple[int, int]:
@@ -257,14 +303,16 @@ class AddressSpace(AccessibleMemory):
 
     def withdraw(self, address: int) -> tuple[int, int]:
         """Make a shared allocation inaccessible, and keep its addresses taken. Return the arguments for `reclaim`."""
-        return self._remove(address)
+        withdrawn = self._remove(address)
+        self._withdrawn.add(withdrawn)
+        return withdrawn
 
     def reclaim(self, start: int, end: int) -> None:
         """Free the addresses of a shared allocation that was withdrawn; no effect on a closed space."""
         if self._window.is_closed:
             return
-        self._window.zero(start, self.bounds.end(end))
-        self._return(start, end + GUARD_BYTES)
+        self._withdrawn.discard((start, end))
+        self._release(start, end)
 
     def _return(self, low: int, high: int) -> None:
         insort(self._gaps, (low, high))
@@ -320,10 +368,8 @@ class AddressSpace(AccessibleMemory):
         )
 
     def contains(self, low: int, high: int) -> bool:
-        """Return whether kernels reach the offsets low to high (exclusive) in one allocation of this space."""
-        starts, ends = self._ranges
-        at = bisect_right(starts, low) - 1
-        return at >= 0 and high <= self.bounds.end(ends[at])
+        """Return whether kernels reach the offsets low to high (exclusive) in one range of this space."""
+        return high <= self.size and holds(*self.reach(), low, high)
 
     def contains_places(self, low: int, high: int) -> bool:
         """Return the same as `contains` for places in the views, which include peers' memory."""
@@ -358,9 +404,11 @@ class AddressSpace(AccessibleMemory):
         generations = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
         if arrays is None or arrays.ranges is not ranges or arrays.peers != generations:
-            starts = [np.array(ranges[0], np.int64), *(peer.place + low for peer, _, low, _ in peers)]
-            ends = [np.array(ranges[1], np.int64), *(peer.place + high for peer, _, _, high in peers)]
-            arrays = _Arrays(ranges, generations, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
+            starts, ends = (np.array(bounds, np.int64) for bounds in ranges)
+            own = self.bounds.reach(starts, ends, self._window.allocatable)
+            all_starts = [own[0], *(peer.place + low for peer, _, low, _ in peers)]
+            all_ends = [own[1], *(peer.place + high for peer, _, _, high in peers)]
+            arrays = _Arrays(ranges, generations, np.concatenate(all_starts), np.concatenate(all_ends))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 
