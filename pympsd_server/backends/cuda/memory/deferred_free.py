@@ -46,7 +46,7 @@ class SiblingContext(Protocol):
         """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
     def is_drained(self) -> bool:
-        """Return whether all work of the context has ended, so that it neither runs nor is held."""
+        """Return whether all work of the context has ended: nothing runs, and nothing is held."""
 
 
 @define(eq=False)

@@ -81,7 +81,7 @@ class Staging:
         with self._lock:
             client_bytes = self._taken[client]
             if client_bytes and client_bytes + count > _MAX_CLIENT_BYTES:
-                raise _too_much("this client's copies", _MAX_CLIENT_BYTES)
+                raise _too_much("this client", _MAX_CLIENT_BYTES)
             slot = self._slot(count, client)
             self._taken[client] += count
             return slot
@@ -95,7 +95,7 @@ class Staging:
             return Slot(area.address + offset, memoryview(area.memory)[offset : offset + count], client, area)
         size = max(_AREA_BYTES, -(-count // mmap.PAGESIZE) * mmap.PAGESIZE)
         if sum(len(area.memory) for area in self._areas) + size > _MAX_SLOT_BYTES:
-            raise _too_much("copies", _MAX_SLOT_BYTES)
+            raise _too_much("all clients", _MAX_SLOT_BYTES)
         self._areas.append(self._area(size))
         return self._slot(count, client)
 
@@ -116,7 +116,7 @@ class Staging:
 
 
 def _too_much(subject: str, limit: int) -> BackendError:
-    reason = f"{subject} that are not done take {limit} bytes of the executor's memory"
+    reason = f"unfinished copies of {subject} would take more than {limit} bytes of the executor; synchronize first"
     return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 
@@ -173,7 +173,7 @@ class RegisteredMemory:
         for _, address, length in split_at_registered_parts(self._address, self._memory.nbytes):
             # Make the pages first, which takes longer than pinning them, but does not delay other clients.
             if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
-                reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
+                reason = f"cannot make {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._driver.call(cu.cuMemHostRegister, address, length, flags)
             self._registered.append(address)

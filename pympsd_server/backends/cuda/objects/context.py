@@ -47,7 +47,7 @@ class NoVirtualMemory:
     """A context whose client maps no memory: every call raises BackendError NOT_SUPPORTED."""
 
     def _refuse_memory(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device map no memory themselves")
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device cannot map memory themselves")
 
     create_memory = import_memory = import_peers_memory = share_allocation = publish_window = _refuse_memory
     map_memory = unmap_memory = set_access = map_peer = unmap_peer = _refuse_memory
@@ -167,7 +167,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     def open_event(self, event: Event) -> Event:
         """Raise BackendError NOT_SUPPORTED, because the recordings of an event belong to its own context's queue."""
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device share no events")
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device cannot share events")
 
     def notify(self, done: Completion) -> None:
         """Call back when all work queued in all streams before the call is done."""
@@ -175,7 +175,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     def set_limit(self, limit: ContextLimit, count: int) -> None:
         """Raise BackendError NOT_SUPPORTED, because the driver's limits apply to all clients."""
-        reason = "all clients of a GPU work in one context of the driver, so none sets its limits"
+        reason = "all clients of a GPU work in one context of the driver, so a client cannot set its limits"
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
 
     def take_output(self) -> tuple[bytes, bytes]:
@@ -264,7 +264,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return True
 
     def is_drained(self) -> bool:
-        """Return whether all work of the context has ended, so that it neither runs nor is held."""
+        """Return whether all work of the context has ended: nothing runs, and nothing is held."""
         # Held work of an ended context is never issued.
         holds = self.queue.order.holds and self.status.code is Result.SUCCESS
         return not holds and self.is_quiet()

@@ -141,7 +141,7 @@ class CudaModule:
     def kernel(self, index: int) -> Kernel:
         """Return a kernel by its index; raise BackendError INVALID_HANDLE if it does not exist."""
         if not 0 <= index < len(self.kernels):
-            reason = f"function {index} of a module that has {len(self.kernels)}"
+            reason = f"function {index} does not exist; the module has {len(self.kernels)} functions"
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
         return self.kernels[index]
 

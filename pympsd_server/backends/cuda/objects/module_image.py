@@ -60,7 +60,7 @@ class _File:
         """Count bytes that are about to be read; raise _TooLarge if they are too many."""
         self.readable -= count
         if self.readable < 0:
-            raise _TooLarge(f"what is in it takes more than the {len(self.image)} bytes that it has")
+            raise _TooLarge(f"the contents would take more than the file's {len(self.image)} bytes")
 
     def text(self, start: int, end: int) -> str:
         """Return the name at ``start``; raise ValueError if it does not end with a NUL before ``end``."""
@@ -116,7 +116,7 @@ def check_fatbin(image: bytes) -> None:
         _, _, header, size = _FATBIN_HEADER.unpack_from(image)
         if header >= _FATBIN_HEADER.size and header + size <= len(image):
             return
-    raise BackendError(Result.ERROR_INVALID_IMAGE, "the fatbin is cut off")
+    raise BackendError(Result.ERROR_INVALID_IMAGE, "the fatbin is shorter than its header states")
 
 
 def read_cubin(image: bytes) -> Cubin:

@@ -75,7 +75,7 @@ class Countdown:
 
 
 _APART_BYTES: Final = 64
-"""The distance between words, a cache line, because workers poll their words without pause."""
+"""The distance between words: one cache line, because workers poll their words without pause."""
 _AREA_BYTES: Final = 65536
 
 

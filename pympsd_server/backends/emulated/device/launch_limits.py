@@ -95,7 +95,7 @@ def check_room(
             NOT_SUPPORTED if the device lacks these, COOPERATIVE_LAUNCH_TOO_LARGE if not all blocks fit together.
     """
     if cooperative and not attributes.get("COOPERATIVE_LAUNCH", 0):
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0")
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "this device does not have cooperative launches")
     maximum = placement.capacity(size)
     if maximum and not (cooperative and blocks > maximum):
         return

@@ -177,7 +177,7 @@ class EmulatedModule:
             BackendError: INVALID_HANDLE if the kernel does not exist; an error of `load` if it cannot be translated.
         """
         if not 0 <= index < len(self._names):
-            reason = f"function {index} of a module that has {len(self._names)}"
+            reason = f"function {index} does not exist; the module has {len(self._names)} functions"
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
         if not self._kernels.is_translated(self._names[index]):
             _used.check(self.loaded.facilities.user, self._kernels)

@@ -142,7 +142,7 @@ class HostMemory:
 
 
 def _not_mapped(count: int, error: OSError) -> BackendError:
-    reason = f"no {count} bytes of host memory for kernels: {error.strerror}"
+    reason = f"cannot map {count} bytes of host memory for kernels: {error.strerror}"
     return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 

@@ -1,4 +1,8 @@
-"""Memory of one context that has no address of its own, its mappings, and its client's memory on other devices."""
+"""Memory of one context that has no address of its own, its mappings, and its client's memory on other devices.
+
+A client creates or imports memory, maps it at addresses of its choice, and releases it. `MappedMemory` checks these
+calls, their limits and their charges; `virtual_memory.Mappings` has the mappings of all contexts of the client.
+"""
 
 import mmap
 from collections.abc import Callable
@@ -45,9 +49,7 @@ class MappedMemory:
 
     def create(self, count: int, shareable: bool, charge: Charge | None) -> EmulatedMemory:
         """Return memory without an address, or raise BackendError. With ``charge`` it is host memory."""
-        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
-            reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
-            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        _check_size(count)
         is_of_host = charge is not None
         with self._client.lock:
             self._check_memories()
@@ -99,7 +101,7 @@ class MappedMemory:
     def _check_own_space(self) -> None:
         self._check_open()
         if self._client.owned is not None:
-            reason = "no memory is mapped where clients share an address space"
+            reason = "clients that share an address space cannot map memory"
             raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
 
     def check_room(self) -> None:
@@ -171,8 +173,7 @@ class MappedMemory:
 
     def import_peers(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
-        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"memory of {count} bytes")
+        _check_size(count)
         with self._client.lock:
             self._check_memories()
             with refusals():
@@ -198,3 +199,9 @@ class MappedMemory:
         """Unmap all memory. The caller holds the client's lock, and calls the returned functions without it."""
         unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
         return unused + [memory.release for memory in tuple(self._memories)]  # others may release some in between
+
+
+def _check_size(count: int) -> None:
+    if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
+        reason = f"memory of {count} bytes; it must be a multiple of {MAPPING_GRANULE}, below {MAPPED_OFFSET}"
+        raise BackendError(Result.ERROR_INVALID_VALUE, reason)

@@ -158,7 +158,7 @@ class Exports:
         """Return storage after counting one more user of it, or raise BackendError INVALID_VALUE."""
         storage = self._by_secret.get(secret)
         if storage is None or not storage.use():
-            raise _invalid("the descriptor is of no memory of this device that is still in use")
+            raise _invalid("the descriptor does not refer to memory of this device that is still in use")
         return storage
 
 
@@ -186,7 +186,7 @@ class EmulatedMemory:
         try:
             return self.storage.duplicate()
         except OSError as error:
-            reason = f"the executor has no descriptor for it: {error.strerror}"
+            reason = f"the executor cannot make a descriptor for the memory: {error.strerror}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def publish(self) -> File:
@@ -241,7 +241,9 @@ class Mappings:
         try:
             mapping.storage.place(self.space, address)
         except OSError as error:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no more: {error.strerror}") from None
+            raise BackendError(
+                Result.ERROR_OUT_OF_MEMORY, f"the system refuses another mapping: {error.strerror}"
+            ) from None
         mapping.storage.use()  # the handle counts as another user of the memory
         self._by_start[address] = mapping
 
@@ -255,7 +257,7 @@ class Mappings:
             mappings.append(mapping)
             at = mapping.end
         if not mappings:
-            raise _invalid(f"a range of {count} bytes")
+            raise _invalid(f"a range of {count} bytes; it must have at least one mapping")
         return mappings
 
     def remove(self, address: int, count: int) -> list[Storage]:

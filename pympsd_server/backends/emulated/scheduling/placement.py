@@ -135,7 +135,7 @@ class Placement:
         self._free = np.repeat(np.array([capacity], np.int64).T, len(sm_ids), axis=1)
         self._in_turn = np.arange(len(sm_ids))
         self._only: ResidentBlocks | None = None
-        """The resident blocks if no others are, as in most launches. They are not subtracted from _free."""
+        """The resident blocks if one `place` placed them all, as is usual. They are not subtracted from _free."""
         self.resident = 0
         self.high_water = 0
         """The largest number of blocks that were resident together."""
