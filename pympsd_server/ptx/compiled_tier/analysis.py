@@ -227,11 +227,11 @@ def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
         before = len(plan.varying)
         plan.pending = find_pending(plan)
         plan.blend = [set().union(*(segments[k].live_in for k in p)) for p in plan.pending]
-        for segment, kept in zip(segments, plan.blend, strict=True):
+        for segment, blended in zip(segments, plan.blend, strict=True):
             ending = [] if segment.terminator is None else [segment.terminator]
             for operation in [*segment.operations, *ending]:
                 results = {r.number for r in registers_written(operation, code.carry)}
-                if results & kept or segment.escapes or _result_varies(operation, plan, code.carry):
+                if results & blended or segment.escapes or _result_varies(operation, plan, code.carry):
                     # A load of several registers is one access, so either all of them vary or none.
                     plan.varying |= results
         if len(plan.varying) == before:

@@ -474,9 +474,9 @@ class CompiledBatch:
         living = np.zeros((len(states), groups * GROUP_WARPS), np.bool_)
         living[:, : self._warps_per_block] = states != WarpState.ENDED
         group = slots * groups + warps // GROUP_WARPS
-        needed = living.reshape(-1, GROUP_WARPS).sum(axis=1)
-        whole: Array = rows[np.bincount(group, minlength=len(needed))[group] == needed[group]]
-        return whole
+        group_sizes = living.reshape(-1, GROUP_WARPS).sum(axis=1)
+        complete: Array = rows[np.bincount(group, minlength=len(group_sizes))[group] == group_sizes[group]]
+        return complete
 
     def _escape(self, stop: int, rows: Array, cancel: CancelFlag) -> None:
         """Execute the escaping instruction after a stop, for the warps of some frames."""

@@ -25,9 +25,9 @@ _WORD = np.dtype(np.uint32)
 
 def allocate_aligned(nbytes: int) -> Array:
     """Return an array of uninitialised bytes that begins at a cache line."""
-    whole = np.empty(nbytes + CACHE_LINE, np.uint8)
-    begin = -int(whole.ctypes.data) % CACHE_LINE
-    return whole[begin : begin + nbytes]
+    buffer = np.empty(nbytes + CACHE_LINE, np.uint8)
+    begin = -int(buffer.ctypes.data) % CACHE_LINE
+    return buffer[begin : begin + nbytes]
 
 
 def allocate_zeros(nbytes: int) -> Array:
@@ -137,20 +137,20 @@ class Frames:
 
     def places(self, row: int) -> list[tuple[int, Array, int]]:
         """Return the places of a warp's lanes as (block, lanes, block at whose barrier they wait or -1)."""
-        one = np.array([row])
-        stop = self._code.stops[int(self.stops(one)[0])]
-        places = [(self._code.origins[stop.segment], self.lanes(one)[0], stop.barrier)]
+        rows = np.array([row])
+        stop = self._code.stops[int(self.stops(rows)[0])]
+        places = [(self._code.origins[stop.segment], self.lanes(rows)[0], stop.barrier)]
         for segment in stop.pending:
-            mask = self._column(one, FRAME_HEADER + 4 * segment, _WORD)
+            mask = self._column(rows, FRAME_HEADER + 4 * segment, _WORD)
             places.append((self._code.origins[segment], self._bits(mask)[0], -1))
         return [place for place in places if place[1].any()]
 
     def registers(self, row: int, block: int, lanes: Array) -> tuple[Value, ...]:
         """Return a block's live-in registers for the selected lanes of a warp."""
-        one = np.array([row])
-        if self._code.stops[int(self.stops(one)[0])].is_entry:
+        rows = np.array([row])
+        if self._code.stops[int(self.stops(rows)[0])].is_entry:
             return tuple(dtype.type(0) for dtype in self._translation.plans[block].dtypes)
-        return tuple(self.read(one, number, lanes[None]) for number in self._translation.plans[block].live_in)
+        return tuple(self.read(rows, number, lanes[None]) for number in self._translation.plans[block].live_in)
 
 
 def exchange_words(local: Array, word: int, rows: int, columns: int) -> Array:

@@ -297,8 +297,8 @@ class Lanes(Text):
         value = self.as_mask(value if shape.lanes else self.splat(value, "i1", self.vector))
         if condition:
             chosen, kind = self.as_mask(condition), self.mask_type
-            kept = self.op("and", kind, self.read(target.number), self.op("xor", kind, chosen, "-1"))
-            value = self.op("or", kind, self.op("and", kind, value, chosen), kept)
+            preserved = self.op("and", kind, self.read(target.number), self.op("xor", kind, chosen, "-1"))
+            value = self.op("or", kind, self.op("and", kind, value, chosen), preserved)
         self.store(self.mask_type, value, f"%r{target.number}")
 
     # --- special registers

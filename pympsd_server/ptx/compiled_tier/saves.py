@@ -43,7 +43,7 @@ def has_many_stops(plan: WarpPlan) -> bool:
 def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
     """Return whether a warp comes to a segment after a barrier or a turn by its frame, even if it does not stop.
 
-    It does not come to the header of a loop in this way, because it would pass the check of its fuel.
+    It does not come to the header of a loop in this way, because it would bypass the check of its fuel.
     """
     return has_many_stops(plan) and segment not in plan.weights
 
@@ -79,7 +79,7 @@ def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], fr
 
 
 def _ways_from(plan: WarpPlan, number: int) -> set[int]:
-    """Return the segments to which a warp goes directly from a segment, without loading its frame."""
+    """Return the segments to which a warp goes directly from a segment, not by its frame."""
     segment = plan.segments[number]
     if segment.escapes or is_left_whole(segment.terminator):
         return {number + 1} if segment.attempts else set()

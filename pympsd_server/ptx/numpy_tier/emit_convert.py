@@ -59,12 +59,12 @@ def _pack(writer: Writer, target: Argument, source: Group, dtype: DType) -> None
 
 def _unpack(writer: Writer, target: Group, source: Argument, dtype: DType) -> None:
     part = _element(writer, dtype, target)
-    whole = writer.keep(writer.value(source, dtype))
+    packed = writer.keep(writer.value(source, dtype))
     pieces = []
     for index, item in enumerate(target.items):
         if not isinstance(item, Sink):
             by = writer.scalar(8 * part.itemsize * index, dtype)
-            shifted = f"({whole} >> {by})" if index else whole
+            shifted = f"({packed} >> {by})" if index else packed
             pieces.append((item, writer.keep(f"{shifted}.astype({dtype_name(part)})")))
     for item, piece in pieces:
         writer.assign(item, piece, part)

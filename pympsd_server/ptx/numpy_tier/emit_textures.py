@@ -100,11 +100,11 @@ def _gather(writer: Writer, operation: Operation) -> None:
 @emits("txq", (2, 3), f"level {' '.join(QUERIES)}", ("b32",))
 @emits("suq", 2, "width height depth array_size", ("b32",))
 def _query(writer: Writer, operation: Operation) -> None:
-    what = operation.one_of(*QUERIES)
-    writer.refuse_if(not what or operation.has("level") != (len(operation.operands) == 3))
+    attribute = operation.one_of(*QUERIES)
+    writer.refuse_if(not attribute or operation.has("level") != (len(operation.operands) == 3))
     level = writer.input(2, U32) if operation.has("level") else "None"
     handle, name = _object(writer, operation.operands[1]), writer.name()
-    writer.run(f"{name} = query_texture(B, T, {what!r}, {handle}, {level}, {writer.guard})")
+    writer.run(f"{name} = query_texture(B, T, {attribute!r}, {handle}, {level}, {writer.guard})")
     writer.set_result(name, U32)
 
 

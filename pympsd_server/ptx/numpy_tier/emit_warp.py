@@ -88,8 +88,8 @@ def _map_address(writer: Writer, operation: Operation) -> None:
 def _rank(writer: Writer, operation: Operation) -> None:
     """Write getctarank: find the rank of the block to which a shared address belongs."""
     address = writer.input(1, DTYPES[operation.type])
-    own = writer.value(Special("%cluster_ctarank"), U32)
-    writer.set_result(f"rank_of_address({address}, {own})", U32)
+    own_rank = writer.value(Special("%cluster_ctarank"), U32)
+    writer.set_result(f"rank_of_address({address}, {own_rank})", U32)
 
 
 _ALIGNMENTS = frozenset(1 << power for power in range(24))

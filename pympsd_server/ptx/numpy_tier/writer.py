@@ -188,8 +188,8 @@ class Writer:
 
     def _register(self, number: int, dtype: DType) -> str:
         if number not in self.current:
-            own = self.register_dtype(number)
-            self.current[number] = (self.scalar(0, own), own)
+            declared = self.register_dtype(number)
+            self.current[number] = (self.scalar(0, declared), declared)
         name, current = self.current[number]
         if current == dtype:
             return name
@@ -215,8 +215,8 @@ class Writer:
                 dtype.itemsize != 8 and not (symbol.space == "const" and dtype.itemsize == 4),
                 "address of a global in less than 64 bits",
             )
-            whole = self.constants.address(symbol.name, symbol.offset)
-            return self._view(whole if dtype.itemsize == 8 else self.keep(f"{whole}.astype(d_u4)"), dtype)
+            address = self.constants.address(symbol.name, symbol.offset)
+            return self._view(address if dtype.itemsize == 8 else self.keep(f"{address}.astype(d_u4)"), dtype)
         start = 0 if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
         if symbol.space == "shared" and start < 0:
             base = f"d_u8(B.dynamic_offset + {symbol.offset} & {2**64 - 1}).astype(d_u{dtype.itemsize})"
@@ -233,16 +233,16 @@ class Writer:
             return
         if not isinstance(target, Register):
             raise self.refuse("the result is not a register")
-        own = self.register_dtype(target.number)
+        declared = self.register_dtype(target.number)
         self.refuse_if(
-            (own.kind == "b") != (dtype.kind == "b"), "predicate instead of a value, or the other way round"
+            (declared.kind == "b") != (dtype.kind == "b"), "predicate instead of a value, or the other way round"
         )
-        self.refuse_if(dtype.itemsize > own.itemsize, "the result is wider than its register")
-        if dtype.itemsize < own.itemsize:
+        self.refuse_if(dtype.itemsize > declared.itemsize, "the result is wider than its register")
+        if dtype.itemsize < declared.itemsize:
             name = self.keep(expression)
             if dtype.kind == "f":
                 name = self._view(name, np.dtype(f"u{dtype.itemsize}"))
-            wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{own.itemsize}")
+            wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{declared.itemsize}")
             dtype, expression = wide, f"{name}.astype({dtype_name(wide)})"
         if self.guard is not None:
             # Read the old value after writing `expression`, which may itself need it.

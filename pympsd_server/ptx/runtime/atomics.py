@@ -1,6 +1,7 @@
 """Atomic read-modify-write operations of many threads, some of them to the same address.
 
-Threads act one after another, in thread order. Each gets as its old value the result of the thread before it.
+Threads act one after another, in thread order. A thread's old value is the result of the thread before it at the same
+address.
 
 - For types of 32 and 64 bits, a loop in C (native/src/atomics.c) uses the processor's atomic operations, because a
   program may change managed and mapped memory while a kernel runs.

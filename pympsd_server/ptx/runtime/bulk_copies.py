@@ -60,8 +60,8 @@ def destinations(address: int, mask: int | None) -> list[int]:
     """Return a shared address, or with the mask of .multicast::cluster the same address in each selected block."""
     if mask is None:
         return [address]
-    own = address & ((1 << RANK_SHIFT) - 1)
-    return [own | (rank + 1) << RANK_SHIFT for rank in range(16) if mask >> rank & 1]
+    offset = address & ((1 << RANK_SHIFT) - 1)
+    return [offset | (rank + 1) << RANK_SHIFT for rank in range(16) if mask >> rank & 1]
 
 
 def complete_bytes(state: BatchState, thread: Threads, barrier: int, count: int) -> None:

@@ -65,7 +65,7 @@ def frame_elements(state: BatchState, threads: Threads, space: str, address: Val
 def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, nbytes: int) -> Value:
     """Return the indices of elements of shared memory, which may belong to other blocks of the thread's cluster."""
     addresses = np.broadcast_to(address, threads.count).astype(S64)
-    own = threads.pick(state.cta)
+    cta = threads.pick(state.cta)
     rank, offset = addresses >> RANK_SHIFT, addresses & ((1 << RANK_SHIFT) - 1)
     wrong = (rank < 0) | (rank > state.cluster_blocks)
     if wrong.any():
@@ -73,7 +73,7 @@ def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift
         why = f"shared address {int(addresses[place]) % (1 << 32):#x}: a cluster has {state.cluster_blocks} blocks"
         raise IllegalAddress(why, position=place)
     _check_frame("shared", state.frame_size("shared"), offset, nbytes)
-    block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
+    block = np.where(rank > 0, cta - cta % state.cluster_blocks + rank - 1, cta)
     return (offset >> shift) + block * (state.shared_frame >> shift)
 
 

@@ -105,9 +105,9 @@ def _constant(state: BatchState, name: str) -> int:
     return 1
 
 
-def shared_sizes(own: int) -> dict[str, int]:
-    """Return the special registers with sizes of shared memory, in bytes, for a block that uses `own` bytes."""
+def shared_sizes(nbytes: int) -> dict[str, int]:
+    """Return the special registers with sizes of shared memory, in bytes, for a block that uses `nbytes` bytes."""
     return {
-        "total_smem_size": -(-own // SHARED_UNIT_BYTES) * SHARED_UNIT_BYTES,
-        "aggr_smem_size": own + RESERVED_SHARED_BYTES,
+        "total_smem_size": -(-nbytes // SHARED_UNIT_BYTES) * SHARED_UNIT_BYTES,
+        "aggr_smem_size": nbytes + RESERVED_SHARED_BYTES,
     }

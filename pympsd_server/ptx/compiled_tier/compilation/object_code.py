@@ -120,8 +120,8 @@ class _Object:
         """Write the addresses of a section of relocations into the section that is at an offset in memory."""
         if self._sections[number][1] == _REL:
             raise _Unknown
-        for place, what, addend in _RELOCATION.iter_unpack(self._content(number)):
-            address = addresses[what >> 32]
-            if what & 0xFFFFFFFF != _R_X86_64_64 or not address:
+        for place, info, addend in _RELOCATION.iter_unpack(self._content(number)):
+            address = addresses[info >> 32]
+            if info & 0xFFFFFFFF != _R_X86_64_64 or not address:
                 raise _Unknown
             struct.pack_into("<Q", memory, offset + place, (address + addend) & (2**64 - 1))
