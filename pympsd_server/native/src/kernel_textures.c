@@ -9,7 +9,7 @@ enum { ARRAY = 1, LINEAR, PITCHED, SURFACE };
 enum { WRAP, CLAMP, MIRROR, BORDER_COLOUR };
 enum { READ_AS_INTEGER = 1, NORMALIZED_COORDINATES = 2, IS_SRGB = 0x10 };
 enum { LAYERED = 4, INTEGERS = 8 };                 // in `how`, with the number of dimensions
-enum { STORES = 8, CLAMPS = 16, IGNORES = 32 };     // in `how` of surfaces: beyond, it clamps or does nothing
+enum { STORES = 8, CLAMPS = 16, IGNORES = 32 };     // in `how` of surfaces; the last two: for accesses beyond
 enum { HALF = 0x10, FLOAT = 0x20, NORMALIZED = 0xc0 }; // formats
 enum { STEPS = 256, HEAD_BYTES = 84, OBJECT_BYTES = 84 + 18 * 48 };
 
@@ -48,7 +48,7 @@ typedef union {
     int64_t i[4];
 } Texel;
 
-// Return whether a kernel can access all of some bytes, in one allocation.
+// Return whether a kernel can access `nbytes` bytes, all in one allocation.
 static int has_all(Worker *c, uint64_t site, uint64_t address, unsigned __int128 nbytes) {
     const uint64_t *known = c->sites + 2 * site;
     if (address - known[0] >= known[1] && kernels_check_global(c, site, address, 0, 1))

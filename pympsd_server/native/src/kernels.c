@@ -242,7 +242,7 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         warp->state = ESCAPING;
         need_python(c);
         break;
-    case POLLING_ESCAPE: // in a loop that may wait for other threads
+    case POLLING_ESCAPE: // an escape in a loop that may wait for other threads
         warp->state = ESCAPING;
         need_python(c);
         return 0;
@@ -258,8 +258,8 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         if (slot->bailing)
             warp->state = BAILING;
         return 0;
-    case SLICE: // of a loop that computes
-    case POLL:  // all lanes together
+    case SLICE: // a slice of a loop that computes
+    case POLL:  // a poll by all lanes together
         if (status == SLICE)
             note_progress(c);
         warp->spins = 0, warp->long_spins = 0;

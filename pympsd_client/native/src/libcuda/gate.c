@@ -52,7 +52,7 @@ static const Python *python; /* the interpreter that was started here */
 static atomic_int is_open;
 static pthread_once_t handling_ends = PTHREAD_ONCE_INIT;
 static __thread int state_before_fork;
-static atomic_int attaching; /* threads */
+static atomic_int attaching; /* the number of threads that attach */
 static __thread int is_attaching;
 
 int gate_is_open(void) {
