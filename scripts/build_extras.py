@@ -1,4 +1,4 @@
-"""A build command that also puts into a wheel what comes with the packages (pympsd/cli/extras.py).
+"""A build command that also puts the files that come with the packages into a wheel (pympsd/cli/extras.py).
 
 It names the files of the source archive (sdist) too: setuptools finds the packages and the sources in C that
 pyproject.toml names, but the build also needs ``scripts``, ``docs`` and C headers, and the tests need the whole

@@ -1,7 +1,7 @@
 """The manual page of pympsd in roff, and the table of docs/settings.md: scripts/generate-docs writes both.
 
 The rows that the program prints too (options, settings of the daemon, exit status) are in pympsd/commands/manual.py,
-commands in their handlers' docstrings. What only the page has is here.
+commands in their handlers' docstrings. The rest of the page is here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOOLS: Final = (
         "print an emulated machine in the format of nvml-mock's profiles, or the machine file of such a profile",
     ),
 )
-"""Programs of their own behind the same name."""
+"""Separate programs behind the same name."""
 
 _SIGNALS: Final = (
     ("SIGTERM, SIGINT", "end the daemon and its servers within seconds, even if they have clients"),

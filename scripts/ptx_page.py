@@ -1,7 +1,7 @@
 """The page of what PTX the emulated GPU executes (docs/ptx.md), written from the translator's tables.
 
 Instructions, modifiers and types come from the table that `@emits` fills, shapes of matrices, special registers and
-functions from theirs. The text here has only what is in no table: limits, and what is refused and why.
+functions from theirs. This module has only what the tables lack: limits, refusals and their reasons.
 scripts/generate-docs writes the page; a test compares the list with the PTX ISA's table of contents.
 """
 
@@ -81,7 +81,7 @@ REFUSED_REGISTERS = {
     "%envreg0 %envreg3 %envreg31": "a driver sets them for its own use; %envreg1 and %envreg2 are known",
     "%current_graph_exec": "kernels cannot launch graphs",
 }
-"""Special registers of the PTX ISA 9.0 that are not there, or examples of them, and why."""
+"""Special registers of the PTX ISA 9.0 that are not supported, or examples of them, and why."""
 
 _NOT_IN_TABLE = """
 `mov`, `ld`, `ldu` and `st` also have `.b128`; registers and variables may have that type. Operands of video

@@ -24,7 +24,7 @@ from pympsd.wire.messages import ClientHello, Versions, encode
 DRAINED = 48
 """Clients that wait for a drain's decision: as many as a device of driver 580 has contexts for."""
 PARTITIONS = 13
-"""They take, with those that are made before the time is measured, the 15 chunks of an H200."""
+"""Partitions that, with those that are made before the measurement, take the 15 chunks of an H200."""
 PIPELINED = 500
 """Commands sent together in the long session, so that it measures the daemon and not the round trips."""
 
@@ -95,7 +95,7 @@ def _many_connections(report: Report, env: dict[str, str]) -> None:
 
 
 def _drain(report: Report, env: dict[str, str]) -> None:
-    """Measure from a drain's command to the refusal of the last of the clients that wait."""
+    """Measure the time from a drain's command to the refusal of the last waiting client."""
     taken = []
     for _ in range(5):
         with ExitStack() as ends, Operator.at(_control(env)) as operator:

@@ -1,4 +1,4 @@
-"""What an honest user notices of two hostile ones: a connect, and ``echo ps | pympsd``, against the quiet daemon.
+"""The effect of two hostile users on an honest one: a connect, and ``echo ps | pympsd``, against a quiet daemon.
 
 Both in one run: windows with and without the hostile users follow each other, and the ratio is the median of theirs.
 """
@@ -29,7 +29,7 @@ CONNECTIONS = 500
 """Those of each kind that the hostile users try to keep."""
 KINDS = {10001: ("servers", "namespaces"), 10002: ("unresponsive", "idle", "half_frames", "unread", "garbage")}
 QUIET_SECONDS = 5.0
-"""Until the servers that one of them makes have started: how long that takes the machine is not measured."""
+"""Seconds until the servers that one hostile user makes have started; their start is not measured."""
 
 
 def measure(report: Report) -> None:

@@ -1,4 +1,4 @@
-"""What watching costs: ``pympsd top`` with 48 clients, and what a client loses by a scrape each second."""
+"""The cost of monitoring: ``pympsd top`` with 48 clients, and a client's loss of speed by a scrape each second."""
 
 from __future__ import annotations
 

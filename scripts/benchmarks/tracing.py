@@ -1,4 +1,4 @@
-"""What a trace costs: launches with a wait each, and the calls alone, without one and with it.
+"""The cost of a trace: launches with a wait each, and the calls alone, without and with a trace.
 
 A trace is that of ``trace start`` or of ``PYMPSD_TRACE``.
 """

@@ -1,4 +1,4 @@
-"""What the site has beyond docs/: other documents, manual pages, the Python reference; and where links lead.
+"""Pages of the site beyond docs/: other documents, manual pages, the Python reference; and the targets of links.
 
 The documents are written for the repository's own pages. There a link may lead to a file of the code; on the site the
 hook gives such a link DOCS_REPOSITORY as its root, or leaves its text alone. A link to a file that does not exist

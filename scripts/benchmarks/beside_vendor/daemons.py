@@ -1,4 +1,4 @@
-"""Both daemons at the same time, each with a server of the driver's, in private directories; quit afterwards."""
+"""Both daemons at the same time, each with a server of the driver, in private directories; they quit afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Daemon:
         return int(Path(self.directory, "nvidia-cuda-mps-control.pid").read_text())
 
     def say(self, line: str) -> str:
-        """Give it a command; return what is printed, raise Failure."""
+        """Give the daemon a command; return its output; raise Failure."""
         return ways.run_tool(self.tool, self.environment, f"{line}\n")
 
     def servers(self) -> list[int]:
@@ -61,7 +61,7 @@ class Daemon:
         return [(datetime.fromisoformat(stamp).timestamp(), output) for stamp, output in _LOGGED.findall(text)]
 
     def await_line(self, pattern: str, seconds: float) -> None:
-        """Wait until a line of control.log has a pattern; raise Failure."""
+        """Wait until a line of control.log matches a pattern; raise Failure."""
         give_up = time.monotonic() + seconds
         while not any(re.search(pattern, text) for _, text in self.log()):
             if time.monotonic() > give_up:
@@ -138,7 +138,7 @@ def _running(name: str, tool: tuple[str, ...], more: Mapping[str, str]) -> Itera
 
 
 def _await_end(pid: int) -> None:
-    """Give a daemon that was asked to quit a few seconds, so that its directory is not taken from under it."""
+    """Wait a few seconds for a daemon that was asked to quit, so that its directory is not removed while it runs."""
     give_up = time.monotonic() + 5.0
     while pid and time.monotonic() < give_up:
         try:

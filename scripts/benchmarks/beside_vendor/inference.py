@@ -36,7 +36,7 @@ _MAX_ROUNDS: Final = 2
 
 
 def inference(run: Run, daemons: tuple[Daemon, Daemon], programs: Programs, rounds: int) -> None:
-    """Measure PyTorch inference in all three ways; leave it out where there is no PyTorch."""
+    """Measure PyTorch inference in all three ways; leave it out if PyTorch is not installed."""
     if run.rehearsal or importlib.util.find_spec("torch") is None:
         run.figures.leave_out(NAME, "this is a rehearsal, or PyTorch is not installed for this interpreter")
         return

@@ -23,7 +23,7 @@ _MS: Final = "(ms)"
 
 
 def rows(figures: Figures, counts: tuple[int, ...]) -> list[Row]:
-    """Return the rows of the sections that were asked for."""
+    """Return the rows of the requested sections."""
     made = {
         sections.PS: _questions,
         sections.JOIN: _joins,

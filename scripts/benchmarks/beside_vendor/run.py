@@ -1,6 +1,6 @@
 """``scripts/bench vendor``: pympsd with the driver's own server next to the vendor's daemon, in one run on one GPU.
 
-Both daemons run at the same time, in private directories; what is measured of one is measured of the other next,
+Both daemons run at the same time, in private directories; each measurement of one is repeated with the other,
 with the same unmodified programs. PYMPSD_VENDOR_SERVER names the server where it is not in PATH. Exit status 1 when
 a bound is missed or a figure could not be measured.
 """

@@ -1,4 +1,4 @@
-"""What is measured of both daemons, in turn: the same programs, the same order of both, then the reverse."""
+"""The measurements of both daemons, in turn: the same programs, with one daemon first and then the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ARRIVALS: Final = 48
 USERS: Final = (10001, 10002)
 IDLE_SECONDS: Final = 10.0
 QUIET_SECONDS: Final = 15.0
-"""Until a daemon is idle: after a server's start it has timers, and threads that end, for ten seconds."""
+"""Seconds until a daemon is idle: for ten seconds after a server's start it has timers, and threads that end."""
 _ROUND: Final = ", round "
 _JOINS, _TURNS, _CROWDS, _QUESTIONS = 15, 5, 3, 40
 _JOIN_SECONDS: Final = 60.0
@@ -59,7 +59,7 @@ def _put(run: Run, value: float, unit: str, section: str, daemon: str, what: str
 
 
 def _join(client: Client) -> list[float]:
-    """Return the four times of a program that is to join, ns."""
+    """Return the four times of a program that joins, in nanoseconds."""
     return [float(word) for word in client.ask("join", _JOIN_SECONDS).split()]
 
 
@@ -73,7 +73,7 @@ def launches(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> Non
 
 
 def joins(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
-    """Measure from cuInit to the first kernel's end, of one program after another while another stays."""
+    """Measure the time from cuInit to the first kernel's end, for programs one by one, while another one stays."""
     taken: dict[str, list[list[float]]] = {daemon.name: [] for daemon in daemons}
     clients: list[Client] = []
     try:
@@ -94,7 +94,7 @@ def joins(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
 
 
 def arrivals(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
-    """Measure the time until all of many that come at the same time have a context."""
+    """Measure the time until all of many simultaneous clients have a context."""
     count = 4 if run.rehearsal else ARRIVALS
     taken: dict[str, list[float]] = {daemon.name: [] for daemon in daemons}
     for _, daemon in in_turn(daemons, 1 if run.rehearsal else _CROWDS):
@@ -216,7 +216,7 @@ SECTIONS: Final[dict[str, Callable[[Run, Daemons, Programs, int], None]]] = {
 
 
 def _processes_of(daemon: Daemon, others: set[int]) -> list[int]:
-    """Return the daemon and what else of its directory's runs, but for servers and clients: a keeper, say."""
+    """Return the daemon and other processes of its directory, such as a keeper, without servers and clients."""
     data = f"CUDA_MPS_PIPE_DIRECTORY={daemon.directory}\0".encode()
     result = {daemon.pid}
     for place in Path("/proc").iterdir():
@@ -228,7 +228,7 @@ def _processes_of(daemon: Daemon, others: set[int]) -> list[int]:
 
 
 def _switches(pids: Sequence[int]) -> int:
-    """Return how often processes have gone to sleep until now, all threads together: each time they had woken up."""
+    """Return how often the threads of processes have gone to sleep until now, which is how often they woke up."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():

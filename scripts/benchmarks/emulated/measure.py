@@ -45,7 +45,7 @@ KERNELS = HERE / "kernels.ptx"
 MODULE_BYTES = 26 << 20
 BOUND = 1.5
 BOUNDS = {"scan": 20.0, "histogram": 3.0}
-"""Times of C++, for kernels with others than BOUND."""
+"""Bounds as multiples of C++'s time, for kernels whose bound is not BOUND."""
 LOAD_SECONDS, FIRST_LAUNCH_MS, STOP_MS = 2.0, 30.0, 10.0
 STOPS = 50
 COMPILED_SECONDS = 20.0
@@ -59,7 +59,7 @@ ENDLESS = 2_000_000_000
 
 
 def cases() -> dict[str, tuple[tuple[int, ...], tuple[int, ...], list[Any], list[int]]]:
-    """Return for each kernel grid, block, arguments, and which of these are results."""
+    """Return each kernel's grid, block and arguments, and which of the arguments are results."""
     rng, n = np.random.default_rng(1), 1 << 20
 
     def values(*shape: int) -> Any:
@@ -222,7 +222,7 @@ def _loading(report: Report) -> None:
 
 
 def large_module(ptx: str, count: int) -> str:
-    """Return a module of at least so many characters: the kernels of one, again and again under other names."""
+    """Return a module of at least that many characters, which repeats the kernels of a module under other names."""
     head, _, rest = ptx.partition(".address_size 64\n")
     entries = "|".join(re.findall(r"[.]entry (\w+)", rest))
     names = re.compile(rf"\b({entries})(?=[(_\s])")

@@ -22,7 +22,7 @@ _CHUNK: Final = 1 << 16
 
 
 class Failure(Exception):
-    """A figure could not be measured; the message reports why."""
+    """Raised when a figure could not be measured; the message states why."""
 
 
 @define
@@ -35,7 +35,7 @@ class Client:
 
     @classmethod
     def start(cls, command: tuple[str, ...], environment: Mapping[str, str]) -> Client:
-        """Start one; `answer` returns when it is ready."""
+        """Start a client; `answer` returns when it is ready."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the client lives
         try:
             process = subprocess.Popen(

@@ -34,7 +34,7 @@ class Row:
     judged: tuple[int, ...] = ()
 
     def is_short(self, count: int) -> bool:
-        """Whether a ratio is on the wrong side of its bound."""
+        """Whether a ratio misses its bound."""
         ratio = self.ratios.get(count)
         if self.bound is None or ratio is None or count not in self.judged:
             return False

@@ -36,11 +36,11 @@ VENDOR_FOLDERS: Final = "/usr/local/nvidia/bin:/usr/local/nvidia:/opt/nvidia/bin
 
 
 class NotInstalled(Failure):
-    """This machine does not have a way; not a failure of the run."""
+    """Raised if this machine does not have a way; the run does not fail."""
 
 
 class WrongWorker(Failure):
-    """The executor's workers are not the native ones but of this ``kind``."""
+    """Raised if the executor's workers are not native, but of this ``kind``."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"the command streams' workers are not native but {kind}")
@@ -195,7 +195,7 @@ def _directories() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def run_tool(command: tuple[str, ...], environment: Mapping[str, str], said: str = "") -> str:
-    """Run a command line tool; return what it prints, raise Failure."""
+    """Run a command line tool; return its output; raise Failure."""
     try:
         done = subprocess.run(
             command, env=dict(environment), input=said, capture_output=True, text=True, timeout=COMMAND_SECONDS
@@ -208,7 +208,7 @@ def run_tool(command: tuple[str, ...], environment: Mapping[str, str], said: str
 
 
 def stop_daemon(command: tuple[str, ...], environment: Mapping[str, str], said: str) -> None:
-    """Give a daemon the command that ends it; report it if that fails."""
+    """Give a daemon the command that ends it; report a failure."""
     try:
         run_tool(command, environment, said)
     except Failure as error:
