@@ -1,4 +1,4 @@
-"""Chaos carried out: each kind is a function that does it to a process that is there, if any."""
+"""The kinds of chaos: each is a function that strikes a process, if one exists."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.chaos.schedule import DEVICES, FAULTS, Action, Backend, Kind, stop_se
 from tests.chaos.testbed import SILENT_SECONDS, Testbed, now
 
 KILLED_AFTER: Final = 4.0
-"""A server that is stopped for longer may be killed by its daemon: asked to leave, or awaited (5 and 10 s)."""
+"""Seconds; the daemon may kill a server that is stopped for longer while it asks it to end or waits (5, 10 s)."""
 END_SECONDS: Final = 30.0
-"""The time in which a daemon that is asked to end has ended."""
+"""The time within which a daemon that is asked to end must end."""
 NOTICE_SECONDS: Final = 15.0
 MAX_DRAIN_SECONDS: Final = 1.5
-"""Of a drain's time limit: clients that wait for longer would be taken for hanging ones."""
+"""The maximum time limit of a drain: clients that wait for longer would count as hanging."""
 NO_UID: Final = -2
 START_SECONDS: Final = 1.0
 """The time from a server's start to its line in the log."""
@@ -60,7 +60,7 @@ async def _client_stop(testbed: Testbed, action: Action) -> None:
 
 
 def _strikable(testbed: Testbed) -> list[Life]:
-    """Return the clients that may be made silent now: the driver's server needs its daemon then, if they connect."""
+    """Return the clients that may be stopped now. If they are connecting, the driver's server needs its daemon."""
     left_alone = testbed.setup.backend is Backend.VENDOR and testbed.busy
     return [life for life in testbed.living() if not (left_alone and life.is_connecting)]
 
@@ -81,7 +81,7 @@ async def _client_terminate(testbed: Testbed, action: Action) -> None:
 
 
 async def terminate(testbed: Testbed, life: Life, number: int) -> None:
-    """An operator terminates a client."""
+    """Terminate a client as an operator."""
     server = testbed.server()
     if server is None or server.uid != life.uid:
         return
@@ -177,7 +177,7 @@ async def _keeper_stop(testbed: Testbed, action: Action) -> None:
 
 
 async def _wait_for_kept(testbed: Testbed, before: ProcessKey | None) -> None:
-    """Wait until there is a keeper, another one than before, that has everything: until then the daemon is mortal."""
+    """Wait until a new keeper has everything; until then the daemon's sockets end with the daemon."""
     if await testbed.until_so(
         lambda: (new := testbed.keeper()) is not None and new != before and _has_entries(new), NOTICE_SECONDS
     ):
@@ -186,7 +186,7 @@ async def _wait_for_kept(testbed: Testbed, before: ProcessKey | None) -> None:
 
 
 def _has_entries(keeper: ProcessKey) -> bool:
-    """Whether the daemon has sent it what there is to hold, the log FIFO among that: all goes in one burst."""
+    """Whether the daemon has sent the keeper all entries, the log FIFO too: it sends all of them in one burst."""
     with suppress(OSError):  # it has ended
         folder = f"/proc/{keeper.pid}/fd"
         return any(os.readlink(f"{folder}/{fd}").endswith("/pipe/log") for fd in os.listdir(folder))
@@ -208,7 +208,7 @@ async def _both_kill(testbed: Testbed, action: Action) -> None:
 
 
 async def _check_adopted(testbed: Testbed) -> None:
-    """The server that was there is the new daemon's, unless it has ended."""
+    """Check that the previous daemon's server belongs to the new daemon, unless it has ended."""
     server = testbed.server()
     with trio.move_on_after(NOTICE_SECONDS):
         while server is not None and there(server.process):
@@ -239,7 +239,7 @@ async def _quit(testbed: Testbed, action: Action) -> None:
 
 
 async def _drain(testbed: Testbed, action: Action) -> None:
-    """Operators drain everything or a user, give up, and undrain at whichever daemon there is then."""
+    """Drain everything or a user, stop the command, and undrain at the daemon that runs then."""
     server = testbed.server()
     target = "--all" if server is None or action.pick < 0.5 else f"--user={server.uid}"
     with testbed.incident(action.kind, action.number):
@@ -252,7 +252,7 @@ async def _drain(testbed: Testbed, action: Action) -> None:
 
 
 async def _over(testbed: Testbed, cause: str, everything: set[ProcessKey], servers_before: int) -> None:
-    """The daemon ends, and nothing of it is left; what is left is blamed, and the daemon killed."""
+    """Check that the daemon ends and leaves nothing; report what it leaves, and kill it."""
     if not await testbed.until_gone(testbed.daemon, END_SECONDS):
         testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {cause}")
         strike(testbed.daemon, signal.SIGKILL)
@@ -267,7 +267,7 @@ async def _over(testbed: Testbed, cause: str, everything: set[ProcessKey], serve
 
 
 def _everything(testbed: Testbed) -> tuple[set[ProcessKey], int]:
-    """Return the servers there are, which are to be forced, and their executors; and how many are known until now."""
+    """Return the running servers, which are forced to end, and their executors; and the number of servers so far."""
     testbed.listen()
     servers = [server for server in testbed.logs.running() if there(server.process)]
     testbed.forced |= {server.process for server in servers}
@@ -293,7 +293,7 @@ async def _start_server(testbed: Testbed, action: Action) -> None:
 
 
 async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
-    """Servers of the driver's that start in the next seconds do something wrong; those then there are killed."""
+    """Make the driver's servers that start in the next seconds misbehave, then kill those that run."""
     name, value = pick(MISBEHAVIOURS, action.pick) or ("", "")
     testbed.listen()
     # Those that are about to start may not have read their behaviour yet.

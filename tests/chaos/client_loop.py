@@ -1,6 +1,6 @@
-"""What every client of a soak does: its work until its time is over or its context is lost.
+"""The loop of every client of a soak: it works until its time is over or its context is lost.
 
-It reports each step in a line (client_protocol). A line on standard input names a fault, to be done next. What a step
+It reports each step in a line (client_protocol). A line on standard input names the fault to cause next. What a step
 is, its driver says: ours (client), or the fake one (driver_client).
 """
 
@@ -18,27 +18,27 @@ NOT_READY: Final = 807
 MAX_CONTEXTS: Final = 4
 LINGERS: Final = 0.3
 LINGER_SECONDS: Final = 5.0
-"""How long after an error some clients try again: by then nothing may succeed in what the error ended."""
+"""Seconds after an error in which some clients try again; nothing may succeed in contexts that the error ended."""
 PAUSES: Final = (0, 0, 0.02, 0.1, 0.3)
-"""Seconds between steps: a client is not always busy, and the machine is not ours alone."""
+"""Seconds between steps: clients are not always busy, and other programs use the machine too."""
 
 
 class Bench(Protocol):
-    """A context, and steps in it: methods that return how much was wrong, or raise Failed."""
+    """A context, and steps in it: methods that return the number of wrong values, or raise Failed."""
 
     device: int
 
     def enter(self) -> None:
-        """Make it current."""
+        """Make the context current."""
 
     def close(self) -> int:
-        """Destroy it."""
+        """Destroy the context."""
 
     def synchronize(self) -> int:
-        """Wait for its work."""
+        """Wait for the context's work."""
 
     def fault(self, name: str) -> int:
-        """Do something that ends it."""
+        """Cause a fault that ends the context."""
 
 
 class Client:
@@ -64,7 +64,7 @@ class Client:
         self.contexts = 0
 
     def run(self) -> None:
-        """All of it."""
+        """Run the client to its end."""
         if step("init", -1, -1, self.start):
             return
         for device in self.devices:
@@ -97,7 +97,7 @@ class Client:
         return step("close", bench.device, number, bench.close)
 
     def work(self, command: str) -> int:
-        """Do one step in a context of this client's; when it fails, see that all of the context fails from now on."""
+        """Do one step in a context of this client; if it fails, check that every later step in the context fails."""
         number = self.source.choice(sorted(self.benches))
         name = self.source.choice(self.steps)
         if not command and name == "contexts":
@@ -111,7 +111,7 @@ class Client:
         return code
 
     def in_all(self, name: str) -> None:
-        """Do a step in every context, whatever comes of it."""
+        """Do a step in every context, and ignore the results."""
         for bench in sorted(self.benches):
             self.step_in(bench, name)
 
@@ -135,12 +135,12 @@ class Client:
         return self.close(self.source.choice(sorted(self.benches)))
 
     def begin_again(self) -> bool:
-        """After a termination: a process may make a new context."""
+        """Make a new context after a termination, as a process may."""
         for number in list(self.benches):
             self.close(number)
         return self.open(self.source.choice(self.devices)) == 0
 
 
 def say_goodbye() -> None:
-    """Report the end."""
+    """Report the client's end."""
     say(doing="leaving")

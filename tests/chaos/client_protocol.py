@@ -1,4 +1,4 @@
-"""How a soak's client talks: it reports each step as a line of JSON before and after, and reads commands."""
+"""The protocol of a soak's client: it reports each step as a line of JSON before and after, and reads commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Failed(Exception):
-    """A driver call did not succeed."""
+    """Raised when a driver call did not succeed."""
 
     def __init__(self, call: str, code: int, why: str) -> None:
         super().__init__(call)
@@ -26,7 +26,7 @@ def say(**fields: Any) -> None:
 
 
 def step(name: str, device: int, context: int, work: Callable[[], int]) -> int:
-    """Do a step, which returns how much was wrong; report it before and after; return its CUresult."""
+    """Do a step, which returns the number of wrong values; report it before and after; return its CUresult."""
     began = time.monotonic()
     say(doing=name, device=device, context=context)
     report: dict[str, Any] = {"name": name, "began": began, "device": device, "context": context, "code": 0}

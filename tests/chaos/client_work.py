@@ -1,4 +1,4 @@
-"""What a soak's clients do: steps whose results are known, in a current context. Each returns how much was wrong."""
+"""The work of a soak's clients: steps in a current context, which return the number of wrong values."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class Bench:
         check(cuda.cuLaunchKernel, function, blocks, 1, 1, BLOCK, 1, 1, 0, stream, (values, types), 0)
 
     def data(self, blocks: int) -> np.ndarray:
-        """Return words that only this client has."""
+        """Return words that no other client has."""
         generator = np.random.default_rng(self.source.getrandbits(32))
         return generator.integers(0, 1 << 31, blocks * BLOCK, dtype=np.uint32)
 
     # --- steps
 
     def copies(self) -> int:
-        """There, on, and back."""
+        """Copy to the device, on it, and back."""
         host = self.data(self.source.choice((1, 16, 256)))
         first, second = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, host.nbytes)
         back = np.zeros_like(host)
@@ -89,7 +89,7 @@ class Bench:
         return wrong
 
     def add(self) -> int:
-        """A kernel over an array."""
+        """Run a kernel over an array."""
         host, amount = self.data(self.source.choice((1, 64, 256))), self.source.getrandbits(16)
         address = check(cuda.cuMemAlloc, host.nbytes)
         check(cuda.cuMemcpyHtoD, address, host, host.nbytes)
@@ -102,7 +102,7 @@ class Bench:
         return _differences(back, host + np.uint32(amount))
 
     def tally(self) -> int:
-        """Many threads, one counter."""
+        """Count with many threads in one counter."""
         word = check(cuda.cuMemAlloc, 4)
         check(cuda.cuMemsetD32, word, 0, 1)
         blocks, amount, times = self.source.choice((1, 8, 64)), self.source.randint(1, 99), 3
@@ -114,7 +114,7 @@ class Bench:
         return int(back[0] != blocks * BLOCK * amount * times)
 
     def reduce(self) -> int:
-        """Sums through shared memory."""
+        """Sum through shared memory."""
         blocks = self.source.choice((1, 16, 64))
         host = self.data(blocks)
         address, sums = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, 4 * blocks)
@@ -127,7 +127,7 @@ class Bench:
         return _differences(back, host.reshape(blocks, BLOCK).sum(1, dtype=np.uint32))
 
     def streams(self) -> int:
-        """Work in several streams, one after another by events."""
+        """Work in several streams that events put in order."""
         host = self.data(8)
         address = check(cuda.cuMemAlloc, host.nbytes)
         streams = [check(cuda.cuStreamCreate, 1) for _ in range(3)]
@@ -150,7 +150,7 @@ class Bench:
         return _differences(back, host + np.uint32(6))
 
     def memory(self) -> int:
-        """Allocate until there is no more; what was given is there and is no other client's."""
+        """Allocate until the device is full; check that the memory is usable and belongs to no other client."""
         _, total = check(cuda.cuMemGetInfo)
         held: list[tuple[Any, np.ndarray]] = []
         try:
@@ -173,7 +173,7 @@ class Bench:
         return wrong
 
     def callbacks(self) -> int:
-        """Host functions in stream order, between kernels; before Volta they are refused."""
+        """Run host functions in stream order, between kernels; before Volta they are refused."""
         if check(cuda.cuDeviceGetAttribute, MAJOR, self.device) < VOLTA:
             refused = int(cuda.cuLaunchHostFunc(0, print, 0)[0]) == NOT_SUPPORTED
             check(cuda.cuCtxSynchronize)  # the refusal asks no server, and would say nothing of the context
@@ -194,7 +194,7 @@ class Bench:
         return int(called != [0, 1, 2, 3]) + int(not last.is_set()) + int(back[0] != 4 * BLOCK)
 
     def idle(self) -> int:
-        """With no other client: what is taken of the device is what one context costs, and comes back."""
+        """Check, without other clients, that the device's used memory is the cost of one context, and is freed."""
         alone = _count_taken()
         other = check(cuda.cuCtxCreate, 0, self.device)
         both = _count_taken()
@@ -203,13 +203,13 @@ class Bench:
         return int(both != 2 * alone) + int(_count_taken() != alone)
 
     def endless(self) -> int:
-        """A kernel that never ends, waited for: coming back from this with a success is wrong."""
+        """Wait for a kernel that never ends; a success is wrong."""
         self.launch("endless", 1, check(cuda.cuStreamCreate, 1), (), ())
         check(cuda.cuCtxSynchronize)
         return 1
 
     def fault(self, name: str) -> int:
-        """A kernel that faults; a success after it is wrong."""
+        """Run a kernel that faults; a success after it is wrong."""
         address = check(cuda.cuMemAlloc, 64)
         takes = name in ("wild_load", "misaligned")
         self.launch(name, 1, 0, (address,) if takes else (), (None,) if takes else ())
@@ -217,7 +217,7 @@ class Bench:
         return 1
 
     def synchronize(self) -> int:
-        """Once more, after an error."""
+        """Synchronize once more, after an error."""
         check(cuda.cuCtxSynchronize)
         return 0
 

@@ -1,4 +1,4 @@
-"""What operators say in a soak: questions, limits, and lists that are compared with what clients report."""
+"""The commands of operators in a soak: queries, limits, and lists that are compared with the clients' reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.testbed import Testbed, now
 _Any = TypeVar("_Any")
 
 UNKNOWN_WHILE: Final = frozenset({Kind.SERVER_STOP, Kind.SERVER_MISBEHAVES, Kind.EXECUTOR_STOP, Kind.EXECUTOR_KILL})
-"""What keeps a server from reporting what it knows."""
+"""The kinds of chaos that keep a server from reporting its state."""
 QUERIES: Final = (
     "ps", "get_server_list", "get_device_client_list", "device_query", "device_query --csv", "nonsense",
     "get_server_status {server}", "get_client_list {server}", "ps -p {server}", "get_client_list 1",
@@ -34,12 +34,12 @@ LIMITS: Final = (
 
 
 def pick(among: Sequence[_Any], share: float) -> _Any | None:
-    """Return one of several, None of none."""
+    """Return one of several values; None if there are none."""
     return among[min(int(share * len(among)), len(among) - 1)] if among else None
 
 
 async def lists(testbed: Testbed, action: Action) -> None:
-    """The lists have every client that has a context all the time, and none that has ended before."""
+    """Check that lists have every client with a lasting context, and no client that had ended."""
     server = testbed.server()
     if server is None:
         return
@@ -60,7 +60,7 @@ async def lists(testbed: Testbed, action: Action) -> None:
 
 
 def _is_known(testbed: Testbed, server: ServerHistory, answer: str, since: float) -> bool:
-    """Whether a server was asked what it knows: it and its daemon ran all the time, and it talked with no client."""
+    """Whether a server could report: it and its daemon ran all the time, and it was not connecting a client."""
     return not (
         testbed.troubled(since)
         or server.status is not None
@@ -87,7 +87,7 @@ async def _command(testbed: Testbed, action: Action, among: tuple[str, ...], uid
 
 
 async def say(testbed: Testbed, line: str, uid: int = 0) -> str:
-    """An operator's command is answered, unless the daemon is not there to do it."""
+    """Check that an operator's command is answered, unless no daemon runs."""
     began = now()
     status, output = await testbed.tool(f"{line}\n", uid=uid)
     if status != 0 and not testbed.troubled(began):

@@ -1,6 +1,6 @@
 """A client of a soak with the fake libcuda of tests/support/fake_mps, run by path with its plan (client_loop).
 
-Also: a client that connects and then sends nothing to its server, for as long as its plan states.
+It can also be a client that connects and then sends its server nothing, for the time in its plan.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Any = TypeVar("_Any")
 
 
 def check(call: str, do: Callable[[], _Any]) -> _Any:
-    """Return what a call returns; raise Failed when its result is an error."""
+    """Return a call's value; raise Failed if its result is an error."""
     try:
         result = do()
     except Failure as failure:
@@ -69,7 +69,7 @@ class Bench:
         self.value = self.steps = 0
 
     def enter(self) -> None:
-        """Make it current: each step names it."""
+        """Do nothing: each step names its context."""
 
     def close(self) -> int:
         """Destroy it."""
@@ -77,7 +77,7 @@ class Bench:
         return 0
 
     def chain(self) -> int:
-        """Computations each of which needs the one before."""
+        """Make computations, each of which needs the one before."""
         wrong = 0
         for _ in range(CHAIN_STEPS):
             self.value = (self.value * STEP_FACTOR + STEP_TERM + self.steps) % STEP_MODULUS
@@ -86,22 +86,22 @@ class Bench:
         return wrong
 
     def memory(self) -> int:
-        """A small allocation, and how many multiprocessors there are."""
+        """Check a small allocation, and the number of multiprocessors."""
         self._ask("alloc", bytes=ALLOCATION)
         return int(self._ask("sms")["value"] not in MULTIPROCESSORS)
 
     def fault(self, name: str) -> int:
-        """A fatal error; a success is wrong."""
+        """Cause a fatal error; a success is wrong."""
         self._ask("fault")
         return 1
 
     def synchronize(self) -> int:
-        """Once more, after an error."""
+        """Synchronize once more, after an error."""
         self._ask("sync")
         return 0
 
     def idle(self) -> int:
-        """Nothing."""
+        """Do nothing."""
         return 0
 
     def _ask(self, request: str, **more: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Bench:
 
 
 def be_unresponsive(seconds: float) -> None:
-    """Get a connection to a server, and say nothing there."""
+    """Get a connection to a server, and send nothing there."""
     held = []
 
     def connect() -> int:

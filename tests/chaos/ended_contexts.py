@@ -1,4 +1,4 @@
-"""What must have ended: contexts in which nothing may succeed any more, since when and why."""
+"""The contexts that must have ended: since when nothing may succeed in them, and why."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
 RPC_FAILURE, CLIENT_TERMINATED = 806, 810
 FATAL: Final = frozenset({ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED})
 CONTAINED_SECONDS: Final = 4.0
-"""How long after a fault was met all that it reaches has ended, on a machine that is busy."""
+"""Seconds after a fault is detected until everything that it reaches has ended, on a busy machine."""
 STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
-"""A context that has once answered with one of these answers with nothing else than errors; of 806, all of them.
+"""Errors after which a context returns only errors; after 806, all contexts of the process.
 
 (A client of the fake driver's may have a context of the next server, too.)
 """
 
 
 def find_earlier_end(history: History, life: Life, step: Step) -> str | None:
-    """Return why a step's context must have been at its end when the step began, None when it need not have been."""
+    """Return why a step's context must have ended before the step began; None if it need not have."""
     span = life.contexts.get(step.context)
     if span is None or step.name in ("open", "close"):
         return None
@@ -56,7 +56,7 @@ def _ends_by(history: History, life: Life, step: Step, span: Span, incident: Inc
 
 
 def _find_met(history: History, life: Life, span: Span, incident: Incident) -> float | None:
-    """Return when a fault was met that surely reaches a context; None: it need not."""
+    """Return when a fault that surely reaches a context was detected; None if none must have."""
     if incident.uid != life.uid:
         return None
     same_device = incident.device == span.device

@@ -1,4 +1,4 @@
-"""What happened in a soak, as values: what was done to which client and when, and what all clients reported."""
+"""The history of a soak: what was done to which client and when, and what all clients reported."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from tests.chaos.schedule import Backend, ClientPlan, Containment, Kind
 
 FOR_EVER = float("inf")
 HORIZON = 120.0
-"""Seconds after which nothing that was over has a consequence any more: clients live for some ten."""
+"""Seconds after which a past event has no consequences: clients live for about ten."""
 
 
 CONNECTING_STEPS = ("init", "unresponsive", "open")
-"""Steps in which a client of the driver's talks with the daemon."""
+"""Steps in which a client of the driver's server talks with the daemon."""
 
 
 @frozen
 class Step:
-    """What a client did and got: its result is the first code that was not 0. Times are of the monotonic clock."""
+    """A client's step and its result, the first code other than 0. Times are of the monotonic clock."""
 
     name: str
     began: float
     ended: float
     device: int
-    """-1: of no device."""
+    """The device; -1: none."""
     context: int
-    """The client's own number of its context, -1: of none."""
+    """The client's own number of its context; -1: none."""
     code: int
     call: str = ""
     why: str = ""
     wrong: int = 0
-    """How many values differed from what they had to be."""
+    """The number of wrong values."""
 
 
 @define
 class Span:
-    """A context: the times between which it may have been there."""
+    """A context: the times between which it may have existed."""
 
     number: int
     device: int
@@ -59,23 +59,23 @@ class Life:
     ended: float = FOR_EVER
     status: int | None = None
     killed: bool = False
-    """Whether it was this tool that ended it."""
+    """Whether this tool killed it."""
     hung: bool = False
     heard: float = 0.0
-    """When it said something last."""
+    """The time of its last line."""
     doing: str = "starting"
     attached: float = FOR_EVER
-    """When its cuInit had succeeded."""
+    """The time at which its cuInit had succeeded."""
     init_began: float = FOR_EVER
-    """When its cuInit began."""
+    """The time at which its cuInit began."""
     steps: list[Step] = field(factory=list)
     contexts: dict[int, Span] = field(factory=dict)
     complaint: str = ""
-    """What it wrote to its standard error."""
+    """Its output to standard error."""
     born: int = 0
     """When its process started, in clock ticks since boot."""
     silent_until: float = 0.0
-    """Until then a server may be waiting for its first words."""
+    """The time until which a server may be waiting for its first packet."""
 
     @property
     def process(self) -> ProcessKey:
@@ -84,11 +84,11 @@ class Life:
 
     @property
     def is_connecting(self) -> bool:
-        """Whether it may be talking with the daemon, or beginning to talk with a server."""
+        """Whether the client may be talking with the daemon, or beginning to talk with a server."""
         return self.doing in ("starting", *CONNECTING_STEPS)
 
     def hear(self, report: dict[str, Any]) -> None:
-        """Take in a line of the client's."""
+        """Record a line of the client."""
         self.heard = report["t"]
         self.doing = report["doing"]
         if report["doing"] in ("init", "unresponsive"):
@@ -114,7 +114,7 @@ class Life:
             span.ended = step.ended
 
     def on_devices(self, since: float, until: float) -> frozenset[int]:
-        """Return the devices on which it may have had a context in a time."""
+        """Return the devices on which the client may have had a context in a period."""
         spans = self.contexts.values()
         return frozenset(
             span.device for span in spans if span.began <= until and min(span.ended, self.ended) >= since
@@ -123,7 +123,7 @@ class Life:
 
 @define
 class Incident:
-    """Something that was done, from before it to after it. ``pid`` and ``uid`` of the target, where it has them.
+    """An action, from before it to after it. ``pid`` and ``uid``: the target's, if it has them.
 
     ``client`` is the number of a client it was done to (a PID may come again).
     """
@@ -137,15 +137,15 @@ class Incident:
     uid: int = -1
     device: int = -1
     context: int = -1
-    """Of a fault: the culprit's own number of the context."""
+    """The culprit's own number of the context, if the action is a fault."""
     code: int = 0
-    """A fault's CUresult."""
+    """The CUresult of a fault."""
     note: str = ""
 
 
 @define
 class History:
-    """All of it."""
+    """All clients and incidents."""
 
     lives: list[Life] = field(factory=list)
     incidents: list[Incident] = field(factory=list)
@@ -153,7 +153,7 @@ class History:
     backend: Backend = Backend.EMULATED
 
     def around(self, life: Life) -> History:
-        """Return what may matter to a client: in an hour most of it has long been over."""
+        """Return the incidents that may matter to a client; after an hour most of them do not."""
         since = life.started - HORIZON
         return History(
             [other for other in self.lives if other.ended >= since and other.started <= life.ended],

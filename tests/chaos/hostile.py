@@ -2,7 +2,7 @@
 
 One makes servers and namespaces (in protocol 3), the other keeps all the connections that it can get: unresponsive
 ones, idle ones, half frames, answers that it does not read, garbage. The honest users' clients and commands are
-judged as in every round, by the same times.
+judged as in every round, by the same limits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.chaos.testbed import Testbed, users
 ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAM: Final = str(ROOT / "tests" / "support" / "hostile_program.py")
 CONNECTIONS: Final = 80
-"""Of each kind: together more than the share that a user has in a soak."""
+"""The number of connections of each kind: together more than a user's share in a soak."""
 KINDS: Final = (("servers", "namespaces"), ("unresponsive", "idle", "half_frames", "unread", "garbage"))
-"""What each of the two does."""
+"""What each of the two users does."""
 MAX_MEMORY: Final = 112 << 20
 """Of the daemon: 64 MiB without them; for each of them three times 4 MiB of buffers, and 300 connections of 40 KiB
 (20 KiB, and as much for those that have just ended).
@@ -42,7 +42,7 @@ def hostile_users() -> tuple[int, ...]:
 
 
 async def attack(testbed: Testbed) -> None:
-    """Let both do what they can until this is cancelled, and blame the daemon for what it costs."""
+    """Run both users until this is cancelled, and report if they cost the daemon too much."""
     async with trio.open_nursery() as nursery:
         for uid, kinds in zip(hostile_users(), KINDS, strict=True):
             nursery.start_soon(_attack, testbed, uid, kinds)
@@ -74,7 +74,7 @@ async def _attack(testbed: Testbed, uid: int, kinds: tuple[str, ...]) -> None:
 
 
 def excess(pid: int) -> Iterator[str]:
-    """Yield what a daemon has more of than hostile users may cost it."""
+    """Yield each resource of which a daemon uses more than hostile users may cost it."""
     try:
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))
         resident = int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) << 10

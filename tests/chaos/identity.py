@@ -24,19 +24,19 @@ NO_PROCESS: Final = ProcessKey(0, GONE)
 
 
 def key_of(pid: int) -> ProcessKey:
-    """Return the process that has a PID now."""
+    """Return the process that now has a PID."""
     return ProcessKey(pid, _state_and_start(pid)[1])
 
 
 def there(process: ProcessKey) -> bool:
-    """Whether a process is there still, and no zombie."""
+    """Whether a process still exists and is not a zombie."""
     state, started = _state_and_start(process.pid)
     return process.started == started != GONE and state not in "ZX"
 
 
 @contextmanager
 def open_pidfd(pid: int) -> Iterator[int]:
-    """Hold a process's descriptor for a block: no later process gets its PID. Raises OSError if there is none."""
+    """Hold a process's descriptor for a block: no later process gets its PID. Raise OSError if it has ended."""
     watched = os.pidfd_open(pid)
     try:
         yield watched

@@ -1,4 +1,4 @@
-"""What is left when a soak is over: processes, descriptors, shared memory, files; there must be nothing."""
+"""The remains of a soak, of which there must be none: processes, descriptors, shared memory, files."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from tests.chaos.identity import ProcessKey, key_of
 
 PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
 STAYS: Final = frozenset({"control", "control_lock", "control_privileged"})
-"""What an orderly end leaves in the pipe directory (recorded)."""
+"""The files that an orderly end leaves in the pipe directory (recorded)."""
 VENDOR_STAYS: Final = STAYS | {"pympsd.control"}
 """The same of a daemon that manages the driver's server."""
 
 GOING_SECONDS: Final = 15.0
-"""What is on its way out, and what another test has there for a moment, has so long to go."""
+"""Seconds within which ending processes, and temporary files of other tests, must disappear."""
 
 DAEMON_NEEDS, SERVER_NEEDS, SERVER_NEEDS_EACH, EXECUTOR_NEEDS = 24, 15, 4, 8
-"""Descriptors that the processes have when no client is there: measured, with some to spare."""
+"""Descriptors of the processes without clients: measured, with some to spare."""
 
 
 @frozen
 class Before:
-    """What was there when it began."""
+    """The processes and files at the start of a soak."""
 
     descriptors: frozenset[str]
     files: frozenset[str]
     processes: frozenset[ProcessKey]
-    """Of this process' own: other tests keep executors, too."""
+    """The processes of this run; other tests have executors, too."""
 
     @classmethod
     def now(cls) -> Before:
-        """Look around."""
+        """Return the present processes and files."""
         return cls(frozenset(_descriptors()), frozenset(_files()), frozenset(map(key_of, _processes(()))))
 
 
@@ -51,7 +51,7 @@ def leaks(
     seconds: float = GOING_SECONDS,
     stays: frozenset[str] = STAYS,
 ) -> list[str]:
-    """Return what is left that was not there before and does not go, each in words."""
+    """Return a text for each thing that is left, was not there before, and does not disappear."""
     gc.collect()
     give_up = time.monotonic() + seconds
     while (leftovers := _list_left(before, directory, uids, stays)) and time.monotonic() < give_up:
@@ -75,7 +75,7 @@ def _list_left(before: Before, directory: Path, uids: Collection[int], stays: fr
 
 
 def find_crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[str]:
-    """Yield which processes of ours have more descriptors than they need when no client is there."""
+    """Yield our processes that have more descriptors than they need without clients."""
     needs = {daemon: DAEMON_NEEDS, server: SERVER_NEEDS + SERVER_NEEDS_EACH * len(executors)}
     needs |= dict.fromkeys(executors, EXECUTOR_NEEDS)
     for pid, most in needs.items():
@@ -131,7 +131,7 @@ def _files() -> Iterator[str]:
 
 
 def _is_ours(path: str, directory: Path, uids: Collection[int]) -> bool:
-    """Other programs use these folders too: ours are those of our users, and what has the product's name."""
+    """Whether a file is ours, by its user or the product's name; other programs use these folders too."""
     if Path(path) == directory:
         return False
     try:

@@ -10,19 +10,19 @@ from tests.chaos.recoveries import SLACK
 from tests.chaos.schedule import Kind
 
 NOTICED_SECONDS: Final = 1.0
-"""The time from a client's end to its end in the lists."""
+"""The maximum time from a client's end until lists lack it."""
 ENDS: Final = frozenset({Kind.CLIENT_KILL, Kind.CLIENT_TERMINATE})
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
 
 def pids(listing: str, server: int, column: int | None) -> set[int]:
-    """Return the PIDs of a list; of a table (``column``: that of the server), those in the server's rows."""
+    """Return the PIDs in a list; of a table, those in the server's rows (``column``: the server's column)."""
     rows = [line.split() for line in listing.splitlines() if line[:1].isdigit()]
     return {int(row[0]) for row in rows if column is None or row[column] == str(server)}
 
 
 def differences(history: History, uid: int, shown: set[int], requested_at: float, answered: float) -> Iterator[str]:
-    """Yield what is wrong with a list of a user's clients that was asked for and answered at these times."""
+    """Yield the errors in a list of a user's clients that was requested and answered at these times."""
     own = [life for life in history.lives if life.uid == uid]
     stayed = {life.pid for life in own if _stays(history, life, requested_at, answered)}
     if missing := stayed - shown:
@@ -32,9 +32,9 @@ def differences(history: History, uid: int, shown: set[int], requested_at: float
 
 
 def _stays(history: History, life: Life, requested_at: float, answered: float) -> bool:
-    """Whether a client surely had a context all the time: what is over may be known to its server before it is to it.
+    """Whether a client surely had a context all the time. Its server may detect the end before the client does.
 
-    A context that is being closed is in the list or is not.
+    A context that is being closed may be in the list.
     """
     struck = any(
         incident.client == life.plan.number

@@ -1,4 +1,4 @@
-"""What the logs say, read line by line: which processes began and ended; and whether it is consistent.
+"""The history in the logs, read line by line: which processes began and ended, and whether that is consistent.
 
 Lines are those of the documented dialect or of r580 (docs/log-lines.md), which has less. Nothing here reads files.
 """
@@ -28,7 +28,7 @@ _ENDED_BY_FAULT: Final = "A fatal GPU error on a pre-Volta device ends the serve
 _FAULT_STATUS: Final = 1
 _DROPPED: Final = re.compile(r"Dropped \d+ log lines")
 _DEFECT: Final = re.compile(r"hit an internal error|Protocol violation")
-"""Not "Unable to read new connection type information": the hostile users send what cannot be read."""
+"""Not "Unable to read new connection type information": the hostile users send unreadable messages."""
 _HUNG_UP: Final = "User did not send valid credentials"
 
 
@@ -51,15 +51,15 @@ def read(text: str) -> Iterator[Line]:
 
 @define
 class ServerHistory:
-    """A server: its user, how it ended, and the clients it met."""
+    """A server: its user, how it ended, and its clients."""
 
     process: ProcessKey
     uid: int
     ready: bool = False
     status: int | None = None
-    """None: it has not ended, as far as the log knows."""
+    """The exit status; None: the log has no end of the server."""
     clients: dict[int, int] = field(factory=dict)
-    """PID -> how often it came less how often it left."""
+    """PID -> how often the client connected minus how often it left."""
     contexts: dict[tuple[int, int], int] = field(factory=dict)
     executors: dict[ProcessKey, int] = field(factory=dict)
     """Process -> device, of those that run. (The end of its executors at its own end is not logged.)"""
@@ -67,15 +67,15 @@ class ServerHistory:
     complete: bool = True
     """Whether no line of its log was dropped."""
     gone_on: bool = False
-    """Whether its daemon was killed: then the next one may take it on, and lines may be lost in between."""
+    """Whether its daemon was killed: the next one may take it over, and lines in between may be lost."""
     lost: bool = False
     """Whether it was found dead while no daemon could report it: its PID may soon be another's."""
     by_fault: bool = False
-    """Whether it said that a fatal fault ends it (before Volta)."""
+    """Whether it reported that a fatal fault ends it (before Volta)."""
 
     @property
     def pid(self) -> int:
-        """Its PID, as the log has it."""
+        """Return the server's PID in the log."""
         return self.process.pid
 
 
@@ -88,12 +88,12 @@ class LogHistory:
     problems: list[str] = field(factory=list)
     daemons: list[int] = field(factory=list)
     peers_hang_up: bool = False
-    """Whether peers may leave without a word: libcuda does, to see whether a daemon is there."""
+    """Whether peers may disconnect without a message: libcuda does, to test whether a daemon runs."""
     _open: bool = False
     """Whether the last daemon has not logged its exit."""
 
     def hear_control(self, line: Line) -> None:
-        """Take in a line of control.log."""
+        """Record a line of control.log."""
         text = line.text
         if text.startswith("Starting control daemon"):
             self._daemon_starts(line.pid)
@@ -109,7 +109,7 @@ class LogHistory:
             self.problems.append(f"control.log: {text}")
 
     def hear_server(self, line: Line) -> None:
-        """Take in a line of server.log."""
+        """Record a line of server.log."""
         server, text = self.server(line.pid), line.text
         if _DEFECT.search(text) or (text == _HUNG_UP and not self.peers_hang_up):
             self.problems.append(f"server.log: {text}")
@@ -190,8 +190,8 @@ def judge(
 ) -> list[str]:
     """Return what is inconsistent at the end, when the last daemon has quit.
 
-    ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers forced to end,
-    which say no more. ``attached``: PIDs of clients that have had a server: each was met.
+    ``killed``: processes that this tool killed, or made the daemon kill. ``forced``: servers forced to end,
+    which report no more. ``attached``: PIDs of clients that have had a server; the logs must have each.
     """
     problems = list(logs.problems)
     met: set[int] = set()

@@ -1,7 +1,7 @@
 """A round of protocol 3: servers and namespaces made, deleted and applied again under their clients, and killed.
 
 One operator changes them, command after command, and compares the lists with what each command was to do. Meanwhile
-daemon, keeper, servers and clients are killed. A client's error must come of something that was done to its place.
+daemon, keeper, servers and clients are killed. Every client's error needs a cause at its place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.chaos.verdicts import HANG_SECONDS
 SERVERS: Final = ("a", "b", "c")
 NAMESPACES: Final = ("default", "hi", "lo")
 PLACES: Final = (*((server, namespace) for server in SERVERS for namespace in NAMESPACES), ("", ""))
-"""Where clients come to; the last one is the daemon's own directory."""
+"""The places where clients connect; the last one is the daemon's own directory."""
 LIMITS: Final = (
     {"active-thread-percentage": "30"},
     {"pinned-memory-limit": "2G"},
@@ -39,7 +39,7 @@ LIMITS: Final = (
 )
 VERBS: Final = ("create", "create", "delete", "make", "make", "make", "remove", "set", "apply", "apply", "show")
 LIST_SECONDS: Final = 30.0
-"""Until then a daemon answers, though others were killed as soon as they had started."""
+"""Seconds within which a daemon answers, even if others were killed as soon as they had started."""
 WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory")
 STRIKES: Final = {
     Kind.CLIENT_KILL: 5,
@@ -51,10 +51,10 @@ STRIKES: Final = {
     Kind.KEEPER_KILL: 2,
 }
 FIRST_SECONDS: Final = 2.0
-"""Nothing is killed before, for there is nothing yet."""
+"""Seconds before the first kill, in which everything starts."""
 NOT_PERMITTED, CONNECTION_FAILED, RPC_FAILURE, NOT_READY, TERMINATED = 800, 805, 806, 807, 810
 REFUSED: Final = frozenset({CONNECTION_FAILED, NOT_READY})
-"""At a place that is not there, goes, or comes."""
+"""Results at a place that does not exist, or is being deleted or created."""
 CUT_OFF: Final = frozenset({RPC_FAILURE, CONNECTION_FAILED, NOT_READY, TERMINATED})
 Places = frozenset[tuple[str, str]]
 """Servers and their namespaces."""
@@ -68,7 +68,7 @@ class Change:
     touched: Places
     ended: float = FOR_EVER
     left: Places | None = None
-    """What there was after it; None: what there was before."""
+    """The places after it; None: as before."""
 
 
 @define
@@ -108,7 +108,7 @@ class NamedSoak(Soak):
         )
 
     def _place_of(self, plan: ClientPlan) -> tuple[str, str]:
-        """Return the server and namespace of a client; nothing for one that comes to the top directory."""
+        """Return the server and namespace of a client; nothing for a client of the top directory."""
         folder = dict(plan.settings)["CUDA_MPS_PIPE_DIRECTORY"]
         server, _, namespace = folder.removeprefix(str(self.testbed.directory / "pipe")).strip("/").partition("/")
         return server, (namespace or "default") if server else ""
@@ -124,7 +124,7 @@ class NamedSoak(Soak):
             await trio.sleep(source.choice((0, 0, 0.2, 0.7)))
 
     async def _command(self, source: random.Random, verb: str, count: int) -> None:
-        """Give a command (a file names ``count`` servers); what is listed afterwards must be what it was to do."""
+        """Give a command (a file names ``count`` servers); check that the lists show its effect."""
         server, namespace = source.choice(SERVERS), source.choice(NAMESPACES)
         forced = source.random() < 0.6
         before, began = self.places, now()
@@ -192,7 +192,7 @@ class NamedSoak(Soak):
         return self.testbed.directory / "chaos.toml"
 
     async def _listed_places(self) -> Places | None:
-        """Return the places there are; those of hostile users, and of users' own clients, are not counted."""
+        """Return the existing places, except those of hostile users and of users' own clients."""
         until = now() + LIST_SECONDS
         while now() < until:
             status, output = await self._say("namespace", "list", "--format=csv,noheader")
@@ -257,7 +257,7 @@ class NamedSoak(Soak):
                 yield f"{name}: {at} succeeds, and the namespace was not there"
 
     def _allowed(self, life: Life, step: Step, place: tuple[str, str], other_user: bool) -> frozenset[int]:
-        """Return the errors that something explains which was done to a client's place since it began."""
+        """Return the errors that the actions at a client's place since its start explain."""
         codes: frozenset[int] = frozenset({NOT_PERMITTED} if other_user else ())
         touched = any(
             place in change.touched and life.started <= change.ended
@@ -270,12 +270,12 @@ class NamedSoak(Soak):
         return codes
 
     def _left_before(self, time: float) -> Places:
-        """Return the places that there were at a time; those of a change under way are what there was before it."""
+        """Return the places at a time; during a change, those from before it."""
         states = [change.left for change in self.changes if change.ended <= time and change.left is not None]
         return states[-1] if states else frozenset()
 
     def _is_absent(self, place: tuple[str, str], step: Step) -> bool:
-        """Whether a place surely was not there from before a step until after it."""
+        """Whether a place surely did not exist from before a step until after it."""
         overlaps = any(
             place in (change.touched | (change.left or frozenset()))
             for change in self.changes
@@ -286,7 +286,7 @@ class NamedSoak(Soak):
     # --- the end
 
     async def _wait_until_calm(self) -> None:
-        """Check that all goes when it is to go: clients out of the lists, servers, their sockets and directories."""
+        """Check that what ends disappears: clients from the lists, servers, their sockets and directories."""
         testbed = self.testbed
         if (listed := await self._until_said(("[]\n",), "client", "list", "--all", "--format=json")) != "[]\n":
             testbed.blame(f"all clients have ended, and client list shows {listed}")
@@ -304,7 +304,7 @@ class NamedSoak(Soak):
             testbed.blame(f"all servers are deleted, and server list shows {listed}")
 
     async def _until_said(self, expected: tuple[str, ...], *words: str) -> str:
-        """Return what a query answers when it has had time to answer one of the texts that are wanted."""
+        """Repeat a query until it returns one of the expected texts or its time is over; return the last answer."""
         give_up = now() + CALM_SECONDS
         while (output := (await self._say(*words))[1]) not in expected and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)

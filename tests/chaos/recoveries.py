@@ -11,9 +11,9 @@ from tests.chaos.history import FOR_EVER, History, Incident, Life
 from tests.chaos.schedule import DEVICES, STOPS, Containment, Kind
 
 SLACK: Final = 2.0
-"""Seconds between something and every process's noticing it, on a busy machine."""
+"""Seconds until every process has detected an event, on a busy machine."""
 NOTICED: Final = 5.0
-"""After this many seconds a killed executor has been noticed, its server stopped or not."""
+"""Seconds after which the end of a killed executor is detected, even if its server was stopped."""
 
 
 @define
@@ -28,7 +28,7 @@ class Recovery:
 
 
 def recoveries(history: History, uid: int) -> list[Recovery]:
-    """Return a user's recoveries in order, as far as they are known: one is over when all it reached have gone."""
+    """Return a user's recoveries so far, in order; a recovery is over when all affected clients have gone."""
     recoveries: list[Recovery] = []
     lives = [life for life in history.lives if life.uid == uid]
     faults = [incident for incident in history.incidents if incident.kind in (Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL)]
@@ -70,7 +70,7 @@ def end_of_interval(incidents: Iterable[Incident], since: float, seconds: float)
 
 
 def find_culprit_error(lives: list[Life], incident: Incident) -> float | None:
-    """Return when the culprit of a fault got an error, None when it has not been."""
+    """Return when the culprit of a fault got an error; None if it has not."""
     for life in lives:
         if life.plan.number == incident.client:
             return next((step.ended for step in life.steps if step.code and step.ended >= incident.began), None)
@@ -101,7 +101,7 @@ def _find_reached(
 
 
 def _find_noticed(history: History, lives: list[Life], incident: Incident) -> float:
-    """Return until when the fault has surely been met: the culprit got its error, or its executor had some time."""
+    """Return the time by which a fault was surely detected: by the culprit's error, or some time for its executor."""
     if incident.kind is Kind.EXECUTOR_KILL:
         return end_of_interval(history.incidents, incident.began, NOTICED)
     met = find_culprit_error(lives, incident)

@@ -36,7 +36,7 @@ def soak(
     pace: float = 1.0,
     backends: Collection[Backend] = tuple(Backend),
 ) -> dict[str, Any]:
-    """Run a soak; return its summary. ``journal`` is written as it goes; ``keep``: there the logs of a failure go."""
+    """Run a soak; return its summary. ``journal`` is written as it goes; ``keep``: a folder for logs of failures."""
     total = Summary(seed, seconds, pace, sorted(kinds))
     adopt_orphans()
     try:

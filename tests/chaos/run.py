@@ -1,7 +1,7 @@
 """Soaks pympsd (scripts/soak): clients of several users at work, and everything killable killed at random.
 
 The summary goes to --json (default: standard output), a journal of what was done and when next to it. Exit status 1
-when anything was not as it must be.
+if anything was wrong.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Containment(StrEnum):
 
 
 class Backend(StrEnum):
-    """What runs the clients' work."""
+    """The backend that runs the clients' work."""
 
     EMULATED = "emulated"
     """Our own server."""
@@ -101,17 +101,17 @@ class Kind(StrEnum):
     SHUTDOWN_SERVER_FORCED = "shutdown_server_forced"
     START_SERVER = "start_server"
     DRAIN = "drain"
-    """Clients are drained, and after a moment undrained: nobody notices more than a wait."""
+    """Clients are drained, and after a moment undrained: for them it is only a wait."""
     SERVER_MISBEHAVES = "server_misbehaves"
     """Servers that start then never register, crash, or answer wrongly."""
     LISTS = "lists"
-    """What the lists show is compared with what clients say."""
+    """The lists are compared with the clients' reports."""
     QUERIES = "queries"
     LIMITS = "limits"
 
 
 TAKEOVER: Final = frozenset({Kind.DAEMON_KILL, Kind.DAEMON_REPLACE})
-"""These ask that a new daemon adopts the servers of the one before."""
+"""The kinds in which a new daemon takes over the previous daemon's servers."""
 DEFAULT_KINDS: Final = frozenset(Kind)
 KINDS_OF: Final = {
     Backend.EMULATED: DEFAULT_KINDS - {Kind.SERVER_MISBEHAVES},
@@ -147,7 +147,7 @@ WEIGHTS: Final = {
 STOPS: Final = frozenset({Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP, Kind.KEEPER_STOP})
 STOP_SECONDS: Final = 2.5
 LONG_STOPS: Final = 0.15
-"""This share of them lasts longer than any bound of the product: 5 s to tear down, 10 s to terminate or return."""
+"""The share of stops that are longer than any bound of the product: 5 s to tear down, 10 s to terminate or report."""
 LONG_STOP_SECONDS: Final = (5.5, 13.5)
 FAULTS: Final = ("wild_store", "wild_load", "misaligned", "trap")
 WORKS: Final = {

@@ -35,7 +35,7 @@ class Soak:
     """One run."""
 
     of_protocol: ClassVar[str] = ""
-    """What is added to the names of counted errors."""
+    """A suffix of the names of counted errors."""
     testbed: Testbed
     seed: int
     seconds: float
@@ -202,7 +202,7 @@ class Soak:
             testbed.blame(problem)
 
     async def _listed(self) -> str:
-        """Return what ps shows when it has had time to become empty."""
+        """Return the output of ps, after it had time to become empty."""
         give_up = now() + CALM_SECONDS
         while (listed := (await self.testbed.tool("ps\n"))[1]) not in NO_CLIENTS and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
@@ -225,7 +225,7 @@ class Soak:
 
 
 def _pid(process: ProcessKey | None) -> int:
-    """Return a process's PID, 0 when it is not there."""
+    """Return a process's PID; 0 if it does not exist."""
     return process.pid if process is not None and there(process) else 0
 
 

@@ -1,4 +1,4 @@
-"""The summary of a soak, which is written as JSON: what was done and what came of it, over all its rounds."""
+"""The summary of a soak, which is written as JSON: the actions and their results over all rounds."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_minute_of_chaos(tmp_path: Path, backend: Backend) -> None:
 def test_an_error_without_a_cause_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
 ) -> None:
-    """The server is killed, and the judge is not told: as if the product had lost it."""
+    """The server is killed, and the judge does not get that: as if the product had lost it."""
 
     async def kill(running: testbed.Testbed, action: Action) -> None:
         server = running.server()

@@ -1,4 +1,4 @@
-"""A process is its PID and its start: what has the PID of another one is not taken for it."""
+"""A process is its PID and its start: a process with the PID of an earlier one is a different process."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ memory_mib = 8192
 TOOL_SECONDS: Final = 30.0
 """The longest time to an operator command's answer, whatever happens; the tool itself gives up after 10 s."""
 CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
-"""What executes and what packs records: set by the soak's own environment, if anything."""
+"""The variables for executing and packing records, which the soak's environment may set."""
 KEEPER: Final = "pympsd-keeper"
 OVERTAKING_SECONDS: Final = "2"
-"""Seconds: users wait for each other for as long as the clients that are there live, and no longer."""
+"""Seconds; users wait for each other only as long as the present clients live."""
 SHARES: Final = "servers=4,namespaces=8,connections=300,buffers=4M"
 """Small ones, which hostile users use up within a round."""
 OF_CLIENTS: Final = {"PYMPSD_REQUIRE_MPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -60,9 +60,9 @@ ON_THE_DAEMON: Final = frozenset(
 
 
 NEEDS_ITS_DAEMON: Final = frozenset({Kind.BOTH_KILL})
-"""Without both the driver's server waits for ever for a client that says nothing (docs/decisions/013)."""
+"""Without daemon and keeper, the driver's server waits for ever for a silent client (docs/decisions/013)."""
 SILENT_SECONDS: Final = 3.0
-"""By then a daemon that runs has freed its server from such a client."""
+"""Seconds within which a running daemon has freed its server from such a client."""
 
 
 @define
@@ -98,13 +98,13 @@ class Testbed:
     counts: Counter[str] = field(factory=Counter)
     problems: list[str] = field(factory=list)
     killed: set[ProcessKey] = field(factory=set)
-    """Daemons, servers and executors that this tool killed, or gave the daemon cause to kill."""
+    """Daemons, servers and executors that this tool killed, or made the daemon kill."""
     forced: set[ProcessKey] = field(factory=set)
     """Servers that were ordered to end immediately."""
     misbehaving: set[ProcessKey] = field(factory=set)
-    """Servers of the driver's that were to do something wrong."""
+    """The driver's servers that were to misbehave."""
     is_misbehaving: bool = False
-    """Whether those that start now do."""
+    """Whether the driver's servers that start now misbehave."""
     stdin: dict[int, Any] = field(factory=dict)
     """Client number -> its standard input, which takes commands."""
     daemon: ProcessKey = NO_PROCESS
@@ -127,7 +127,7 @@ class Testbed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What daemon, tools and clients run with."""
+        """Return the environment of daemon, tools and clients."""
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.directory / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.directory / "log"),
@@ -154,7 +154,7 @@ class Testbed:
             (self.directory / "machine.toml").write_text(machine(self.setup.containment))
 
     def misbehave(self, **keys: object) -> None:
-        """Say how the driver's servers behave that start from now on: without keys, well."""
+        """Set the behaviour of the driver's servers that start from now on; without keys they behave well."""
         self.is_misbehaving = bool(keys)
         install.misbehave(self.directory / install.NAME, devices=DEVICES, **keys)
 
@@ -172,20 +172,20 @@ class Testbed:
         return [life for life in self.history.lives if life.ended == FOR_EVER]
 
     def has_silent_new_client(self) -> bool:
-        """Whether the driver's server may be waiting for a client's first words, which may not come."""
+        """Whether the driver's server may be waiting for a client's first packet, which may not come."""
         return self.setup.backend is Backend.VENDOR and any(
             life.silent_until > now() or (life.plan.work == "unresponsive" and life.ended + SILENT_SECONDS > now())
             for life in self.history.lives
         )
 
     def server(self) -> ServerHistory | None:
-        """Return the server there is, as far as the log says."""
+        """Return the running server, as the log has it."""
         return next((entry for entry in reversed(self.logs.running()) if there(entry.process)), None)
 
     # --- records
 
     def note(self, event: str, **fields: Any) -> None:
-        """Keep a line of what went on."""
+        """Write a line to the journal."""
         row = {"time": round(now() - self.began, 3), "what": event, **fields}
         self.journal.write(json.dumps(row) + "\n")
         self.journal.flush()
@@ -209,7 +209,7 @@ class Testbed:
             incident.ended = now()
 
     def troubled(self, since: float) -> bool:
-        """Whether the daemon was stopped, or not there, at some time since."""
+        """Whether the daemon was stopped or did not run at some time since."""
         return any(incident.kind in ON_THE_DAEMON and incident.ended >= since for incident in self.history.incidents)
 
     async def until(self, at: float) -> None:
@@ -278,7 +278,7 @@ class Testbed:
     # --- housekeeping
 
     def listen(self) -> None:
-        """Take in what the logs have gained since; those of protocol 3, a log for each server, are not judged."""
+        """Read the new lines of the logs; the logs of protocol 3, one for each server, are not judged."""
         if self.setup.protocol == 3:
             return
         control, server = self._tails
@@ -305,7 +305,7 @@ class Testbed:
                     os.waitpid(pid, os.WNOHANG)
 
     async def until_gone(self, process: ProcessKey, seconds: float) -> bool:
-        """Wait for a process's end; return whether it came in time."""
+        """Wait for a process's end; return whether it ended in time."""
         with suppress(OSError), open_pidfd(process.pid) as watched, trio.move_on_after(seconds):
             if there(process):  # not a later process of this PID
                 await trio.lowlevel.wait_readable(watched)

@@ -23,17 +23,17 @@ from tests.chaos.recoveries import SLACK, Recovery, recoveries
 from tests.chaos.schedule import STOPS, TAKEOVER, Backend, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
-"""The longest time to a client's answer, whatever happened; what it or its server was stopped for comes on top."""
+"""The longest time to a client's answer, in addition to the time for which it or its server was stopped."""
 STARTS: Final = 15.0
 """Seconds in which a new daemon may await the servers of the one before."""
 
 NO_DEVICE, CONNECTION_FAILED, SERVER_NOT_READY = 100, 805, 807
 FIRST_ANSWER_SECONDS: Final = 0.8
-"""A client that is stopped for longer may be taken for a silent one by its daemon (after a second)."""
+"""Seconds; the daemon may treat a client that is stopped for longer as silent (after a second)."""
 TEARDOWN_SECONDS: Final = 4.0
-"""An executor that is stopped for longer may be killed where it is to tear contexts down (it has 5 s)."""
+"""Seconds; an executor that is stopped for longer may be killed while it tears contexts down (it has 5 s)."""
 RETURN_SECONDS: Final = 9.0
-"""A server that is stopped for longer may be killed where a new daemon awaits it (for 10 s)."""
+"""Seconds; a server that is stopped for longer may be killed while a new daemon waits for it (for 10 s)."""
 
 FAULT_CODES: Final = {
     "wild_store": ILLEGAL_ADDRESS,
@@ -56,7 +56,7 @@ class Role(Enum):
 
 
 CULPRITS: Final = -1
-"""In the table: the culprit's own code."""
+"""The culprit's own code, in the table."""
 
 TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.CLIENT_KILL: {},
@@ -147,7 +147,7 @@ VENDOR_TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.SHUTDOWN_SERVER_FORCED: _CUT_OFF,
     Kind.SERVER_MISBEHAVES: _CUT_OFF,
 }
-"""The same with the fake driver's server and clients. What is not there must not be noticed.
+"""The same with the fake driver's server and clients. Kinds that are not listed must not affect clients.
 
 Its clients meet the end of a server while they connect to it, and the end of the daemon when they make a context.
 """
@@ -174,7 +174,7 @@ def problems(history: History, life: Life) -> Iterator[str]:
 
 
 def explanation(history: History, repairs: list[Recovery], life: Life, step: Step) -> Incident | None:
-    """Return what was done that a step's error may come of; None: nothing."""
+    """Return the action that may have caused a step's error; None if there is none."""
     for incident in history.incidents:
         if incident.began > step.ended:
             continue

@@ -1,4 +1,4 @@
-"""Which of the suite's tests run on a GPU: the table choice.toml, and what this machine can."""
+"""Which of the suite's tests run on a GPU: by the table choice.toml and the abilities of this machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OTHER_USERS = "PYMPSD_TEST_OTHER_USERS"
 """``no``: users other than root cannot reach the interpreter that the tests run with."""
 RECORDED = "NVIDIA H200"
 MULTIPROCESSORS = 132
-"""Of the GPU of protocol 3's sequences: an H100 has as many as an H200."""
+"""The multiprocessors of the GPU in protocol 3's sequences; an H100 has as many as an H200."""
 
 
 @frozen
 class Choice:
-    """The table, by file, and what is left out because of this machine: a reason for each key of the table."""
+    """The table, by file, and the reasons for which this machine leaves tests out, by key of the table."""
 
     files: dict[str, dict[str, Any]]
     machine: dict[str, str]
@@ -46,7 +46,7 @@ class Choice:
         return cls({entry["path"]: entry for entry in entries}, machine)
 
     def reason(self, path: Path, name: str) -> str:
-        """Return why a test is left out, nothing when it runs. ``name`` is its function's, with the parameters."""
+        """Return why a test is left out; nothing if it runs. ``name`` is its function's, with the parameters."""
         if TESTS not in path.parents:
             return ""
         entry = self.files.get(str(path.relative_to(TESTS)), {})
@@ -61,7 +61,7 @@ class Choice:
 
 
 def meets(pattern: str, name: str) -> bool:
-    """Whether a name of the table means a test: all of its cases, one of them, or what begins like that."""
+    """Whether a name in the table selects a test: by all its cases, one of them, or a beginning of its name."""
     if pattern.endswith("*"):
         return name.startswith(pattern[:-1])
     return pattern in (name, name.partition("[")[0])

@@ -1,4 +1,4 @@
-"""What scripts/test-gpu alone collects; daemons are those of the flows, on the machine that tested_machine names."""
+"""The tests that only scripts/test-gpu collects; daemons are those of the flows, on tested_machine's machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ collect_ignore_glob = [] if VARIABLE in os.environ else ["test_*.py"]
 
 @pytest.fixture
 def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[..., ClientProcess]]:
-    """Start clients with a context and all their code loaded, which on a GPU would wait for kernels that run."""
+    """Start clients with a context and all their code loaded, because loading on a GPU waits for running kernels."""
     client_processes: list[ClientProcess] = []
 
     def client(of: DaemonProcess, uid: int = 0, device: int = 0, **more: str) -> ClientProcess:
@@ -36,5 +36,5 @@ def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[...
 
 @pytest.fixture
 def start(daemon: DaemonProcess, start_of: Callable[..., ClientProcess]) -> Callable[..., ClientProcess]:
-    """Start them of the running daemon."""
+    """Start clients of the running daemon."""
     return partial(start_of, daemon)

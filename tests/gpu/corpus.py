@@ -14,9 +14,9 @@ Array = np.ndarray[Any, Any]
 
 
 def outputs_on(device: OneDevice, name: str) -> dict[str, Array]:
-    """Launch a kernel as its manifest says; return its outputs by name.
+    """Launch a kernel as in its manifest; return its outputs by name.
 
-    Textures and tensor maps are the emulated device's only.
+    Only the emulated device has textures and tensor maps here.
     """
     entry, inputs = KERNELS[name], module_of("inputs")
     device.fresh()
@@ -42,7 +42,7 @@ def _read(device: OneDevice, address: int, spec: dict[str, Any]) -> Array:
 
 
 def differences(name: str, left: tuple[str, dict[str, Array]], right: tuple[str, dict[str, Array]]) -> list[str]:
-    """Say where two devices' answers differ more than the corpus allows: inputs and both outputs, a few of each."""
+    """Return where two devices' outputs differ more than the corpus allows, with a few inputs and outputs."""
     entry, text = KERNELS[name], []
     contents = module_of("inputs").contents(entry)
     for output, spec in module_of("inputs").outputs(entry).items():

@@ -18,7 +18,7 @@ from typing import IO, Any
 from attrs import define, field
 
 OPENING_SECONDS = 90.0
-"""How long a worker may take to open its devices."""
+"""The time within which a worker must open its devices."""
 LAST_WORDS = 2000
 
 
@@ -32,7 +32,7 @@ class Keeper:
     _said: IO[bytes] = field(factory=tempfile.TemporaryFile, init=False)
 
     def ask(self, seconds: float, request: tuple[Any, ...]) -> tuple[str, Any]:
-        """Return the worker's answer, or ("lost", why) when there is none: then the next request meets another."""
+        """Return the worker's answer, or ("lost", why) without one; then the next request goes to another worker."""
         try:
             worker = self._worker or self._start()
             worker.send(request)
@@ -61,7 +61,7 @@ class Keeper:
         return worker.recv()
 
     def _end(self, why: str) -> str:
-        """End the worker, whatever it does; return why and what it reported last."""
+        """End the worker; return why, and its last report."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None

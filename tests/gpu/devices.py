@@ -1,4 +1,4 @@
-"""The devices that a keeper's worker has open, for tests: kernels run on them through the port, with a time limit."""
+"""The open devices of a keeper's worker, for tests: kernels run on them through the port, with a time limit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout
 
 SECONDS = 60.0
-"""The absolute limit of one request; what runs longer is killed with the process that holds the GPU."""
+"""The absolute limit of one request; after it the process that holds the GPU is killed."""
 VARIABLE = "PYMPSD_TEST_DEVICES"
-"""Backends, with a comma between them: the first is what the others are compared with."""
+"""Backends, separated by commas: the others are compared with the first."""
 
 
 class Refused(Exception):
-    """The port refused: ``code`` is the CUresult."""
+    """Raised when the port refuses: ``code`` is the CUresult."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{Result(code).name}: {reason}")
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class Lost(AssertionError):
-    """The worker is gone, or took too long: the next request meets another."""
+    """Raised when the worker is gone, or took too long; the next request goes to another worker."""
 
 
 @frozen
@@ -44,7 +44,7 @@ class Loaded:
     variables: Mapping[str, int]
 
     def packed(self, name: str, arguments: Sequence[Any]) -> bytes:
-        """Return the parameter buffer; ints take their parameter's size, bytes and NumPy values their own."""
+        """Return the parameter buffer: ints have their parameter's size, bytes and NumPy values their own."""
         layout = self.functions[name]
         buffer = bytearray(layout.parameter_bytes)
         for (offset, size), value in zip(layout.parameters, arguments, strict=True):
@@ -65,11 +65,11 @@ class OneDevice:
 
     @property
     def backend(self) -> str:
-        """Which implementation it is."""
+        """Return the name of the backend."""
         return self.devices.backends[self.which]
 
     def fresh(self) -> OneDevice:
-        """Make a new context; what the one before had is gone."""
+        """Make a new context; everything in the previous one is gone."""
         self._ask("fresh")
         return self
 
@@ -91,12 +91,12 @@ class OneDevice:
         return data
 
     def load(self, image: bytes) -> Loaded:
-        """Load code; Refused reports why not."""
+        """Load code; raise Refused if the port refuses it."""
         number, functions, variables = self._ask("load", image)
         return Loaded(number, {function.name: function for function in functions}, variables)
 
     def launch(self, module: Loaded, name: str, grid: Any, block: Any, shared: int, arguments: Sequence[Any]) -> None:
-        """Launch a kernel and wait for its end; AssertionError when it fails, and its device is opened again."""
+        """Launch a kernel and wait for its end. If it fails, open its device again and raise AssertionError."""
         parameters = module.packed(name, arguments)
         code, reason = self._ask("launch", module.number, name, grid, block, shared, parameters)
         if code:
@@ -109,7 +109,7 @@ class OneDevice:
 
 @define
 class Devices:
-    """What a keeper keeps; ``start`` it before a test looks at its children and descriptors."""
+    """The devices of a keeper; ``start`` it before a test looks at its children and descriptors."""
 
     backends: tuple[str, ...]
     _keeper: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -120,11 +120,11 @@ class Devices:
 
     @property
     def last(self) -> OneDevice:
-        """The device that is tested."""
+        """Return the tested device."""
         return self[len(self.backends) - 1]
 
     def start(self) -> None:
-        """Start the keeper and have the devices opened."""
+        """Start the keeper, which opens the devices."""
         own_end, peer_end = socket.socketpair()
         with peer_end:
             fd = peer_end.fileno()
@@ -135,7 +135,7 @@ class Devices:
             self[which].fresh()
 
     def ask(self, *request: Any) -> Any:
-        """Return what the worker answers; Refused when the port refused, Lost when no answer came."""
+        """Return the worker's answer; raise Refused if the port refused, and Lost if no answer came."""
         assert self._connection is not None, f"no devices are open: {VARIABLE} names none (scripts/test-gpu sets it)"
         self._connection.send((SECONDS, request))
         kind, answer = self._connection.recv()
@@ -146,7 +146,7 @@ class Devices:
         return answer
 
     def drop(self) -> None:
-        """End the worker: the next request meets a new one, with its devices opened again."""
+        """End the worker; the next request goes to a new one, which opens the devices again."""
         assert self._connection is not None
         self._connection.send(None)
         self._connection.recv()

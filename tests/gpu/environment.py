@@ -19,13 +19,13 @@ PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 INSTALLED_FROM = (*PACKAGES, "scripts", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in")
 TESTED_WITH = ("tests", "docs", "scripts", "pyproject.toml")
 TEST_UID = 10001
-"""A user of its own."""
+"""The tests' own user."""
 SECONDS = 120.0
 
 
 @contextlib.contextmanager
 def awake() -> Iterator[None]:
-    """Keep GPUs initialised: when no process has its file open, a GPU takes a second or more to wake up."""
+    """Keep GPUs initialised, because a GPU whose file is not open takes a second or more to wake up."""
     with contextlib.ExitStack() as files:
         for path in Path("/dev").glob("nvidia[0-9]*"):
             with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def _sources() -> list[Path]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link what a folder holds; parts of one namespace package may come from several."""
+    """Link the contents of a folder; parts of one namespace package may come from several folders."""
     for entry in source.iterdir():
         if entry.name.startswith((*PACKAGES, "__editable__", "__pycache__")) or entry.suffix == ".pth":
             continue
@@ -76,7 +76,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _install(root: Path, work: Path, python: Path, site: Path) -> None:
-    """Install pympsd from a copy of its sources, by pip where there is one with setuptools."""
+    """Install pympsd from a copy of its sources, with pip if it and setuptools exist."""
     source = work / "source"
     source.mkdir()
     _copy(root, source, INSTALLED_FROM)
@@ -92,7 +92,7 @@ def _install(root: Path, work: Path, python: Path, site: Path) -> None:
 
 
 def copy_tests(root: Path, work: Path) -> Path:
-    """Return a copy of the checkout without the packages: what is tested is what is installed."""
+    """Return a copy of the checkout without the packages, so that the tests use the installed ones."""
     checkout = work / "checkout"
     checkout.mkdir()
     _copy(root, checkout, TESTED_WITH)
@@ -108,7 +108,7 @@ def _copy(source: Path, target: Path, names: tuple[str, ...]) -> None:
 
 
 def gpu(python: Path) -> str:
-    """Return the name and UUID of the first GPU as a daemon finds it; leave with the reason when it finds none."""
+    """Return the name and UUID of the first GPU that a daemon finds; exit with the reason if it finds none."""
     answer = _devices(python)
     if "devices" not in answer:
         sys.exit(f"there is no GPU to test on: {answer.get('error')}")
@@ -117,7 +117,7 @@ def gpu(python: Path) -> str:
 
 
 def worker(python: Path) -> str:
-    """Return which worker executes clients' records on a GPU, and why no other."""
+    """Return which worker executes clients' records on a GPU, and why not the other."""
     text = "from pympsd_server.native.library import library; library()"
     done = subprocess.run([python, "-I", "-c", text], capture_output=True, text=True, timeout=SECONDS)
     chosen = os.environ.get("PYMPSD_WORKER", "auto")
@@ -127,7 +127,7 @@ def worker(python: Path) -> str:
 
 
 def why_no_other_users(python: Path, rehearse: bool) -> str:
-    """Return why no clients of other users can be tested here, nothing when they can."""
+    """Return why clients of other users cannot be tested here; nothing if they can."""
     if os.geteuid() != 0:
         return "only root starts processes of others"
     imports = "import attrs, cuda.bindings.driver, msgspec, numpy, structlog, trio, pympsd_client, pympsd_server"

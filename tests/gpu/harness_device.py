@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 @define
 class GpuDevice:
-    """As ``tests.emulated.harness.Device``, as far as its tests need no sight of the emulated device's inside."""
+    """A device like ``tests.emulated.harness.Device``, without access to the inside of the emulated device."""
 
     _device: OneDevice
 
@@ -26,7 +26,7 @@ class GpuDevice:
         return self._device.put(array)
 
     def get(self, address: int, like: Array) -> Array:
-        """Return what is at an address, as an array of that kind."""
+        """Return the memory at an address as an array of that kind."""
         return np.frombuffer(self._device.read(address, like.nbytes), like.dtype).reshape(like.shape)
 
     def load(self, ptx: str) -> Loaded:

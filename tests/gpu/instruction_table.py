@@ -1,7 +1,7 @@
 """The instructions of the random straight-line programs, and the registers they work on.
 
 Only instructions with one right answer: every rounding is stated (others may be contracted), divisors are not
-zero, fields of bits are where and as long as PTX allows, no absolute value is too great for its type, and nothing
+zero, fields of bits have positions and lengths that PTX allows, absolute values fit their types, and nothing
 looks at the bits of a NaN, of which any is as good as another. The reasons are in
 docs/decisions/008-where-emulation-differs.md.
 """
@@ -104,7 +104,7 @@ fma.rn.bf16 %Y, %y, %y, %y; min|max.bf16 %Y, %y, %y; neg|abs.bf16 %Y, %y; cvt.rn
 
 
 def _write_out(entry: str) -> list[str]:
-    """Return an entry of the table for each choice that it leaves; of several instructions the last has them."""
+    """Return an entry of the table for each of its choices; of several instructions the last one has them."""
     before, several, last = entry.rpartition("! ")
     name, _, operands = last.partition(" %")
     parts = [part.split("|") for part in name.split(".")]

@@ -1,4 +1,4 @@
-"""The parts of scripts/test-gpu: which tests, in how many processes, and how they went."""
+"""The parts of scripts/test-gpu: which tests, in how many processes, and their results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TOTAL_SECONDS = 570.0
-"""What has not ended this long after the first part's start is killed, with all that it started."""
+"""Seconds after the first part's start, after which everything that still runs is killed."""
 REHEARSAL_SECONDS = 3600.0
 """A part of a rehearsal that takes longer is killed."""
 GRACE_SECONDS = 10.0
-"""How long what a part started may take to end after it."""
+"""Seconds within which the processes of a part must end after it."""
 FEW_QUEUES = {"PYMPSD_DEVICE_CONNECTIONS": "16"}
 """Enough where a test has one client: a context with 32 takes half a second to make, and seconds next to others."""
 NO_TESTS = 5
-"""pytest's exit status where an expression left none."""
+"""pytest's exit status if an expression selects no test."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -34,7 +34,7 @@ class Part:
     name: str
     arguments: tuple[str, ...]
     devices: str = ""
-    """Backends that one process has open for the whole part."""
+    """The backends that one process keeps open for the whole part."""
     spread: float = 0.0
     """In how many processes at a time its tests run: that many of each of the runner's jobs, and one at least."""
     rehearsed: bool = True
@@ -51,7 +51,7 @@ DIFFERENTIAL = "tests/gpu/test_differential.py"
 VENDOR = ("tests/gpu/test_driver_on_gpu.py", "tests/gpu/test_protocol3_on_gpu.py")
 PROTOCOL3 = "tests/flows/test_protocol3.py"
 OWN_PARTS = (DIFFERENTIAL, *VENDOR, PROTOCOL3)
-"""Files that are parts of their own."""
+"""Files, each of which is a part of its own."""
 
 PARTS = {
     part.name: part
@@ -92,8 +92,8 @@ class Running:
 class Runner:
     """Runs parts, in the given environment. ``output`` gets one file a part, where its tests report how they end.
 
-    That is written as they end, so a run that is cut short reports what failed; what pytest reports of each process
-    comes behind it when that has ended.
+    Results are written as tests end, so a run that is cut short shows the failures; pytest's output of each process
+    follows when the process has ended.
     """
 
     python: Path
@@ -172,7 +172,7 @@ class Runner:
             output.write(f"\nkilled: not over after {time.monotonic() - part_run.began:.0f} s\n")
 
     def _finish(self, part_run: Running) -> None:
-        """Put what a process said to its part's log; print what failed and its last line."""
+        """Append a process's output to its part's log; print its failures and its last line."""
         if part_run.status is None:
             part_run.status = part_run.process.poll()
         if part_run.status is None:
@@ -188,12 +188,12 @@ class Runner:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever the tests leave, to see and to end it."""
+    """Become the parent of processes that the tests leave, to find and end them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_remaining() -> list[str]:
-    """Return the commands of processes that the tests left, a little after them; they are killed."""
+    """Kill the processes that the tests left, after a short time; return their commands."""
     give_up = time.monotonic() + GRACE_SECONDS
     while (remaining := _alive(os.getpid())) and (seconds := give_up - time.monotonic()) > 0:
         _wait_for(remaining[0], seconds)

@@ -1,4 +1,4 @@
-"""The pytest plugin of scripts/test-gpu: which tests run, in which of several processes, how long, on what devices.
+"""The pytest plugin of scripts/test-gpu. It chooses tests by process, limits their time, and opens their devices.
 
 ``-p tests.gpu.plugin``, from the checkout. Environment: PYMPSD_TEST_SHARD=2/4 runs every fourth test, from the
 second; PYMPSD_TEST_DEVICES=emulated,cuda has a process hold these devices for the whole run (tests/gpu/devices.py);
@@ -24,7 +24,7 @@ PHASE_SECONDS = 120
 
 
 class TooLong(BaseException):
-    """A phase of a test ran into its limit. No Exception: nothing in a test may take it for its own."""
+    """Raised when a phase of a test exceeds its limit. It is not an Exception, so tests cannot catch it."""
 
 
 @contextmanager
@@ -65,26 +65,26 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have what happens recorded."""
+    """Register the recording of results."""
     path = os.environ.get("PYMPSD_TEST_RECORD")
     if path:
         config.pluginmanager.register(Record.of(config, path), "pympsd-record")
 
 
 def pytest_sessionstart() -> None:
-    """Have the devices opened before any test looks at what it leaves behind."""
+    """Open the devices before any test checks for leaks."""
     if DEVICES.backends:
         DEVICES.start()
 
 
 def pytest_sessionfinish() -> None:
-    """Close them."""
+    """Close the devices."""
     DEVICES.close()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that the table chooses, and of those this process's share."""
+    """Keep this process's share of the tests that the table chooses."""
     choice = Choice.here()
     number, _, count = os.environ.get("PYMPSD_TEST_SHARD", "1/1").partition("/")
     chosen = [item for item in items if not choice.reason(item.path, item.name)]

@@ -1,8 +1,8 @@
-"""A process with devices open, that carries out the commands it gets through the port, and nothing else.
+"""A process with open devices, which carries out commands through the port.
 
 ``python -m tests.gpu.port_worker FD BACKEND ...`` opens one device a backend, in this one process, each in an address
 window of its own. Requests and answers are pickled tuples over a socket; the keeper starts this process again when a
-kernel has faulted a device or never ends, for nothing else makes a GPU usable again.
+kernel has faulted a device or never ends, because only that makes a GPU usable again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEVICE_BYTES = 8 << 30
 
 @define
 class Bench:
-    """A device, the one context that is in use on it, and the modules of that."""
+    """A device, its one context in use, and the context's modules."""
 
     device: Device
     user: PortUser | None = None
@@ -48,7 +48,7 @@ class Bench:
         self.user = PortUser.on(self.device)
 
     def allocate(self, count: int) -> int:
-        """Return the address of that many bytes, all zero."""
+        """Allocate that many zeroed bytes; return their address."""
         return self.at_work.context.allocate(count)
 
     def write(self, address: int, data: bytes) -> None:
@@ -69,7 +69,7 @@ class Bench:
     def launch(
         self, module: int, name: str, grid: Any, block: Any, shared: int, parameters: bytes
     ) -> tuple[int, str]:
-        """Launch and wait; return how it ended, and why when it failed."""
+        """Launch and wait; return how the kernel ended, and why if it failed."""
         loaded = self.modules[module]
         index = [function.name for function in loaded.functions].index(name)
         self.at_work.default.launch(Launch(loaded, index, tuple(grid), tuple(block), shared, parameters))
@@ -78,7 +78,7 @@ class Bench:
 
 
 def properties_of(backend: str) -> DeviceProperties:
-    """Return what a device of a backend is."""
+    """Return the properties of a backend's device."""
     if backend == "emulated":
         return evolve(describe("H200")[0], memory_bytes=DEVICE_BYTES)
     probed = ask_driver()

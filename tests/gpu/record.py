@@ -14,7 +14,7 @@ SHOWN = 6000
 
 @define(eq=False)
 class Record:
-    """A pytest plugin. Several processes may append to one file: what is written of a test is one write."""
+    """A pytest plugin. Several processes may append to one file, because each record is one write."""
 
     _config: pytest.Config
     _fd: int
@@ -22,7 +22,7 @@ class Record:
 
     @classmethod
     def of(cls, config: pytest.Config, path: str) -> Record:
-        """Open the file."""
+        """Return a plugin that appends to a file."""
         return cls(config, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
 
     def _say(self, text: str) -> None:

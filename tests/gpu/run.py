@@ -1,4 +1,4 @@
-"""Run the tests that ask something of a GPU, on this machine's: see scripts/test-gpu.
+"""Run the tests that need a GPU, on this machine's GPU: see scripts/test-gpu.
 
 They run against pympsd as it is installed, in a throw-away environment that every user of the machine can reach, for
 servers run as their clients' users: made of links to what the given interpreter has. Nothing is fetched.
@@ -25,7 +25,7 @@ DESCRIPTION = "Run the tests that ask something of a GPU, on this machine's. Oth
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
-    """Read the command line; what is not ours is pytest's."""
+    """Read the command line; unknown arguments are pytest's."""
     parser = argparse.ArgumentParser(prog="scripts/test-gpu", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
         "--part", action="append", choices=sorted(parts.PARTS), help="only this one (may be repeated)"
@@ -57,7 +57,7 @@ def workspace() -> Iterator[Path]:
 
 
 def main() -> int:
-    """Make the environment, run the parts, say how they went; return the exit status."""
+    """Make the environment, run the parts, print the results; return the exit status."""
     options, for_pytest = arguments()
     missing = environment.missing()
     if missing:

@@ -17,7 +17,7 @@ from tests.gpu.instruction_table import INSTRUCTIONS, KINDS, NEVER_GUARDED, PRED
 THREADS = 64
 LENGTH = 18
 GUARDED = 0.2
-"""The part of the instructions that stands under a predicate."""
+"""The share of instructions under a predicate."""
 HEADER = ".version 8.0\n.target sm_80\n.address_size 64\n"
 Array = np.ndarray[Any, Any]
 REGISTERS = [(name, kind) for kind in KINDS.values() for name in kind.names]
@@ -62,7 +62,7 @@ def program(name: str, rng: np.random.Generator) -> Program:
 
 
 def with_registers(instruction: str, rng: np.random.Generator) -> tuple[list[str], str]:
-    """Return the instructions that an entry's brackets ask for, and the entry itself, with registers chosen."""
+    """Return the instructions in an entry's brackets, and the entry itself, with registers chosen."""
     before: list[str] = []
 
     def add_brackets(match: re.Match[str]) -> str:
@@ -137,7 +137,7 @@ def row_of(register: str) -> int:
 
 
 def _values(kind: Kind, rng: np.random.Generator) -> Array:
-    """Return a register's bits in every thread: any, for floats ordinary ones too, and telling ones."""
+    """Return a register's bits in every thread: random ones, special values, and for floats ordinary numbers."""
     values = rng.integers(0, 1 << 32, THREADS, dtype=np.uint64) << np.uint64(32)
     values = (values | rng.integers(0, 1 << 32, THREADS, dtype=np.uint64)) >> np.uint64(64 - kind.bits)
     top = 1 << (kind.bits - 1)

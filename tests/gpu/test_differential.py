@@ -1,6 +1,6 @@
 """The translator of PTX against the GPU: the recorded corpus and generated programs, on both devices of one process.
 
-What differs is a bug of the translator, or is documented: the corpus's own rules say which functions are approximate.
+A difference is a bug of the translator, or documented; the corpus's rules state which functions are approximate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.gpu.devices import DEVICES, OneDevice
 from tests.gpu.straight_line import Program
 
 BATCH = 25
-"""Programs of one module: loading a module for each would be most of the time."""
+"""The number of programs in one module; loading a module for each would take most of the time."""
 BATCHES = 12
 SEED = 20260
 SHOWN = 3
@@ -70,7 +70,7 @@ def branching_programs() -> tuple[list[branching.Statement], ...]:
 
 
 def outputs_of(device: OneDevice, kernels: list[str], inputs: list[list[Array]], like: Array) -> list[Array]:
-    """Run kernels k0, k1 ... of one module, each on its inputs, and return what each leaves in its last parameter."""
+    """Run kernels k0, k1 ... of one module, each on its inputs, and return each one's last parameter."""
     device.fresh()
     module = device.load((straight_line.HEADER + "\n".join(kernels)).encode())
     outputs = []

@@ -1,6 +1,6 @@
 """The driver's own server under our daemon, with unmodified programs: limits, ends, faults, users, namespaces.
 
-In a rehearsal server and programs are fakes; what needs real ones is left out (choice.toml).
+In a rehearsal, server and programs are fakes; tests that need real ones are left out (choice.toml).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 @pytest.fixture
 def make_driver_daemon(make_daemon: MakeDaemon, directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Make daemons that manage the driver's server; nothing of theirs outlives the test."""
+    """Make daemons that manage the driver's server; their processes end with the test."""
     daemons: list[DaemonProcess] = []
 
     def make(*options: str, **more: str) -> DaemonProcess:
@@ -60,12 +60,12 @@ def daemon(make_driver_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
 
 
 def rows(daemon: DaemonProcess) -> list[list[str]]:
-    """Return the words of the rows of ps."""
+    """Return the rows of ps, each as words."""
     return [line.split() for line in daemon.say("ps").splitlines()[1:]]
 
 
 def list_shown(daemon: DaemonProcess) -> set[int]:
-    """Return the PIDs of ps."""
+    """Return the PIDs that ps shows."""
     return {int(row[0]) for row in rows(daemon)}
 
 
@@ -344,7 +344,7 @@ def test_one_server_for_all_users(make_driver_daemon: Callable[..., DaemonProces
 
 
 def needs_namespaces() -> None:
-    """Skip the test where no PID namespace can be made."""
+    """Skip the test if a PID namespace cannot be created."""
     done = subprocess.run([*INSIDE, "true"], capture_output=True, text=True, timeout=SECONDS)
     if done.returncode:
         pytest.skip(f"no PID namespace can be made here: {done.stderr.strip()}")
@@ -421,7 +421,7 @@ def control() -> str:
 
 
 def get_output_of(command: str, daemon: DaemonProcess, text: str) -> str:
-    """Give commands with a tool; return what it prints."""
+    """Give commands with a tool; return its output."""
     environment = {**os.environ, **daemon.environment}
     done = subprocess.run([command], env=environment, input=text, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -1,4 +1,4 @@
-"""Ends of clients and daemons with kernels that run: bounded, with nothing left, and the GPU usable afterwards."""
+"""Clients and daemons that end while kernels run: in bounded time, without remains, and with a usable GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_gone(pids: list[int]) -> None:
 
 
 def is_usable_again(daemon: DaemonProcess, start: Start) -> None:
-    """Start another daemon in the place of one that is gone; a client of it computes."""
+    """Start another daemon in place of one that is gone, and check that its client computes."""
     daemon.await_end()
     assert daemon.start().returncode == 0
     assert start().do("add") == RIGHT

@@ -13,7 +13,7 @@ IMAGES = Path(__file__).parents[1] / "data" / "images"
 
 @pytest.fixture
 def client(start: Callable[..., ClientProcess]) -> ClientProcess:
-    """A client of the daemon, which runs the given image."""
+    """Start a client of the daemon that runs the given image."""
     return start()
 
 

@@ -1,6 +1,6 @@
 """Protocol 3 with the driver's own server: namespaces and servers with their limits, at the same time, and rules.
 
-In a rehearsal server and programs are fakes; what needs real ones is left out (choice.toml).
+In a rehearsal, server and programs are fakes; tests that need real ones are left out (choice.toml).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PERCENTAGES = {"a/n1": 25, "a/n2": 50, "a/n3": 75, "a": 100, "b": 100}
 EACH = 8
 """Clients of a namespace at the same time."""
 ROUNDS = 5
-"""Each is followed by so many, so that 200 come in all, and leave while others come."""
+"""The number of clients that follow each: 200 come in all, and leave while others come."""
 
 
 @pytest.fixture

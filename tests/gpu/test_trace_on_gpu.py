@@ -19,7 +19,7 @@ Start = Callable[..., ClientProcess]
 
 
 def trace(daemon: DaemonProcess, file: Path, do: Callable[[], None]) -> tuple[list[Any], float, float]:
-    """Trace what is done; return the events, and between which times it was, in microseconds."""
+    """Trace an action; return the events, and its start and end in microseconds."""
     done = daemon.run(["trace", "start", str(file)])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     daemon.hear_out()
@@ -32,7 +32,7 @@ def trace(daemon: DaemonProcess, file: Path, do: Callable[[], None]) -> tuple[li
 
 
 def work_of(events: list[Any], client: ClientProcess) -> list[tuple[str, float, float]]:
-    """Return what was done in a client's streams: names and times."""
+    """Return the work in a client's streams: names and times."""
     slices = [event for event in events if event["ph"] == "X" and event["pid"] == client.pid]
     return [
         (entry["name"], entry["ts"], entry["ts"] + entry["dur"]) for entry in slices if "waited_us" in entry["args"]

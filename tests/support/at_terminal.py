@@ -18,14 +18,14 @@ from processes import SECONDS
 
 @define
 class Terminal:
-    """A user interface at a terminal, and the keyboard."""
+    """A program at a terminal, and its keyboard."""
 
     process: subprocess.Popen[bytes]
     screen: int
     unseen: bytes = b""
 
     def until(self, text: str) -> str:
-        """Read the screen until a text is there; return all up to and with it."""
+        """Read the screen until a text appears; return everything up to and including it."""
         give_up = time.monotonic() + SECONDS
         while text.encode() not in self.unseen:
             left = give_up - time.monotonic()
@@ -44,7 +44,7 @@ class Terminal:
         os.write(self.screen, keys.encode())
 
     def enter(self, line: str) -> str:
-        """Type a line; return what is shown between its echo and the next prompt."""
+        """Type a line; return the text between its echo and the next prompt."""
         self.type(line + "\r")
         self.until("\n")
         return self.until("> ").removesuffix("> ")
@@ -52,7 +52,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def at_terminal(command: list[str], environment: dict[str, str], **more: str) -> Iterator[Terminal]:
-    """Run a program at a terminal; it is killed if it is left running."""
+    """Run a program at a terminal; kill it after the block if it is still running."""
     screen, own = pty.openpty()
     termios.tcsetwinsize(own, (24, 120))
     process = subprocess.Popen(

@@ -11,13 +11,13 @@ from attrs import define, field
 
 @define
 class Cgroups:
-    """Cgroups of a test, below one of its own."""
+    """Cgroups of a test, below a cgroup of its own."""
 
     path: str = f"/pympsd-test-{os.getpid()}"
     made: list[Path] = field(factory=list)
 
     def move(self, pid: int, name: str) -> None:
-        """Move a process to a cgroup, which is made."""
+        """Create a cgroup and move a process to it."""
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), "")
         for folder in (Path(f"{mount}{self.path}"), Path(f"{mount}{self.path}", name)):

@@ -1,4 +1,4 @@
-"""A client that does one command a line: reads it, does it with pympsd_client, and prints one line of result.
+"""A client that reads one command a line, executes it with pympsd_client, and prints one line of result.
 
 A command is a method of Program, its words are the method's arguments: "alloc 1024" is do_alloc("1024").
 """
@@ -30,7 +30,7 @@ def result_of(answer: tuple[Any, ...]) -> str:
 
 
 def first(answer: tuple[Any, ...]) -> Any:
-    """Return a driver call's first value, None when it has failed."""
+    """Return a driver call's first value, or None if the call failed."""
     return answer[1] if len(answer) > 1 else None
 
 
@@ -46,7 +46,7 @@ class Program:
         self.arrays: list[np.ndarray[Any, Any]] = []
 
     def run(self, name: str, *words: str) -> str:
-        """Do one command; return its line."""
+        """Execute one command; return its line of output."""
         return str(getattr(self, f"do_{name}")(*words))
 
     # --- the process
@@ -65,7 +65,7 @@ class Program:
         return "ok"
 
     def do_error(self) -> str:
-        """The last error in words."""
+        """Return the text of the last error."""
         return last_error()
 
     def do_fork(self) -> str:
@@ -101,7 +101,7 @@ class Program:
         return result_of(cuda.cuCtxEnablePeerAccess(first(cuda.cuDevicePrimaryCtxRetain(int(device))), 0))
 
     def do_ctxaff(self, device: str, count: str) -> str:
-        """Create a context that asks for that many multiprocessors; print how many it got."""
+        """Create a context with that many multiprocessors; print how many it got."""
         affinity = cuda.CUexecAffinityParam()
         affinity.type = SM_COUNT
         affinity.param.smCount.val = int(count)
@@ -117,7 +117,7 @@ class Program:
         return code.name if code else str(affinity.param.smCount.val)
 
     def do_contexts(self, count: str) -> str:
-        """Create that many contexts, or as many as there is room for."""
+        """Create that many contexts, or as many as fit."""
         made, code = 0, SUCCESS
         self.functions = {}
         while made < int(count) and not code:
@@ -146,7 +146,7 @@ class Program:
         return str(first(cuda.cuDeviceGetAttribute(attribute, int(device))))
 
     def do_mem(self) -> str:
-        """The free and the total memory in MiB."""
+        """Return the free and the total memory in MiB."""
         _, free, total = cuda.cuMemGetInfo()
         return f"{int(free) >> 20} {int(total) >> 20}"
 
@@ -167,7 +167,7 @@ class Program:
         return hex(self.held)
 
     def do_value(self) -> str:
-        """The float that is held."""
+        """Return the float that `do_hold` allocated."""
         return self._read(self.held)
 
     def do_peek(self, address: str) -> str:
@@ -228,7 +228,7 @@ class Program:
         return result_of(cuda.cuLaunchKernel(self.functions[name], *grid, 0, stream, parameters, 0))
 
     def do_warm(self) -> str:
-        """Load every module: on a GPU that waits for all kernels that run, so it comes before them."""
+        """Load every module before kernels run, because on a GPU loading waits for all running kernels."""
         self.load("busy")
         return self.do_add()
 
@@ -253,7 +253,7 @@ class Program:
         return self._add_one_at(0x7000_0000_0000)
 
     def do_stray(self, address: str) -> str:
-        """Have a kernel add one to the float at an address."""
+        """Launch a kernel that adds one to the float at an address."""
         return f"{self._add_one_at(int(address, 16))} {self.do_sync()}"
 
     def _add_one_at(self, address: int) -> str:
@@ -274,12 +274,12 @@ class Program:
         return f"{launched} {result_of(cuda.cuStreamQuery(self.streams[0]))}"
 
     def do_release(self) -> str:
-        """Write the word that it waits for."""
+        """Write the word for which the kernel of `do_spin` waits."""
         word = np.array([3], np.uint32)
         return result_of(cuda.cuMemcpyHtoDAsync(self.words, word, word.nbytes, self.streams[1]))
 
     def do_spun(self) -> str:
-        """Wait for that kernel, and count what it wrote wrong."""
+        """Wait for the kernel of `do_spin`, and count its wrong results."""
         synced = cuda.cuStreamSynchronize(self.streams[0])
         words = np.zeros(WAITING_THREADS + 1, np.uint32)
         cuda.cuMemcpyDtoH(words, self.words, words.nbytes)
@@ -287,12 +287,12 @@ class Program:
         return f"{result_of(synced)} wrong={wrong}"
 
     def do_places(self, blocks: str) -> str:
-        """The multiprocessors that the blocks of a grid ran on."""
+        """Return the multiprocessors on which the blocks of a grid ran."""
         code, places = self.multiprocessors(int(blocks), 64)
         return f"{code} {','.join(map(str, sorted(set(places))))}"
 
     def do_stay(self, blocks: str) -> str:
-        """The same for blocks that do not leave before all have begun, or 2 ms have passed."""
+        """Do the same with blocks that stay until all have begun, or 2 ms have passed."""
         code, places = self.multiprocessors(int(blocks), 32, STAY_NANOSECONDS)
         return f"{code} {','.join(map(str, sorted(set(places))))}"
 
@@ -317,7 +317,7 @@ class Program:
         return result_of(cuda.cuModuleLoadData(DYNAMIC_PARALLELISM))
 
     def do_image(self, path: str) -> str:
-        """Load a file whose kernel ``twice`` doubles floats, and have it double some."""
+        """Load a file whose kernel ``twice`` doubles floats, and run it on some floats."""
         code, module = cuda.cuModuleLoad(path.encode())
         if module is None:
             return str(code.name)
@@ -381,7 +381,7 @@ class Program:
 
 
 def main(program: Program) -> None:
-    """Do commands until the end of the input."""
+    """Execute commands until the end of the input."""
     for line in sys.stdin:
         if line.split() == ["exit"]:
             return

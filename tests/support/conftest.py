@@ -1,4 +1,4 @@
-"""A daemon led by hand, a fake server that behaves well, and fake clients."""
+"""A daemon that the test controls step by step, a well-behaved fake server, and fake clients."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def daemon(tmp_path: Path) -> Iterator[MinimalDaemon]:
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Path:
-    """A server that behaves well."""
+    """A launcher of well-behaved servers."""
     return install(tmp_path)
 
 
 @pytest.fixture
 def start(daemon: MinimalDaemon) -> Iterator[Callable[..., DriverClient]]:
-    """Start clients, each with "init" and these contexts."""
+    """Start clients; each executes "init" and creates these contexts."""
     with ExitStack() as started:
 
         def make(*contexts: int, **more: object) -> DriverClient:

@@ -1,4 +1,4 @@
-"""Disks that only a daemon under test sees: full, small and read-only ones."""
+"""Full, small and read-only disks that only a daemon under test sees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from processes import PYMPSD, DaemonProcess
 
 
 class Disk:
-    """A disk of a daemon's own, mounted over a folder that only the daemon sees."""
+    """A disk that is mounted over a folder for one daemon only."""
 
     def __init__(self, daemon: DaemonProcess, folder: Path, options: str) -> None:
         self.daemon = daemon
@@ -28,7 +28,7 @@ class Disk:
         return Path(f"/proc/{self.daemon.pid}/root{self.folder}")
 
     def fill(self) -> Path:
-        """Leave no room on it; return what takes the room."""
+        """Fill the disk; return the file that fills it."""
         ballast = self.seen / "ballast"
         fd = os.open(ballast, os.O_WRONLY | os.O_CREAT)
         try:

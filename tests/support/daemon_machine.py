@@ -1,8 +1,8 @@
-"""The daemon's state machine under any order of events: users, operators, servers and signals, drawn by hypothesis.
+"""The daemon's state machine under arbitrary orders of events of users, operators, servers and signals.
 
-The machine plays the I/O layer: it records the instructions, and draws only events that are possible then. It keeps
-its own account of when each client came and when it could no longer be overtaken, and at the end lets time pass: each
-waiting client is answered, however many new clients of the active user connect.
+The machine stands for the I/O layer: it records instructions, and draws (by hypothesis) only possible events. It
+records when each client came and when it could no longer be overtaken. At the end it lets time pass: each waiting
+client is answered, however many new clients of the active user connect.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ Waiter = tuple[str, int]
 UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 NUMBER = st.integers(0, 3)
-"""Which one of several servers, if there are several."""
+"""The choice among several servers."""
 
 
 def _arguments(line: ParsedLine) -> dict[str, Any]:
-    """Return the arguments of a change; none if it is refused for its words."""
+    """Return the arguments of a change; nothing if a word in it is refused."""
     command = COMMANDS.get(line.command)
     if command is None or command.verb:
         return {}
@@ -72,7 +72,7 @@ def _arguments(line: ParsedLine) -> dict[str, Any]:
 
 
 class DaemonMachine(RuleBasedStateMachine):
-    """Everything outside the state machine."""
+    """The environment of the state machine: the I/O layer, clients, servers and operators."""
 
     waiting = Bundle("waiting")
 
@@ -81,7 +81,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.daemon = self._new_daemon()
         self.initial = InitialDefaults.of(self.daemon)
         self.pending: set[int] = set()
-        """Servers of a daemon that died, until they return."""
+        """Servers of a daemon that died, until they report to the next one."""
         self.moment = 0
         self.came: dict[Waiter, int] = {}
         """When each client connected, and each user's pending start request was made."""
@@ -96,11 +96,11 @@ class DaemonMachine(RuleBasedStateMachine):
         self.resolved: Counter[int] = Counter()
         self.on_server: dict[int, int] = {}
         self.watched: set[int] = set()
-        """The clients whose ends the I/O layer would see: all it has to watch, but a pidfd may be lacking."""
+        """The clients whose ends the I/O layer observes: those it has to watch, except if it has no pidfd."""
         self.joining: dict[int, int] = {}
         """Further connections of admitted clients, which must get the server of the client."""
         self.ended: set[int] = set()
-        """The clients whose processes have ended, as the state machine knows."""
+        """The clients whose processes have ended, as reported to the state machine."""
         self.spawning: dict[int, int] = {}
         self.running: dict[int, int] = {}
         self.uid_of_server: dict[int, int] = {}
@@ -115,7 +115,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.failures: Counter[int] = Counter()
         """By user: the number of consecutive servers that ended before they had served."""
         self.unserved: dict[int, int] = {}
-        """By user: the last of them, if it ended with its clients."""
+        """By user: the last of these servers, if it ended with its clients."""
         self.refusing: set[int] = set()
         """The users whose clients are refused for a while."""
         self.verified: set[int] = set()
@@ -137,7 +137,7 @@ class DaemonMachine(RuleBasedStateMachine):
     most_servers = 1
     turn_policy = staticmethod(order())
     steps_for_each = 10
-    """What has to happen at most, for each client until now, until all that wait are served."""
+    """The maximum number of steps, for each client so far, until all waiting ones are served."""
 
     @property
     def together(self) -> bool:
@@ -158,7 +158,7 @@ class DaemonMachine(RuleBasedStateMachine):
         )
 
     def environment_of(self, client: int) -> dict[str, str]:
-        """Return what a client's variables are."""
+        """Return a client's variables."""
         return {}
 
     def partitions_of(self, client: int) -> dict[int, str]:
@@ -357,7 +357,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @initialize(clients=st.integers(0, 3), ended=st.booleans())
     def start_busy(self, clients: int, ended: bool) -> None:
-        """Begin with served clients, or with clients whose ends are not reported: many events need them."""
+        """Begin with served clients, or with clients whose ends are not reported, because many events need them."""
         for _ in range(clients):
             self.connect(uid=500, foreign=False)
         if clients:
@@ -426,7 +426,7 @@ class DaemonMachine(RuleBasedStateMachine):
         return parse(line, 2).command == "quit"
 
     def _give(self, line: bytes, uid: int) -> None:
-        """Let an operator give a line; it is answered immediately, unless its command takes some time."""
+        """Let an operator give a line; check that it is answered immediately, unless its command takes time."""
         self.session += 1
         parsed = parse(line, 2)
         command = parsed.command if parsed.is_whole and uid in (0, self.daemon_uid) else ""
@@ -631,7 +631,7 @@ class DaemonMachine(RuleBasedStateMachine):
         return daemon.defaults.thread_percentage, daemon.defaults.client_priority, dict(daemon.defaults.memory_limits)
 
     def _drop_daemon_state(self, gone: set[int]) -> None:
-        """Drop what ends with a daemon: timers, operators, requests, and the servers that it just started."""
+        """Drop what ends with a daemon: timers, operators, requests, and servers that were just started."""
         self.running = {server: pid for server, pid in self.running.items() if server not in gone}
         self.uid_of_server = {server: self.uid_of_server[server] for server in self.running}
         for collection in (self.spawning, self.terminating, self.starting, self.turn_timers, self.closed_since):
@@ -733,7 +733,7 @@ class DaemonMachine(RuleBasedStateMachine):
         assert not self.joining, "it waits, though its process was admitted"
 
     def _that_may_join(self) -> list[int]:
-        """Return the clients whose servers take their further connections, whoever waits."""
+        """Return the clients whose further connections are accepted, whichever user waits."""
         ready = self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending - self.ever_forced
         return sorted(client for client, server in self.on_server.items() if server in ready - self._forced())
 
@@ -743,7 +743,7 @@ class DaemonMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending)
     @rule(data=st.data(), status=st.sampled_from(["ACTIVE", "FAULT"]), number=NUMBER)
     def gets_a_status_query(self, data: st.DataObject, status: str, number: int) -> None:
-        """Let a server that does not report by itself say its status and its clients' contexts."""
+        """Let a server that does not report by itself report its status and its clients' contexts."""
         server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending, number)
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
         reported = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it reports")
@@ -959,7 +959,7 @@ class DaemonMachine(RuleBasedStateMachine):
         assert len(watches) == len(set(watches))
 
     def _pause_of(self, uid: int) -> Timer | None:
-        """Return the timer after which a server is tried again for a user, None if none runs."""
+        """Return the timer after which a server is started again for a user; None if no such timer runs."""
         failed = self.daemon.failed_starts.get(f"uid_{uid}")
         timer = Timer(TimerKind.RETRY, failed.pausing_after) if failed else None
         return timer if timer in self.timers else None
@@ -1003,7 +1003,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let time pass until every waiting client is answered, while new clients of the active user connect.
 
-        If users are together there are none: with enough of them a user beyond the most would wait for ever.
+        If users run together no clients connect, because enough of them could make a further user wait for ever.
         """
         for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
             self._timer_ends(timer)
@@ -1025,7 +1025,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self._timer_ends(pauses[0])
 
     def _goes_on(self, id_: int) -> bool:
-        """Let a server do what is next; return whether there was anything."""
+        """Let a server take its next step; return whether it had one."""
         server = self.daemon.servers[id_]
         own = [client for client, on in self.on_server.items() if on == id_]
         if server.pending:
@@ -1070,18 +1070,18 @@ class OwnDaemonMachine(DaemonMachine):
 
 
 class FewestTurnsMachine(DaemonMachine):
-    """The same, but who has had the fewest turns is next."""
+    """The same, but the user with the fewest turns is next."""
 
     turn_policy = staticmethod(fewest_turns())
     steps_for_each = 60  # who has had many turns waits until others have had as many
 
     def _timed_by(self, ticket: int) -> Waiter:
-        """Return who waits with a ticket, which may have come long before."""
+        """Return the waiters with a ticket, which may have come long before."""
         (entry,) = (entry for entry in self.daemon.queue if entry.ticket == ticket)
         return ("client", entry.client) if entry.client else ("request", entry.uid)
 
     def _check_overtaking(self, client: int) -> None:
-        """Who is chosen overtakes those who came before, whatever their patience."""
+        """The chosen user may overtake earlier ones, whatever the overtaking limit."""
 
     @invariant()
     def the_queue_moves_on(self) -> None:
@@ -1102,13 +1102,13 @@ class MultiuserMachine(DaemonMachine):
 
 
 class TogetherMachine(DaemonMachine):
-    """Users have servers at the same time, and there is room for all."""
+    """Users have servers at the same time, and all users fit."""
 
     most_servers = MAX_SERVERS
 
 
 class CrowdedMachine(DaemonMachine):
-    """Users have servers at the same time, fewer than there are users."""
+    """Users have servers at the same time, but more users exist than servers are allowed."""
 
     most_servers = 2
 
@@ -1142,7 +1142,7 @@ MACHINES = (
 
 
 def fuzz_state_machine(first_seed: int, sessions: int) -> None:
-    """Play a number of sessions of 40 steps, the same for the same seed, spread over the kinds of daemons."""
+    """Run a number of sessions of 40 steps over all kinds of daemons; the same seed gives the same sessions."""
     for machine in MACHINES:
         run_state_machine_as_test(
             seed(first_seed)(machine),

@@ -12,13 +12,13 @@ FOLDER = Path(__file__).parents[1] / "data" / "driver-wire"
 NAMES = ("commands-and-users", "limits-and-ends", "multiuser", "two-devices", "descriptors")
 ROLES = {1: "server", 2: "client", 4: "tool"}
 FOLLOWS = {2: 1, 9: 1, 13: 1, 15: 1, 19: 1, 20: 2, 24: 1}
-"""The number of packets that the daemon sends after a command's number, 0 where nothing is reported."""
+"""The number of packets that the daemon sends after a command's number; 0 for commands that are not listed."""
 DEFAULTS_AFTER_LIMITS = 1
 
 
 @frozen
 class Packet:
-    """A packet, or the end of a side (empty)."""
+    """A packet, or the end of one side (empty)."""
 
     connection: int
     from_daemon: bool
@@ -28,10 +28,10 @@ class Packet:
 
 @define
 class Exchange:
-    """One command of the daemon's and the answer; ``said`` are the packets of the daemon, in their order."""
+    """One command of the daemon's and the answer; ``said``: the daemon's packets, in their order."""
 
     server: int
-    """Its PID."""
+    """The server's PID."""
     command: int
     said: list[bytes]
     answer: list[bytes] = field(factory=list)
@@ -39,19 +39,19 @@ class Exchange:
 
 @define
 class Conversation:
-    """A connection from its role on."""
+    """A connection, from the packet with its role on."""
 
     number: int
     pid: int
     program: str
     role: str = ""
     packets: list[Packet] = field(factory=list)
-    """Without hello and credentials, but with the role."""
+    """The packets from the role on, without hello and credentials."""
 
 
 @define
 class ToolSession:
-    """A tool's lines, what was printed, and what the servers were asked."""
+    """A tool's lines, the printed text, and the daemon's requests to the servers."""
 
     lines: list[bytes] = field(factory=list)
     printed: list[bytes] = field(factory=list)
@@ -73,7 +73,7 @@ class Recording:
         return [conversation for conversation in self.conversations.values() if conversation.role == "server"]
 
     def session_of(self, line: str) -> ToolSession:
-        """Return the session that gave this line alone."""
+        """Return the session that consists of this line only."""
         (session,) = (tool for tool in self.tools if tool.lines == [line.encode()])
         return session
 
@@ -143,7 +143,7 @@ def _take_tool(session: ToolSession, packet: Packet) -> None:
 
 
 def _commands(server: Conversation, recording: Recording, tools: dict[int, ToolSession]) -> Iterator[None]:
-    """Take the packets of a server apart, one for each step."""
+    """Split a server's packets, one for each step."""
     yield  # the 516 bytes
     while len(server.packets) < 4:
         yield

@@ -14,7 +14,7 @@ SMI = str(BIN / "pympsd-smi")
 
 @define
 class Node:
-    """``directory`` is one that every user can reach."""
+    """A node. ``directory``: a folder that every user can reach."""
 
     directory: Path
     text: str = "[[device]]\n"
@@ -61,14 +61,14 @@ class Node:
         return daemon
 
     def client(self, daemon: DaemonProcess, uid: int | None = None, **more: str) -> ClientProcess:
-        """Start a client of a daemon, which sees all that the daemon shows."""
+        """Start a client of a daemon; it sees all devices of the daemon."""
         environment = {name: value for name, value in daemon.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
         client = ClientProcess.start({**environment, "PYMPSD_REQUIRE_MPS": "1", **more}, uid or daemon.uid)
         self._clients.append(client)
         return client
 
     def close(self) -> None:
-        """End what was started."""
+        """End all started processes."""
         for client in self._clients:
             if client.process.poll() is None:
                 client.process.kill()

@@ -32,7 +32,7 @@ class Recorded(Program):
         return f"{self.result('sync')} free=0MiB total=0MiB"
 
     def result(self, request: str, **more: int) -> str:
-        """Return the result of what is asked of the context."""
+        """Return the result of a request to the context."""
         return self.run("asked", request, *map(str, more.values())).partition(" ")[2]
 
     def do_asked(self, request: str, *sizes: str) -> str:
@@ -40,7 +40,7 @@ class Recorded(Program):
 
 
 def main() -> None:
-    """Do commands until the end of the input."""
+    """Execute commands until the end of the input."""
     program = Recorded()
     for line in sys.stdin:
         name, *words = line.split()

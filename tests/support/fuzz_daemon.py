@@ -18,7 +18,7 @@ AT_ONCE = 8
 
 @frozen
 class Found:
-    """What was there before and after, and what the daemon met in between."""
+    """The daemon's resources before and after, and what happened in between."""
 
     commands: int
     unreadable: int
@@ -83,7 +83,7 @@ def _read_to_its_end(sock: socket.socket) -> None:
 
 
 def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
-    """Hold that many sessions, some at the same time; raise AssertionError when the daemon took harm."""
+    """Run that many sessions, some at the same time; raise AssertionError if the daemon was harmed."""
     control = str(daemon.directory / "pipe" / "control")
     assert daemon.say("ps") == "Server not found\n"
     wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the first session")
@@ -124,7 +124,7 @@ def _without_quit(data: bytes) -> bytes:
 
 
 def _quiet(daemon: DaemonProcess) -> bool:
-    """Whether no server is left; those that are there are asked to leave."""
+    """Whether no server is left; ask those that run to end."""
     for server in daemon.servers():
         daemon.say(f"shutdown_server {server} -f")
     return not daemon.servers()

@@ -28,7 +28,7 @@ INTEGERS = (0, 1, 2, 3, 4, 5, 17, 24, -1, 2**31 - 1, -(2**31))
 
 @frozen
 class Found:
-    """What a fuzzed daemon met, and what it has left."""
+    """What happened to a fuzzed daemon, and what is left of it."""
 
     commands: int
     unreadable: int
@@ -50,7 +50,7 @@ class Packets:
         self.lines = Lines(self.source, (os.getpid(),))
 
     def spoilt(self, packet: bytes) -> bytes:
-        """Return a packet, mostly as it is, else with other bytes or of another size."""
+        """Return a packet: mostly unchanged, otherwise with other bytes or another size."""
         kind = self.source.random()
         if kind < 0.7 or not packet:
             return packet
@@ -65,7 +65,7 @@ class Packets:
         return struct.pack("<i", self.source.choice((SERVER, CLIENT, TOOL, TOOL, TOOL, 0, 3, 5, -1)))
 
     def line(self) -> tuple[bytes, bytes]:
-        """Return the packets of a line, that ends no daemon and starts no server."""
+        """Return the packets of a line that neither ends a daemon nor starts a server."""
         line = self.lines.line()
         if parse(line, 2).command in ("quit", "start_server") or b"quit" in line:
             line = b"get_server_list"
@@ -87,7 +87,7 @@ class Packets:
 
 
 def _session(here: Visitor, packets: Packets) -> None:
-    """Say what a peer says, with something wrong in most sessions, and perhaps descriptors."""
+    """Send what a peer sends, with an error in most sessions, and perhaps descriptors."""
     source = packets.source
     fds = [0] * source.choice((0, 0, 0, 1, 200))
     here.introduce(packets.spoilt(CREDENTIALS), fds)
@@ -106,7 +106,7 @@ def _session(here: Visitor, packets: Packets) -> None:
 
 
 def fuzz_driver_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
-    """Hold that many sessions; raise AssertionError when the daemon took harm."""
+    """Run that many sessions; raise AssertionError if the daemon was harmed."""
     daemon.say("get_server_list")
     wait_until(lambda: daemon.log()[-1] == "UI closed")
     before, fat = descriptors(daemon.pid), resident_kib(daemon.pid)

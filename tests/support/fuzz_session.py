@@ -29,7 +29,7 @@ _NUMBERS: Final = (0, 1, 2, 3, 47, 48, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1
 
 @frozen
 class FoundSessions:
-    """What a server took."""
+    """The counts of what a server received."""
 
     sessions: int
     messages: int
@@ -101,7 +101,7 @@ def _receive(
 
 
 def _draw_message(source: random.Random) -> tuple[bytes, int]:
-    """One thing to say, with that many descriptors next to it."""
+    """Return one message, with that many descriptors."""
     request, number = source.randrange(1 << 16), source.choice((*_NUMBERS[:10], source.getrandbits(63)))
     match source.randrange(12):
         case 0 | 1:
@@ -148,9 +148,9 @@ def _spoilt(data: bytes, source: random.Random) -> bytearray:
 
 
 def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions: int) -> FoundSessions:
-    """Hold that many sessions; raise AssertionError when the server, or ``good``, took harm.
+    """Run that many sessions; raise AssertionError if the server or ``good`` was harmed.
 
-    ``good`` is connected to the one server there is.
+    ``good``: a client that is connected to the only server.
     """
     control = str(daemon.directory / "pipe" / "control")
     (server,) = daemon.servers()

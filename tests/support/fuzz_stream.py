@@ -36,34 +36,34 @@ RECORDS_A_SESSION: Final = 400
 ENDLESS_SESSIONS: Final = 0.05
 """The share of sessions that launch kernels without end."""
 BROKEN_LENGTHS: Final = 0.3
-"""The share of sessions that end with a record whose length cannot be."""
+"""The share of sessions that end with a record of an impossible length."""
 BY_RING: Final = 0.7
 """The share of sessions whose records come by the ring, where there is one (PYMPSD_WORKER=native)."""
 STALLED_SECONDS: Final = 0.5
-"""A stream that takes no record for this long waits for an endless kernel: the session is over."""
+"""A stream that takes no record for this many seconds waits for an endless kernel: the session is over."""
 HANDLES: Final = tuple((GENERATION << records.GENERATION_SHIFT) + number for number in range(16, 48))
 STREAMS: Final = HANDLES[8:12]
 EVENTS: Final = HANDLES[12:16]
 HELD_UP: Final = HANDLES[16]
-"""The stream of host functions: a slow call holds it up."""
+"""The stream of host functions, which a slow call delays."""
 _EDGES: Final = (0, 1, 2, 4, 15, 511, 512, 4096, 1 << 24, 1 << 32, 1 << 40, 2**63 - 1, 2**63, 2**64 - 512, 2**64 - 1)
 _QUERY: Final = 1 << 61
-"""Sequence numbers from here on are the fuzz's own questions."""
+"""The first sequence number of the fuzzer's own queries."""
 
 
 @frozen
 class Found:
-    """What an executor took."""
+    """The counts of what an executor received."""
 
     records: int
-    """Known to be consumed: the question after them was answered, or their stream was ended."""
+    """Records that were surely consumed: the query after them was answered, or their stream was ended."""
     sessions: int
     stalled: int
     """Sessions ended behind a kernel without end."""
     faulted: int
     """Contexts that faulted; all of them the bad client's."""
     checks: int
-    """Results of others that were right."""
+    """Right results of other clients."""
     results: Counter[int]
     """Answers by result."""
     kib_before: int
@@ -367,7 +367,7 @@ class StreamFuzz:
             raise AssertionError(f"a defect met by opcode {opcode}: {answer.reason}")  # type: ignore[attr-defined]
 
     def _ask(self, client: RawClient) -> None:
-        """Ask something that is answered when all before it is consumed."""
+        """Send a query that is answered when everything before it is consumed."""
         self._send(client, records.pack("MEMORY_INFO", 2**63, _QUERY))
         while _QUERY not in client.arrived():
             if not select.select([client.stream], [], [], STALLED_SECONDS)[0]:
@@ -393,7 +393,7 @@ class StreamFuzz:
 
 
 def fuzz_stream(seed: int, count: int) -> Found:
-    """Throw at least that many records at an executor; raise AssertionError when it, or a witness, took harm."""
+    """Send an executor at least that many records; raise AssertionError if it or a witness was harmed."""
     with tempfile.TemporaryFile() as output:
         executor = ExecutorOwner.start(stderr=output).ready()
         try:

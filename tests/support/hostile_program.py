@@ -1,4 +1,4 @@
-"""A user who wants the daemon for itself: hostile_program.py CONTROL COUNT KIND [KIND ...].
+"""A user who tries to take all of a daemon's resources: hostile_program.py CONTROL COUNT KIND [KIND ...].
 
 It keeps COUNT connections of each kind open, and opens another whenever the daemon closes one. It writes a line to
 standard output when it has tried all of them, and ends with its standard input.
@@ -22,7 +22,7 @@ from pympsd.wire import frames
 from pympsd.wire.driver.handshake import CREDENTIALS, Role, encode_line, encode_role
 
 PACE_SECONDS = 0.01
-"""From one connection of each kind to the next, once all have been tried: no attack by using the processor up."""
+"""Seconds between two connections of each kind, once all were tried, so that it does not use up the processor."""
 HELLO = frames.encode(frames.OPERATOR_HELLO)
 HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.MAX_BODY))[:-1]
 UNREAD = frames.encode(frames.OPERATOR_LINE, b"x" * 60_000) * 20
@@ -40,7 +40,7 @@ KINDS: dict[str, Callable[[], list[bytes]]] = {
     "unread": lambda: [HELLO + UNREAD],
     "garbage": lambda: [_garbage()],
 }
-"""What a connection of each kind sends."""
+"""The packets that a connection of each kind sends."""
 TOOL = [CREDENTIALS, encode_role(Role.TOOL)]
 OF_DRIVER: dict[str, Callable[[], list[bytes]]] = {
     "unresponsive": list,
@@ -49,23 +49,23 @@ OF_DRIVER: dict[str, Callable[[], list[bytes]]] = {
     "unread": lambda: [*TOOL, *200 * encode_line(b"x" * 60_000)],
     "garbage": lambda: [_garbage()],
 }
-"""The same at a socket for packets, of a daemon that manages the driver's server; each a packet."""
+"""The same for the packet socket of a daemon that manages the driver's server."""
 COMMANDS = {
     "servers": ("server create {name}",),
     "namespaces": ("server create {server}", "namespace create {name} --server={server}"),
 }
-"""What is asked for again and again, in protocol 3."""
+"""The commands that are repeated, in protocol 3."""
 
 
 @define
 class Connection:
-    """A connection and what it has not sent yet."""
+    """A connection, and the bytes that it has not sent yet."""
 
     sock: socket.socket
     rest: list[memoryview]
 
     def push(self) -> bool:
-        """Send what the socket takes; return False if the daemon has closed the connection."""
+        """Send as much as the socket takes; return False if the daemon has closed the connection."""
         try:
             while self.rest:
                 self.rest[0] = self.rest[0][self.sock.send(self.rest[0]) :]
@@ -89,7 +89,7 @@ class Hostile:
     number: int = 0
 
     def tick(self) -> None:
-        """Open another connection, or see to the next one that is open."""
+        """Open another connection, or continue with the next open one."""
         if self.kind in COMMANDS:
             self._give_commands()
         elif len(self.opened) < self.count:

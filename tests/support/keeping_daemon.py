@@ -1,6 +1,6 @@
 """A daemon with nothing but a keeper: keeping_daemon.py FOLDER WAITING-SECONDS STALLED-SECONDS [NAME=FD ...]
 
-It reports what it was given by an earlier daemon's keeper, and then does one thing a line; tests kill it.
+It reports the entries of an earlier daemon's keeper, and then executes one request a line; tests kill it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Lines:
 
 
 def do(keeper: KeeperLink, fds: dict[str, int], verb: str, name: str, text: str) -> str:
-    """Do what a line says; return the answer."""
+    """Execute a line; return the answer."""
     match verb:
         case "note":
             keeper.note(name, text.encode())
@@ -51,7 +51,7 @@ def do(keeper: KeeperLink, fds: dict[str, int], verb: str, name: str, text: str)
 
 
 async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
-    """Fetch or start a keeper, hold the entries, and do what the lines on standard input say."""
+    """Fetch or start a keeper, hold the entries, and execute the lines on standard input."""
     directory = PipeDirectory.claim(folder)
     try:
         fetched = await KeeperLink.fetch(directory, Lines())  # type: ignore[arg-type]

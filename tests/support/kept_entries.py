@@ -1,4 +1,4 @@
-"""What a keeper without a daemon holds, as the next daemon would be sent it."""
+"""The entries of a keeper without a daemon, as the next daemon would receive them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pympsd.takeover.keeper import packets as packets
 
 @contextmanager
 def fetch_entries(pipe: Path) -> Iterator[dict[str, tuple[bytes, int]]]:
-    """Return the notes and descriptors by name; they are closed at the end, and the keeper waits again."""
+    """Return the notes and descriptors by name; they are closed after the block, and the keeper waits again."""
     entries: dict[str, tuple[bytes, int]] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(30)

@@ -1,7 +1,7 @@
-"""The state machine of protocol 3 under any order of events: servers and namespaces by name, their clients, restarts.
+"""The state machine of protocol 3 under arbitrary orders of events: named servers, namespaces, clients, restarts.
 
 As in daemon_machine.py, the machine plays the I/O layer and draws only events that are possible then. At the end
-everything goes its way: each operator is answered once, and each client is admitted or refused once.
+everything is completed: each operator is answered once, and each client is admitted or refused once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LIMITS = st.sampled_from(
 NUMBER = st.integers(0, 7)
 PARTITIONS = st.sampled_from(["p", "q"])
 CHOICES = st.sampled_from(["", "p", "0/p,1/q", "q", "1/p"])
-"""What clients say of partitions."""
+"""Partitions that clients name."""
 FILES = st.dictionaries(
     SERVERS,
     st.dictionaries(NAMESPACES, st.sampled_from(["", "active_thread_percentage = 30", "client_priority = 1"])),
@@ -46,11 +46,11 @@ FILES = st.dictionaries(
 """Configuration files: the namespaces of servers, each with a line."""
 DEVICES = describe("2xH200")
 DRAINED = 200
-"""Rounds after which everything that is under way must be over."""
+"""The number of rounds after which everything in progress must be complete."""
 
 
 def _owner(server: str) -> int:
-    """Return the user whose server it is in a file."""
+    """Return the user who owns a server in a file."""
     return 500 if server == "uid_500" else 0
 
 
@@ -65,9 +65,9 @@ class NamedMachine(RuleBasedStateMachine):
         self.initial = InitialDefaults.of(self.daemon)
         self.sockets: set[tuple[str, str]] = set()
         self.wanted: dict[tuple[str, str], None] = {}
-        """The sockets that there should be, in order."""
+        """The sockets that should exist, in order."""
         self.unusable: set[tuple[str, str]] = set()
-        """The sockets that cannot be made at the moment."""
+        """The sockets that cannot be created at the moment."""
         self.spawning: dict[int, str] = {}
         self.running: dict[int, str] = {}
         self.pending: set[int] = set()
@@ -224,7 +224,7 @@ class NamedMachine(RuleBasedStateMachine):
 
     @rule(servers=FILES, prune=st.booleans(), force=st.booleans())
     def apply(self, servers: dict[str, dict[str, str]], prune: bool, force: bool) -> None:
-        """Apply a file: applied again immediately, it changes nothing but what could not be changed then."""
+        """Apply a file. A second application changes only what could not be changed before."""
         if self.multiuser:
             servers.pop("uid_500", None)  # no other server than root's is possible
         text = self._written(servers)
@@ -344,20 +344,20 @@ class NamedMachine(RuleBasedStateMachine):
 
     @rule(server=SERVERS, namespace=st.one_of(st.just(""), NAMESPACES))
     def toggle_room(self, server: str, namespace: str) -> None:
-        """Make that a socket cannot be made from now on, or can be again."""
+        """Make the creation of a socket fail from now on, or succeed again."""
         self.unusable ^= {(server, namespace)}
 
     @precondition(lambda self: self.sockets)
     @rule(number=NUMBER, whole=st.booleans())
     def remove(self, number: int, whole: bool) -> None:
-        """Remove a socket, or all of its server, from outside."""
+        """Remove a socket, or all sockets of its server, from outside."""
         lost = sorted(self.sockets)[number % len(self.sockets)]
         self.sockets = {socket for socket in self.sockets if socket != lost and not (whole and socket[0] == lost[0])}
         self._says("namespace list")
 
     @rule()
     def daemon_dies(self) -> None:
-        """Kill the daemon: the next one has what was saved, and the clients that wait connect to it again."""
+        """Kill the daemon: the next one reads the saved state, and waiting clients connect to it again."""
         persistent_state = snapshot(self.daemon, self.initial)
         check(persistent_state, len(DEVICES))
         before = {name: server for name, server in self.daemon.named_servers.items() if not server.deleted}
@@ -462,7 +462,7 @@ class NamedMachine(RuleBasedStateMachine):
         assert all(count == 1 for count in self.resolved.values())
 
     def teardown(self) -> None:
-        """Let everything go its way."""
+        """Let everything complete."""
         for _ in range(DRAINED):
             if not self._go_on():
                 break
@@ -471,7 +471,7 @@ class NamedMachine(RuleBasedStateMachine):
         assert not [named_server for named_server in self.daemon.named_servers.values() if named_server.deleted]
 
     def _go_on(self) -> bool:
-        """Let the next thing happen that must; return whether there is one."""
+        """Carry out the next step that must happen; return whether one existed."""
         starting = [server for server in self.running if self.daemon.servers[server].phase is Phase.INITIALIZING]
         ending = [server for server in self.leaving if self._may_end(server)]
         retries = [timer for timer in self.timers if timer.kind is TimerKind.RETRY]

@@ -1,4 +1,4 @@
-"""libnvidia-ml.so.1 of pympsd as a program in C sees it, loaded into the test's process."""
+"""pympsd's libnvidia-ml.so.1 as a C program sees it, loaded into the test's process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Nvml:
 
     @classmethod
     def load(cls, path: Path = LIBRARY) -> Nvml:
-        """Load it; each path once for all tests, so a test shuts down what it has initialized."""
+        """Load the library, once for all tests, so a test must shut down the NVML that it has initialized."""
         library = ctypes.CDLL(str(path))
         library.nvmlErrorString.restype = ctypes.c_char_p
         return cls(library)

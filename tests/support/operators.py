@@ -1,4 +1,4 @@
-"""Operators over bare sockets: one that can misbehave, and a load generator with a thousand of them."""
+"""Operators over bare sockets: one that can misbehave, and a load generator with a thousand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attrs import define, field
 from pympsd.wire import frames
 
 LIMIT = 30.0
-"""Seconds: nothing here waits longer."""
+"""The longest wait in this module, in seconds."""
 CONVERSATION = frames.encode(frames.OPERATOR_HELLO)
 
 
@@ -23,7 +23,7 @@ def line_frame(line: str) -> bytes:
 
 @define
 class Operator:
-    """A user interface by hand: sends its hello, gives lines, reads whole answers (or does not)."""
+    """A hand-operated user interface: it sends its hello and lines, and reads whole answers (or does not)."""
 
     sock: socket.socket
     _data: bytearray = field(factory=bytearray)
@@ -38,7 +38,7 @@ class Operator:
         return cls(sock)
 
     def begin(self, *lines: str) -> None:
-        """Give lines without reading."""
+        """Send lines without reading."""
         self.sock.sendall(b"".join(map(line_frame, lines)))
 
     def answer(self) -> tuple[str, str, bool]:
@@ -54,7 +54,7 @@ class Operator:
                 return printed.decode(), output.decode(), body != b"\0"
 
     def ask(self, line: str) -> str:
-        """Give a line; return what is printed."""
+        """Send a line; return the printed text."""
         self.begin(line)
         return self.answer()[0]
 
@@ -86,7 +86,7 @@ class Operator:
 def ask_all_at_once(control: str, count: int, line: str) -> list[float]:
     """Open that many connections, give each one line, read every answer; return the seconds of each from the start.
 
-    Raises AssertionError when one is closed without its answer or the limit is over.
+    Raise AssertionError if one is closed without its answer or exceeds the limit.
     """
     done_mark = frames.encode(frames.OPERATOR_DONE)[:6]
     seconds: list[float] = []

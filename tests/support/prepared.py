@@ -1,13 +1,13 @@
-"""Processes of tests, forked from an interpreter that has imported already what they need.
+"""Processes of tests, forked from an interpreter that has imported their modules.
 
-To import trio, NumPy and pympsd takes longer than everything else that most daemons and clients of a test do. So a
+Importing trio, NumPy and pympsd takes longer than all other work of most daemons and clients in a test. So a
 test process has two *prepared* processes, which import a program and wait: `client_program` and `prepared_daemon`.
 A start is a request to one of them: a new process with the requested environment, directory, user and standard
 streams continues with the program's own first line.
 
 Others see what they would see of an executed process: a PID, a command line and an environment (/proc/PID/environ)
 of its own, and the test process as its parent. What the interpreter and the loader read before the first line of a
-program cannot be changed any more: processes with such variables are executed (`can_start`).
+program cannot be changed: processes with such variables are executed (`can_start`).
 
     test process              prepared process               process in the middle       new process
          | request, streams ------> | fork -------------------------> | fork ------------------> |
@@ -46,7 +46,7 @@ REQUESTS = "PYMPSD_TEST_REQUESTS"
 EXECUTE_ALL = "PYMPSD_TEST_EXECUTED"
 
 _FOR_THE_TITLE = " " * 4096
-"""An argument that makes room for the words that a daemon shows itself as."""
+"""An argument that makes room for the process title of a daemon."""
 _MAX_BYTES = 32 * 1024
 """The longest request, and the longest environment."""
 _READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OPENBLAS_", "OMP_", "PYMPSD_TEST_DRIVER")
@@ -92,7 +92,7 @@ def prepare(program: str) -> Iterator[None]:
 
 @contextmanager
 def execute() -> Iterator[None]:
-    """Have everything executed in a block."""
+    """Execute every process in a block, without prepared ones."""
     kept = dict(_prepared)
     _prepared.clear()
     try:
@@ -107,7 +107,7 @@ def can_start(program: str, environment: Mapping[str, str]) -> bool:
 
 
 def has_room_for(environment: Mapping[str, str]) -> bool:
-    """Whether a forked process can have this environment, which the interpreter and the loader do not read."""
+    """Whether a forked process can have this environment: the interpreter and the loader read none of it."""
     size = sum(len(name) + len(value) + 2 for name, value in environment.items())
     return size < _MAX_BYTES // 2 and not any(map(_is_read_early, environment))
 
@@ -120,7 +120,7 @@ class PreparedProcess(subprocess.Popen[str]):
     """A process that a prepared one starts: PreparedProcess([CLIENT, ARGUMENT ...], env=...); else like any Popen."""
 
     def _execute_child(self, *arguments: Any) -> None:
-        """Start it, in place of subprocess's fork and exec."""
+        """Start the process, instead of subprocess's fork and exec."""
         call = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
         program, *words = call["args"]
         directory = str(call["cwd"] or os.getcwd())
@@ -187,7 +187,7 @@ def _fork_twice() -> int:
 def _become(
     streams: list[int], words: list[str], environment: dict[str, str], uid: int | None, directory: str
 ) -> list[str]:
-    """Have the streams, environment, directory and user of a request; return its arguments."""
+    """Take the streams, environment, directory and user of a request; return its arguments."""
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -207,7 +207,7 @@ def set_dumpable() -> None:
 
 
 def show_environment() -> None:
-    """Write the environment to where the kernel shows it; the C library has copies of its own."""
+    """Write the environment to the memory that /proc shows; the C library has its own copies."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number - 3]) for number in (50, 51))  # as in proc(5), from 3
     text = b"".join(b"%s=%s\0" % entry for entry in os.environb.items())

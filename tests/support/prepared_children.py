@@ -49,7 +49,7 @@ _MAX_WORDS_END = title._memory_map().arg_end
 
 
 def fork_children() -> None:
-    """Make this process start servers and executors by a fork, and their children too."""
+    """Make this process and its children start servers and executors by a fork."""
     subprocess.Popen = _ForkingPopen  # type: ignore[misc]
 
 
@@ -77,7 +77,7 @@ def _can_fork(words: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def _become(request: Mapping[str, Any]) -> None:
-    """Be as a process is that Popen has executed with these arguments."""
+    """Take the state of a process that Popen has executed with these arguments."""
     gc.freeze()
     for number, name in enumerate(("p2cread", "c2pwrite", "errwrite")):
         if request[name] != -1:

@@ -1,4 +1,4 @@
-"""The program ``pympsd -d`` in a prepared process (see `prepared`): all that it imports, and then its own start."""
+"""The program ``pympsd -d`` in a prepared process (see `prepared`): its imports, and then its start."""
 
 import os
 import sys

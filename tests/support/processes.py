@@ -1,4 +1,4 @@
-"""Real processes for the flows: a daemon in a directory of its own, and clients that do one step a line."""
+"""Real processes for the flows: a daemon in its own directory, and clients that execute one step a line."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ SECONDS = 30.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) * (3 if on
 when the tests begin, and on a GPU, because the contexts of all jobs are created one after another."""
 
 POLL_SECONDS = 0.002
-"""The pause between two looks of a poll: without one, the tests take the processor from what they wait for."""
+"""The pause between two polls, without which the tests take the processor from the processes they wait for."""
 
 EXECUTORS_SECONDS = 10.0
-"""How long executors whose server was killed may take to end (a GPU releases them in its own time)."""
+"""The time within which executors whose server was killed must end (a GPU takes its time to release them)."""
 TESTS_OWN = ("test-pipe-", "pympsd-left-by-a-test")
-"""What tests that run at the same time put into /dev/shm begins like this."""
+"""Prefixes of the files that other tests put into /dev/shm at the same time."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans(take_over: bool = True) -> None:
-    """Become the parent of daemons, so that they are reaped immediately whatever PID 1 is; or be that no more."""
+    """Become the parent of daemons, so that they are reaped immediately; or stop being their parent."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(take_over), 0, 0, 0)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -62,7 +62,7 @@ def wait_until(condition, what: str = "what was waited for", seconds: float = SE
 
 @contextlib.contextmanager
 def kill_after(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
-    """Use a process that the block ends; kill it when the block fails, or the wait for it would not end."""
+    """Use a process that the block ends; kill it if the block fails, because the wait for it would not end."""
     with process:
         try:
             yield process
@@ -71,23 +71,23 @@ def kill_after(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[A
 
 
 def suspend(pid: int) -> None:
-    """Stop a process, and wait until it is seen to be stopped: the signal alone is only on its way."""
+    """Stop a process, and wait until the kernel reports it as stopped, because a signal takes time to arrive."""
     os.kill(pid, signal.SIGSTOP)
     stat = Path(f"/proc/{pid}/stat")
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
 
 
 def list_shared_memory() -> set[str]:
-    """Return what is in /dev/shm but for other tests' own; on a GPU also without what its driver keeps there.
+    """Return the files in /dev/shm except those of other tests, and on a GPU those of its driver.
 
-    Nor are the semaphores of multiprocessing counted: pympsd has none, and other programs run next to the tests.
+    The semaphores of multiprocessing do not count either: pympsd has none, but other programs next to the tests do.
     """
     others = (*TESTS_OWN, "sem.mp-", *(("cuda", "nv") if on_gpu() else ()))
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the PIDs of a process's children; raise FileNotFoundError when it is gone."""
+    """Return the PIDs of a process's children; raise FileNotFoundError if it has ended."""
     while True:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         # A thread that ends leaves its children to another one, which may have been read before.
@@ -97,7 +97,7 @@ def children_of(pid: int) -> list[int]:
 
 @define
 class DaemonProcess:
-    """A daemon under test and how to talk to it."""
+    """A daemon under test, and its commands."""
 
     directory: Path
     settings: dict[str, str] = field(factory=dict)
@@ -108,12 +108,12 @@ class DaemonProcess:
 
     @property
     def tools_directory(self) -> Path | None:
-        """The working directory of its start and its tools; None: that of this process."""
+        """The working directory of the daemon's start and its tools; None: this process's."""
         return None
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the daemon and its tools run with."""
+        """Return the environment of the daemon and its tools."""
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.directory / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.directory / "log"),
@@ -121,7 +121,7 @@ class DaemonProcess:
         }
 
     def start(self, option: str = "-d", *more: str) -> subprocess.CompletedProcess[str]:
-        """Run ``pympsd -d`` as a script does, its output captured: it hangs here if the daemon kept the pipe."""
+        """Run ``pympsd -d`` as a script does, capturing its output; this hangs if the daemon keeps the pipe open."""
         done = self._start([option, *more])
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
         if done.returncode == 0 and pid_file.exists():
@@ -140,18 +140,18 @@ class DaemonProcess:
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
     def found(self, pid: int) -> None:
-        """Take over a daemon that runs."""
+        """Use a daemon that is running."""
         self.pid = pid
         self._reaper = threading.Thread(target=_reap, args=(pid,))
         self._reaper.start()
 
     def kill(self) -> None:
-        """Kill it with -9, and reap it; what it served continues."""
+        """Kill the daemon with -9, and reap it; its servers continue."""
         os.kill(self.pid, signal.SIGKILL)
         self.await_end()
 
     def await_end(self) -> None:
-        """Wait until it has ended and is reaped."""
+        """Wait until the daemon has ended, and reap it."""
         assert self._reaper is not None
         self._reaper.join(SECONDS)
         assert not self._reaper.is_alive(), "the daemon does not end"
@@ -170,7 +170,7 @@ class DaemonProcess:
         )
 
     def begin(self, text: str) -> subprocess.Popen[str]:
-        """Give commands over standard input, and do not wait for the answer."""
+        """Give commands on standard input, and do not wait for the answer."""
         begun = subprocess.Popen(
             [self.command],
             env=self.environment,
@@ -186,7 +186,7 @@ class DaemonProcess:
         return begun
 
     def say(self, text: str, uid: int | None = None) -> str:
-        """Give commands over standard input; return what was printed."""
+        """Give commands on standard input; return the printed text."""
         done = self.run([], text, uid)
         assert done.returncode == 0, (done.stdout, done.stderr)
         return done.stdout
@@ -197,7 +197,7 @@ class DaemonProcess:
         return [line.partition("] ")[2] for line in path.read_text().splitlines()] if path.exists() else []
 
     def keeper(self, before: int = 0) -> int:
-        """Return the PID of the keeper, when there is one that is not the one ``before``."""
+        """Wait for a keeper other than ``before``; return its PID."""
         pids: list[int] = []
 
         def is_there() -> bool:
@@ -215,7 +215,7 @@ class DaemonProcess:
         return pids[0]
 
     def kill_keeper(self) -> int:
-        """Kill the keeper with -9, if there is one; return its PID, or 0."""
+        """Kill the keeper with -9, if it runs; return its PID, or 0."""
         pids: list[int] = []
 
         def is_known() -> bool:
@@ -243,7 +243,7 @@ class DaemonProcess:
         return [int(pid) for pid in self.say("get_server_list").split()]
 
     def hear_out(self) -> None:
-        """Return when the daemon has taken in what its servers had sent: this answer comes after that."""
+        """Wait until the daemon has handled its servers' messages, which it does before it answers this command."""
         for server in self.servers():
             assert self.say(f"terminate_client {server} 1") == "201\n"
 
@@ -252,7 +252,7 @@ class DaemonProcess:
         return ClientProcess.start({**self.environment, "PYMPSD_REQUIRE_MPS": "1", **more}, uid or self.uid)
 
     def stop(self) -> None:
-        """End the daemon whatever state it is in, and all its servers."""
+        """End the daemon, whatever its state, and all its servers."""
         if self.pid and alive(self.pid):
             servers: list[int] = []
             with contextlib.suppress(FileNotFoundError):  # it has ended
@@ -274,14 +274,14 @@ class DaemonProcess:
 
 
 def _await_executors() -> None:
-    """Wait until those that were adopted have ended: no server waits for the executors of one that was killed."""
+    """Wait until the adopted executors have ended, because no server waits for those of a killed server."""
     give_up = time.monotonic() + EXECUTORS_SECONDS
     while any(alive(pid) and _ends_soon(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
 
 
 def _ends_soon(pid: int) -> bool:
-    """Whether it is an executor; on a GPU also a server, which leads its session, and may be another daemon's."""
+    """Whether a process is an executor; on a GPU also a server, which leads its session."""
     with contextlib.suppress(OSError):
         return _command_of(pid) == "pympsd-server" and (on_gpu() or os.getsid(pid) != pid)
     return False
@@ -311,7 +311,7 @@ class ClientProcess:
     def start(
         cls, environment: dict[str, str], uid: int, program: str = CLIENT, under: Sequence[str] = ()
     ) -> ClientProcess:
-        """Start it with only this environment; ``under``: a command that executes it."""
+        """Start the client with only this environment; ``under``: a command that executes it."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         if not under and can_start(program, environment):
             return cls(PreparedProcess([program], env=environment, text=True, user=uid or None, **pipes))
@@ -330,7 +330,7 @@ class ClientProcess:
         self.process.stdin.flush()
 
     def result(self) -> str:
-        """Return the line of the step begun."""
+        """Return the line of the step that was begun."""
         assert self.process.stdout is not None
         assert is_readable(self.process.stdout, SECONDS), "the client does not answer"
         line = self.process.stdout.readline()
@@ -340,7 +340,7 @@ class ClientProcess:
         return line.rstrip("\n")
 
     def first_error(self) -> str:
-        """Synchronise until that fails; return the result: a fault reaches its neighbours a moment later."""
+        """Synchronise until that fails, because a fault reaches its neighbours a moment later; return the result."""
         text = ""
 
         def failed() -> bool:
@@ -352,11 +352,11 @@ class ClientProcess:
         return text
 
     def has_result(self) -> bool:
-        """Whether the step begun is done."""
+        """Whether the step that was begun is done."""
         return is_readable(self.process.stdout)
 
     def do(self, step: str) -> str:
-        """Do a step; return its line."""
+        """Execute a step; return its line."""
         self.begin(step)
         return self.result()
 
@@ -367,7 +367,7 @@ class ClientProcess:
         return self
 
     def end(self, number: int = 0) -> None:
-        """End it, cleanly or by a signal, and reap it."""
+        """End the client, cleanly or by a signal, and reap it."""
         if self.process.poll() is None and not number:
             with contextlib.suppress(BrokenPipeError):  # it has ended
                 self.begin("exit")
@@ -397,7 +397,7 @@ def daemon_of_session(*, adopts: bool = False) -> Iterator[DaemonProcess]:
 
 @contextlib.contextmanager
 def clients_of(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
-    """Start clients of a daemon, as ``daemon.client`` does; those that are left at the end are killed."""
+    """Start clients of a daemon, as ``daemon.client`` does; kill those that are left at the end."""
     client_processes: list[ClientProcess] = []
 
     def make(uid: int | None = None, **more: str) -> ClientProcess:

@@ -8,7 +8,7 @@ from processes import DaemonProcess
 
 
 def ctl(daemon: DaemonProcess, line: str, status: int = 0) -> str:
-    """Give a command; return what it prints."""
+    """Give a command; return its output."""
     done = daemon.run(line.split())
     assert done.returncode == status, done
     return done.stdout.removesuffix("\n")
@@ -20,7 +20,7 @@ def pipe(daemon: DaemonProcess, place: str) -> Path:
 
 
 def start(daemon: DaemonProcess, *more: str) -> DaemonProcess:
-    """Start a daemon of protocol 3, or another one in its place."""
+    """Start a daemon of protocol 3, or replace it by another."""
     done = daemon.start("-d", "-p", "3", *more)
     assert (done.returncode, done.stderr) == (0, "")
     return daemon

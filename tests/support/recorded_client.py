@@ -1,4 +1,4 @@
-"""A client whose commands are named and answered as those of the recorded sessions (times left out).
+"""A client with the commands and answers of the recorded sessions (without times).
 
 More than client_program's: fill (allocate pieces of 16 MiB until one is refused, at most 1,000); poke (a kernel that
 stores where nothing is); smids (where the blocks of a large grid ran); crowd COUNT (that many clients of its own, one
@@ -102,7 +102,7 @@ class RecordedProgram(Program):
         return f"ok={well}; others: {sorted(set(output) - {WELL})}"
 
     def end_crowd(self) -> None:
-        """End the clients of the crowd: in another order than they came, as at the recorder."""
+        """End the clients of the crowd, in another order than they came, as in the recording."""
         for child in self.crowd[:1] + self.crowd[:0:-1]:
             os.kill(child, signal.SIGTERM)
             os.waitpid(child, 0)

@@ -74,18 +74,18 @@ def maps_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, bytes
 
 @cache
 def load_recorded() -> dict[str, np.ndarray[Any, Any]]:
-    """Return what the H200 answered when the corpus was recorded, by NAME/OUTPUT."""
+    """Return the H200's recorded outputs, by NAME/OUTPUT."""
     with np.load(CORPUS / "recorded.npz") as archive:
         return dict(archive)
 
 
 @cache
 def failures() -> dict[str, str]:
-    """Return the kernels that ended with an error on the GPU, and the error: those that it refuses to execute."""
+    """Return the kernels that the GPU refused to execute, with their errors."""
     document: dict[str, str] = json.loads((CORPUS / "recorded.json").read_text())["failures"]
     return document
 
 
 def is_recorded(name: str) -> bool:
-    """Return whether the kernel was there when the corpus was recorded."""
+    """Return whether the recorded corpus contains the kernel."""
     return any(key.startswith(f"{name}/") for key in load_recorded())

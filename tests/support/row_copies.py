@@ -30,7 +30,7 @@ COPIES: Final = {
 
 
 class Case(NamedTuple):
-    """A case, and how it went when it was recorded."""
+    """A case, and its recorded result."""
 
     number: int
     arguments: dict[str, Any]
@@ -45,7 +45,7 @@ def read_record(path: Path = RECORD) -> tuple[dict[str, Any], list[Case]]:
 
 
 def call(result: tuple[Any, ...]) -> Any:
-    """Return what a driver function returns apart from its status; raise RuntimeError if it failed."""
+    """Return a driver function's values without its status; raise RuntimeError if it failed."""
     status, *values = result
     if status:
         raise RuntimeError(f"the driver returned {status!r}")
@@ -53,7 +53,7 @@ def call(result: tuple[Any, ...]) -> Any:
 
 
 class RowCopies:
-    """Carries cases out by a module that has the functions of cuda.bindings.driver, in the current context."""
+    """Executes cases with a module that has cuda.bindings.driver's functions, in the current context."""
 
     def __init__(self, driver: Any, period: int) -> None:
         self._driver = driver
@@ -63,7 +63,7 @@ class RowCopies:
         self._device_data, self._host_data = (first, second), (third, fourth)
 
     def carry_out(self, case: Case) -> Case:
-        """Carry a case out in new buffers; return it with the result and digest that it has here."""
+        """Execute a case in new buffers; return it with its result and digest."""
         arguments = dict(case.arguments)
         if arguments["f"] == "pitch":
             status, address, pitch = self._driver.cuMemAllocPitch(

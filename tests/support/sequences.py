@@ -61,12 +61,12 @@ KEYS: dict[str, set[str]] = {
     "process": set(),
 }
 SAID_BY_THE_VENDORS = {"sm": "sms"}
-"""What an unmodified CUDA program of the tests calls a command of client_program."""
+"""The names that the tests' unmodified CUDA programs have for commands of client_program."""
 
 
 @define
 class VendorProgram:
-    """An unmodified CUDA program, or a fake one, which takes the commands of client_program that it knows."""
+    """An unmodified CUDA program, or a fake one, which executes some of client_program's commands."""
 
     client: DriverClient
 
@@ -81,7 +81,7 @@ class VendorProgram:
         return self.client.pid
 
     def do(self, step: str) -> str:
-        """Do a step; return its result."""
+        """Execute a step; return its result."""
         name, blank, rest = step.partition(" ")
         return self.client.ask(SAID_BY_THE_VENDORS.get(name, name) + blank + rest).partition(" ")[2]
 
@@ -97,7 +97,7 @@ class VendorProgram:
 
 
 def on_gpus(machine: str) -> bool:
-    """Whether GPUs, or what stands for them, are the devices of a daemon of ours with this machine."""
+    """Whether the devices of our daemon with this machine are GPUs, or stand for GPUs."""
     return on_gpu() and machine == MACHINE
 
 
@@ -114,7 +114,7 @@ def settings_of(backend: str, machine: str, directory: Path) -> dict[str, str]:
 
 @define
 class Replay:
-    """A sequence that is being replayed: its daemon, its clients, and what its texts stand for."""
+    """A sequence that is being replayed: its daemon, its clients, and the values of the names in its texts."""
 
     daemon: DaemonProcess
     backend: str = "emulated"
@@ -123,15 +123,15 @@ class Replay:
     clients: dict[str, ClientProcess | VendorProgram] = field(factory=dict)
     inodes: dict[str, int] = field(factory=dict)
     ids: dict[str, str] = field(factory=dict)
-    """Of partitions of protocol 2, by the names that steps have given them."""
+    """The ids of protocol 2's partitions, by the names that steps have given them."""
     partition: str = ""
     """The last CUDA_MPS_SM_PARTITION that was printed."""
     cgroups: Cgroups = field(factory=Cgroups)
     held: int = -1
-    """A descriptor of a directory, as a mount in a container is."""
+    """A descriptor that keeps a directory open, as a container's mount does."""
 
     def text(self, text: str) -> str:
-        """Fill in what a text stands for."""
+        """Replace the names in a text by their values."""
         values: dict[str, object] = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log"}
         most = MAX_LIBCUDA_SOCKET_PATH if self.backend == VENDOR else MAX_SOCKET_PATH
         name = "n" * (most - len(f"{values['P']}/a//control"))
@@ -160,7 +160,7 @@ class Replay:
         return describe(self.machine)
 
     def step(self, step: dict[str, Any]) -> None:
-        """Do one step, and compare."""
+        """Execute one step, and compare the results."""
         if step.get("wait"):
             wait_until(lambda: self._goes(step), f"the answer of {step}")
         elif "ctl" in step or "in" in step:
@@ -198,7 +198,7 @@ class Replay:
             assert not os.path.exists(self.text(path)), path
 
     def _goes(self, step: dict[str, Any]) -> bool:
-        """Give a command; return whether all is as it has to be."""
+        """Give a command; return whether all results are as required."""
         try:
             self._ctl(step)
         except AssertionError:
@@ -277,7 +277,7 @@ class Replay:
         return any(str(pid) in listed.split() for listed in lists)
 
     def _check_process(self, words: list[str]) -> None:
-        """Compare what others read of the daemon's process: its command line by ps and in /proc, its environment."""
+        """Compare what other processes see of the daemon: its command line in ps and /proc, and its environment."""
         pid = int((self.daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
         shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True)
         assert shown.stdout.split() == words
@@ -311,7 +311,7 @@ class Replay:
 
 
 def check_steps(sequences: list[dict[str, Any]]) -> None:
-    """Fail for a key that no step of its kind compares."""
+    """Fail if a step has a key that no step of its kind uses."""
     for sequence in sequences:
         assert sequence.keys() - {"on", "machine"} == {"id", "mark", "daemon", "steps"}
         assert set(sequence.get("on", ())) <= {"emulated", VENDOR}

@@ -1,7 +1,7 @@
-"""Static SM partitions of protocol 2 under any order of events: operators, clients, servers, and the daemon's end.
+"""Static SM partitions of protocol 2 under arbitrary orders of events of operators, clients, servers and the daemon.
 
 The users, servers and restarts are those of daemon_machine.py. In addition operators add and remove partitions, and
-each client names one that there is or was, all that there are, or none.
+each client names an existing or earlier one, all existing ones, or none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StaticMachine(DaemonMachine):
 
     static = True
     gets_a_status_query = None
-    """Only servers of the driver are asked for contexts, and they have no partitions."""
+    """None, because only the driver's servers are asked for contexts, and they have no partitions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class StaticMachine(DaemonMachine):
         self.server_of: dict[int, int] = {}
         """The server that works on a termination, by its token."""
         self.evicted: set[int] = set()
-        """The clients that get no context any more."""
+        """The clients that cannot get a context again."""
         self.requested: dict[int, set[int]] = {}
         """The clients whose contexts a termination ends, by its token."""
         self.stopped: set[int] = set()
@@ -99,7 +99,7 @@ class StaticMachine(DaemonMachine):
         return {client for client, partitions in own.items() if partitions.get(partition.device) == partition}
 
     def _makes_contexts(self, client: int) -> bool:
-        """Return whether `sm_partition rm` has not evicted a client: else its server refuses it."""
+        """Return whether a client can make contexts: its server refuses it if `sm_partition rm` has evicted it."""
         return client not in self.evicted
 
     # --- what can happen
@@ -139,7 +139,7 @@ class StaticMachine(DaemonMachine):
     @precondition(lambda self: self.on_server)
     @rule(data=st.data(), code=st.sampled_from([0, 0, 0, 702]), uid=st.just(0))
     def drain(self, data: st.DataObject, code: int, uid: int) -> None:
-        """Terminate a client, and remove a partition: what programs do before they change partitions."""
+        """Terminate a client and remove a partition, as programs do before they change partitions."""
         client = data.draw(st.sampled_from(sorted(self.on_server)))
         server = self.on_server[client]
         self._give(b"terminate_client %d %d" % (self.running[server], 5000 + client), uid)
@@ -186,7 +186,7 @@ class StaticMachine(DaemonMachine):
         assert {name for name, has_clients in listed.items() if has_clients == "Yes"} <= in_use | self._reported()
 
     def _reported(self) -> set[str]:
-        """Return the partitions of evicted clients, which a server reports again to the next daemon."""
+        """Return the partitions of evicted clients, which a server also reports to the next daemon."""
         return {entry.name for client in self.evicted for entry in self.runs_on.get(client, {}).values()}
 
 

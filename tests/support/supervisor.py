@@ -50,14 +50,14 @@ class Supervisor:
         return pids
 
     def restart_when_it_ends(self) -> int:
-        """Wait for the main process's end, whatever it was, and start it again; return the old exit status."""
+        """Wait for the end of the main process, however it ends, and start it again; return the old exit status."""
         status = self._wait()
         self._ended.append(status)
         self.start()
         return status
 
     def stop(self, *, whole_group: bool) -> tuple[int, list[int]]:
-        """SIGTERM to the main process or to the whole group; return its status and which children it left."""
+        """Send SIGTERM to the main process or the whole group; return its status and the children that it left."""
         unit, children = self.unit(), children_of(self.pid)
         for pid in unit if whole_group else [self.pid]:
             _kill(pid, signal.SIGTERM)
@@ -77,7 +77,7 @@ class Supervisor:
         return self.process.wait()
 
     def clean_up(self) -> None:
-        """Kill and reap what a failed test left."""
+        """Kill and reap the processes that a failed test left."""
         if self.process is not None and self.process.poll() is None:
             for pid in reversed(self.unit()):
                 _kill(pid, signal.SIGKILL)

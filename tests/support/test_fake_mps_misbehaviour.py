@@ -1,4 +1,4 @@
-"""How the fake server misbehaves when it is to, what it does not put up with, and what it does without."""
+"""How the fake server misbehaves on request, what it does not accept, and what it can do without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that a prepared one starts is for others what an executed one is."""
+"""To other processes, a process that a prepared one starts looks like an executed one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ USER = 10001
 OF_THE_PROCESS = ("Name", "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "SigBlk", "SigIgn")
 
 RANDOM = re.compile(r"\.[0-9a-f]{16}\b")
-"""What differs in the names of the files by which servers register."""
+"""The part that differs in the names of the files by which servers register."""
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_prepared() -> Iterator[None]:
-    """Have what the flows have prepared in this test process out of the way."""
+    """Put aside the processes that the flows have prepared in this test process."""
     with execute():
         yield
 
@@ -42,7 +42,7 @@ def client(environment: dict[str, str], uid: int) -> Iterator[ClientProcess]:
 
 
 def state_of(pid: int) -> dict[str, Any]:
-    """What the kernel reports of a process."""
+    """Return what the kernel reports about a process."""
     folder = Path(f"/proc/{pid}")
     status: dict[str, str] = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
     numbers = (folder / "stat").read_text().rpartition(")")[2].split()

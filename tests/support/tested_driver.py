@@ -25,7 +25,7 @@ if os.environ.get(VARIABLE) == "bindings":
     cuda = _Bindings()
 
     def last_error() -> str:
-        """Return nothing: libcuda has no words for its last error."""
+        """Return an empty text, because libcuda does not explain its last error."""
         return ""
 
 else:

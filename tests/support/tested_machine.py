@@ -1,4 +1,4 @@
-"""Which machine daemons under test have where a test leaves it open.
+"""The machine of daemons under test if a test does not choose one.
 
 ``PYMPSD_TEST_BACKEND=cuda`` (scripts/test-gpu): the first GPU of this machine; ``rehearsal``: an emulated one that
 can no more than a GPU can (scripts/test-gpu --rehearse). Without it nothing here changes what a test asks for.
@@ -22,9 +22,9 @@ LIKE_A_GPU = str(Path(__file__).parents[1] / "gpu" / "like_a_gpu.toml")
 OF_ALL = ("PYMPSD_WORKER", "PYMPSD_KERNEL_CACHE")
 """Passed on to every daemon under test: what executes records, and where compiled kernels are kept."""
 PASSED_ON = ("LD_LIBRARY_PATH",)
-"""What else of the test process's environment a GPU's daemons get: where the driver is."""
+"""Further variables that a GPU's daemons get from the test process: where the driver is."""
 CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
-"""A test that sets one of these reports itself which machine it means."""
+"""A test that sets one of these chooses the machine itself."""
 
 
 def rehearses() -> bool:
@@ -33,17 +33,17 @@ def rehearses() -> bool:
 
 
 def on_real_gpu() -> bool:
-    """Whether daemons that ask for no machine of their own get a GPU."""
+    """Whether daemons that do not choose a machine get a GPU."""
     return os.environ.get(VARIABLE) == "cuda"
 
 
 def on_gpu() -> bool:
-    """Whether daemons that ask for no machine of their own get a GPU, or the device that stands for it."""
+    """Whether daemons that do not choose a machine get a GPU, or the device that stands for it."""
     return on_real_gpu() or rehearses()
 
 
 def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return a daemon's settings, with the machine's where the test leaves it open.
+    """Return a daemon's settings, with those of the machine if the test does not choose one.
 
     A GPU is asked for by name: a test must not pass because ``auto`` found an emulated one.
     """

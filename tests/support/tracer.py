@@ -1,6 +1,6 @@
-"""A debugger as small as can be: attaches to a process by ptrace, lets it run, and stays until it has ended.
+"""A minimal debugger: it attaches to a process by ptrace, lets it run, and stays until it has ended.
 
-Prints a line when it is attached. Whatever stops the process continues as it would without a debugger (ptrace(2)).
+It prints a line when it is attached. After any stop the process continues as without a debugger (ptrace(2)).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wedges an executor: the thread of its link hangs in the kernel and does not come back; all else in it continues.
+"""Wedge an executor: the thread of its link hangs in the kernel for ever; its other threads continue.
 
 Its link's socket is set to deliver nothing before a MiB is there, which is never: a receive of that thread, once
 begun, does not return. That is not a SIGSTOP, nor a debugger: the process sleeps as it does while no one wants
@@ -24,13 +24,13 @@ _CREDENTIALS = struct.Struct("=iII")
 
 @frozen
 class NoLink(Exception):
-    """A process has no link to that owner, or more than one."""
+    """Raised if a process does not have exactly one link to that owner."""
 
     found: int
 
 
 def wedge(executor: int, owner: int) -> None:
-    """Wedge an executor of a server. What its link's thread waits for at the moment it still takes."""
+    """Wedge an executor of a server. Its link's thread still receives the packet that it is waiting for."""
     sockets = [_take_socket(executor, fd) for fd in _sockets(executor)]
     try:
         # A pair belongs to the process that made it: the link's to the owner, a client's stream's to the executor.

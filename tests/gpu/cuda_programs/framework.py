@@ -25,7 +25,7 @@ def connect() -> None:
 
 
 def torch_module() -> Any:
-    """Return PyTorch, on the GPU and deterministic; end where it is none for GPUs."""
+    """Return PyTorch, on the GPU and deterministic; end if this PyTorch does not support GPUs."""
     import torch
 
     if torch.version.cuda is None:
@@ -39,7 +39,7 @@ def torch_module() -> Any:
 def run_torch() -> bool:
     """Multiply matrices, and differentiate; compare with the processor's results.
 
-    EXPECTED_SMS is the number of SMs that the program is to see.
+    EXPECTED_SMS is the number of SMs that the program must see.
     """
     torch = torch_module()
     torch.zeros(1, device="cuda")

@@ -133,7 +133,7 @@ class CudaProgram(Program):
         self.steps += 1
 
     def end(self) -> None:
-        """Leave everything to the driver."""
+        """Do nothing: the driver cleans up."""
 
     def _run(self, name: str, blocks: int, threads: int, values: tuple[int, ...]) -> None:
         if self.module is None:
@@ -144,7 +144,7 @@ class CudaProgram(Program):
 
 
 def main(arguments: list[str]) -> None:
-    """Do lines until the end of the input, or the loop first."""
+    """Execute lines until the end of the input; with --loop, run the loop first."""
     program, lines = CudaProgram(), Lines()
     if arguments == ["--loop"]:
         for words in (("init",), ("ctx", "0")):

@@ -22,7 +22,7 @@ from tested_machine import gpu, gpus, on_real_gpu
 HERE = Path(__file__).parent
 SERVER, CONTROL = "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"
 FOLDERS = "/usr/local/nvidia/bin:/usr/local/nvidia:/opt/nvidia/bin:/usr/bin"
-"""Where the driver's programs may be if not in PATH."""
+"""Folders that may have the driver's programs if they are not in PATH."""
 IMPORT_SECONDS = 60.0
 """A framework's import and its first context."""
 DROPPED = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "PYTEST_", "PYTHON")
@@ -57,7 +57,7 @@ def client(
     prefix: Sequence[str] = (),
     settings: dict[str, str] | None = None,
 ) -> DriverClient:
-    """Start a CUDA program that does lines."""
+    """Start a CUDA program that executes lines."""
     if not on_real_gpu():
         return DriverClient.start(pipe(daemon), *arguments, uid=uid, prefix=prefix, settings=settings)
     command = [*prefix, sys.executable, "-B", str(HERE / "program.py"), *arguments]
@@ -67,7 +67,7 @@ def client(
 def program(
     daemon: DaemonProcess, *command: str, uid: int | None = None, settings: dict[str, str] | None = None
 ) -> DriverClient:
-    """Start any program that says lines, in the environment of this process but for what is of MPS and of tests."""
+    """Start any program that prints lines, in this environment without the variables of MPS and of tests."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(DROPPED)}
     process = subprocess.Popen(
         command,
@@ -81,7 +81,7 @@ def program(
 
 
 def framework(daemon: DaemonProcess, name: str, settings: dict[str, str] | None = None) -> DriverClient:
-    """Start a program of a framework, of the python3 in PATH; it must be there."""
+    """Start a program of a framework, which the python3 in PATH must have."""
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(settings or {})}
     if len(gpus()) > 1:
         environment["CUDA_VISIBLE_DEVICES"] = "0"  # as the daemon's: PyTorch counts with NVML, which sees all
@@ -107,13 +107,13 @@ def connect(program: DriverClient, device: int = 0) -> DriverClient:
 
 
 def multiprocessors(percentage: int) -> int:
-    """Return how many SMs the driver gives a client: an even number, of the percentage rounded down."""
+    """Return how many SMs the driver gives a client: the percentage, rounded down to an even number."""
     there = devices.SM_COUNT if not on_real_gpu() else gpu().multiprocessors
     return max(2, there * percentage // 100 // 2 * 2)
 
 
 def end_all(daemon: DaemonProcess) -> None:
-    """Kill whatever runs with a daemon's directory: servers and keepers of one that was killed."""
+    """Kill all processes with a daemon's directory, such as servers and keepers of a killed daemon."""
     variable = f"CUDA_MPS_PIPE_DIRECTORY={pipe(daemon)}\0".encode()
     for place in Path("/proc").iterdir():
         if place.name.isdigit():

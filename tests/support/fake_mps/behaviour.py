@@ -1,4 +1,4 @@
-"""How the fake server is to behave: one JSON object, read when it starts."""
+"""The requested behaviour of the fake server: one JSON object, which it reads when it starts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ DEFAULTS: dict[str, object] = {
     "late_answer": 0,
     "late_registration": False,
 }
-"""Every key, and what it is when nothing is reported; the README reports what each does."""
+"""Every key with its default; the README describes the effects."""
 
 
 def write(path: Path, keys: Mapping[str, object]) -> None:
-    """Say how servers that start from now on behave; raise ValueError for an unknown key."""
+    """Set the behaviour of servers that start from now on; raise ValueError for an unknown key."""
     if unknown := set(keys) - set(DEFAULTS):
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}; allowed: {', '.join(DEFAULTS)}")
     new = path.with_name(f"{path.name}.new")
@@ -38,7 +38,7 @@ def write(path: Path, keys: Mapping[str, object]) -> None:
 
 
 class Behaviour:
-    """What was asked for, and the moments at which it shows."""
+    """The requested behaviour, and the moments at which it takes effect."""
 
     def __init__(self, path: str) -> None:
         chosen = {**DEFAULTS, **json.loads(Path(path).read_text())}
@@ -55,33 +55,33 @@ class Behaviour:
         self._hang = str(chosen["hang"])
 
     def reach(self, moment: str) -> None:
-        """Die or stay here for ever if that was asked for this moment."""
+        """Die or hang if that is requested for this moment."""
         self.crash_at(moment)
         while self._hang == moment:
             signal.pause()
 
     def crash_at(self, moment: str) -> None:
-        """Die as by an error of its own if that was asked for this moment: nothing is reported or closed before."""
+        """Crash if that is requested for this moment: report and close nothing first."""
         if self._crash == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def wait_before_answer(self, command: int) -> None:
-        """Wait before a command's answer as long as that is asked for."""
+        """Wait before a command's answer for the requested time."""
         while json.loads(self._path.read_text()).get("late_answer") == command:
             time.sleep(POLL_SECONDS)
 
     def wait_before_registration(self) -> None:
-        """Wait, having made a file that reports it, as long as that is asked for."""
+        """Create a file that reports the wait, and wait for the requested time."""
         while json.loads(self._path.read_text()).get("late_registration"):
             self._path.with_name("waits").touch()
             time.sleep(POLL_SECONDS)
 
     def hangs_at(self, command: int) -> bool:
-        """Whether the thread of the commands is to stop at this one; those of the clients continue."""
+        """Whether the commands' thread stops at this command; the clients' threads continue."""
         return self._hang == f"on_command:{command}"
 
     def changed(self, command: int, answer: list[bytes]) -> tuple[list[bytes], bool]:
-        """Return what is to be said instead of a command's answer, and whether the server ends after that."""
+        """Return the bytes to send instead of a command's answer, and whether the server ends afterwards."""
         if self._close == f"half_way:{command}":
             return answer[: len(answer) // 2], True
         if self._no_answer == command:

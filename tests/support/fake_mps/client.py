@@ -1,6 +1,6 @@
 """A fake CUDA program with a fake libcuda: asks for the server as the recorded libcuda does.
 
-It does one line of standard input after another and prints one line for each; the end of the input ends it. It never
+It executes standard input line by line and prints one line for each; it exits at the end of the input. It never
 gives up waiting for the daemon. The README has the table of its lines.
 """
 
@@ -28,25 +28,25 @@ from .peer import (
 )
 
 HOLDER_SECONDS = 120
-"""A forked child ends when the writer of the lines closes them, or after this long."""
+"""Seconds after which a forked child exits; it exits earlier if the input is closed."""
 STEP_PAUSE_SECONDS = 0.001
 FAILED, LOST = "CUDA_ERROR_MPS_CONNECTION_FAILED", "CUDA_ERROR_MPS_RPC_FAILURE"
 SUCCESS = "CUDA_SUCCESS"
 
 
 class Failure(Exception):
-    """A call failed; the text is the result's name."""
+    """Raised when a call fails; the text is the result's name."""
 
 
 def look() -> None:
-    """See whether a daemon is there: libcuda hangs up after the hello."""
+    """Test whether a daemon runs: libcuda closes the connection after the hello."""
     with connect() as connection:
         if receive(connection)[0] != HELLO:
             raise Failure(FAILED)
 
 
 def be_handed_over() -> socket.socket:
-    """Ask the daemon for the server; wait as long as it takes; return the connection to the server."""
+    """Ask the daemon for a server; wait without limit; return the connection to the server."""
     with connect() as connection:
         if receive(connection)[0] != HELLO:
             raise Failure(FAILED)
@@ -65,7 +65,7 @@ def be_handed_over() -> socket.socket:
 
 
 def be_greeted(server: socket.socket, words: tuple[int, int]) -> None:
-    """Hear the server's first words, and answer them; raise Failure when it has gone."""
+    """Receive the server's first packets and answer them; raise Failure if the server has gone."""
     try:
         for _ in range(GREETING_DESCRIPTORS):
             message, descriptors, _ = receive(server)
@@ -85,7 +85,7 @@ def be_greeted(server: socket.socket, words: tuple[int, int]) -> None:
 
 
 def ask(server: socket.socket, **request: object) -> dict[str, Any]:
-    """Ask the server; return its answer; raise Failure when it refuses or has gone."""
+    """Send the server a request; return its answer; raise Failure if it refuses or has gone."""
     try:
         server.send(json.dumps(request).encode())
         message = receive(server)[0]
@@ -100,7 +100,7 @@ def ask(server: socket.socket, **request: object) -> dict[str, Any]:
 
 
 class Program:
-    """The lines, each a method, and what they share."""
+    """The lines' methods, and their shared state."""
 
     def __init__(self) -> None:
         self.first: socket.socket | None = None
@@ -110,7 +110,7 @@ class Program:
         self.value = 0
 
     def run(self, name: str, *words: str) -> str:
-        """Do one line; return what to print."""
+        """Execute one line; return the text to print."""
         try:
             return f"{name} {getattr(self, f'do_{name}')(*words)}"
         except Failure as failure:
@@ -172,7 +172,7 @@ class Program:
         self.steps += 1
 
     def end(self) -> None:
-        """Leave as a program does that returns from main: the newest context first."""
+        """Destroy the contexts, the newest first, as a program does that returns from main."""
         for connection in (*reversed(self.contexts), self.first):
             if connection is not None:
                 connection.close()
@@ -210,7 +210,7 @@ class Lines:
         self._rest = b""
 
     def next(self, seconds: float | None = None) -> str | None:
-        """Return the next line, empty at the end; None when none comes in time (seconds)."""
+        """Return the next line, empty at the end; None if no line comes within ``seconds``."""
         while b"\n" not in self._rest:
             if not select.select([0], [], [], seconds)[0]:
                 return None
@@ -223,7 +223,7 @@ class Lines:
 
 
 def compute(program: Program, lines: Lines) -> None:
-    """Step until "stop" or the end of the input; "steps N" is answered when N more are done."""
+    """Make steps until "stop" or the end of the input; answer "steps N" after N more steps."""
     target = 0
     while True:
         line = lines.next(STEP_PAUSE_SECONDS)

@@ -1,7 +1,7 @@
 """The fake server's clients: their connections, contexts, limits and faults.
 
 One client is one process. Its first connection comes from cuInit and is called context 0 in the log; each further one
-is a context on a device. The first words of server and client are as recorded; what follows is invented (JSON).
+is a context on a device. The first packets of server and client are as recorded; the rest is invented (JSON).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .server_log import write
 
 MAX_CONTEXTS = 48
 ANSWER_PACKETS = 3
-"""What a client answers to the server's first words: its credentials, and two numbers."""
+"""A client's answer to the server's first packets: its credentials, and two numbers."""
 STEP_FACTOR, STEP_TERM, STEP_MODULUS = 6364136223846793005, 1442695040888963407, 1 << 64
 """A context's chain of computations: value * factor + term + number of the step, modulo 2**64."""
 ILLEGAL_ADDRESS, TERMINATED = "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MPS_CLIENT_TERMINATED"
@@ -30,7 +30,7 @@ ILLEGAL_ADDRESS, TERMINATED = "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_MPS_CLIE
 
 @dataclass(frozen=True)
 class Limits:
-    """What is in force for those who are handed over from now on."""
+    """The limits of clients that are handed over from now on."""
 
     percentage: float = 100.0
     memory: dict[str, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(eq=False)
 class Connection:
-    """One connection of a client; a context once it has reported so."""
+    """A client's connection; it is a context once the client has reported that."""
 
     socket: socket.socket
     limits: Limits
@@ -47,7 +47,7 @@ class Connection:
     number: int = -1
     """-1 until it has sent its hello, 0 for cuInit's, then 1, 2, ... in its process."""
     words: int = 0
-    """How many packets it has sent before its hello."""
+    """The number of packets that the client has sent before its hello."""
     device: int = -1
     slot: int = -1
     identifier: int = 0
@@ -71,7 +71,7 @@ class Process:
 
 
 class Clients:
-    """All of them."""
+    """All client processes."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -80,7 +80,7 @@ class Clients:
         self._destroyed: set[int] = set()
         self._slots: dict[int, Connection] = {}
         self._free = list(range(MAX_CONTEXTS))
-        """The slot freed last is taken first: so a list of clients is not always in the order of their coming."""
+        """The most recently freed slot is used first, so lists of clients are not always in the order of arrival."""
         self._identifiers = 0
         self._asked_last = (-1333654781, 0)
         """The vendor's line about a new request names whoever asked before, and at first nobody."""
@@ -92,15 +92,15 @@ class Clients:
         return (self._slots[slot] for slot in sorted(self._slots))
 
     def pids(self) -> list[int]:
-        """Return the processes of command 6: those with a context."""
+        """Return the processes for command 6: those with a context."""
         return list(dict.fromkeys(context.pid for context in self.contexts()))
 
     def workers(self) -> int:
-        """Return the number of connections that have said hello."""
+        """Return the number of connections that have sent their hello."""
         return sum(len(process.connections) for process in self.processes.values())
 
     def ps_records(self) -> list[bytes]:
-        """Return the records of command 14: of each process its first context."""
+        """Return the records for command 14: the first context of each process."""
         firsts: dict[int, Connection] = {}
         for context in self.contexts():
             if context.pid not in firsts or context.number < firsts[context.pid].number:
@@ -111,7 +111,7 @@ class Clients:
         ]
 
     def device_records(self) -> list[bytes]:
-        """Return the messages of command 7, without the first."""
+        """Return the messages for command 7, without the first."""
         output = []
         for device in range(self.count):
             here = [struct.pack("<ii32x", c.pid, c.number) for c in self.contexts() if c.device == device]
@@ -292,7 +292,7 @@ class Clients:
 
 
 def _greet(client: socket.socket) -> None:
-    """Say what a server reports before its client reports anything."""
+    """Send the packets that a server sends before its client's first one."""
     for _ in range(GREETING_DESCRIPTORS):
         with open(os.devnull, "rb") as nothing:
             rights = array.array("i", [nothing.fileno()])
@@ -301,7 +301,7 @@ def _greet(client: socket.socket) -> None:
 
 
 def _request_of(message: bytes) -> dict[str, Any] | None:
-    """Return the request of a packet; None for the end, and for what is none."""
+    """Return the request in a packet; None at the end, and for other packets."""
     with contextlib.suppress(ValueError):
         request = json.loads(message)
         if isinstance(request, dict):
@@ -310,7 +310,7 @@ def _request_of(message: bytes) -> dict[str, Any] | None:
 
 
 def _ask(clients: Clients, context: Connection, request: dict[str, Any]) -> dict[str, Any]:
-    """Answer what a context asks of its device."""
+    """Answer a context's request to its device."""
     if context.error:
         return {"result": context.error}
     question = request["ask"]

@@ -19,7 +19,7 @@ sys.exit(main({behaviour!r}, sys.argv[1:]))
 def install(folder: Path, **keys: object) -> Path:
     """Write a launcher named nvidia-cuda-mps-server into a folder (put that first in PATH); return its path.
 
-    Every user may run it who can reach the folder, this checkout and the interpreter. Keys: see the README.
+    Every user who can reach the folder, this checkout and the interpreter may run it. The README describes the keys.
     """
     launcher = folder / NAME
     misbehave(launcher, **keys)
@@ -35,7 +35,7 @@ def install(folder: Path, **keys: object) -> Path:
 
 
 def misbehave(launcher: Path, **keys: object) -> None:
-    """Say how the servers that a launcher starts from now on behave; without keys: well."""
+    """Set the behaviour of servers that a launcher starts from now on; without keys they behave well."""
     behaviour.write(_behaviour_file(launcher), keys)
 
 

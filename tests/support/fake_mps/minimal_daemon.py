@@ -1,4 +1,4 @@
-"""The least control daemon that these two work with: it does what a test says, step by step, in that process."""
+"""The smallest control daemon that the fakes work with: a test controls it step by step, in its own process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MinimalDaemon:
     log_reader: int
     server: socket.socket | None = None
     ready: bytes = b""
-    """The 516 bytes of the server."""
+    """The server's 516 bytes of registration."""
     process: subprocess.Popen[bytes] | None = None
     defaults: list[bytes] = field(factory=lambda: [struct.pack("<d", 100.0), bytes(8), bytes(4)])
     _log: bytes = b""
@@ -73,7 +73,7 @@ class MinimalDaemon:
         self.take_server()
 
     def take_server(self) -> None:
-        """Take the server's connection, and give it the defaults."""
+        """Accept the server's connection, and send it the defaults."""
         role, self.server = self.accept()
         assert role == 1
         self.ready = self.server.recv(1024)
@@ -94,7 +94,7 @@ class MinimalDaemon:
         return b""
 
     def number(self, *messages: bytes | int) -> int:
-        """Give a command; return its answer of one int32."""
+        """Send a command; return its answer of one int32."""
         self.say(*messages)
         answer = self.hear()
         assert len(answer) == 4, answer
@@ -113,7 +113,7 @@ class MinimalDaemon:
         return own_end
 
     def hand_over(self, client: socket.socket, passes_credentials: bool = True) -> None:
-        """Hand a client to the server, and take its farewell."""
+        """Hand a client over to the server, and receive its last packet."""
         with self.connect(passes_credentials) as end:
             end.settimeout(None)
             _send_descriptor(client, end)
@@ -152,7 +152,7 @@ class MinimalDaemon:
             assert select.select([self.log_reader], [], [], max(0, remaining))[0], f"no line {line!r}"
 
     def is_silent(self) -> bool:
-        """Whether nothing has come from the server that was not yet heard."""
+        """Whether the server has sent nothing that was not received yet."""
         assert self.server is not None
         return not select.select([self.server], [], [], 0)[0]
 

@@ -13,7 +13,7 @@ CREDENTIALS = b"OUTBCRED\0"
 DESCRIPTOR = b"OUTBCUFD\0"
 SERVER, CLIENT = 1, 2
 GREETING_DESCRIPTORS = 4
-"""What a server sends a client first, one with each packet; a packet of a zero byte follows."""
+"""The number of descriptors that a server first sends a client, one with each packet; a zero byte follows."""
 INIT, CONTEXT = (0, 255), (1, 0)
 """What a client reports after its credentials: in cuInit, and for a context."""
 SO_PASSCRED = getattr(socket, "SO_PASSCRED", 16)

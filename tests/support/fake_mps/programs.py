@@ -1,4 +1,4 @@
-"""Fake clients for tests: start one, give it a line, await its answer with an absolute limit, end it."""
+"""Fake clients for tests: start one, send it lines, wait for its answers with an absolute limit, end it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from readable import is_readable
 from .clients import STEP_FACTOR, STEP_MODULUS, STEP_TERM
 
 SECONDS = 30.0
-"""The absolute limit of anything that a test waits for."""
+"""The absolute limit of every wait in a test."""
 SUPPORT = Path(__file__).parents[1]
 
 
 def chain(steps: int) -> int:
-    """Return what a client of --loop has computed after so many steps if none was lost or made twice."""
+    """Return the value of a client of --loop after that many steps, each made exactly once."""
     value = 0
     for number in range(steps):
         value = (value * STEP_FACTOR + STEP_TERM + number) % STEP_MODULUS
@@ -30,7 +30,7 @@ def chain(steps: int) -> int:
 
 @define
 class DriverClient:
-    """A fake CUDA program that runs; as a context manager it must be ended, and have said nothing unasked."""
+    """A running fake CUDA program. A block with it must end it, and fails if it printed an unexpected line."""
 
     process: subprocess.Popen[bytes]
     _said: bytes = b""
@@ -63,12 +63,12 @@ class DriverClient:
         return self.process.pid
 
     def send(self, line: str) -> None:
-        """Give it a line, and do not wait."""
+        """Send the program a line, and do not wait."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{line}\n".encode())
 
     def answer(self, seconds: float = SECONDS) -> str:
-        """Await its next line; raise AssertionError when it ends or says nothing within the limit."""
+        """Wait for the program's next line; raise AssertionError if it ends or prints nothing within the limit."""
         give_up = time.monotonic() + seconds
         while b"\n" not in self._said:
             assert self._hear(give_up - time.monotonic()), "the client ended without an answer"
@@ -76,7 +76,7 @@ class DriverClient:
         return line.decode()
 
     def ask(self, line: str, seconds: float = SECONDS) -> str:
-        """Give it a line; return its answer."""
+        """Send the program a line; return its answer."""
         self.send(line)
         return self.answer(seconds)
 
@@ -88,12 +88,12 @@ class DriverClient:
         return self
 
     def waits(self) -> bool:
-        """Whether it has reported nothing that was not yet heard."""
+        """Whether the program has printed nothing that was not read yet."""
         assert self.process.stdout is not None
         return not self._said and not is_readable(self.process.stdout)
 
     def end(self) -> None:
-        """Let it and its forked children leave; raise AssertionError if it does not, or said what nobody awaited."""
+        """End the program and its children; raise AssertionError if it hangs or printed an unexpected line."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         give_up = time.monotonic() + SECONDS
@@ -128,7 +128,7 @@ class DriverClient:
                 stream.close()
 
     def _hear(self, seconds: float) -> bool:
-        """Take in what it reports next; return whether it said anything, False at its end."""
+        """Read the program's next output; return False at its end."""
         assert self.process.stdout is not None
         assert is_readable(self.process.stdout, seconds), "the client says nothing"
         more = os.read(self.process.stdout.fileno(), 4096)

@@ -23,21 +23,21 @@ from .server_log import OTHER, write
 READY_BYTES = 516
 DEVICE_BYTES = 41
 DEVICES_WORD = 11024
-"""What the daemon sends with command 24; its meaning is unknown."""
+"""The word that the daemon sends with command 24; its meaning is unknown."""
 UNEXPECTED = 3
 
 
 class Unexpected(Exception):
-    """The daemon said what the recorded one never does."""
+    """Raised when the daemon sends what the recorded one never sends."""
 
 
 class End(Exception):
-    """The server ends."""
+    """Raised to end the server."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the daemon's: the sizes of what follows it, its answer, and what follows the answer."""
+    """One of the daemon's commands: the sizes of its arguments, its answer, and the packets after the answer."""
 
     follows: tuple[int, ...]
     answer: Callable[[MpsServer, list[bytes]], list[bytes]]
@@ -52,19 +52,19 @@ class MpsServer:
         self.clients = Clients(behaviour.devices)
         self.limits = Limits()
         self.handed: list[int] = []
-        """Descriptors that came with the message being read."""
+        """The descriptors of the message that is being read."""
         self._taken: list[bytes] = []
         self._command = 0
         self._awaits_confirmation = False
         self._new_client: Connection | None = None
-        """Whom it talks with: it hears nothing from the daemon."""
+        """The client that the server is talking to; meanwhile it reads nothing from the daemon."""
         self._awaits_end_of = 0
-        """The process that it was asked to terminate a second time: until it ends no command is heard."""
+        """The process that it was asked to terminate twice; it reads no command until this process ends."""
         # Not epoll: a connection that is closed here stays in its set as long as another process has a copy of it.
         self._selector = selectors.PollSelector()
 
     def start(self) -> None:
-        """Connect, introduce itself, make ready, and take the defaults."""
+        """Connect, register, get ready, and receive the defaults."""
         write("Startup", OTHER)
         write(f"Connecting to control daemon on socket: {pipe_directory()}/control", OTHER)
         self.behaviour.reach("before_hello")
@@ -167,18 +167,18 @@ class MpsServer:
         self._awaits_confirmation = COMMANDS[number].confirmed and bool(answer)
 
     def wait_for_end(self, pid: int) -> None:
-        """Hear no command until a client's process has ended."""
+        """Read no command until a client's process has ended."""
         self._selector.unregister(self.daemon)
         self._awaits_end_of = pid
 
     def watch(self, connection: Connection) -> None:
-        """Serve a client from now on, and nobody else's commands until it has reported who it is."""
+        """Serve a client from now on; read no commands until it has identified itself."""
         self._selector.unregister(self.daemon)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._new_client = connection
 
     def set_memory_limit(self, words: list[bytes]) -> list[bytes]:
-        """Take a device's limit in bytes; the device need not be there."""
+        """Store a device's limit in bytes; the device need not exist."""
         device, (size,) = devices.key(words[0]), struct.unpack("<Q", words[1])
         self.limits = replace(self.limits, memory={**self.limits.memory, device: size})
         write(f"Device pinned memory limit for device {device} set to {size:#x} bytes")

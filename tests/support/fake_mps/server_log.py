@@ -14,7 +14,7 @@ _MAGIC = 0xABCDE000
 
 
 def record(origin: int, text: str, now: float) -> bytes:
-    """Return the record of a line said at a moment, in seconds of the epoch."""
+    """Return the record of a line at a time, in seconds since the epoch."""
     at = time.localtime(now)
     weekday = (at.tm_wday + 1) % 7  # C's: Sunday is 0
     date = (at.tm_year, at.tm_mon, at.tm_mday, weekday, at.tm_hour, at.tm_min, at.tm_sec, int(now % 1 * 1000))

@@ -1,4 +1,4 @@
-"""A fake control daemon of the vendor's, as a tool sees it; what it prints for each line is the test's."""
+"""A fake of the vendor's control daemon, as a tool sees it; the test chooses the answer to each line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Printed = Callable[[str], list[bytes] | None]
 
 
 class TheirDaemon:
-    """Its lines until now, and how it goes wrong: the hello, and packets said instead of answers."""
+    """The lines it received, and its misbehaviour: its hello, and packets instead of answers."""
 
     def __init__(self, printed: Printed) -> None:
         self.printed = printed
@@ -28,9 +28,9 @@ class TheirDaemon:
         self.hello = HELLO
         self.sessions = 0
         self.timeout = SECONDS
-        """Seconds in which a tool must read or say something."""
+        """Seconds within which a tool must read or send."""
         self.raw: list[bytes] | None = None
-        """Said after the role, whatever the tool says; then it closes."""
+        """Packets to send after the role, whatever the tool sends; then the daemon closes."""
 
     def serve(self, connection: socket.socket) -> None:
         """Serve one tool to its end."""
@@ -61,7 +61,7 @@ class TheirDaemon:
 
 @contextlib.contextmanager
 def their_daemon(pipe_directory: Path, printed: Printed) -> Iterator[TheirDaemon]:
-    """Serve tools at ``control``; what is wrong with what they say fails the test at the end."""
+    """Serve tools at ``control``; errors in what the tools send fail the test at the end."""
     daemon = TheirDaemon(printed)
     errors: list[BaseException] = []
     path = pipe_directory / "control"

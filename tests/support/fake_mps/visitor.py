@@ -1,4 +1,4 @@
-"""Somebody who connects to a daemon's socket and reports what a test says, right or wrong."""
+"""A peer that connects to a daemon's socket and sends what a test requests, right or wrong."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Visitor:
         return b""
 
     def is_silent(self) -> bool:
-        """Whether nothing has come, not even the end."""
+        """Whether nothing has arrived, not even the end."""
         return not is_readable(self.connection)
 
     def is_closed(self) -> bool:
-        """Whether the daemon closes within the limit, saying nothing more."""
+        """Whether the daemon closes within the limit without sending more."""
         return self.hear() == b""
 
     def as_client(self) -> None:
@@ -78,14 +78,14 @@ class Visitor:
         self.say(TOOL)
 
     def give(self, *lines: bytes, ends: bool = True) -> None:
-        """Give an operator's lines; ``ends``: they are all."""
+        """Send an operator's lines; ``ends``: these are the last ones."""
         for line in lines:
             self.say(struct.pack("<q", len(line) + 2), line + b"\n\0")
         if ends:
             self.say(bytes(8))
 
     def answers(self) -> list[bytes]:
-        """Return what is printed until the end of the answers."""
+        """Return the printed text up to the end of the answers."""
         printed = []
         while (packet := self.hear()) != END_OF_ANSWERS:
             assert packet[:4] == bytes(4), packet
@@ -95,7 +95,7 @@ class Visitor:
 
 @contextlib.contextmanager
 def visitor(path: Path, greeted: bool = True) -> Iterator[Visitor]:
-    """Connect, and take the hello."""
+    """Connect, and receive the hello."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(SECONDS)
         connection.connect(str(path))
