@@ -41,7 +41,7 @@ def release(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def server_returned(daemon: Daemon, server: Server) -> None:
-    """For the debugged clients that waited for a server to report its clients, wait for those clients instead."""
+    """Make debugged clients that waited for a returning server wait for the clients that it has reported."""
     for debugged in daemon.queue.debugged.values():
         if -server.id in debugged.others:
             debugged.others |= set(server.clients)

@@ -7,7 +7,7 @@ clients as a part of a larger command, which has an answer of its own.
 The idea: every termination has an id that is never used again (the *token* of TerminateClient). Whichever comes first
 of the server's answer, the TERMINATION timer and the server's end takes the termination out of the table and answers
 its session; later ones find nothing. The server gives up after `SERVER_TIMEOUT` seconds; the daemon waits a little
-longer, so that its own time limit is met only if the server is stopped.
+longer, so that its own time limit ends only if the server is stopped.
 
 Invariants:
 

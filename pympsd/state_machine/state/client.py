@@ -32,7 +32,7 @@ class ClientProcess:
     number: int = 0
     """A number that no other process has, which distinguishes those with PID 0; 0: unknown."""
     container_pid: int = 0
-    """Its PID in its own PID namespace, if that is another one; 0: it is not, or cannot be seen."""
+    """The PID in the process's own PID namespace; 0: it has no other one, or the daemon cannot see it."""
     since: float = 0.0
     """Seconds since 1970 at which it connected; 0: only an earlier daemon could know."""
     origin: Origin | None = None

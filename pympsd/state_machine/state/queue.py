@@ -20,7 +20,8 @@ Invariants:
 - `timed` contains only tickets whose TURN timers are running; the timers of entries that have left are cancelled at
   the end of each event, because thousands may come and go before one ends.
 - A client under a debugger (`debugged`) never takes a turn: no server is started or kept for it.
-- Nor does an entry that a drain holds (`held`): nobody waits behind it. It keeps its ticket, and so its place.
+- An entry that a drain holds (`held`) takes no turn either, and nobody waits behind it. It keeps its
+  ticket, and so its place.
 """
 
 from bisect import insort
