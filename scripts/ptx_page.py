@@ -29,7 +29,7 @@ not have is mostly accepted: the emulated GPU is not an assembler. A `.target` t
 
 Results are those of an H200: tests/data/corpus has kernels that were recorded on one. Functions that PTX calls
 approximate (`sin`, `ex2`, `tanh` ...) are closer to the exact value here. Products of matrices sum floats in double
-precision and round once; a tensor core sums less closely. If a result does not fit its destination, scalar video
+precision and round once; a tensor core sums less precisely. If a result does not fit its destination, scalar video
 instructions differ from the PTX ISA as the driver's do. Asynchronous copies and products are done immediately,
 fences do nothing, and cache hints are ignored.
 """
