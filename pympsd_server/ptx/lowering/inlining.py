@@ -22,7 +22,7 @@ What must never happen: code that grows without a bound. Inlining can multiply a
 when it exceeds MAX_OPERATIONS, with the line of the instruction that did.
 
 Registers of 128 bits (.b128) become pairs of 64-bit registers here. PTX has them for atom.cas and atom.exch;
-otherwise only mov, ld, ldu and st take them as well. A load or a store becomes one of .v2.b64, which has the same
+otherwise only mov, ld, ldu and st take them. A load or a store becomes one of .v2.b64, which has the same
 alignment; a mov becomes two. The two atomics keep their type.
 """
 

@@ -247,7 +247,10 @@ def registers_written(operation: Operation, carry: Register) -> list[Register]:
 
 
 def registers_read(operation: Operation, carry: Register) -> list[Register]:
-    """Return the registers whose values an operation needs; with a guard its results, too, which may keep theirs."""
+    """Return the registers whose values an operation needs.
+
+    With a guard it needs its results, too, because they may keep their values.
+    """
     # wgmma adds to the previous value of its result.
     start = 1 if has_result(operation) and operation.name != "wgmma" else 0
     registers = [r for operand in operation.operands[start:] for r in registers_in(operand)]

@@ -29,7 +29,7 @@ class Immediate:
 
 @frozen
 class Address:
-    """`[base+offset]`; a base of None is an absolute address."""
+    """`[base+offset]`; an Immediate as the base is an absolute address."""
 
     base: Name | Immediate
     offset: int = 0

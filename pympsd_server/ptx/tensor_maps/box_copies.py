@@ -29,7 +29,7 @@ _DTYPES: Final[dict[int, DType]] = dict(
 )
 """The dtype of the elements in a reduction, by their data type; of bfloat16, the dtype of its bits."""
 _ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
-"""The types that loads round. As on an H100, loads do not flush subnormal numbers, even for the type _FTZ."""
+"""The types that loads round. As on an H100, loads do not flush subnormal numbers, even for TFLOAT32_FTZ."""
 _NAN: Final = b"\xf7\x7f"
 """The bytes that an H100 repeats to fill elements with NaN: a NaN of every type of 2, 4 and 8 bytes."""
 _TF32_NAN: Final = U32.type(0x7FFFE000)
