@@ -70,7 +70,7 @@ class LoadedModule:
             offsets[variable.name] = end + -end % unit
             end = offsets[variable.name] + variable.size
             largest = max(largest, unit)
-        start = self.space.allocate(max(end, 1), largest)
+        start = self.space.allocate_at_end(max(end, 1), largest)
         self._allocations.append(start)
         self._addresses |= {name: start + offset for name, offset in offsets.items()}
         return start

@@ -116,6 +116,11 @@ class NotAnAllocation(DeviceError, ValueError):
     """The address passed to `free` or `size_of` is not the start of an allocation."""
 
 
+def _check_size(nbytes: int, alignment: int) -> None:
+    if nbytes <= 0 or alignment <= 0 or alignment & (alignment - 1):
+        raise ValueError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
+
+
 class AccessibleMemory(ABC):
     """Memory whose bytes are found by their addresses, through `view`."""
 
@@ -183,18 +188,32 @@ class AddressSpace(AccessibleMemory):
 
     def allocate(self, nbytes: int, alignment: int = 512) -> int:
         """Return the address of `nbytes` new bytes, which are zero. Raises OutOfMemory; ValueError for a bad size."""
-        if nbytes <= 0 or alignment <= 0 or alignment & (alignment - 1):
-            raise ValueError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
+        _check_size(nbytes, alignment)
         for index, (low, high) in enumerate(self._gaps):
             start = -(-(self.base + low) // alignment) * alignment - self.base
-            end = start + nbytes + GUARD_BYTES
-            if end <= high:
-                remainders = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
-                self._gaps[index : index + 1] = remainders
-                self._clear(start, start + nbytes)
-                self._insert(start, nbytes)
-                return self.base + start
+            if start + nbytes + GUARD_BYTES <= high:
+                return self._take(index, start, nbytes)
         raise OutOfMemory(f"no free range of {nbytes} bytes")
+
+    def allocate_at_end(self, nbytes: int, alignment: int) -> int:
+        """Return the address of new bytes for a module, in pages that `allocate` uses only if memory is short.
+
+        As on a GPU, a kernel that writes beyond an allocation does not change a module's variables.
+        """
+        _check_size(nbytes, alignment)
+        for index, (low, high) in reversed([*enumerate(self._gaps)]):
+            start = (self.base + high - nbytes - GUARD_BYTES) // alignment * alignment - self.base
+            if start >= low:
+                return self._take(index, start, nbytes)
+        raise OutOfMemory(f"no free range of {nbytes} bytes")
+
+    def _take(self, index: int, start: int, nbytes: int) -> int:
+        """Allocate bytes in a gap, by its index; return their address."""
+        (low, high), end = self._gaps[index], start + nbytes + GUARD_BYTES
+        self._gaps[index : index + 1] = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
+        self._clear(start, start + nbytes)
+        self._insert(start, nbytes)
+        return self.base + start
 
     def _insert(self, start: int, nbytes: int) -> None:
         starts, ends = self._ranges
