@@ -41,7 +41,7 @@ REFUSED = {
     "sured": "reductions on surfaces are not implemented; reads and writes are",
     "istypep": "asks for the type of a reference; textures and surfaces are objects",
 }
-"""Instructions of the PTX ISA 9.0 that are not executed, by the names or beginnings of names there, and why."""
+"""Instructions of the PTX ISA 9.0 that are not executed, by their names or beginnings of names, with the reasons."""
 
 REFUSED_FORMS = {
     "add.f32.f16 sub.f32.bf16 fma.rn.f32.f16": NEEDS_BLACKWELL,
@@ -74,10 +74,10 @@ REFUSED_FORMS = {
     "sust.p.2d.b32.trap": "formatted stores are not implemented; CUDA's compiler writes .b",
     "txq.channel_data_type.b32 suq.channel_order.b32 txq.num_samples.b32": "CUDA's headers do not use it",
 }
-"""Forms, of instructions that have others which are executed: the opcode of an example each, and why."""
+"""Refused forms of instructions that have executed forms: an example opcode of each, with the reasons."""
 
 REFUSED_REGISTERS = {
-    "%pm0 %pm1 %pm2 %pm3 %pm4 %pm5 %pm6 %pm7 %pm0_64 %pm7_64": "there are no performance counters",
+    "%pm0 %pm1 %pm2 %pm3 %pm4 %pm5 %pm6 %pm7 %pm0_64 %pm7_64": "the emulated GPU has no performance counters",
     "%envreg0 %envreg3 %envreg31": "a driver sets them for its own use; %envreg1 and %envreg2 are known",
     "%current_graph_exec": "kernels cannot launch graphs",
 }
@@ -93,16 +93,18 @@ _TENSOR_MAPS = """
 ## Tensor maps
 
 Tiled and im2col maps of all types but the packed ones, with swizzles of 32, 64 and 128 bytes;
-`cuTensorMapEncodeTiled` refuses interleaved layouts. As on an H100 a box begins at a multiple of 16 bytes along the
-first dimension; in shared memory it lies at a multiple of 128, and rows that are narrower than the swizzle lie as far
-apart as it is wide. Loads round to TF32, which makes one NaN of all, and flush nothing, of the types `_FTZ` neither.
+`cuTensorMapEncodeTiled` refuses interleaved layouts. The following is as on an H100:
 
-Stores and reductions, as on an H100 too, begin at no negative coordinate, and write units of 16 bytes whole: the last
-of a row may reach past the end of the tensor. Reductions add TF32 as FLOAT32, flush subnormal numbers of the types
-`_FTZ`, and make one NaN of all of 16 and 32 bits; of INT64 there are `.min` and `.max` only.
+- A box begins at a multiple of 16 bytes along the first dimension, and in shared memory at a multiple of 128 bytes.
+  Rows that are narrower than the swizzle are as far apart as the swizzle is wide.
+- Loads round to TF32, with a single NaN. They flush no subnormal numbers, not even of the types `_FTZ`.
+- Stores and reductions do not begin at negative coordinates. They write whole units of 16 bytes, so the last unit of
+  a row may reach past the end of the tensor.
+- Reductions add TF32 as FLOAT32, flush subnormal numbers of the types `_FTZ`, and have a single NaN of 16 and of 32
+  bits. For INT64 only `.min` and `.max` exist.
+- Copies of a tensor with more than 2**31 elements along a dimension are faults.
 
-Other copies, and copies by an invalid map, are faults; so are, as on an H100, copies of a tensor with more than 2**31
-elements along a dimension. Addresses of elements have 64 bits and wrap around.
+Other copies, and copies by an invalid map, are faults too. Addresses of elements have 64 bits and wrap around.
 """
 
 _CONTROL = {
