@@ -359,6 +359,21 @@ def test_the_compiler_dies_with_the_executor() -> None:
     os.close(descriptor)
 
 
+def test_a_kernel_may_be_stored_twice_at_the_same_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def rename_after_another(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        kernel_cache.store("key", b"content")
+        rename(*arguments, **options)
+
+    monkeypatch.setattr(os, "rename", rename_after_another)
+    monkeypatch.setattr(kernel_cache, "report", pytest.fail)
+    kernel_cache.store("key", b"content")
+    assert kernel_cache.load("key") == b"content"
+    assert [file.name for file in folder.iterdir()] == ["key"]
+
+
 def test_an_abandoned_temporary_file_is_removed(folder: Path) -> None:
     compile_now()
     old, new = folder / "a.1.new", folder / "b.2.new"

@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
+from secrets import token_hex
 from typing import Final
 
 from pympsd.vocabulary.settings import read_kernel_cache
@@ -91,8 +92,8 @@ def _head(key: str, content: bytes) -> bytes:
 
 
 def _write(folder: int, key: str, data: bytes) -> None:
-    temporary = f"{key}.{os.getpid()}{_TEMPORARY}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    temporary = f"{key}.{token_hex(8)}{_TEMPORARY}"  # other threads and processes may store the same kernel now
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         with open(descriptor, "wb") as file:
@@ -114,7 +115,7 @@ def _trim(folder: int) -> None:
                 files.append((status.st_mtime, entry.name, status.st_size))
     total, abandoned_before = sum(size for *_, size in files), time.time() - _ABANDONED_SECONDS
     for used, name, size in sorted(files):
-        if total > MAX_BYTES or (name.endswith(_TEMPORARY) and used < abandoned_before):
+        if used < abandoned_before if name.endswith(_TEMPORARY) else total > MAX_BYTES:
             with suppress(FileNotFoundError):  # another executor may have removed it
                 os.unlink(name, dir_fd=folder)
             total -= size
