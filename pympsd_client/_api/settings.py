@@ -123,7 +123,7 @@ def context_id(handle: int) -> int:
 
 
 def accept() -> None:
-    """Do nothing, because there are no profiler and no persisting cache lines here."""
+    """Do nothing, because neither a profiler nor persisting cache lines exist here."""
     current().usable()
 
 

@@ -1,6 +1,6 @@
 """Copies of device memory, through the staging memory or by the device itself (page-locked memory, other addresses).
 
-Each chunk of a staged copy is one record, whose bytes lie in a slot of the staging memory.
+Each chunk of a staged copy is one record, whose bytes are in a slot of the staging memory.
 """
 
 import ctypes
@@ -127,7 +127,7 @@ class _PendingPiece:
 def copy_from_device(context: Context, stream: int, target: int, source: int, count: int) -> None:
     """Copy ``count`` bytes of device memory to the host address ``target``, in stream order, and wait for them.
 
-    The target is pageable memory, to which CUDA documents even asynchronous copies as synchronous.
+    The target is pageable memory. CUDA documents copies to it as synchronous, even those of cuMemcpyDtoHAsync.
     """
     opened = context.usable()
     if (by := intercepted.by) is not None and by.take_copy(

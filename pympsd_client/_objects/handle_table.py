@@ -95,7 +95,7 @@ class HandleTable(Generic[T]):
             raise
 
     def destroy(self, owned: T) -> None:
-        """Ask the executor to destroy an object, and remove it when the record is sent or, if it has one, answered.
+        """Ask the executor to destroy an object, and remove it once the record is sent and, if necessary, answered.
 
         Raise CudaError if the executor refuses; the handle then stays valid. Raise TypeError for a table without a
         kind.

@@ -122,7 +122,7 @@ def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error
 
 
 def mark(run: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a function that calls ``run``, and has CUDA calls refused in its thread meanwhile."""
+    """Return a function that calls ``run``; while it runs, CUDA calls in its thread are refused."""
     process.calls_back = True
     invalidate()
 

@@ -52,7 +52,7 @@ class Process:
         self.native: Any = None
         """The module cuda.bindings.driver, which gets every call, if the program runs natively; else None."""
         self.when_native: list[Callable[[], None]] = []
-        """Called when it turns out that the program runs natively."""
+        """Called when cuInit has decided that the program runs natively."""
         self.connection: Connection | None = None
         self.forked = False
         self.ended = False

@@ -324,7 +324,7 @@ def set_access(pool: int, argument: Any, count: int) -> None:
 
 
 def _peers(pool: Pool, requested: Access) -> Pair | None:
-    """Return the devices between which access to a pool needs peer access; None if there is nothing to change.
+    """Return the pair of devices for which access to a pool needs peer access; None if there is nothing to change.
 
     Raise CudaError if access is requested but not possible.
     """

@@ -36,7 +36,7 @@ def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
 def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
     """Copy between the devices of two contexts in stream order, as cuMemcpy3DAsync does, but without peer access.
 
-    Raise INVALID_CONTEXT for a handle of anything else, INVALID_VALUE if a side is not on its context's device.
+    Raise INVALID_CONTEXT for a handle of no context, INVALID_VALUE if a side is not on its context's device.
     """
     current().usable()
     if description is None:

@@ -180,7 +180,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
 
 
 def unmap(address: int, size: int) -> None:
-    """Unmap the memory in a range of reserved addresses; kernels that access it have a fault. Raise INVALID_VALUE."""
+    """Unmap the memory in a range of reserved addresses; kernels that access it fault. Raise INVALID_VALUE."""
     _find_own_device("cuMemUnmap")
     _check_granules(size)
     virtual_memory.unmap(address, size)

@@ -61,7 +61,7 @@ class PageState:
     is_read_mostly: bool = False
     preferred: Place | None = None
     accessed_by: frozenset[int] = frozenset()
-    """The numbers of the devices, or HOST."""
+    """The numbers of the devices, and HOST."""
     prefetched: Place | None = None
 
 
@@ -143,7 +143,7 @@ class Allocation:
         return True
 
     def free(self) -> None:
-        """Free the memory and return, when the context's earlier work is done. Raise CudaError."""
+        """Wait for the context's earlier work, then free the memory. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
 
     def free_in_order(self, context: Context, stream: int) -> None:
@@ -262,7 +262,7 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
 
 
 def free(address: int) -> None:
-    """Free memory that cuMemAlloc or a pool returned, when the context's earlier work is done, and return then.
+    """Wait for the context's earlier work, then free memory that cuMemAlloc or a pool returned.
 
     Raise INVALID_VALUE for any other address, also one within an allocation. Address 0 has no effect.
     """
@@ -412,7 +412,7 @@ def fill(
 
 
 def check_fill(destination: int, width: int, count: int, pitch: int, height: int) -> int:
-    """Return the pitch, or 0 for a single row; raise INVALID_VALUE if address or pitch do not suit the elements."""
+    """Return the pitch, or 0 for a single row; raise INVALID_VALUE if address or pitch does not suit the elements."""
     if destination % width:
         raise invalid_value(f"{destination:#x} is not aligned to the element's {width} bytes")
     if height == 1:

@@ -34,7 +34,7 @@ class Managed(FreedImmediately):
     pages: SharedPages = field(kw_only=True)
 
     def free(self) -> None:
-        """Free the memory and return, when the context's earlier work is done. Raise CudaError."""
+        """Wait for the context's earlier work, then free the memory. Raise CudaError."""
         self.context.synchronize()
         peer_access.wait_for_peers(self.pages.device)
         _managed.pop(self.handle, None)

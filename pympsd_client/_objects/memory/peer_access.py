@@ -120,7 +120,7 @@ class PeerAccess:
         return (device.ordinal, mapped_window_of(owner.ordinal)) in self._mapped
 
     def wait_for_peers(self, device: VisibleDevice) -> None:
-        """Wait for the work, which may access a device's page-locked memory, of all devices that map this memory."""
+        """Wait for the work of all devices that map a device's page-locked memory."""
         address = mapped_window_of(device.ordinal)
         if this_thread.in_host_function:
             return  # called by a finalizer; waiting would deadlock if that work waits for the host function

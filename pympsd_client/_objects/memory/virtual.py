@@ -280,7 +280,7 @@ class VirtualMemory:
             allocations.add(mapping)
 
     def unmap(self, address: int, size: int) -> None:
-        """Unmap the mappings in a range of reserved addresses, which as on an H100 may have none.
+        """Unmap the mappings in a range of reserved addresses. The range may have none, as on an H100.
 
         Raise INVALID_VALUE for a range that begins or ends within a mapping, and for addresses that are not reserved.
         """

@@ -173,7 +173,7 @@ class Arena:
         return start, self.chunks[start]
 
     def reclaim(self, is_passed: Callable[[FreePoint], bool]) -> int:
-        """Make the memory free for all streams whose point has passed; return the number of bytes."""
+        """Make memory whose point has passed free for all streams; return the number of bytes."""
         reclaimed_bytes = 0
         for point in tuple(self.freed):
             if is_passed(point):
