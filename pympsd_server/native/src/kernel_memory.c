@@ -278,11 +278,13 @@ int kernels_copy(
     const int64_t access[] = {0, size};
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         uint32_t lane = (uint32_t)__builtin_ctz(rest), there = available[lane] < size ? available[lane] : size;
-        int is_quick = find_quickly(c, site, sources[lane], GLOBAL, size) && !(sources[lane] & (size - 1));
         if (!there)
             continue;
+        // Words past the available bytes are not read.
+        uint32_t is_aligned = !(sources[lane] & (size - 1)), nbytes = is_aligned ? (there + 3) & ~3u : size;
+        int is_quick = is_aligned && find_quickly(c, site, sources[lane], GLOBAL, nbytes);
         int64_t shift = is_quick ? 0 : find_shift(c, sources[lane]);
-        if (!is_quick && check_shifted(c, site, sources[lane], shift, lane, size))
+        if (!is_quick && check_shifted(c, site, sources[lane], shift, lane, nbytes))
             return 1;
         memcpy(data[lane], (uint8_t *)(sources[lane] + (uint64_t)(c->delta + shift)), there);
     }

@@ -86,13 +86,19 @@ def copy_small(
     available: Value | None,
     guard: Value | None,
 ) -> None:
-    """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory; those past `available` become zero."""
+    """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory.
+
+    Those past `available` become zero; the words that have only such bytes are not read, but alignment is checked.
+    """
     words = []
     for at in range(0, count, 4):
         align = 4 if at else count
         if available is None:
             words.append(load(state, threads, "global", displace(source, at), _WORD, align, guard))
             continue
+        is_misaligned = (source & source.dtype.type(count - 1)) != 0
+        if not np.any(is_misaligned if guard is None else is_misaligned & guard):
+            align = 4
         there = np.clip(available.astype(np.int64) - at, 0, 4)
         is_loaded = (there > 0) if guard is None else (there > 0) & guard
         word = load(state, threads, "global", displace(source, at), _WORD, align, is_loaded)
