@@ -317,7 +317,8 @@ class Dispatcher:
         try:
             instructions = handle(self.state, event, answer_line)
             # Save first, because the next daemon needs a record of everything that is answered or begun below.
-            self.save()
+            if not (isinstance(event, events.OperatorLine) and event.line.is_query):
+                self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):

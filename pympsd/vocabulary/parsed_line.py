@@ -32,6 +32,8 @@ class ParsedLine:
     """The PID of the process that the line asks about, which need not be a client."""
     asks_cgroups: bool = False
     """The answer depends on which cgroups exist."""
+    is_query: bool = False
+    """The command changes nothing."""
     is_json_query: bool = False
     """The line is a query with --json, which is not logged."""
     is_whole: bool = True

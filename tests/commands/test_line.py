@@ -94,6 +94,9 @@ def test_what_else_a_line_asks() -> None:
     assert [parse(line, 3).asks_cgroups for line in (b"memacct list", b"config show", b"ps")] == [True, True, False]
     lines = (b"ps --json", b"server list --json", b"quit --json", b"ps")
     assert [parse(line, 3).is_json_query for line in lines] == [True, True, False, False]
+    changes = (b"quit", b"server create a", b"set_default_client_priority 1", b"nonsense")
+    assert all(parse(line, 3).is_query for line in (*lines[:2], b"ps", b"namespace list"))
+    assert not any(parse(line, 3).is_query for line in changes)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
     command = find_command(words)
     if command is not None and command.syntax.takes_rest and len(words) > 3:
         words = [*words[:2], _rest(text, words[:2])]
-    is_json_query = command is not None and command.is_query and JSON_OPTION in words
+    is_query = command is not None and command.is_query
+    is_json_query = is_query and JSON_OPTION in words
     # The JSON of a protocol 2 query contains more than its text.
     asks_servers = (
         command is not None
@@ -62,6 +63,7 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
         _server_pid(command, words) if command and asks_servers and not command.is_strict else None,
         _process(words) if command and command.asks_process else None,
         bool(words) and words[0] in _USES_CGROUPS,
+        is_query,
         is_json_query,
         len(line) <= MAX_LINE_BYTES,
         command is not None and command.asks_origins and _CGROUP in text,
