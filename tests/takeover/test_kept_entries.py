@@ -492,7 +492,7 @@ async def test_an_internal_error_is_reported_to_the_operator_and_the_daemon_goes
     operator = await daemon.operator()
     with monkeypatch.context() as patched:
         patched.setattr(daemon.dispatcher, "save", fail)
-        answer = await operator.ask(b"get_server_list")
+        answer = await operator.ask(b"set_default_active_thread_percentage 50")
     diagnostic = b"the daemon met an internal error: RuntimeError('not foreseen'); control.log has it too\n"
     assert answer == [(frames.OPERATOR_STDERR, diagnostic), (frames.OPERATOR_DONE, b"\1")]
     assert "not foreseen" in daemon.sentences()[-1]
