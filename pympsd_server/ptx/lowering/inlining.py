@@ -331,7 +331,7 @@ class _Flattener:
                 raise UnsupportedByMps(refusal(callee.text), line)
             raise InvalidPtx(f"unsupported: call of {callee.text}, which has no body here", line)
         if len(inputs) != len(function.parameters) or len(results) != len(function.returns):
-            raise InvalidPtx(_wrong_counts(callee.text, function, inputs, results), line)
+            raise InvalidPtx(_wrong_counts(f"a call of {callee.text}", function, inputs, results), line)
         if self.table.is_recursive(function.name):
             arguments, returned = self._arguments(inputs, names, line), self._arguments(results, names, line)
             procedure_call(self.code, Target(self._entry(function)), function, arguments, returned, line)
@@ -422,11 +422,8 @@ class _Flattener:
 def _wrong_counts(
     callee: str, signature: Prototype | Function, inputs: Sequence[object], results: Sequence[object]
 ) -> str:
-    required, given = (
-        f"{len(arguments)} arguments and {len(returned)} results"
-        for arguments, returned in ((signature.parameters, signature.returns), (inputs, results))
-    )
-    return f"wrong number of arguments for {callee}: it has {required}, the call {given}"
+    required = f"{len(signature.parameters)} and {len(signature.returns)}"
+    return f"wrong number of arguments or results in {callee}: it must be {required}, not {len(inputs)} and {len(results)}"
 
 
 def _parts(formal: Variable) -> range:
