@@ -128,8 +128,7 @@ NAMED = ("wrong number", "expected", "unknown", "unsupported", "wide", "wider", 
         (".global .b64 a[1] = {b};", "initialiser b"),
         (".visible .entry k() { add.u32", "end of file"),
         (
-            ".func (.reg .u32 r) f(.reg .u32 x) { mov.u32 r, x; ret; }\n"
-            ".entry j() { .reg .u32 %x; call (%x), f, (%x, %x); ret; }",
+            ".func (.reg .u32 r) f(.reg .u32 x) { ret; } .entry j() { .reg .u32 %x; call (%x), f, (%x, %x); ret; }",
             "arguments or results in a call of f: it must be 1 and 1, not 2 and 1",
         ),
     ],

@@ -423,7 +423,8 @@ def _wrong_counts(
     callee: str, signature: Prototype | Function, inputs: Sequence[object], results: Sequence[object]
 ) -> str:
     required = f"{len(signature.parameters)} and {len(signature.returns)}"
-    return f"wrong number of arguments or results in {callee}: it must be {required}, not {len(inputs)} and {len(results)}"
+    given = f"{len(inputs)} and {len(results)}"
+    return f"wrong number of arguments or results in {callee}: it must be {required}, not {given}"
 
 
 def _parts(formal: Variable) -> range:
