@@ -26,7 +26,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files import namespace_directory
 from pympsd.service.listeners import Listener
 from pympsd.service.log_fifo import read_fifo
-from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.conversation import OwnConversation
 from pympsd.service.sessions.driver.conversation import DriverConversation
 from pympsd.state_machine.events import NamespaceLost
 from pympsd.takeover.keeper.entries import KeptEntries, file_note
@@ -130,7 +130,7 @@ class NamespaceSockets:
         file = self._file(server, namespace)
         entry.file = self._file_at(entry.path)
         self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(entry.path))
-        speaks = DriverConversation if self._is_vendor else Conversation
+        speaks = DriverConversation if self._is_vendor else OwnConversation
         conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
         entry.listener = Listener(
             self.dispatcher,

@@ -37,7 +37,7 @@ from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.nvml_file import NvmlFile
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import fd_limit, raise_fd_limit
-from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.conversation import OwnConversation
 from pympsd.service.sessions.driver.conversation import DriverConversation
 from pympsd.service.sessions.operator import apply_configuration
 from pympsd.service.sessions.origins import origin_of_pid
@@ -279,12 +279,12 @@ def _listeners(
         yield Listener(dispatcher, file, listening[file], conversation.run, connections, greeting)
 
 
-def _protocols(settings: Settings) -> dict[str, tuple[type[Conversation] | type[DriverConversation], bool]]:
+def _protocols(settings: Settings) -> dict[str, tuple[type[OwnConversation] | type[DriverConversation], bool]]:
     """Return the protocol of each listening socket, by its file, and whether clients are accepted there."""
     if settings.backend != "vendor":
-        return {files.CONTROL: (Conversation, True), files.CONTROL_PRIVILEGED: (Conversation, False)}
+        return {files.CONTROL: (OwnConversation, True), files.CONTROL_PRIVILEGED: (OwnConversation, False)}
     vendors = {files.CONTROL: (DriverConversation, True), files.CONTROL_PRIVILEGED: (DriverConversation, False)}
-    return {**vendors, files.OWN_CONTROL: (Conversation, False)}
+    return {**vendors, files.OWN_CONTROL: (OwnConversation, False)}
 
 
 def _save_and_take_over(

@@ -29,15 +29,15 @@ SAME_NAMES = {
         "AdmitClient ClientJoined StartRefused StartTrace StopTrace TerminateClient"
     ),
     "one thing as its owner has it, as a peer has it, and as a tool shows it": (
-        "Client ClientSession ClientSpace Context Conversation Daemon Device Drain Event Executor HandleTable "
+        "Client ClientSpace Context Daemon Device Drain Event Executor "
         "HostMemory Kernel Machine Module Server Stream Waiting"
     ),
     "terms of PTX, in the syntax tree and below": "Block Frame Function Group Negative Operation Scope Target",
     "what the daemon's I/O layer carries out, and what a kernel executes": "Instruction",
-    "ordinary words for values of one module": "Condition Refused Trace",
+    "ordinary words for values of one module": "Condition Trace",
 }
 """Public classes of several modules that have one name."""
-CONTROL_FLOW = frozenset({"Cancelled", "PrivateExecutorWarning", "Refused"})
+CONTROL_FLOW = frozenset({"Cancelled", "PrivateExecutorWarning", "NotCompiled"})
 """Exceptions that are not errors: the end of a cancelled kernel, a warning, and what leaves a kernel to NumPy."""
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "core", "base", "misc"})
 

@@ -13,7 +13,7 @@ import pytest
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
 from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.isa.faults import DeviceFault
@@ -99,7 +99,7 @@ def test_a_kernel_that_is_too_large_is_refused_before_it_takes_much_memory(tier:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (200 << 20), limits[1]))
     try:
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(NotCompiled, match=reason):
             write_text(translation.code, translation.offsets, 0, (64, 1, 1), has_halves=True)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -18,7 +18,7 @@ from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.listeners import Listener
-from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.conversation import OwnConversation
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
@@ -157,7 +157,7 @@ class RunningDaemon:
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         await listener.bind(f"{self.path}.next")
         listener.listen()
-        converse = Conversation(self.dispatcher, True).run
+        converse = OwnConversation(self.dispatcher, True).run
         self.dispatcher.nursery.start_soon(Listener(self.dispatcher, "control", listener, converse, connections).run)
 
     def sentences(self) -> list[str]:
@@ -198,7 +198,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
                         )
                     )
                     inner.start_soon(
-                        Listener(dispatcher, "control", listener, Conversation(dispatcher, True).run).run
+                        Listener(dispatcher, "control", listener, OwnConversation(dispatcher, True).run).run
                     )
                     task_status.started()
         finally:

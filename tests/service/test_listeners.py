@@ -177,7 +177,7 @@ async def test_a_long_queue_is_accepted_several_at_a_time_and_a_short_one_is_not
             await callers[-1].send(frames.encode(frames.OPERATOR_HELLO))
         keeper = CountingKeeper(listening)
         monkeypatch.setattr(daemon.dispatcher, "keeper", keeper)
-        converse = conversation.Conversation(daemon.dispatcher, True).run
+        converse = conversation.OwnConversation(daemon.dispatcher, True).run
         listener = trio.socket.from_stdlib_socket(listening.dup())
         daemon.dispatcher.nursery.start_soon(listeners.Listener(daemon.dispatcher, "kept", listener, converse).run)
         for caller in callers:

@@ -28,7 +28,7 @@ MAX_VARIABLES: Final = 256
 
 
 @define(eq=False)
-class ClientSession(WaitingConversation):
+class ConnectingClient(WaitingConversation):
     """A client between its hello and its session with a server."""
 
     channel: MessageChannel

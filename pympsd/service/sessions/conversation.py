@@ -10,7 +10,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import open_pidfd, operator_uid, send_credentials
-from pympsd.service.sessions.client import ClientSession
+from pympsd.service.sessions.client import ConnectingClient
 from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
 from pympsd.service.sessions.waiting import run_with_sender
 from pympsd.state_machine import registration
@@ -30,7 +30,7 @@ as text with up to 4 bytes per character.
 
 
 @define
-class Conversation:
+class OwnConversation:
     """Serves operators, and also clients if ``accepts_clients``."""
 
     dispatcher: Dispatcher
@@ -139,7 +139,7 @@ class Conversation:
         known_peer = open_pidfd(sock, peer)
         try:
             came_by = self.server, self.namespace, id_of(entry.name)
-            client = ClientSession(self.dispatcher.ids.take(), known_peer, channel, hello, *came_by)
+            client = ConnectingClient(self.dispatcher.ids.take(), known_peer, channel, hello, *came_by)
             with channel.allowance.keep(HELLO_COPIES * len(first.body)):
                 await run_with_sender(channel, client.run, self.dispatcher)
         finally:

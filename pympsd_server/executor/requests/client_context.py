@@ -1,6 +1,6 @@
 """A context of a client, as records use it: objects by handle, partial images, and the error to deliver.
 
-The client allocates the handles, ``generation << 40 | count``. Each kind of object has a `HandleTable`.
+The client allocates the handles, ``generation << 40 | count``. Each kind of object has a `ObjectTable`.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 
 @define(eq=False)
-class HandleTable(Generic[_T]):
+class ObjectTable(Generic[_T]):
     """The objects of one kind in one context. The operation that removes an object destroys it."""
 
     _kind: Kind
@@ -95,7 +95,7 @@ class ClientContext:
 
     def __init__(self, backend: Context, generation: int) -> None:
         self.backend = backend
-        self._tables: Final[dict[Kind, HandleTable[Any]]] = {kind: HandleTable(kind, generation) for kind in Kind}
+        self._tables: Final[dict[Kind, ObjectTable[Any]]] = {kind: ObjectTable(kind, generation) for kind in Kind}
         self.host_functions: dict[int, PendingHostFunction] = {}
         """The client's unfinished host functions, by token."""
         self.images = Images()
@@ -110,7 +110,7 @@ class ClientContext:
         for table in self._tables.values():
             table.mirror = mirror
 
-    def table(self, kind: Kind) -> HandleTable[Any]:
+    def table(self, kind: Kind) -> ObjectTable[Any]:
         """Return the table of a kind of objects. Objects of Kind.STREAM are instances of StreamEntry."""
         return self._tables[kind]
 

@@ -25,7 +25,7 @@ from itertools import accumulate
 
 from attrs import define, field, frozen
 
-from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
 from pympsd_server.ptx.isa.datatypes import DTYPES
 from pympsd_server.ptx.isa.machine import TIMERS
 from pympsd_server.ptx.lowering.control_flow import EXIT, Block, Meeting
@@ -221,7 +221,7 @@ def _is_plain(operation: Operation) -> bool:
 
 
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel. Raises Refused if its lanes may be pending at too many places."""
+    """Return the plan of a kernel. Raises NotCompiled if its lanes may be pending at too many places."""
     plan = WarpPlan(segments, rows)
     while True:
         before = len(plan.varying)
@@ -306,7 +306,7 @@ def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
 def find_pending(plan: WarpPlan) -> list[set[int]]:
     """Return, for each segment, the segments at which other lanes of the warp may be pending while it runs.
 
-    Raises Refused above _MAX_PENDING. During the computation a set is an integer with a bit for each segment.
+    Raises NotCompiled above _MAX_PENDING. During the computation a set is an integer with a bit for each segment.
     """
     segments = plan.segments
     pending, reached, work = [0] * len(segments), 1, {0: None}
@@ -343,7 +343,7 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
             own = 1 << at
             choose_among(pending[at] & ~own, own)
     if (count := sum(map(int.bit_count, pending))) > _MAX_PENDING:
-        raise Refused(f"lanes may wait at {count} places of the code; compiled are at most {_MAX_PENDING}")
+        raise NotCompiled(f"lanes may wait at {count} places of the code; compiled are at most {_MAX_PENDING}")
     numbers = list(range(len(segments)))  # so that the sets share these integers
     return [{numbers[bit] for bit in _bits(mask)} for mask in pending]
 

@@ -9,8 +9,8 @@ operand's `__array_ufunc__` for its functions and operators, also for those in t
     np.minimum(v1, v2)      %v4 = call <32 x i32> @llvm.umin.v32i32(<32 x i32> %v1, ...)
 
 These functions must not depend on elements (`if a[0] == 0`). Only `any` has a result: True, because it selects
-between a short way and a way that is always right. A function of NumPy that is not in the tables here raises Refused,
-so that the instruction escapes.
+between a short way and a way that is always right. A function of NumPy that is not in the tables here raises
+NotCompiled, so that the instruction escapes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from attrs import frozen
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from pympsd_server.ptx.compiled_tier.ir_text import Refused, Shape, Text
+from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled, Shape, Text
 from pympsd_server.ptx.isa.datatypes import BOOL, F16, F32, F64, DType, signed_of
 from pympsd_server.ptx.math.floats import round_to_odd, two_sum
 
@@ -99,7 +99,7 @@ class Expression(NDArrayOperatorsMixin):
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any) -> Any:
         """Write a function of NumPy, or an operator, with at least one expression among its operands.
 
-        Raises Refused for other functions than those in the tables.
+        Raises NotCompiled for other functions than those in the tables.
         """
         types: list[Any] = [x.dtype if hasattr(x, "dtype") else type(x) for x in inputs]
         *dtypes, result = _resolve(function, *types)
@@ -124,13 +124,13 @@ class Expression(NDArrayOperatorsMixin):
         elif function in _COMPOSED:
             return _COMPOSED[function](first)
         else:
-            raise Refused(f"{function.__name__} has no text of LLVM")
+            raise NotCompiled(f"{function.__name__} has no text of LLVM")
         return self.replace(dtypes[0], name).astype(result)
 
     def __array_function__(self, function: Callable[..., Any], types: Any, inputs: Any, options: Any) -> Any:
-        """Write `np.where` as a selection. Raises Refused for other functions."""
+        """Write `np.where` as a selection. Raises NotCompiled for other functions."""
         if function is not np.where:
-            raise Refused(f"{function.__name__} has no text of LLVM")
+            raise NotCompiled(f"{function.__name__} has no text of LLVM")
         condition, yes, no = inputs
         return condition.choose(yes, no)
 

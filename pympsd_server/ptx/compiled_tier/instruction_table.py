@@ -4,7 +4,7 @@ Of the other instructions, those that only compute are written by their emitters
 the NumPy tier.
 
 A *form* is a function that writes an operation to the text of a kernel, as scalars or vectors, depending on the shape
-of the result. If it does not support the types, modifiers or operands it raises Refused, and the operation escapes.
+of the result. If it does not support the types, modifiers or operands, it raises NotCompiled: the operation escapes.
 The NumPy tier has already checked the modifiers when it translated the kernel.
 
 An *attempt* is the form of an instruction of which the runtime in C does only the common cases. Whether a case is
@@ -43,7 +43,7 @@ def attempts(names: str) -> Callable[[Form], Form]:
 
 
 def write_attempt(text: MemoryText, operation: Operation) -> None:
-    """Write an operation that escapes only in rare cases. Raises Refused if it always escapes."""
+    """Write an operation that escapes only in rare cases. Raises NotCompiled if it always escapes."""
     text.operation, text.escape = operation, text.label("escape")
     if operation.name not in _ATTEMPTS:
         raise text.refuse()
@@ -52,6 +52,6 @@ def write_attempt(text: MemoryText, operation: Operation) -> None:
 
 
 def write(text: MemoryText, operation: Operation) -> None:
-    """Write one operation. Raises Refused if it escapes."""
+    """Write one operation. Raises NotCompiled if it escapes."""
     text.operation = operation
     _TABLE.get(name_of(operation), write_shared)(text, operation)

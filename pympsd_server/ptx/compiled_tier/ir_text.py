@@ -19,7 +19,7 @@ UNLIKELY = ", !prof !0"
 METADATA = '!0 = !{!"branch_weights", i32 1, i32 1000}\n!1 = !{!"branch_weights", i32 1000, i32 1}'
 
 
-class Refused(Exception):
+class NotCompiled(Exception):
     """An instruction or a kernel that this tier cannot compile, and therefore leaves to the NumPy tier."""
 
 

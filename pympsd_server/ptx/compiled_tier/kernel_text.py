@@ -29,7 +29,7 @@ returns the reason:
 
 The NumPy emitters define what an instruction does. They also write the instructions that only compute for this tier
 (shared_forms.py). The other *_forms modules implement further instructions a second time. An operation that cannot be
-written escapes, so a whole kernel stays in the NumPy tier (`Refused`) only if it is too large.
+written escapes, so a whole kernel stays in the NumPy tier (`NotCompiled`) only if it is too large.
 
 Invariants:
 
@@ -49,7 +49,7 @@ from pympsd_server.ptx.compiled_tier.analysis import CodeSegment, group_accesses
 from pympsd_server.ptx.compiled_tier.dispatch_text import size_of_masks
 from pympsd_server.ptx.compiled_tier.fragment_bank import size_of_bank
 from pympsd_server.ptx.compiled_tier.instruction_table import write, write_attempt
-from pympsd_server.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY, Refused
+from pympsd_server.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY, NotCompiled
 from pympsd_server.ptx.compiled_tier.lanes import BANK_ALIGNMENT
 from pympsd_server.ptx.compiled_tier.memory_text import FRAGMENT_BYTES
 from pympsd_server.ptx.compiled_tier.native_runtime import (
@@ -276,7 +276,7 @@ class KernelText(StopText):
             self.keep_in_frame(lives - self.bank.keys())
 
     def write_kernel(self) -> str:
-        """Write the kernel, and return the text of its module. Raises Refused if the text becomes too long."""
+        """Write the kernel, and return the text of its module. Raises NotCompiled if the text becomes too long."""
         self._begin_frame()
         for index, segment in enumerate(self.segments):
             self.at = index
@@ -301,11 +301,11 @@ class KernelText(StopText):
         return "\n".join(parts) + "\n"
 
     def _check_size(self) -> None:
-        """Raise Refused if the text is too long already; for some kernels it would become a thousand times longer."""
+        """Raise NotCompiled if the text is already too long: some would become a thousand times longer."""
         self._characters += sum(map(len, self.lines[self._counted :]))
         self._counted = len(self.lines)
         if self._characters > MAX_TEXT:
-            raise Refused(f"more than {MAX_TEXT} characters of LLVM's text, the most that is compiled")
+            raise NotCompiled(f"more than {MAX_TEXT} characters of LLVM's text, the most that is compiled")
 
     def _write_nothing(self) -> None:
         """Write the end of a warp without lanes in any segment: if not all have exited, this is an internal error."""

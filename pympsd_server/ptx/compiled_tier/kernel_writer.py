@@ -1,8 +1,8 @@
 """Translation of a kernel's operations to text: which operations escape, and how wide vectors are.
 
 The analysis needs the operations that escape, because their results are vectors. So each operation is first written
-on trial, with all registers as vectors. If its form raises Refused, the operation escapes. A form may depend on the
-plan only by the shapes of registers.
+on trial, with all registers as vectors. If its form raises NotCompiled, the operation escapes. A form may depend on
+the plan only by the shapes of registers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pympsd_server.ptx.compiled_tier.analysis import WarpPlan, analyse, group_ac
 from pympsd_server.ptx.compiled_tier.dispatch_text import is_crowded
 from pympsd_server.ptx.compiled_tier.fragment_bank import find_bank
 from pympsd_server.ptx.compiled_tier.instruction_table import Form, write, write_attempt
-from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
 from pympsd_server.ptx.compiled_tier.kernel_text import KernelText
 from pympsd_server.ptx.compiled_tier.sequences import Sequences, find_sequences
 from pympsd_server.ptx.compiled_tier.stop_text import Stop
@@ -79,8 +79,8 @@ def write_text(
 ) -> KernelText:
     """Write a kernel for blocks of a shape, and return its writer.
 
-    `has_halves` is whether the processor can convert between half and float. Raises Refused if the kernel must stay
-    in the NumPy tier.
+    `has_halves` is whether the processor can convert between half and float. Raises NotCompiled if the kernel must
+    stay in the NumPy tier.
     """
     width = choose_width(code, block)
     rows, linear = block[0] % width == 0, block[1] * block[2] == 1
@@ -127,7 +127,7 @@ class _Escapes:
             self.probe.begin_accesses(group_accesses([operation], self.probe.code.carry))
             self.probe.index = 0
             form(self.probe, operation)
-        except (Refused, KeyError):
+        except (NotCompiled, KeyError):
             return True
         finally:
             self.probe.lines.clear()
@@ -135,15 +135,15 @@ class _Escapes:
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel, or raise Refused if it is too large. `places`, `threads`: see `find_turns`."""
+    """Return the plan of a kernel, or raise NotCompiled if it is too large. `places`, `threads`: see `find_turns`."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
-        raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
+        raise NotCompiled(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [drop_dead_results(block, blocks, code.carry) for block in blocks]
     turns = find_turns(blocks, operations, code.carry, places, threads)
     segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
     if len(segments) > _MAX_SEGMENTS:
-        raise Refused(f"{len(segments)} segments of code; compiled are at most {_MAX_SEGMENTS}")
+        raise NotCompiled(f"{len(segments)} segments of code; compiled are at most {_MAX_SEGMENTS}")
     for segment in segments:
         segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
     return analyse(code, segments, rows=rows)

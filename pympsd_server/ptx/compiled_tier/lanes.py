@@ -17,7 +17,7 @@ from attrs import define, field
 
 from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
 from pympsd_server.ptx.compiled_tier.expressions import Expression
-from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, Refused, Shape, Text, sequence
+from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, NotCompiled, Shape, Text, sequence
 from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, Worker, offset_of
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, DType, unsigned_of
 from pympsd_server.ptx.isa.machine import AXES, TIMERS, WARP
@@ -79,12 +79,12 @@ class Lanes(Text):
         self.vector = Shape(self.width)
         self.mask_type = f"i{self.width}"
 
-    def refuse(self, why: str = "") -> Refused:
-        """Return a Refused, which leaves the operation to the NumPy tier."""
-        return Refused(f"{self.operation.opcode if self.operation else ''} {why}".strip())
+    def refuse(self, why: str = "") -> NotCompiled:
+        """Return a NotCompiled, which leaves the operation to the NumPy tier."""
+        return NotCompiled(f"{self.operation.opcode if self.operation else ''} {why}".strip())
 
     def refuse_if(self, condition: object, why: str = "") -> None:
-        """Raise Refused, which leaves the operation to the NumPy tier, if a condition is true."""
+        """Raise NotCompiled, which leaves the operation to the NumPy tier, if a condition is true."""
         if condition:
             raise self.refuse(why)
 
@@ -120,7 +120,7 @@ class Lanes(Text):
         return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
-        """Return an operand's bits as an integer of the type's width, in a shape, or raise Refused."""
+        """Return an operand's bits as an integer of the type's width, in a shape, or raise NotCompiled."""
         bits = BITS[type_name]
         if isinstance(argument, Register):
             return self._use_register(argument.number, bits, shape)

@@ -33,7 +33,7 @@ from pympsd.process.version import build_id
 from pympsd_server.ptx.compiled_tier.compilation import kernel_cache
 from pympsd_server.ptx.compiled_tier.compilation.compiler_process import compile_text, find_llvmlite, new_machine
 from pympsd_server.ptx.compiled_tier.compilation.object_code import LinkedCode, link
-from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
 from pympsd_server.ptx.compiled_tier.kernel_text import FUNCTION, KernelText
 from pympsd_server.ptx.compiled_tier.kernel_writer import choose_width, threads_bound, write_text
 from pympsd_server.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
@@ -148,7 +148,7 @@ def compile_kernel(
     """Compile a kernel for blocks of a shape, and store it in the cache.
 
     Raises:
-        Refused: The kernel must stay in the NumPy tier.
+        NotCompiled: The kernel must stay in the NumPy tier.
         ImportError: llvmlite is not installed.
         NoLibrary: The C runtime is not built.
         ChildProcessError: LLVM failed.
@@ -158,7 +158,7 @@ def compile_kernel(
     find_llvmlite()
     try:
         stored = _compile(translation, block, is_abandoned)
-    except (Refused, TimeoutError) as error:
+    except (NotCompiled, TimeoutError) as error:
         stored = StoredKernel(refusal=str(error))
     kernel_cache.store(_key(translation, shape), msgspec.msgpack.encode(stored))
     return _load(translation, stored)
@@ -236,9 +236,9 @@ def _link_by_llvm(object_code: bytes) -> LinkedCode:
 
 
 def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
-    """Load a stored kernel into this process. Raises Refused if the kernel must stay in the NumPy tier."""
+    """Load a stored kernel into this process. Raises NotCompiled if the kernel must stay in the NumPy tier."""
     if stored.refusal:
-        raise Refused(stored.refusal)
+        raise NotCompiled(stored.refusal)
     linked = link(stored.object_code, FUNCTION, _addresses()) or _link_by_llvm(stored.object_code)
     has_operations = stored.escapes or any(stop[3] >= 0 for stop in stored.stops)
     operations = _operations(translation.code) if has_operations else []

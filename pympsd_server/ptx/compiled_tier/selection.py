@@ -30,7 +30,7 @@ from pympsd_server.ptx.compiled_tier.compilation.compile_queue import CompileQue
 from pympsd_server.ptx.compiled_tier.compilation.compiler_process import MAX_PROCESSES
 from pympsd_server.ptx.compiled_tier.compilation.kernel_cache import report
 from pympsd_server.ptx.compiled_tier.continuation import Exits, take_over
-from pympsd_server.ptx.compiled_tier.ir_text import Refused
+from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
 from pympsd_server.ptx.compiled_tier.machine_code import MachineCode, ShapeClass, compile_kernel, load_kernel
 from pympsd_server.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.ptx.execution.bounded_use import MAX_CODE_BYTES, BoundedUse
@@ -182,7 +182,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
     """Return a kernel's code from `get_code`, or the reason why the kernel is not compiled."""
     try:
         return get_code() or _NOT_COMPILED
-    except Refused as error:
+    except NotCompiled as error:
         return str(error)
     except InterruptedError:  # its context has ended
         return _NOT_COMPILED

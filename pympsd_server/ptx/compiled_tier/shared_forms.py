@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from pympsd_server.ptx.compiled_tier.expressions import Expression, multiply_add_halves
-from pympsd_server.ptx.compiled_tier.ir_text import Refused, Shape
+from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled, Shape
 from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.ptx.isa.datatypes import DTYPE_NAMES, F16, F32, F64, S64, U32, DType, Value, unsigned_of
 from pympsd_server.ptx.lowering.ir import Argument, Operation
@@ -35,7 +35,7 @@ _NEAREST: Final = {"rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 
 
 def write_shared(text: MemoryText, operation: Operation) -> None:
-    """Write an operation by the NumPy tier's emitter. Raises Refused if it does more than compute."""
+    """Write an operation by the NumPy tier's emitter. Raises NotCompiled if it does more than compute."""
     emitter = TABLE.get(name_of(operation))
     carry = [text.code.carry] if operation.has("cc") else []
     if emitter is None or not operation.operands:
@@ -59,13 +59,13 @@ class _Evaluator(Writer):
         self.results: list[tuple[Argument, Expression]] = []
 
     def keep(self, expression: str) -> str:
-        """Evaluate an expression; return a name for its value. Raises Refused for an unknown name."""
+        """Evaluate an expression; return a name for its value. Raises NotCompiled for an unknown name."""
         if expression.isidentifier():
             return expression
         try:
             value = eval(_compile(expression), _NAMES, self._values)
         except NameError as error:
-            raise Refused(str(error)) from error
+            raise NotCompiled(str(error)) from error
         return self._define(value)
 
     def _define(self, value: Any) -> str:
@@ -74,7 +74,7 @@ class _Evaluator(Writer):
         return name
 
     def run(self, statement: str) -> None:
-        """Raise Refused, because the instruction has an effect other than its results."""
+        """Raise NotCompiled, because the instruction has an effect other than its results."""
         raise self._text.refuse(statement)
 
     def scalar(self, value: float | bool, dtype: DType) -> str:
