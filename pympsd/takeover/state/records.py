@@ -163,7 +163,7 @@ class PersistentState(PersistentDefaults, PersistentQueue, PersistentProcessLimi
     shares: dict[str, int] = field(factory=dict)
     """Each user's shares, by resource, of the configuration file."""
     partitions: tuple[SmPartition, ...] = ()
-    """The daemon's own, of protocol 2."""
+    """The daemon's static SM partitions (protocol 2 only)."""
     drains: tuple[PersistentDrain, ...] = ()
 
 

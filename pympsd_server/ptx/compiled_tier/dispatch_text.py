@@ -135,9 +135,9 @@ class DispatchText(MemoryText):
     # --- to the next segment
 
     def go(self, arriving: dict[int, str], *, certain: bool) -> None:
-        """Write the way to the lowest segment that has lanes, either `arriving` or pending ones.
+        """Write the jump to the lowest segment that has lanes, either `arriving` or pending ones.
 
-        `certain` is whether there are certainly some.
+        `certain` is True if some segment certainly has lanes.
         """
         pending = self.plan.pending[self.at]
         for k, mask in arriving.items():

@@ -1,4 +1,4 @@
-"""A kernel's syntax to flat operations: scopes resolved, calls inlined, procedures appended.
+"""Flatten a kernel's syntax into one list of operations: resolve scopes, inline calls, append procedures.
 
 The NumPy tier runs all threads of a batch together, block by block, so it needs a kernel that is one flat list of
 operations. PTX has nested scopes, functions with their own registers, and calls. `flatten` makes one list of them:
@@ -78,7 +78,7 @@ _HALF = (1 << 64) - 1
 
 
 def check_wide(module: Module, operation: Operation | None, line: int) -> None:
-    """Raise InvalidPtx if the target or version does not have a .b128 operation, or for None .b128 registers."""
+    """Raise InvalidPtx if the module's target or version lacks a .b128 operation; None: lacks .b128 registers."""
     atomic = operation is not None and operation.name == "atom"
     architecture, version = _ATOMICS_SINCE if atomic else _SINCE
     if module.target.architecture < architecture or module.version < version:
@@ -89,7 +89,7 @@ def check_wide(module: Module, operation: Operation | None, line: int) -> None:
 
 
 def lower_wide(operation: Operation) -> list[Operation]:
-    """Return the operations that replace an operation of type .b128. Raises InvalidPtx if PTX does not have it."""
+    """Return the operations that replace an operation of type .b128. Raise InvalidPtx if PTX lacks it."""
     if operation.types != (WIDE,) or operation.one_of("v2", "v4", "v8"):
         raise InvalidPtx(f"unsupported instruction {operation.opcode}", operation.line)
     if operation.name == "atom":
