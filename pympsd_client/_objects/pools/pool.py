@@ -108,7 +108,7 @@ class Pool:
     Sizes are in bytes. ``reserved`` is the size of the pool's chunks; `used` is that of the program's blocks, and of
     freed blocks whose streams have not reached the free. ``reserved_high`` and `used_high` are their maxima.
     ``release_threshold`` is the number of reserved bytes that the pool keeps when a call has waited.
-    ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are the reuse attributes of CUmemPool_attribute.
+    ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are reuse attributes (CUmemPool_attribute).
     """
 
     is_imported = False
