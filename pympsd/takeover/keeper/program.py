@@ -70,7 +70,7 @@ class Keeper:
             pass
 
     def _handle_sigterm(self, *_: object) -> None:
-        """End if there is no daemon. If there is one it decides, because it may have received the signal as well."""
+        """Exit if there is no daemon. A daemon, which may have received the same signal, decides itself."""
         if self._link is None:
             os._exit(0)
 

@@ -360,7 +360,7 @@ def _persistent_named(named_server: NamedServer) -> PersistentNamedServer:
 
 
 _DRAIN_OPTIONS: Final = ("refuses", "timeout", "terminates", "releases", "since", "is_expired", "is_over")
-"""The fields that a `PersistentDrain` has as its `Drain` has them."""
+"""The fields that `PersistentDrain` and `Drain` have in the same form."""
 
 
 def _persistent_drain(drain: Drain) -> PersistentDrain:
