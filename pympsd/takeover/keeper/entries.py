@@ -83,7 +83,7 @@ class KeptEntries:
                 raise ValueError(f"no daemon calls anything {name}")
 
     def next_connection(self) -> int:
-        """Return the first id of this daemon's connections: no earlier daemon's has its name."""
+        """Return the first id for this daemon's connections, above all ids that an earlier daemon's entries have."""
         names = [entry.name for entry in self.connections] + [entry.name for entry in self.new_clients]
         return 1 + max((*map(id_of, names), *self.offers), default=0)
 
