@@ -6,8 +6,9 @@ An example::
     @gpu_share
     def train(): ...
 
-Ray chooses the device; the share of it is a percentage of its SMs and of its memory. A share is for the life of a
-process: tasks need ``max_calls=1``, unless all tasks of a worker have the same one. An actor has its own process.
+Ray chooses the device; the share of it is a percentage of its SMs and of its memory. A process keeps its share
+until it ends: tasks need ``max_calls=1``, unless all tasks of a worker have the same one. An actor has its own
+process.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,7 @@ def read_partitions(
     for number, table in enumerate(tables.tables(path, raw)):
         place = (*path, number)
         tables.check_keys(place, table, DEVICE_KEYS, "a server's device")
-        tables.needs_own_servers((*place, "sm_partitions"), table)
+        tables.check_own_servers((*place, "sm_partitions"), table)
         device = _device(tables, (*place, "uuid"), table.get("uuid"), allowed)
         place = (*place, "sm_partitions")
         for which, entry in enumerate(tables.tables(place, table.get("sm_partitions", []))):
@@ -212,7 +212,7 @@ class _Reading(Tables):
         plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
         check_chunks(self, plans)
         rules = self._rules(parsed["rules"]) if "rules" in parsed else None
-        self.needs_own_servers(("cgroups",), parsed)
+        self.check_own_servers(("cgroups",), parsed)
         cgroups = read_cgroups(self, parsed["cgroups"]) if "cgroups" in parsed else None
         shares = self._shares(self.table((), parsed, TABLE)) if TABLE in parsed else None
         return Plan(plans, rules, features, cgroups, shares)
@@ -306,7 +306,7 @@ class _Reading(Tables):
         path, table = (*path, "pympsd"), self.table(path, raw, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
         maximum = self.limits(path, table, WITH_MAXIMUM, ordinals, "max_")
-        self.needs_own_servers((*path, "contain"), table)
+        self.check_own_servers((*path, "contain"), table)
         contains = self.value(path, table, "contain", read_containment, (str,))
         return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, maximum, contains)
 
@@ -402,7 +402,7 @@ class _Reading(Tables):
             self.check_keys(("features", name), table, keys, name)
             if name == "memacct":
                 for key in keys:
-                    self.needs_own_servers(("features", name, key), table)
+                    self.check_own_servers(("features", name, key), table)
             for key in keys:
                 if key in table:
                     self._feature_key(("features", name, key), table[key])

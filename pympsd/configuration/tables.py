@@ -79,7 +79,7 @@ class Tables:
                 hint = f"did you mean {similar}?" if similar else f"the keys are {', '.join(allowed_keys)}"
                 self.wrong((*path, key), f"{join_path((*path, key))} is not a key of {owner}; {hint}")
 
-    def needs_own_servers(self, path: Path, raw: Mapping[str, Any]) -> None:
+    def check_own_servers(self, path: Path, raw: Mapping[str, Any]) -> None:
         """Note an error if a key is set that needs pympsd's own servers, and the daemon has the driver's."""
         if raw.get(str(path[-1])) and not self.context.has_own_servers:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")

@@ -1,1 +1,1 @@
-"""The GPUs of a machine: profiles, emulated machine descriptions, visible-device filtering. Pure."""
+"""The GPUs of a machine: profiles, descriptions of emulated machines, and the devices that are visible."""

@@ -2,7 +2,7 @@
 
 They are those of a program without a daemon, or with ``--daemon`` those of a daemon. ``complaint`` is about
 PYMPSD_STATE_DIRECTORY, and empty if that can be used. With ``--nvml`` they are printed as libnvidia-ml.so.1 reads
-them (`pympsd.devices.nvml_text`), or the reason alone why there are none.
+them (`pympsd.devices.nvml_text`), or only the reason why there are none.
 """
 
 import os

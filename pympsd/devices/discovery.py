@@ -1,7 +1,7 @@
 """The backend and the visible devices of this machine, from settings, for the daemon and its servers.
 
 The branch of the driver whose behaviour the daemon has is chosen here too: by ``--driver`` or PYMPSD_DRIVER, else by
-the description of an emulated machine. The driver's own server is known of branch 580 only.
+the description of an emulated machine. Only branch 580 of the driver's own server is known.
 
 PYMPSD_BACKEND selects the backend. ``auto`` means the emulated machine if PYMPSD_EMULATED_DEVICES is set, or if there
 is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) if there

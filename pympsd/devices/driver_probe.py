@@ -19,7 +19,7 @@ from pympsd.channel.own_libraries import remove_routing
 from pympsd.devices.discovery import Probed
 
 SECONDS: Final = 60.0
-"""A driver that has not answered by then is taken for unusable."""
+"""Seconds after which a driver that has not answered is considered unusable."""
 SERVER_NAME: Final = "nvidia-cuda-mps-server"
 OWN_SERVER: Final = "pympsd-server"
 """A link to ours of the other name is passed over."""

@@ -28,7 +28,7 @@ _MIB: Final = 1 << 20
 _UNNAMED: Final = "GPU-4d4f434b-0000-0000-0000-{:012d}"
 """The UUID that nvml-mock gives a device without one."""
 _MAX_DEVICES_WITHOUT: Final = 8
-"""The maximum number of devices of a profile that does not list its devices."""
+"""The maximum number of devices for a profile that does not list them."""
 _ARCHITECTURES: Final = {5: "maxwell", 6: "pascal", 7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell"}
 _EXCEPTIONS: Final = {(7, 5): "turing", (8, 9): "ada"}
 _SMALL_SMS: Final = ((6, 0), (7, 0), (7, 5), (8, 0))

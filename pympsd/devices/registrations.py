@@ -168,7 +168,7 @@ def _server(folder: int, name: str) -> Registered | None:
 def _belongs_to(pid: int, uid: int) -> bool:
     """Return whether a process exists and belongs to a user; raise ProcessLookupError or OverflowError for no PID.
 
-    The user is not read from the owner of /proc/PID, which is root for a process that is not dumpable.
+    The owner of /proc/PID is not compared, because that is root if the process is not dumpable.
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:

@@ -25,7 +25,7 @@ from pympsd.vocabulary.files import machine_places
 
 MODES: Final = "modes"
 READ_BYTES: Final = 1 << 16
-"""The most bytes of a file in the folder."""
+"""The maximum number of bytes that are read from a file in the folder."""
 LOCK_SECONDS: Final = 5.0
 """Seconds to wait for the lock, which is usually held for some microseconds."""
 _RETRY_SECONDS: Final = 0.001
@@ -36,7 +36,7 @@ SYSTEM_DIRECTORY, TEMPORARY_DIRECTORY = "/run/pympsd", "/tmp"
 CONFIGURATION: Final = "/etc/"
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16
-"""Moves of a directory that is in the way of a file before that counts as an error."""
+"""How often a directory in the way of a file is moved away before the write fails."""
 
 
 @frozen

@@ -112,7 +112,7 @@ CONTROL_LINES: Final = {
     "daemon_hands_over": Line("Handing over to another daemon; servers keep running", None),
     "trace_ends": Line("Trace {file} ends because this daemon is exiting", None),
     "client_memory_unknown": Line(
-        "Cannot read clients' memory use through NVML: {reason}; retrying in {seconds} s", None
+        "Cannot read clients' memory use through NVML ({reason}); trying again in {seconds} s", None
     ),
     "keeper_ended": Line("The socket keeper has exited ({reason}); starting another in {seconds:g} s", None),
     "keeper_unusable": Line("The previous daemon's keeper cannot be used ({reason}); killing it", None),

@@ -7,8 +7,8 @@ oldest ones are removed with the logs in them.
 
 Only a folder that a daemon of this pipe directory has made is ever removed; it is identified by its device and inode.
 It belongs to its server's user, who can put anything into it: links are not followed, and only logs are deleted. A
-folder with other things stays and counts. A user with more than MAX_KEPT of those gets no more of them: the lines of
-the user's next servers are in the log of all servers.
+folder with other things stays and counts. A user with more than MAX_KEPT such folders gets no more of them: the lines
+of the user's next servers are in the log of all servers.
 """
 
 import contextlib
@@ -64,13 +64,13 @@ class LogFolders:
         return not os.path.lexists(os.path.join(self.path, name))
 
     def check_room(self, name: str, uid: int) -> None:
-        """Raise OSError if a user has too many folders to get one for the server with a name."""
+        """Raise OSError if a user has too many folders to get another one, for the server with this name."""
         if name not in self._made and len(self._list_kept(uid)) > MAX_KEPT:
             reason = f"folders of {MAX_KEPT} deleted servers of user {uid} there have other things than logs"
             raise OSError(errno.EDQUOT, reason, os.path.join(self.path, name))
 
     def note_opened(self, name: str, uid: int, is_new: bool) -> None:
-        """Note that a server of a user has its log in a folder, and whether that was made for it."""
+        """Note that a user's server has its log in a folder, and whether the folder was made for it."""
         folder = self._made.pop(name, None)
         if is_new:
             self._made[name] = MadeFolder(name, *self._identity(name), uid)
@@ -78,8 +78,8 @@ class LogFolders:
             self._made[name] = evolve(folder, uid=uid, deleted=False)
 
     def note_deleted(self, name: str) -> None:
-        """Remove the folder of a deleted server if its logs are empty, and the oldest ones of its user's above the
-        bound.
+        """Remove the folder of a deleted server if its logs are empty, and the user's oldest ones beyond
+        MAX_KEPT.
         """
         folder = self._made.pop(name, None)
         if folder is None or self._remove(folder, only_empty=True):

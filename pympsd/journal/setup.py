@@ -81,7 +81,7 @@ class Journal:
                 self._named[name], self._given[name] = file, uid
             except OSError as error:
                 self.write_control("server_log_not_opened", {"name": name, "reason": error.strerror})
-                return self  # the lines are then in the log of all
+                return self  # the lines then go to the log of all servers
         if pid:
             for earlier in [earlier_pid for earlier_pid, server_name in self._names.items() if server_name == name]:
                 del self._names[earlier]

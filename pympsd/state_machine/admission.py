@@ -113,7 +113,7 @@ def _join(
     """Admit one more connection of a client to the client's server."""
     where = daemon.place_of(target.server, target.namespace)
     yield do.Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
-    failed_starts.has_served(daemon, server)
+    failed_starts.note_served(daemon, server)
     limits = client_limits(daemon, server, event.process, rule)
     yield grant(daemon, server, event.client, limits)
 
@@ -272,7 +272,7 @@ def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[do.In
     """
     daemon.named_servers.occupied.pop(client, None)
     if server.clients.pop(client, None) is not None:
-        failed_starts.has_served(daemon, server)
+        failed_starts.note_served(daemon, server)
         if server.silence_timed:
             # The server responds, so its time to report the other ended clients begins again.
             server.silence_timed = False
@@ -295,7 +295,7 @@ def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> No
         # The server takes all clients with PID 0 for one process: its contexts are listed under the first.
         client.contexts = {context.id: context for context in remaining.pop(client.pid, ())}
         if client.contexts:
-            failed_starts.has_served(daemon, server)
+            failed_starts.note_served(daemon, server)
 
 
 def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) -> Iterator[do.Instruction]:
@@ -309,7 +309,7 @@ def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) ->
     for client in unaccepted:
         server.clients.pop(client, None)
     if server.clients:
-        failed_starts.has_served(daemon, server)
+        failed_starts.note_served(daemon, server)
         server.clients.clear()
     if server.phase in OPEN:
         server.become(Phase.LEAVING)

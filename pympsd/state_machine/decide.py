@@ -196,7 +196,7 @@ def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -
     client.contexts[event.context] = ReportedContext(event.context, event.number, event.device)
     client.terminated = False
     cgroups.note_context(server, client, event.device)
-    failed_starts.has_served(daemon, server)
+    failed_starts.note_served(daemon, server)
     where = daemon.place_of(server.name, client.process.namespace)
     yield do.Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
 

@@ -84,10 +84,10 @@ def begin_trial(server: Server) -> Iterator[Instruction]:
 def end_trial(daemon: Daemon, server: Server) -> None:
     """Count a server as working after its trial period."""
     if server.phase in (Phase.ACTIVE, Phase.FAULT):
-        has_served(daemon, server)
+        note_served(daemon, server)
 
 
-def has_served(daemon: Daemon, server: Server) -> None:
+def note_served(daemon: Daemon, server: Server) -> None:
     """Count a server as working, and forget its earlier failures.
 
     Called when a client has made a context or disconnected cleanly. From then on no server unknown to pympsd makes

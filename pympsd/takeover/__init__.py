@@ -1,8 +1,9 @@
 """Takeover: a daemon takes over the sockets, clients and servers of the daemon before it in the same pipe directory.
 
-The problem: a daemon may be killed (kill -9, the OOM killer) or replaced by a new version, and programs that compute
-must not notice. A socket lives as long as a process has it open, so another process has to have it open too; and what
-operators have set lives in the daemon's memory, so a file has to have it too. Two things therefore outlive a daemon:
+The problem: a daemon may be killed (kill -9, the OOM killer) or replaced by a new version, and running programs
+must continue unaffected. A socket exists only as long as a process has it open, so a second process has to keep it
+open. What operators have set is in the daemon's memory, so a file has to contain it too. Two things therefore outlive
+a daemon:
 
     the keeper      a small process that holds copies of descriptors, by name (`keeper`, docs/decisions/012-keeper.md)
     the state file  pympsd.state, mode 0600: what commands have set, which processes are its servers (`state_file`)
@@ -40,7 +41,7 @@ keeper: nothing is left.
 Invariants:
 
 - Ids never repeat: those of each generation of daemons begin above all earlier ones (`first_id`).
-- A PID alone is never believed: the start time is compared, with the pidfd open.
+- A PID alone does not identify a process: its start time is compared too, while the pidfd is open.
 - Entries that nobody takes are closed and dropped. A copy of a socket that nobody serves would hide its end from the
   peer.
 - Names, notes and packets of the keeper, and the state file's fields, stay readable: either side may be older.

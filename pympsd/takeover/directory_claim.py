@@ -20,11 +20,11 @@ from pympsd.vocabulary import files
 HAND_OVER: Final = signal.SIGUSR2
 """A daemon that receives it ends immediately and leaves its servers to the next one."""
 HAND_OVER_SECONDS: Final = 10.0
-"""Time for the running daemon to end."""
+"""Seconds that the running daemon has to end."""
 LOCK_SECONDS: Final = 5.0
-"""Time that a daemon may hold the lock after its end, or at its start before it has written its PID."""
+"""Seconds that a daemon may hold the lock after its end, or at its start before it has written its PID."""
 DEAD_SECONDS: Final = 1.0
-"""Time that the lock of a killed daemon may be held, by a server that it was just starting."""
+"""Seconds that a killed daemon's lock may stay held by a server that the daemon was just starting."""
 PAUSE_SECONDS: Final = 0.02
 _REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTORY for another daemon"
 
@@ -34,7 +34,7 @@ class CannotReplace(StartError):
 
 
 class NoDaemonPid(CannotReplace):
-    """The pid file does not name a process, as for a moment when a daemon starts or ends."""
+    """The pid file does not name a process, which happens briefly when a daemon starts or ends."""
 
 
 def claim(requested_path: str) -> PipeDirectory:
@@ -68,13 +68,13 @@ def replace(requested_path: str) -> PipeDirectory:
 
 
 def _check_owner(requested_path: str) -> None:
-    """Raise AlreadyRunning for the directory of a server or a namespace of another daemon."""
+    """Raise AlreadyRunning if the directory belongs to a server or a namespace of another daemon."""
     if owner := daemon_above(requested_path):
         raise AlreadyRunning(owner)
 
 
 def _claim_or_free(requested_path: str) -> PipeDirectory | None:
-    """Claim the directory; or make its daemon end, which releases the lock later, and return None."""
+    """Claim the directory; or make its daemon end, and return None: the daemon releases the lock later."""
     give_up = time.monotonic() + LOCK_SECONDS
     while (claimed := _claim(requested_path)) is None:
         try:
@@ -170,7 +170,7 @@ def _is_same_file(path: str, lock: os.stat_result) -> bool:
 
 
 def daemon_above(folder: str) -> str:
-    """Return, in words, the daemon's server or namespace that a directory belongs to; nothing if it is of none.
+    """Describe the daemon's server or namespace that a directory belongs to; return "" if it belongs to none.
 
     A daemon that was killed counts while its state or its keeper is there: the next one takes over its namespaces.
     """
@@ -183,7 +183,7 @@ def daemon_above(folder: str) -> str:
             return _describe(folder, top, names)
     # The state of another user's daemon cannot be read, and from a container the daemon's directory is not seen.
     if any(os.path.lexists(os.path.join(folder, name)) for name in (files.LOCK, *files.OF_A_RUNNING_DAEMON)):
-        return ""  # it is a daemon's own, which is not asked: that would be in its log
+        return ""  # a daemon's own: connecting to that daemon would add a line to its log
     control = os.path.join(folder, files.CONTROL)
     listener = listener_of(control)
     if listener is None:

@@ -133,12 +133,12 @@ class KnownProcess:
 
 
 LAST_MESSAGES_SECONDS: Final = 1.0
-"""Time to read the last messages of a server that has ended."""
+"""Seconds to read the last messages of a server that has ended."""
 MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
 """The maximum of seconds by which the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
-"""Time that a start waits for the servers, so that answers to the first commands include them."""
+"""Seconds that a starting daemon waits for the servers, so that answers to the first commands include them."""
 
 
 class ServerEnded(ProcessError):
@@ -155,7 +155,7 @@ class PendingServer:
     started: int
     """The start time of its process, in clock ticks since boot."""
     resolved: trio.Event = field(factory=trio.Event, init=False)
-    """Set when it has reported, or will not."""
+    """Set when the server has reported, or when it cannot."""
     _serving: trio.Event | None = field(default=None, init=False)
     """Set at the end of its session."""
 

@@ -116,8 +116,8 @@ def partitions_left(folder: str) -> list[str]:
 
 
 def directories_left(folder: str) -> set[tuple[str, ...]]:
-    """Return the directories of servers and namespaces below a pipe directory, by their names, that this user's
-    daemon has there, or left to the next.
+    """Return, by name, the directories of servers and namespaces that this user's daemon has below a pipe directory,
+    or left there for the next daemon.
     """
     saved = _read_left(folder)
     directories: set[tuple[str, ...]] = set()
@@ -197,10 +197,10 @@ _FORMAT_1_LIMITS: Final = ("thread_percentage", "pinned_memory", "client_priorit
 
 
 def _upgrade(contents: Any) -> None:
-    """Make the contents of format 1 those of format 2, in which limits stand in objects of their own.
+    """Convert contents of format 1 to format 2, which has limits in objects of their own.
 
-    Format 1 has those of a namespace and a server's maxima among their other values, as numbers, and in rules one
-    percentage for all devices. Contents that are not a daemon's are left to the check that follows.
+    Format 1 has the limits of a namespace and the maxima of a server as numbers among their other values. Its rules
+    have one percentage for all devices. Contents that a daemon did not write are left to the check that follows.
     """
     try:
         remembered = contents["remembered"]
@@ -219,7 +219,7 @@ def _upgrade(contents: Any) -> None:
 
 
 def _limits_of_numbers(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return limits as objects, which format 1 has as numbers."""
+    """Convert limits from numbers (format 1) to objects."""
     percentage, priority = numbers.get("thread_percentage"), numbers.get("client_priority")
     limits = {
         "thread_percentage": None if percentage is None else {str(ALL_DEVICES): {"value": percentage}},

@@ -67,8 +67,8 @@ class DeviceProperties:
     stops_kernels: bool = False
     """True if a running kernel can be stopped. Emulated machines can, unless described otherwise."""
     isolates_address_spaces: bool = False
-    """True if the clients of one executor cannot access each other's memory. So it is on emulated machines from Volta
-    on, unless described otherwise."""
+    """True if the clients of one executor cannot access each other's memory. Emulated machines from Volta on do
+    this, unless described otherwise."""
     driver: int = DRIVER
     """The branch of the driver whose versions, number of client contexts and commands are the device's."""
     sm_chunks: tuple[int, int] | None = None

@@ -102,8 +102,8 @@ class ClientLimits:
 def combine(own: Limits, *bounds: Limits, environment: Limits = NO_LIMITS) -> Limits:
     """Return the limits that hold for a client. No other function decides a client's limits.
 
-    ``own`` are those of its namespace (in protocol 2: of its server), ``bounds`` its server's maxima and those of its
-    rule, and ``environment`` the requests of its variables. A row that has no limit in any of them stays None.
+    ``own`` are those of its namespace (in protocol 2: of its server), ``bounds`` its server's maxima and its rule's
+    limits, and ``environment`` the requests of its variables. A row that has no limit in any of them stays None.
 
     The daemon passes the namespace's, the maxima and the rule's on to the server (`ClientLimits`), which calls this
     when the client has connected and its environment is known. For a server of the driver the daemon calls it without

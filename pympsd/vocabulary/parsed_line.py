@@ -21,7 +21,7 @@ class ParsedLine:
     """The line without blanks at its ends, up to a NUL; bytes that are not UTF-8 are surrogates."""
     words: tuple[str, ...]
     command: str = ""
-    """The name of the command, in the table of all commands; empty: there is none, in either protocol."""
+    """The name of the command, in the table of all commands; empty: neither protocol has it."""
     protocol: int = 2
     """The protocol of the daemon that got the line."""
     asks_servers: bool = False

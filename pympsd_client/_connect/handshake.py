@@ -170,7 +170,7 @@ def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str
     verdict = daemon_owner.is_trusted(daemon.socket)
     who, remedy = f"uid {daemon_owner.uid_of(daemon.socket)}", ""
     if verdict is None and environment.get(TRUST_VARIABLE) != "trust":
-        verdict = _has_proof(daemon, what)
+        verdict = _ask_for_proof(daemon, what)
         who = "a user without a number in this user namespace (/proc/self/uid_map)"
         remedy = f", or set {TRUST_VARIABLE}=trust if you are sure that the daemon is root's or yours"
     if verdict is False:
@@ -180,7 +180,7 @@ def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str
         )
 
 
-def _has_proof(daemon: Conversation, what: str) -> bool:
+def _ask_for_proof(daemon: Conversation, what: str) -> bool:
     """Ask the daemon to prove whose it is; warn if the answer takes long."""
     try:
         with daemon_owner.Proof(daemon.socket) as proof:

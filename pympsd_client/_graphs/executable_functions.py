@@ -292,16 +292,16 @@ def set_any(executable: int, node: int, params: Any) -> None:
 def is_enabled(executable: int, node: int) -> int:
     """Return 1 if a kernel, fill or copy node of an executable graph is enabled, else 0."""
     target = find(executable)
-    return int(target.is_enabled(_can_be_disabled(target, node)))
+    return int(target.is_enabled(_find_switchable(target, node)))
 
 
 def set_enabled(executable: int, node: int, enabled: int) -> None:
     """Enable a kernel, fill or copy node of an executable graph, or disable it so that it does nothing."""
     target = find(executable)
-    target.enable(_can_be_disabled(target, node), bool(enabled))
+    target.enable(_find_switchable(target, node), bool(enabled))
 
 
-def _can_be_disabled(target: Executable, node: int) -> Node:
+def _find_switchable(target: Executable, node: int) -> Node:
     copy = target.node(graphs.find_node(node))
     if copy.work.type not in _DISABLED:
         raise invalid_value(f"a {copy.work.type.name} node cannot be disabled; kernel, fill and copy nodes can")

@@ -173,7 +173,7 @@ def test_arguments_in_registers_and_constants(body: str, result: int) -> None:
 
 def test_an_array_is_passed_by_a_parameter_variable() -> None:
     top = ".func f (.param .b8 a[8]) { ret; }"
-    with pytest.raises(InvalidPtx, match="the argument for the array a is not a"):
+    with pytest.raises(InvalidPtx, match="the argument for the array a must be a"):
         load_program(kernel("call f, (3);", top).encode())
 
 

@@ -127,6 +127,10 @@ NAMED = ("wrong number", "expected", "unknown", "unsupported", "wide", "wider", 
         (".extern .global .b32 x; .visible .entry k() { .reg .b64 %d; mov.u64 %d, x; ret; }", "external variable x"),
         (".global .b64 a[1] = {b};", "initialiser b"),
         (".visible .entry k() { add.u32", "end of file"),
+        (
+            ".func (.reg .u32 r) f(.reg .u32 x) { ret; } .entry j() { .reg .u32 %x; call (%x), f, (%x, %x); ret; }",
+            "arguments or results in a call of f: it must be 1 and 1, not 2 and 1",
+        ),
     ],
 )
 def test_refused_items(item: str, words: str) -> None:

@@ -129,7 +129,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     owner = server_named(daemon, server)
     check_owner(caller, owner, "namespace set")
     change = view.limits_given(daemon, owner, view.namespace_named(owner, name).limits, limits)
-    exception = view.keeps_limits(len(clients(daemon, server, name)))
+    exception = view.note_kept_limits(len(clients(daemon, server, name)))
     missing = view.note_missing_partition(owner, name, change.sm_partition)
     return Decision(confirm(exception, missing), tuple(set_limits(daemon, server, name, change)))
 

@@ -116,9 +116,8 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
         check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(owner.partitions))))
     maximum = view.limits_given(daemon, owner, owner.maximum, settings, "max_")
     change = view.limits_given(daemon, owner, owner.namespaces[DEFAULT].limits, settings)
-    exception = (
-        view.keeps_limits(len(clients(daemon, name, None if maximum != Limits() else DEFAULT))) if settings else ""
-    )
+    count = len(clients(daemon, name, None if maximum != Limits() else DEFAULT))
+    exception = view.note_kept_limits(count) if settings else ""
     missing = view.note_missing_partition(owner, DEFAULT, change.sm_partition)
     restart = tuple(set_user(daemon, name, uid, caller.session)) if uid != owner.uid else ()
     limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, maximum, contains)

@@ -86,7 +86,7 @@ def limits_given(
     return Limits(**changes)
 
 
-def keeps_limits(count: int) -> str:
+def note_kept_limits(count: int) -> str:
     """Return a note on the number of clients that keep the limits with which they started."""
     if not count:
         return ""

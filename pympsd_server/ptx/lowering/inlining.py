@@ -20,11 +20,9 @@ operations. PTX has nested scopes, functions with their own registers, and calls
 
 What must never happen: code that grows without a bound. Inlining can multiply a kernel's code, so a kernel is refused
 when it exceeds MAX_OPERATIONS, with the line of the instruction that did.
-
-Registers of 128 bits (.b128) become pairs of 64-bit registers here. PTX has them for atom.cas and atom.exch;
-otherwise only mov, ld, ldu and st take them. A load or a store becomes one of .v2.b64, which has the same
-alignment; a mov becomes two. The two atomics keep their type.
 """
+
+from collections.abc import Sequence
 
 from attrs import define, evolve, field
 
@@ -54,6 +52,7 @@ from pympsd_server.ptx.lowering.ir import (
 )
 from pympsd_server.ptx.lowering.names import Names, Resolver
 from pympsd_server.ptx.lowering.procedures import Frame, align, stack_instruction, stack_register
+from pympsd_server.ptx.lowering.wide import WIDE, check_wide, lower_wide
 from pympsd_server.ptx.syntax.tokens import MAX_REGISTERS
 from pympsd_server.ptx.syntax.tree import (
     Arguments,
@@ -61,7 +60,6 @@ from pympsd_server.ptx.syntax.tree import (
     Immediate,
     Instruction,
     Label,
-    Module,
     Name,
     Operand,
     Prototype,
@@ -71,52 +69,6 @@ from pympsd_server.ptx.syntax.tree import (
     Targets,
     Variable,
 )
-
-WIDE = "b128"
-_SINCE, _ATOMICS_SINCE = (70, (8, 3)), (90, (8, 3))
-_HALF = (1 << 64) - 1
-
-
-def check_wide(module: Module, operation: Operation | None, line: int) -> None:
-    """Raise InvalidPtx if the module's target or version lacks a .b128 operation; None: lacks .b128 registers."""
-    atomic = operation is not None and operation.name == "atom"
-    architecture, version = _ATOMICS_SINCE if atomic else _SINCE
-    if module.target.architecture < architecture or module.version < version:
-        subject = operation.opcode if operation is not None else f"type .{WIDE}"
-        have = f"PTX {'.'.join(map(str, module.version))} for {module.target}"
-        needs = f"PTX {'.'.join(map(str, version))} and a target of sm_{architecture} or newer"
-        raise InvalidPtx(f"{subject} needs {needs}, not {have}", line)
-
-
-def lower_wide(operation: Operation) -> list[Operation]:
-    """Return the operations that replace an operation of type .b128. Raise InvalidPtx if PTX lacks it."""
-    if operation.types != (WIDE,) or operation.one_of("v2", "v4", "v8"):
-        raise InvalidPtx(f"unsupported instruction {operation.opcode}", operation.line)
-    if operation.name == "atom":
-        return [operation]
-    if operation.name in ("ld", "ldu", "st"):
-        return [evolve(operation, modifiers=(*operation.modifiers, "v2"), types=("b64",))]
-    if operation.name != "mov" or len(operation.operands) != 2:
-        raise InvalidPtx(
-            f"unsupported instruction {operation.opcode}: only mov, ld, ldu, st, atom.cas and atom.exch have .{WIDE}",
-            operation.line,
-        )
-    target, source = (_halves(operand, operation) for operand in operation.operands)
-    return [evolve(operation, types=("b64",), operands=pair) for pair in zip(target, source, strict=True)]
-
-
-def _halves(operand: Argument, operation: Operation) -> tuple[Argument, Argument]:
-    """Return the lower and the upper 64 bits of an operand of mov."""
-    if isinstance(operand, Immediate) and operand.form == "int":
-        # Constants have 64 bits and are not sign-extended to 128 (recorded on an H100).
-        return Immediate(operand.value & _HALF), Immediate(0)
-    items = operand.items if isinstance(operand, Group) else ()
-    if len(items) == 2:
-        return items[0], items[1]
-    if len(items) == 4:
-        return Group(items[:2]), Group(items[2:])
-    raise InvalidPtx(f"unsupported instruction {operation.opcode}: operand of other than 128 bits", operation.line)
-
 
 MAX_OPERATIONS = 400_000
 STACK_INSTRUCTIONS = frozenset({"alloca", "stacksave", "stackrestore"})
@@ -371,18 +323,18 @@ class _Flattener:
             raise InvalidPtx(f"{instruction.opcode} with {len(instruction.operands)} operands", line)
         function = self.table.module.functions.get(callee.text)
         if callee.text in SYSTEM_FUNCTIONS and (function is None or function.body is None):
-            arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
-            system_call(self.code, callee.text, arguments, back, line)
+            arguments, returned = self._arguments(inputs, names, line), self._arguments(results, names, line)
+            system_call(self.code, callee.text, arguments, returned, line)
             return
         if function is None or function.body is None:
             if is_device_runtime(callee.text):
                 raise UnsupportedByMps(refusal(callee.text), line)
             raise InvalidPtx(f"unsupported: call of {callee.text}, which has no body here", line)
         if len(inputs) != len(function.parameters) or len(results) != len(function.returns):
-            raise InvalidPtx(f"wrong number of arguments for {callee.text}", line)
+            raise InvalidPtx(_wrong_counts(f"a call of {callee.text}", function, inputs, results), line)
         if self.table.is_recursive(function.name):
-            arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
-            procedure_call(self.code, Target(self._entry(function)), function, arguments, back, line)
+            arguments, returned = self._arguments(inputs, names, line), self._arguments(results, names, line)
+            procedure_call(self.code, Target(self._entry(function)), function, arguments, returned, line)
         else:
             self._inline(function, inputs, results, names, line)
 
@@ -409,7 +361,7 @@ class _Flattener:
         else:
             functions = self.table.candidates(shape(prototype.returns, prototype.parameters))
         if len(inputs) != len(signature.parameters) or len(results) != len(signature.returns):
-            raise InvalidPtx("wrong number of arguments for an indirect call", line)
+            raise InvalidPtx(_wrong_counts("an indirect call", signature, inputs, results), line)
         address, index = self.resolver.argument(callee, names, line), self.code.new_register("u32")
         candidates = [Immediate(self.table.addresses[f.name]) for f in functions]
         self.code.operations.append(plain("system:function_index", (), (index, address, *candidates), line))
@@ -418,8 +370,8 @@ class _Flattener:
         self.skips += 1
         key = f"$calls{self.skips}"
         self.code.branch_targets[key] = tuple(self._entry(f) for f in functions)
-        arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
-        procedure_call(self.code, Group((index, Target(key))), signature, arguments, back, line)
+        arguments, returned = self._arguments(inputs, names, line), self._arguments(results, names, line)
+        procedure_call(self.code, Group((index, Target(key))), signature, arguments, returned, line)
 
     def _inline(
         self,
@@ -440,31 +392,39 @@ class _Flattener:
             elif isinstance(argument, Symbol) and argument.space == "call":
                 inside.declare(formal, argument)  # the callee only reads it, so it needs no copy
             elif formal.size != DTYPES[formal.type].itemsize:
-                raise InvalidPtx(f"the argument for the array {formal.name} is not a .param variable", line)
+                raise InvalidPtx(f"the argument for the array {formal.name} must be a .param variable", line)
             else:
                 new = Symbol("call", self._local(formal, inside))
                 inside.declare(formal, new)
                 value = fetch_argument(self.code, argument, formal.type, line)
                 self.code.operations.append(store_argument(new, value, formal.type, line))
-        back: list[tuple[Argument, Argument, Variable]] = []
+        copies: list[tuple[Argument, Argument, Variable]] = []
         for formal, actual in zip(function.returns, results, strict=True):
             result = self.resolver.argument(actual, names, line)
             if formal.space == "param" and isinstance(result, Symbol):
                 inside.declare(formal, result)
                 continue
             if formal.space == "param" and formal.size != DTYPES[formal.type].itemsize:
-                raise InvalidPtx(f"what takes the array {formal.name} is not a .param variable", line)
+                raise InvalidPtx(f"the result for the array {formal.name} must be a .param variable", line)
             if formal.space == "param":
                 inside.declare(formal, Symbol("call", self._local(formal, inside)))
             else:
                 inside.declare_registers(formal.name, self._new_registers(formal))
-            back.append((result, inside.meanings[formal.name], formal))
+            copies.append((result, inside.meanings[formal.name], formal))
         self.function(function, inside)
         self.code.operations.append(label(prefix + "$end", line))
-        for result, inner, formal in back:
+        for result, inner, formal in copies:
             for start in _parts(formal):
                 value = fetch_argument(self.code, inner, formal.type, line, start)
                 self.code.operations.append(store_argument(result, value, formal.type, line, start))
+
+
+def _wrong_counts(
+    callee: str, signature: Prototype | Function, inputs: Sequence[object], results: Sequence[object]
+) -> str:
+    required = f"{len(signature.parameters)} and {len(signature.returns)}"
+    given = f"{len(inputs)} and {len(results)}"
+    return f"wrong number of arguments or results in {callee}: it must be {required}, not {given}"
 
 
 def _parts(formal: Variable) -> range:

@@ -56,7 +56,7 @@ class DriverConversation:
         except (ProtocolError, trio.TooSlowError) as error:
             server = self._server(peer.pid)
             if server is not None and isinstance(error, ProtocolError):
-                server.is_unknown(str(error))
+                server.handle_unknown_message(str(error))
             channel.shut_down()
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
@@ -74,7 +74,7 @@ class DriverConversation:
                 self.dispatcher.log.error("credentials_invalid")
             server = await self._find_expected(peer.pid)
             if server is not None and packet:
-                server.is_unknown(f"{packet[:32]!r} where {CREDENTIALS!r} and credentials are due")
+                server.handle_unknown_message(f"{packet[:32]!r} where {CREDENTIALS!r} and credentials are due")
             return b""
         # No time-out for a starting server: the state machine limits how long it may take.
         with trio.CancelScope() if self._server(peer.pid) else trio.fail_after(HELLO_SECONDS):

@@ -334,10 +334,10 @@ class DriverServerSession:
 
     def _kill_misbehaving(self, error: RemoteError) -> None:
         self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
-        self.is_unknown(str(error))
+        self.handle_unknown_message(str(error))
         self.kill()
 
-    def is_unknown(self, reason: str) -> None:
+    def handle_unknown_message(self, reason: str) -> None:
         """Handle an unknown message.
 
         If the server has not served a client yet, its driver may be an unsupported one.
