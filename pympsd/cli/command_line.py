@@ -143,7 +143,10 @@ def _quit(options: Options) -> "list[str]":
 
 
 def _protocol(options: Options) -> str:
-    """Return the protocol of a daemon to start; raise BadOption only for a start."""
+    """Return the protocol of a daemon that would be started here.
+
+    Raise BadOption if the command line starts a daemon and the protocol is wrong; otherwise only report that it is.
+    """
     try:
         protocol = options.choose_protocol(
             posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace")

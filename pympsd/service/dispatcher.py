@@ -368,7 +368,7 @@ class Dispatcher:
         )
 
     def _find_unknown_origins(self) -> dict[int, Origin]:
-        """Return the properties, by PID, of clients' processes whose properties are not known yet."""
+        """Read the properties of the clients' processes whose properties are not known yet; return them by PID."""
         servers = self.state.servers.values()
         processes = [client.process for server in servers for client in server.clients.values()]
         processes += [entry.process for entry in self.state.queue.all_entries if entry.process is not None]

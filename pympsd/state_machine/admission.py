@@ -6,7 +6,7 @@ including stopping a server.
 
 The idea: every handler ends with a call of `serve_queue`, which decides from the state alone what to do:
 
-1. clients are admitted to the servers that are open, in the order and as far as the queue allows;
+1. clients are admitted to open servers, in the order of the queue and as far as it permits;
 2. servers are started for those that wait without one, the next user's only if users take turns;
 3. if the maximum of servers is reached, servers without clients are asked to end;
 4. servers that somebody waits for get a time limit.
@@ -20,8 +20,8 @@ to end. Only in SILENCE does it still have clients, and none of them is alive, s
 Invariants:
 
 - A client is answered once: it is admitted, refused, or runs without MPS.
-- A client is admitted only by a server in an `OPEN` phase, of the same name, and never by one of a previous daemon
-  that has not reported yet.
+- A client is admitted only to the server that it was queued for, and only in an `OPEN` phase. A server of a previous
+  daemon must have reported first.
 - No server is ended for another user while it has a client whose process is running.
 - A server is started for a queue entry, which is then the first to be admitted (``has_turn``).
 """
@@ -54,7 +54,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown
 
 START_TIMEOUT: Final = 60.0
-"""Seconds a server has to become ready."""
+"""The time in seconds in which a server must become ready."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which clients are admitted to a server. During a fault it refuses them itself, as recorded."""
@@ -68,8 +68,8 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[do.Instruction]:
         event: The hello. ``joins``: the process has another connection already, so it gets the same server, and does
             not queue again.
 
-    If a rule or a cgroup that the daemon cannot see may limit the process, it is refused with ERROR_NOT_PERMITTED;
-    the reasons of other refusals are in `_refusal` and `destination.refusal`.
+    A process is refused with ERROR_NOT_PERMITTED if the daemon cannot see whether a rule or a cgroup limits it. The
+    reasons of other refusals are in `_refusal` and `destination.refusal`.
     """
     ticket = daemon.queue.reserved.pop(event.connection, 0)
     target = destination.find(daemon, event)
@@ -99,7 +99,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[do.Instruction]:
 
 
 def forget_reservations(daemon: Daemon) -> Iterator[do.Instruction]:
-    """Give up clients that waited when the previous daemon died and did not return in time.
+    """Stop waiting for clients that waited when the previous daemon died and have not returned in time.
 
     Called when the time in which clients may connect again is over. Then the entries behind them are served.
     """
@@ -197,6 +197,7 @@ def serve_queue(daemon: Daemon) -> Iterator[do.Instruction]:
 
 
 def _start_servers(daemon: Daemon) -> Iterator[do.Instruction]:
+    """Start servers for queue entries without one, within the maximum, unless a quit or a pause prevents it."""
     waited_for = {entry.server for entry in daemon.queue if entry.client}
     starting = Counter(
         server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
@@ -250,7 +251,7 @@ def _make_room(daemon: Daemon) -> Iterator[do.Instruction]:
 
 
 def _is_waited_for(daemon: Daemon, server: Server) -> bool:
-    """Return whether a client or command waits for a server or its clients to end."""
+    """Return whether somebody waits for a server to end: it is leaving, or another server must start in its place."""
     return server.phase is Phase.LEAVING or (daemon.is_full and bool(_find_unserved(daemon)))
 
 
@@ -399,6 +400,7 @@ def _has_client(server: Server, process: ClientProcess) -> bool:
 
 
 def _spawn(daemon: Daemon, head: QueueEntry) -> do.Instruction:
+    """Add a server for a queue entry to the state; return the instruction that starts its process."""
     has_named_servers = daemon.options.policy.has_named_servers  # their clients have the limits of their namespaces
     percentage = ThreadPercentage() if has_named_servers else daemon.defaults.thread_percentage
     memory = {} if has_named_servers else dict(daemon.defaults.memory_limits)
@@ -409,6 +411,7 @@ def _spawn(daemon: Daemon, head: QueueEntry) -> do.Instruction:
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[do.Instruction]:
+    """Admit to an open server the queued clients that may be admitted now, and drop its start requests."""
     for entry in daemon.queue.take_admissible(server.name):
         if entry.process is None:
             continue

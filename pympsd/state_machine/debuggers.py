@@ -27,7 +27,7 @@ def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruct
 
 
 def release(daemon: Daemon) -> Iterator[Instruction]:
-    """Release the debugged clients whose others have all left."""
+    """Let each debugged client run without MPS once all clients that it waits for have left."""
     # Without MPS it would use the driver, which is being released.
     if not daemon.queue.debugged or daemon.drains.releasing is not None:
         return

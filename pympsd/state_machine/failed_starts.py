@@ -12,10 +12,10 @@ new clients are refused for `REFUSED_FOR` seconds too, because programs connect 
 
     start --ends--> pause 0.1 s --> start --ends--> pause 0.5 s --> ...
       |
-      +--> ready --> a context, an orderly end of a client, or TRIAL seconds: the count is 0 again
+      +--> ready --> a context, a clean end of a client, or TRIAL seconds: the count is 0 again
 
-- A server counts as working (``verified``) when a client of it has made a context or left in order, or when it has
-  been ready for `TRIAL` seconds.
+- A server counts as working (``verified``) when one of its clients has made a context or disconnected cleanly, or
+  when the server has been ready for `TRIAL` seconds.
 - A server that states why it cannot start (StartRefused) would do so again: its clients are refused immediately.
 - A failure with clients that do not connect again expires after `FAILURE_EXPIRY` seconds.
 - During a pause users that take turns wait too: the pause is short, and it may be their own server that fails.
@@ -90,8 +90,8 @@ def end_trial(daemon: Daemon, server: Server) -> None:
 def note_served(daemon: Daemon, server: Server) -> None:
     """Count a server as working, and forget its earlier failures.
 
-    Called when a client has made a context or left in order. From then on no server unknown to pympsd makes the
-    daemon change its backend (`shutdown.server_unknown`).
+    Called when a client has made a context or disconnected cleanly. From then on no server unknown to pympsd makes
+    the daemon change its backend (`shutdown.server_unknown`).
     """
     server.verified = daemon.lifetime.backend_works = True
     daemon.failed_starts.pop(server.name, None)

@@ -165,7 +165,7 @@ class UpdateServerLimits(Instruction):
 
 @frozen
 class TerminateClient(Instruction):
-    """Have a server end the contexts of a client process; TerminationAnswered follows, with its token.
+    """Request a server to end the contexts of a client process; TerminationAnswered follows, with the same token.
 
     ``token`` names the termination, so that a late answer is not mistaken for another's.
     """

@@ -360,6 +360,6 @@ def _render_others(limits: Limits, ordinals: tuple[int, ...]) -> str:
 
 
 def _render_by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:
-    """Return limits by the ordinals that the clients of a server see, for these devices of the daemon."""
+    """Return the memory limits of some devices as a text, by the numbers that the clients of a server see."""
     limits = memory or {}
     return ", ".join(f"{index}={limits[ordinal]}" for index, ordinal in enumerate(ordinals) if ordinal in limits)

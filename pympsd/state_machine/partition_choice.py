@@ -1,4 +1,4 @@
-"""Which static SM partitions a client gets.
+"""Choose the static SM partitions of a client.
 
 A client names its partitions in CUDA_MPS_SM_PARTITION: an entry for each device, separated by commas. On a device in
 static use a client without a partition gets no context. Which devices that are depends on the protocol:

@@ -65,11 +65,11 @@ def begin(
     evicted: tuple[int, ...] = (),
     is_drain: bool = False,
 ) -> Iterator[do.Instruction]:
-    """Have a server end the contexts of a client process, for an operator session.
+    """Request a server to end the contexts of a client process, for an operator session.
 
     ``session`` 0: nobody waits for the answer; ``answer``: replaces the number that terminate_client prints;
     ``in_words``: answer in words, as protocol 3 does. ``timeout``: seconds to wait, if fewer than the server's.
-    ``evicted``: clients that may not create contexts any more. ``is_drain``: its result is kept in
+    ``evicted``: clients that may not create contexts any more. ``is_drain``: keep the result in
     `Terminations.results`.
     """
     token = daemon.terminations.ids.take()
@@ -88,7 +88,7 @@ def begin(
 def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answer) -> Iterator[do.Instruction]:
     """End the contexts of clients whose namespace or SM partition was deleted, process by process.
 
-    ``session`` gets the answer with the last process, immediately if there is none; 0: nobody waits for it.
+    ``session`` gets the answer when the last process is done, or immediately if there is none; 0: nobody waits.
     """
     ids = {client.id for client in clients}
     processes: dict[tuple[int, int], list[int]] = {}

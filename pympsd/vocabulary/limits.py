@@ -30,7 +30,7 @@ PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTIT
 
 
 class BadLimit(InputError, ValueError):
-    """Raised for a limit that is not allowed; the message explains what is."""
+    """Raised for a limit that is not allowed; the message explains which are."""
 
 
 @frozen(order=True)

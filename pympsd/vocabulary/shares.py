@@ -63,21 +63,21 @@ class SharedResource:
     maximum: int
     """The largest share that can be set."""
     description: str
-    """A sentence for the documents: which things count, and what each costs."""
+    """A sentence for the documents: what is counted, and the cost of each."""
     minimum: int = 0
     """The smallest share that can be set."""
     unit: str = field(default=Factory(lambda self: self.name, takes_self=True))
     """The unit of the values, in the plural."""
     part: int = 0
-    """Unless it is set, the share is at most this part of the total: 4 is a quarter; 0: it does not depend on it."""
+    """The default share is at most this part of the total: 4 is a quarter; 0: it does not depend on the total."""
     total: int = 0
-    """The bound of all users together; 0: none, or it is a part of the descriptors."""
+    """The bound of all users together; 0: none, or `of_descriptors` states it."""
     of_descriptors: int = 0
-    """In eighths: the total as a part of the daemon's RLIMIT_NOFILE."""
+    """The total as eighths of the daemon's RLIMIT_NOFILE; 0: the total does not depend on it."""
     root_reserve: int = 0
-    """In eighths of the total: the part that other users leave for root."""
+    """The eighths of the total that other users leave for root."""
     own_reserve: int = 0
-    """In eighths of the total: the part that explicit requests leave for users' own servers."""
+    """The eighths of the total that explicit requests leave for users' own servers."""
     is_named: bool = True
     """True if the resource exists in protocol 3 only, as named servers do."""
 

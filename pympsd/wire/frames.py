@@ -26,7 +26,7 @@ ASKS_PROTOCOL = b"?"
 CREDENTIALS_REQUEST = 9
 """Sent by clients and operators before their hello: the daemon must prove its owner (``channel/daemon_owner.py``)."""
 CREDENTIALS = 10
-"""The answer, sent with credentials of the kernel (SCM_CREDENTIALS)."""
+"""The daemon's answer to CREDENTIALS_REQUEST, with its credentials from the kernel (SCM_CREDENTIALS)."""
 OPERATOR_MACHINE = 11
 """The only answer to a hello with the body ASKS_MACHINE: the daemon's backend and its values of
 PYMPSD_EMULATED_DEVICES and PYMPSD_STATE_DIRECTORY, as JSON.

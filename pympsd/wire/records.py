@@ -99,7 +99,7 @@ class Completion(Enum):
     QUEUED = "queued"
     """The operation is put in its stream, and nobody waits for it."""
     COMPLETE = "complete"
-    """The operation is done when the work before it, or its own work, is done."""
+    """The operation is done when its own work is done or, if it only waits, when the work before it is done."""
 
 
 class CopySpace(IntEnum):

@@ -91,7 +91,10 @@ def execution_affinity_support(kind: int, device: int) -> int:
 
 
 def pci_bus_id(length: int, device: int) -> bytes:
-    """Return ``length`` bytes: domain:bus:device.function in hexadecimal, and NULs. Raise INVALID_VALUE below 13."""
+    """Return domain:bus:device.function in hexadecimal, padded with NULs to ``length`` bytes.
+
+    Raise INVALID_VALUE if ``length`` is less than 13.
+    """
     entry = process.device(device)
     if length < 13:
         raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")

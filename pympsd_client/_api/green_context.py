@@ -197,7 +197,7 @@ def record_event(handle: int, event: int) -> None:
 
 
 def wait_event(handle: int, event: int) -> None:
-    """Make later work in all of a green context's present streams wait for an event."""
+    """Make all existing streams of a green context wait for an event before their later work."""
     green.wait(green.find(handle).context, event)
 
 
@@ -207,7 +207,7 @@ def record_event_in_context(handle: int, event: int) -> None:
 
 
 def wait_event_in_context(handle: int, event: int) -> None:
-    """Make later work in all of a context's present streams wait for an event."""
+    """Make all existing streams of a context wait for an event before their later work."""
     green.wait(context_of(handle), event)
 
 

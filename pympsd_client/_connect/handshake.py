@@ -59,7 +59,7 @@ _WHY_THE_DAEMON: Final = (
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
 """The errors of connecting to a path that does not exist, or that leads through a file."""
 MAX_GRANTS: Final = 6
-"""How many servers may be granted; more than the four that the daemon starts before it refuses with the reason."""
+"""The maximum number of servers that the client tries. The daemon starts four before it refuses with the reason."""
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before asking again, in which the daemon notices that the last server has ended."""
 _FRAMES: Final = 7

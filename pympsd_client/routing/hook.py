@@ -67,7 +67,7 @@ _registered: Final[list[Callable[[], None]]] = []
 
 
 def register_end() -> None:
-    """Have the connection closed at exit, after all functions that the program registers later."""
+    """Register `_end`, which closes the connection at exit, after all functions that the program registers later."""
     if not _registered:
         _registered.append(atexit.register(_end))
 

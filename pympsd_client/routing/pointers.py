@@ -94,7 +94,7 @@ _AROUND: Final = {
     "cuGetErrorString": _DESCRIBES_ERROR,
     "cuStreamSynchronize": _SUCCEEDS,
 }
-"""Functions that destructors call before those above, or to report their failure, and what they do at the end."""
+"""Functions that destructors call before those above, or to report a failure, with what each does at shutdown."""
 _WAITING: Final = frozenset({"cuCtxSynchronize", "cuStreamSynchronize"})
 """Functions that fail in a native program's exit handlers, which run after the driver has ended (recorded, H200)."""
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")

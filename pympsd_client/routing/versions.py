@@ -60,7 +60,10 @@ def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
 def adapt(
     function: Callable[..., Any], takes: Sequence[Parameter], given_parameters: Sequence[Parameter]
 ) -> Callable[..., Any]:
-    """Return a function that takes ``given_parameters`` and calls ``function``, with 0 for those it lacks."""
+    """Return a function with the parameters ``given_parameters`` that calls ``function``.
+
+    It passes 0 for each parameter of ``takes`` that is not among ``given_parameters``.
+    """
     if takes == given_parameters:
         return function
     places = [given_parameters.index(parameter) if parameter in given_parameters else None for parameter in takes]

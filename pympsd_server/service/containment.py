@@ -185,7 +185,7 @@ class Containment:
         return self.errors.get(client_id, Result.ERROR_LAUNCH_FAILED)
 
     def _domains_of(self, slot: ExecutorSlot) -> list[FaultDomain]:
-        """Return all fault domains of a slot, whose executor is lost."""
+        """Return the fault domains of a slot whose executor is lost, with the domain of the whole slot first."""
         partitions = {context.fault_domain for context in self.server.client_table.contexts_in(slot)}
         return [FaultDomain(slot), *sorted(partitions - {FaultDomain(slot)})]
 

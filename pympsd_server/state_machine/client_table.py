@@ -36,13 +36,13 @@ class ContextRecord:
     user: int = ALL_USERS
     """The user of the executor's slot."""
     partition: str = ""
-    """The SM partition within which the context's faults stay; empty if they reach all contexts of the slot."""
+    """The SM partition within which the context's faults stay; empty if they affect all contexts of the slot."""
     has_executor: bool = False
     """Whether the partition has a separate executor."""
 
     @property
     def fault_domain(self) -> FaultDomain:
-        """The domain that the context's faults reach first.
+        """The domain that the context's faults affect directly.
 
         If the partition has a separate executor, that is the whole slot.
         """

@@ -76,7 +76,7 @@ def render_heading(name: str) -> str:
 
 
 def is_json(style: Format | None) -> bool:
-    """Return whether rows need their additional values, which may take longer to compute than the cells."""
+    """Return whether a list is printed as JSON, so that rows need additional values, which may take longer."""
     return style is not None and style.style == "json"
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ANSWER_SECONDS: Final = 0.8
 """The longest time to wait for an answer, including the start of the child."""
 FRESH_SECONDS: Final = 0.2
-"""The time for which an answer is used again, for other servers and operators."""
+"""The time for which an answer also serves later requests, for other servers and operators."""
 END_SECONDS: Final = 1.0
 """The longest time to wait for a killed child. SIGKILL does not end it while it hangs in a call of the driver in the
 kernel.

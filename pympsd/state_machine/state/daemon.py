@@ -188,7 +188,7 @@ class Daemon:
     turns: Turns = field(factory=Turns)
     named_servers: NamedServers = field(factory=NamedServers)
     partitions: list[SmPartition] = field(factory=list)
-    """In order of creation; only with `DaemonOptions.static`."""
+    """The static SM partitions, in order of creation; none without `DaemonOptions.static`."""
     process_limits: ProcessLimits = field(factory=ProcessLimits)
     terminations: Terminations = field(factory=Terminations)
     drains: Drains = field(factory=Drains)

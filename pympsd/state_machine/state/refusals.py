@@ -17,11 +17,11 @@ from typing import Final
 from attrs import define, field, frozen
 
 MAX_OF_USER: Final = 16
-"""The refusals of a user that are kept: the last ones."""
+"""The number of refusals that are kept for each user, the latest ones."""
 MAX_USERS: Final = 256
-"""The users whose refusals are kept: those whose clients were refused last."""
+"""The number of users whose refusals are kept, those with the latest refusals."""
 MAX_REASON: Final = 1000
-"""The characters of a reason that are kept."""
+"""The number of characters of a reason that are kept."""
 
 
 @frozen

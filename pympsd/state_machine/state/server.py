@@ -90,7 +90,7 @@ class Server:
     violation: str = ""
     """The unknown message that the driver's server sent."""
     verified: bool = False
-    """True if one of its clients has made a context or left in order, or its trial period is over."""
+    """True if one of its clients has made a context or disconnected cleanly, or its trial period is over."""
     leave_timed: bool = False
     """Its LEAVE timer runs."""
     silence_timed: bool = False

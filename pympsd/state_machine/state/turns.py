@@ -1,4 +1,4 @@
-"""Which of the waiting users gets the next turn: plug-ins of the group ``pympsd.turn_policies``.
+"""Choose the waiting user who gets the next turn: plug-ins of the group ``pympsd.turn_policies``.
 
 ``PYMPSD_TURN_POLICY=NAME[:ARGUMENT]`` names one, a callable that takes the argument ("" without one), raises
 ValueError if it is wrong, and returns a `TurnPolicy`. Like the rest of the state machine, a policy reads no clock and

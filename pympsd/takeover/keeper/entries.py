@@ -83,7 +83,7 @@ class KeptEntries:
                 raise ValueError(f"no daemon calls anything {name}")
 
     def next_connection(self) -> int:
-        """Return the first id of this daemon's connections: no earlier daemon's has its name."""
+        """Return the first id for this daemon's connections, above all ids that an earlier daemon's entries have."""
         names = [entry.name for entry in self.connections] + [entry.name for entry in self.new_clients]
         return 1 + max((*map(id_of, names), *self.offers), default=0)
 
@@ -101,7 +101,7 @@ class KeptEntries:
         return self.offers.pop(connection), client.fd
 
     def take_new_clients(self, server: int) -> tuple[tuple[str, int], ...]:
-        """Return the names and ends of the clients that a server may be talking with."""
+        """Return the entries' names and the descriptors of the new clients to which a server may be talking."""
         clients = [client for client in self.new_clients if client.note == server]
         # The server may or may not have the other end of an offered one.
         shared = [client for client in clients if id_of(client.name) in self.offers]

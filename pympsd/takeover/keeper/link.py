@@ -1,4 +1,4 @@
-"""The daemon's side of its keeper: have descriptors held, and fetch those of the previous daemon's keeper.
+"""The daemon's side of its keeper: deposit descriptors there, and fetch those of the previous daemon's keeper.
 
     found = await KeeperLink.fetch(directory, log)  # None: there is no keeper, or it cannot be used
     keeper, held = found or (KeeperLink(directory, log), {})

@@ -7,15 +7,15 @@ keeper's program imports this module, which therefore imports almost nothing.
 from pympsd.errors import ProtocolError
 
 HOLD = 1
-"""Keep the descriptor that comes with it under the name, in place of an earlier one.
+"""From a daemon: hold the descriptor in this packet under the name, in place of an earlier one of that name.
 
-From a keeper: an entry; after COMPLETE, the connection that ACCEPT asked for."""
+From a keeper: an entry or, after COMPLETE, the connection that ACCEPT requested."""
 NOTE = 2
 """Replace the note of an entry."""
 DROP = 3
 """Close an entry's descriptor and remove the entry."""
 END = 4
-"""From a daemon that ends in order: end, too."""
+"""From a daemon that exits normally: exit, too."""
 COMPLETE = 5
 """From a keeper: every entry has been sent."""
 REFUSED = 6

@@ -5,7 +5,9 @@ peer sees an end of file. The daemon sends its requests over a link (``packets.p
 one. A link that ends without END means that the daemon was killed. The next daemon connects to ``pympsd.keeper`` in
 the pipe directory and receives every entry in the order of the requests. Its connection is the link from then on.
 
-It is run by path, isolated and without site (``-I -S``), and imports only what is built in:
+``takeover/state/entries.py`` lists the descriptors that a daemon has held here, by the names of their entries.
+
+It is run by path, isolated and without site (``-I -S``), and imports ``packets.py`` and what is built in:
 
     program.py LISTENER-FD LINK-FD WAITING-SECONDS
 
@@ -68,7 +70,7 @@ class Keeper:
             pass
 
     def _handle_sigterm(self, *_: object) -> None:
-        """End if there is no daemon. If there is one it decides, because it may have received the signal as well."""
+        """Exit if there is no daemon. A daemon, which may have received the same signal, decides itself."""
         if self._link is None:
             os._exit(0)
 

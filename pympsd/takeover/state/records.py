@@ -163,7 +163,7 @@ class PersistentState(PersistentDefaults, PersistentQueue, PersistentProcessLimi
     shares: dict[str, int] = field(factory=dict)
     """Each user's shares, by resource, of the configuration file."""
     partitions: tuple[SmPartition, ...] = ()
-    """The daemon's own, of protocol 2."""
+    """The daemon's static SM partitions (protocol 2 only)."""
     drains: tuple[PersistentDrain, ...] = ()
 
 
@@ -360,7 +360,7 @@ def _persistent_named(named_server: NamedServer) -> PersistentNamedServer:
 
 
 _DRAIN_OPTIONS: Final = ("refuses", "timeout", "terminates", "releases", "since", "is_expired", "is_over")
-"""The fields that a `PersistentDrain` has as its `Drain` has them."""
+"""The fields that `PersistentDrain` and `Drain` have in the same form."""
 
 
 def _persistent_drain(drain: Drain) -> PersistentDrain:

@@ -33,7 +33,7 @@ class OpenedMemory(FreedImmediately):
     references: int = 1
 
     def free(self) -> None:
-        """Raise INVALID_VALUE."""
+        """Raise INVALID_VALUE, because only cuIpcCloseMemHandle closes the memory."""
         raise invalid_value(f"{self.handle:#x} is another process's; call cuIpcCloseMemHandle")
 
 

@@ -105,10 +105,10 @@ class PoolKind:
 class Pool:
     """One pool. Thread-safe.
 
-    Sizes are in bytes. ``reserved`` is the size of the pool's chunks, `used` that of the program's blocks;
-    ``reserved_high`` and `used_high` are their watermarks. ``release_threshold``: the reserved bytes that the pool
-    keeps when a call has waited. ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are the reuse
-    attributes of CUmemPool_attribute.
+    Sizes are in bytes. ``reserved`` is the size of the pool's chunks; `used` is that of the program's blocks, and of
+    freed blocks whose streams have not reached the free. ``reserved_high`` and `used_high` are their maxima.
+    ``release_threshold`` is the number of reserved bytes that the pool keeps when a call has waited.
+    ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are reuse attributes (CUmemPool_attribute).
     """
 
     is_imported = False
@@ -229,6 +229,7 @@ class Pool:
             return arena.source.secret(start), block.handle - start
 
     def _take_with_effort(self, arena: Arena, size: int, point: FreePoint) -> int:
+        """Return the address of ``size`` bytes, by steps 2 to 4 of the module's docstring; raise CudaError."""
         if self.is_opportunistic and arena.freed:
             arena.reclaim_some()
             start = arena.take(size, point)
@@ -298,8 +299,8 @@ class Pool:
         """Return a function to call after a wait for a stream (None: for all streams), or None.
 
         The memory that was freed in the stream is set aside before the wait and given back after it: to all streams
-        if the wait was successful, else to its stream as before. Memory that is freed during the wait stays with its
-        stream.
+        if the wait was successful (the function's argument is True), else to its stream as before. Memory that is
+        freed during the wait stays with its stream.
         """
         with self._lock:
             reached = [
@@ -415,7 +416,7 @@ class Pools:
             self._connection = process.connection
 
     def add(self, pool: Pool) -> Pool:
-        """Enter a pool and return it."""
+        """Add a pool to the table and return it."""
         with self._lock:
             self._forget_old_connection()
             self._all[pool.handle] = self._named[pool.handle] = pool

@@ -122,5 +122,5 @@ def record_event(handle: int, event: int) -> None:
 
 
 def wait_event(handle: int, event: int) -> None:
-    """Make later work in all of an execution context's present streams wait for an event."""
+    """Make all existing streams of an execution context wait for an event before their later work."""
     green.wait(context_of(handle), event)

@@ -181,7 +181,7 @@ def host_of(handle: int) -> int:
 def find_registered_kernel(host: int) -> int:
     """Return the kernel of a host function, for its first launch.
 
-    Raise INVALID_DEVICE_FUNCTION for a kernel's handle.
+    Raise INVALID_DEVICE_FUNCTION if ``host`` is a kernel's handle, not the address of a host function.
     """
     kernel = kernel_at(host)
     if kernel == host:

@@ -20,7 +20,7 @@ class Body(Protocol):
 
 @define(eq=False)
 class _Hold:
-    """A wait of a stream, which may end before the stream has returned the object with which to end it."""
+    """The wait of a stream. It may be ended before `set` has given it the object with which a wait is ended."""
 
     _lock: Lock = field(factory=Lock, init=False)
     _pending: PendingHostFunction | None = field(default=None, init=False)

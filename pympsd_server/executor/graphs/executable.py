@@ -109,9 +109,9 @@ class ConditionalStep:
 
 @frozen(eq=False)
 class GraphStep:
-    """One item.
+    """One item of an executable graph.
 
-    ``act`` queues its work, or is a host function's number, or a conditional node; None if it only joins others.
+    ``act`` queues the item's work, or is a host function's number or a conditional node; None: it only joins others.
     """
 
     act: Act | int | ConditionalStep | None

@@ -160,7 +160,7 @@ class PinnedAddresses:
             raise _no_memory(f"this machine has no {size} bytes of memory to spare; use pageable memory")
 
     def _find(self, size: int) -> int:
-        """Return the first free address after the last one, or else from the window's start."""
+        """Return the first free address after the range that was allocated last, or else from the window's start."""
         length = _space_between(size)
         for low in (self._next, self._base):
             at = low

@@ -36,7 +36,7 @@ class AnswerWriter:
     """Sends from any thread without blocking, because the compute thread completes the calls of all clients."""
 
     def __init__(self, stream: socket.socket, native: NativeWorker | None = None) -> None:
-        """``native``: the worker that sends answers too, through which all bytes are then sent."""
+        """``native``: a worker that sends answers as well. If there is one, it sends all bytes."""
         self._socket = stream
         self._native = native
         self._lock = threading.Lock()

@@ -107,7 +107,8 @@ def split_blocks(
 ) -> list[CodeSegment]:
     """Return the kernel's segments in the order of its blocks. Their targets are indices of segments.
 
-    `operations` has the operations of each block, `turns` the kind of turn before an operation by its id().
+    `operations` has the operations of each block. `turns` has the kind of turn before an operation, by the
+    operation's id().
     """
     parts = [
         [(own, False, 0)] if is_left_whole(block.terminator) else _parts(own, is_escape, turns)

@@ -364,7 +364,7 @@ class CompiledBatch:
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
         """Begin all blocks with another batch's memory, and return their frames, which the caller must fill.
 
-        `memory` is its shared and local memory. `is_living` is whether each warp has not ended.
+        `memory` is the other batch's shared and local memory. `is_living` is True for each warp that has not ended.
         """
         shared, local = memory
         if word := self._code.word:

@@ -89,7 +89,7 @@ class DispatchText(MemoryText):
             self.line(f"%chosen{word} = alloca i64")
 
     def save_masks(self, segments: Iterable[int]) -> None:
-        """Save the masks of pending segments in the frame, where those of a crowded kernel already are."""
+        """Save the masks of pending segments in the frame; those of a crowded kernel are already there."""
         for k in segments if not self.is_crowded else ():
             self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self.mask_place(k))
 
@@ -135,9 +135,9 @@ class DispatchText(MemoryText):
     # --- to the next segment
 
     def go(self, arriving: dict[int, str], *, certain: bool) -> None:
-        """Write the way to the lowest segment that has lanes, either `arriving` or pending ones.
+        """Write the jump to the lowest segment that has lanes, either `arriving` or pending ones.
 
-        `certain` is whether there are certainly some.
+        `certain` is True if some segment certainly has lanes.
         """
         pending = self.plan.pending[self.at]
         for k, mask in arriving.items():

@@ -308,7 +308,7 @@ class KernelText(StopText):
             raise NotCompiled(f"more than {MAX_TEXT} characters of LLVM's text, the most that is compiled")
 
     def _write_nothing(self) -> None:
-        """Write the end of a warp without lanes in any segment: if not all have exited, this is an internal error."""
+        """Write the code for a warp that has no lanes in any segment: all have exited, or it is an internal error."""
         lost = self.label("lost")
         self.place("nothing")
         alive = self.load(self.mask_type, "%alive")

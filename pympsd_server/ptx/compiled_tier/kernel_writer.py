@@ -118,7 +118,7 @@ class _Escapes:
         return self._results[id(operation)]
 
     def has_attempt(self, operation: Operation) -> bool:
-        """Return whether an escaping operation has an attempt."""
+        """Return whether an escaping operation is first attempted in machine code (`write_attempt`)."""
         return not is_forced(operation) and not self._is_refused(write_attempt, operation)
 
     def _is_refused(self, form: Form, operation: Operation) -> bool:

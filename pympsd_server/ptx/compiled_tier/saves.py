@@ -26,7 +26,7 @@ from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.lowering.ir import Register, registers_in, registers_written
 
 _MAX_DIRECT_STOPS: Final = 4
-"""The maximum number of barriers and turns of a kernel whose warps may come directly to the code after them."""
+"""The maximum number of barriers and turns in a kernel whose warps may continue directly, not by a frame."""
 _MAX_ENTRIES: Final = 16
 
 

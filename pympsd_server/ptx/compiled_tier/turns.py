@@ -87,7 +87,7 @@ class _Access:
     """The range of bytes that threads may access, from the beginning of shared or dynamic shared memory, or None."""
 
     def may_conflict(self, other: _Access) -> bool:
-        """Return whether a thread's access may concern the same bytes as another thread's `other` access."""
+        """Return whether two threads may access the same bytes, one by this access and one by `other`."""
         if self.base is None or other.base is None:
             return True
         if (self.base, self.offset) == (other.base, other.offset):

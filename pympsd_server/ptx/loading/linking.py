@@ -60,7 +60,7 @@ class LoadedModule:
     def _place(self, variables: Sequence[Variable], alignment: int = 1) -> int:
         """Place variables in one allocation; return its address, or 0 without variables.
 
-        Each variable has at least this alignment, in bytes, or a larger alignment of its own.
+        ``alignment`` is the smallest alignment of each variable, in bytes; a variable may require a larger one.
         """
         if not variables:
             return 0

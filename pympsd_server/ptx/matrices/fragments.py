@@ -67,7 +67,7 @@ def multiplicand_b(k: int, n: int, packed: int) -> Fragment:
 
 @lru_cache(maxsize=64)
 def accumulator(m: int, n: int, packed: int) -> Fragment:
-    """Return the fragment of C or D, m by n. In each block a lane has two neighbours of a row (1 or 2 registers)."""
+    """Return the fragment of C or D, m by n. In each block, a lane has two neighbours in a row."""
     pairs = _fragment((m, n), 2, (m // 8, n // 8), along_rows=True)
     return Fragment(pairs.rows, pairs.columns, packed)
 

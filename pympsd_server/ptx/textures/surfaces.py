@@ -106,5 +106,8 @@ def _elements(
 
 
 def _furthest(surface: TextureObject, level: Level, total: int) -> tuple[int, int, int]:
-    """Return the greatest coordinates for an access of `total` bytes; x is negative if the rows are too short."""
+    """Return the greatest coordinates at which an access of `total` bytes is inside the surface.
+
+    x is in bytes, and negative if a row is shorter than the access.
+    """
     return level.width * surface.element_bytes - total, level.height - 1, level.depth - 1

@@ -34,8 +34,8 @@ from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
 ANSWER_SECONDS: Final = 1.0
 """The longest time that an operator waits for a server's answers."""
 FIRST_PAUSE: Final = 0.02
-"""Seconds between the first two questions whether a server's clients have gone; doubled each time, up to
-LAST_PAUSE.
+"""The pause in seconds after the daemon first asks a server whether its clients have gone. Each later pause is twice
+as long, up to LAST_PAUSE.
 """
 LAST_PAUSE: Final = 0.1
 LOGGED_PAUSE: Final = 1.6

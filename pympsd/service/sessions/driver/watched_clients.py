@@ -42,7 +42,7 @@ class DriverTerminations:
         self._terminated.pop(pid, None)
 
     def terminate(self, link: ServerLink, pid: int, answered: Callable[[int], None]) -> None:
-        """Let the server terminate a process's contexts; ``answered`` is then called with a CUresult number."""
+        """Request the server to terminate a process's contexts; then call ``answered`` with a CUresult number."""
 
         def ask(devices: tuple[commands.DeviceClients, ...]) -> None:
             present = _contexts(devices, pid)

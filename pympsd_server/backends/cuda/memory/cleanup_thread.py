@@ -31,7 +31,7 @@ class CleanupThread:
         self._thread.start()
 
     def add(self, ready: Callable[[], bool], act: Callable[[], None]) -> None:
-        """Call ``act`` once ``ready()`` is true; an error in either drops it."""
+        """Call ``act`` when ``ready()`` is true. If either raises an error, ``act`` is not called again."""
 
         def attempt() -> bool:
             if not ready():

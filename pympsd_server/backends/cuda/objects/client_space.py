@@ -17,7 +17,7 @@ _MAX_ADDRESS = 1 << 63
 
 @define(eq=False)
 class ClientSpace:
-    """What the contexts of one client share. ``lock`` is held while the budget or the owned ranges are changed."""
+    """The state that one client's contexts share. Hold ``lock`` to change the budget or the owned ranges."""
 
     memory: DeviceMemory
     budget: ClientBudget

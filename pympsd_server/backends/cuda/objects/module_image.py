@@ -29,7 +29,7 @@ _ALLOCATED: Final = 2
 _OBJECT: Final = 1
 _FUNCTION: Final = 2
 _DATA: Final = (b".nv.global", b".nv.constant3")
-"""What the names of sections with variables begin with."""
+"""The beginnings of the names of sections that contain variables."""
 _MAX_READS: Final = 2
 """A file may be read this many times, because names may share their ends, and code may look like a header."""
 _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)

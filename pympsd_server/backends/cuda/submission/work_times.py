@@ -21,7 +21,7 @@ _AGE_NS: Final = 1_000_000_000
 """The age at which the reference is replaced."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
-"""How long the thread waits until the device reaches a new reference: for the first one, and for later ones."""
+"""The longest waits for the device to reach the first reference (_FIRST_NS) and a later one."""
 
 
 class TimedStream(Protocol):

@@ -73,7 +73,7 @@ class UsedPrograms:
     _kernels: defaultdict[int, WeakValueDictionary[int, Kernels]] = field(
         factory=lambda: defaultdict(WeakValueDictionary), init=False
     )
-    """The kernels of each user by their id(); the next check drops a user without any."""
+    """The kernels of each user, by the kernels' id(). The next check drops a user who has none."""
     _lock: Lock = field(factory=Lock, init=False)
     _collected_at: float = field(default=-math.inf, init=False)
 

@@ -163,7 +163,7 @@ class EmulatedStream:
 
 @define(eq=False)
 class Point:
-    """What an event stands for: ``marker`` is the item of its last recording."""
+    """The work that an event stands for: ``marker`` is the item of its last recording."""
 
     marker: Marker | None = None
 

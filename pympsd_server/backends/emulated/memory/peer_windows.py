@@ -33,7 +33,7 @@ _WORDS: Final = 6
 assert 8 * (_HEAD + 2 * RANGES + _WORDS * SEGMENTS) <= TABLE_BYTES
 _READ_TIMEOUT_SECONDS: Final = 1.0
 _SHORT_TIMEOUT_SECONDS: Final = 0.002
-"""How long a read waits for a table that is being written: usually, and after a read that has waited in vain."""
+"""The longest wait of a read for a table that is being written, usually and after a read that waited in vain."""
 _PAUSE_SECONDS: Final = 50e-6
 
 

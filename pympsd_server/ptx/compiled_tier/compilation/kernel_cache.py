@@ -106,7 +106,7 @@ def _write(folder: int, key: str, data: bytes) -> None:
 
 
 def _trim(folder: int) -> None:
-    """Remove the least recently used files until all have at most MAX_BYTES, and abandoned temporary files."""
+    """Remove abandoned temporary files, and the least recently used others until MAX_BYTES are left."""
     files = []
     with os.scandir(folder) as entries:
         for entry in entries:
