@@ -29,7 +29,8 @@ class Profile:
     memory_bytes: int
     attributes: dict[str, int] = field(factory=dict)
     sm_chunks: tuple[int, int] | None = None
-    """The attribute of that name of DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
+    """The attribute ``sm_chunks`` of DeviceProperties: recorded with an H100, and assumed to be the same on an H200.
+    """
     reserved_bytes: int = 0
     """The attribute ``reserved_bytes`` of DeviceProperties: the bytes by which NVML's total exceeds CUDA's. 0 if only
     one is known."""
@@ -94,13 +95,19 @@ _EXTENTS: Final = {
     65000: "TEXTURE2D_LINEAR_HEIGHT",
     2097120: "TEXTURE2D_LINEAR_PITCH",
 }
-"""The largest arrays, textures and surfaces, by their extents: as recorded with an H200 and an H100, and for other
-devices as the table of compute capabilities has them, which is the same from 6.0 on."""
+"""The attributes with the largest extents of arrays, textures and surfaces.
+
+They were recorded with an H200 and an H100. For other devices they are from the table of compute capabilities, which
+has the same values from 6.0 on.
+"""
 _TEXTURES: Final = {f"MAXIMUM_{name}": extent for extent, names in _EXTENTS.items() for name in names.split()}
 
 _PERSISTING_CACHE: Final = {62914560: 39321600, 52428800: 32768000, 41943040: 31457280}
-"""The part of the L2 cache, by its size, that may be set aside: recorded with an H200 and an H100; of the A100 three
-quarters, by the CUDA C++ Programming Guide (L2 Set-Aside Cache)."""
+"""The bytes of the L2 cache that may be set aside, by the size of the cache in bytes.
+
+The values were recorded with an H200 and an H100; that of the A100 is three quarters of its cache (CUDA C++
+Programming Guide, L2 Set-Aside Cache).
+"""
 _ACCESS_WINDOW_BYTES: Final = 134217728
 _HOPPER_SHARED: Final = 233472
 
@@ -134,8 +141,10 @@ def _architecture(
 
 
 def _graphics(clock: int, memory_clock: int, bus: int, l2: int, blocks: int, ratio: int) -> dict[str, int]:
-    """Return the attributes of a device of compute capability 8.6 or 8.9, with its blocks in an SM and the ratio of
-    its single to its double precision.
+    """Return the attributes of a device of compute capability 8.6 or 8.9.
+
+    ``blocks``: the number of blocks in an SM; ``ratio``: the speed of single precision divided by that of double
+    precision.
     """
     return {
         **_architecture(102400, 101376, 1536, clock, memory_clock, bus, l2),

@@ -189,7 +189,7 @@ class Dispatcher:
     clients: dict[int, WaitingClient] = field(factory=dict)
     servers: dict[int, RunningServer] = field(factory=dict)
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
-    """The running timers; a new timer replaces an equal one."""
+    """The scopes of the running timers; a new timer replaces an equal one."""
     ids: Ids = field(factory=Ids)
     """Allocates the ids of clients and operators."""
     connections: Ids = field(factory=Ids)
@@ -197,9 +197,9 @@ class Dispatcher:
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
-    """Whether another daemon takes over; if so, the state file stays for it."""
+    """Whether another daemon takes over; if so, this daemon leaves the state file for it."""
     changes_backend: bool = False
-    """Whether the daemon ends in order to start again with the other backend."""
+    """Whether the daemon ends and then starts again with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
     keeper: KeeperLink | None = None
@@ -260,8 +260,9 @@ class Dispatcher:
 
     @contextlib.contextmanager
     def hold_during(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
-        """Let the keeper hold a descriptor during a block, and also after it, for the next daemon, if this one is
-        ending.
+        """Let the keeper hold a descriptor during a block.
+
+        If this daemon is ending, the keeper holds it also after the block, for the next daemon.
         """
         self.hold(name, fd, note)
         with self.drop_after(name):

@@ -1,4 +1,4 @@
-"""The driver's own server as a child process: it is started as its user, and then connects to the daemon's socket."""
+"""Start the driver's own server as a child process of its user; the server then connects to the daemon's socket."""
 
 import os
 import subprocess

@@ -57,7 +57,7 @@ class _FifoLog:
     _writers: dict[int, _Writer] = field(factory=dict, init=False)
     """The writers of the last second: servers by PID, and all others together as UNKNOWN_PID."""
     _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
-    """The PIDs of servers that wrote, because a server's last lines may be read after its end."""
+    """The PIDs of servers that wrote lately; a server's last lines may be read after its end."""
 
     def log(self, record: DriverLogRecord | ForeignLines) -> int:
         """Log a record or lines; return how many of them were over the limit."""

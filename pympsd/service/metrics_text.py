@@ -67,7 +67,7 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
 
 
 def _drains(daemon: Daemon) -> Iterator[str]:
-    """Yield the drains in force, or nothing if none is."""
+    """Yield the lines of the metrics of drains; nothing if no drain is in force."""
     held_counts = drains.count_held(daemon)
     running: list[Sample] = [({"target": drain.target}, len(drain.clients)) for drain in daemon.drains]
     holding: list[Sample] = [({"target": target}, count) for target, count in held_counts.items()]

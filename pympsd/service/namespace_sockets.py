@@ -45,13 +45,13 @@ class _Socket:
     path: str
     listener: Listener | None = None
     file: tuple[int, int] = (0, 0)
-    """The device and inode of its file."""
+    """The device and inode of the socket's file."""
     problem: str = ""
 
 
 @define
 class NamespaceSockets:
-    """The sockets that should exist."""
+    """Opens, checks and closes the sockets that should exist."""
 
     dispatcher: Dispatcher
     kept_entries: KeptEntries

@@ -1,6 +1,6 @@
 """The processes that hold the lock of a pipe directory, or listen there.
 
-Any user may hold the lock, because the file has the vendor's mode, 0666.
+Any user may hold the lock, because its file has the vendor's mode, 0666.
 """
 
 import os

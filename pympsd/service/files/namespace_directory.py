@@ -1,7 +1,7 @@
 """The directory of a server or a namespace: created, or used again because containers may have mounted it.
 
-It belongs to the server's user, who can put anything there. So links are not followed, and files are changed through
-descriptors, not by name.
+The directory belongs to the server's user, who can put anything there. So links are not followed, and files are
+changed through descriptors, not by name.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ _PLACE: Final = ("backends", "cuda", "driver", "client_memory.py")
 _MAX_ANSWER_BYTES: Final = 1 << 20
 
 Memory = dict[str, dict[int, int]]
-"""The bytes of each process by PID, by device UUID."""
+"""The device memory in bytes: for each device UUID, the bytes of each process by PID."""
 
 
 class NotKnown(ProcessError):

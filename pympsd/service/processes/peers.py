@@ -1,4 +1,4 @@
-"""The peer of a connection: credentials, groups and a pidfd, taken once, when it connects.
+"""Identify the peer of a connection: its credentials, groups and pidfd are read once, when it connects.
 
 The daemon does not trust a peer's own statements about its identity, only the kernel's record (SO_PEERCRED,
 SO_PEERGROUPS, SO_PEERPIDFD, unix(7)). A PID may be reused and a forked child may hold the socket, so the end of a

@@ -1,4 +1,4 @@
-"""The session of the driver's server, which is polled for the reports that pympsd's own servers send by themselves.
+"""Run the session of the driver's server: poll it for the reports that pympsd's own servers send by themselves.
 
 The daemon asks the server when an operator queries it, and while a client waits for the server to end. It also
 watches the processes of the server's clients, so the next user's turn begins when the last one ends.
@@ -39,7 +39,7 @@ as long, up to LAST_PAUSE.
 """
 LAST_PAUSE: Final = 0.1
 LOGGED_PAUSE: Final = 1.6
-"""Used instead of LAST_PAUSE for the question that a server with clients logs."""
+"""The pause in seconds, instead of LAST_PAUSE, between questions that a server with clients logs."""
 
 _FULL: Final = re.compile(re.escape(str(SERVER_LINES["connection_limit"].r580)).replace(r"\{most\}", r"(\d{1,6})"))
 """The line that the server logs when a device has no connection left for a client."""
@@ -57,7 +57,7 @@ class DriverServerSession:
     taken_over: dict[int, Client] | None = None
     """The clients of a server that an earlier daemon started, by id."""
     pidfds: dict[int, int] = field(factory=dict)
-    """The pidfds of these clients, until they are watched."""
+    """The pidfds of the clients in ``taken_over``, until these are watched."""
     _is_leaving: bool = False
     """Whether the server was asked to end when its last client has gone."""
     registered: trio.Event = field(factory=trio.Event, init=False)
@@ -75,7 +75,7 @@ class DriverServerSession:
     """Set when the running refresh has all its answers; None if no refresh runs."""
     _requested_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
-    """Whether the server has answered that it ends."""
+    """Whether the server has answered a question with the statement that it ends."""
     _wanted: trio.Event = field(factory=trio.Event, init=False)
     """Set while a client or user waits for the server to end."""
     _changed: trio.Event = field(factory=trio.Event, init=False)
@@ -152,7 +152,7 @@ class DriverServerSession:
         self._memory_limits = memory_limits
 
     def _set_next(self, limits: ClientLimits) -> None:
-        """Send the server those limits for its next client that differ from the last ones sent."""
+        """Send the server the limits for its next client, except limits that were sent already."""
         if self._limits_unknown:
             # An earlier daemon may have sent other limits.
             self._limits_unknown = False
