@@ -1,5 +1,5 @@
-"""The cost of a connection for this process: bytes from its user's budget, and time to finish a frame or to read
-answers.
+"""Limit the cost of a connection for this process: bytes from its user's budget, and time to finish a frame or to
+read answers.
 
 Theory of operation. A process that serves untrusted users keeps two kinds of bytes for a connection: those that it
 has received and not handled yet (the beginning of a frame, a command that is being answered), and those that it has

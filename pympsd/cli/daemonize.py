@@ -313,6 +313,7 @@ def _warn_of_owner(variable: str, folder: str) -> None:
 
 
 def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journal:
+    """Return the daemon's logs; warn if their files cannot be opened, and continue without them."""
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
         check_links(os.path.abspath(directory))
@@ -347,6 +348,7 @@ def _say_how_to_connect(daemon: DaemonSetup) -> None:
 
 
 def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
+    """Run the daemon in a child process; in the parent, wait until it is ready, and exit."""
     sys.stdout.flush()
     reader, writer = os.pipe()
     if os.fork():

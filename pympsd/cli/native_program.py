@@ -57,6 +57,7 @@ def examine(path: str, libraries: str) -> Examined:
 
 
 def _examine(program: ElfFile, path: str, libraries: str) -> Examined:
+    """Return whether a program uses CUDA and why it cannot be routed, from its open ELF file."""
     if program.is_foreign:
         reason = f"it is a program for {program.machine}, and pympsd's libraries here are for {os.uname().machine}"
         return Examined(reason, uses_cuda=True)

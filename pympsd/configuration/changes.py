@@ -44,7 +44,7 @@ from pympsd.vocabulary.shares import RESOURCES, Shares
 from pympsd.vocabulary.texts import CONTAINMENTS
 
 MAX_NAMED: Final = 3
-"""The maximum number of differing entries that a line names."""
+"""The maximum number of differing entries that a change's line names."""
 
 
 @frozen
@@ -315,6 +315,7 @@ def _may_be_changed(server: ServerPlan, state: State) -> bool:
 
 
 def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
+    """Yield the changes that bring an existing server to its plan."""
     name = server.name
     if server.uid not in (None, present.uid):
         yield Impossible(

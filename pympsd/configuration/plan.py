@@ -1,4 +1,4 @@
-"""A checked configuration: the servers and namespaces that a file names, and their settings."""
+"""The values of a checked configuration: the servers and namespaces that a file names, and their settings."""
 
 from collections.abc import Mapping, Set
 
@@ -16,7 +16,7 @@ class PartitionPlan:
 
     name: str
     device: int
-    """The device, as the daemon's ordinal."""
+    """The daemon's ordinal of the device."""
     chunks: int
     include_remainder: bool = False
 
@@ -33,7 +33,8 @@ class ServerPlan:
     namespaces: dict[str, Limits] = field(factory=dict)
     """The limits of each namespace by name; ``default`` only if the file states something about it."""
     clients_only: dict[str, bool] = field(factory=dict)
-    """Whether a namespace refuses operators, by namespace, if stated."""
+    """Whether a namespace refuses operators, by the namespace's name; only namespaces for which the file states it.
+    """
     partitions: tuple[PartitionPlan, ...] = ()
     maximum: Limits = field(factory=Limits)
     """The maximum limits of the server's clients, as far as stated."""

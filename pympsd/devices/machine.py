@@ -199,6 +199,7 @@ _OF_OWN_SPACES: Final = (
 
 
 def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
+    """Return the device that a ``[[device]]`` table describes; the profile has the values that the table omits."""
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")

@@ -173,6 +173,7 @@ def _check_device(device: Mapping[str, Any], index: int) -> set[str]:
 
 
 def _read_device(defaults: Mapping[str, Any], own: Mapping[str, Any], index: int) -> Iterator[str]:
+    """Yield the lines of a machine file for one device: its own values, otherwise the profile's defaults."""
     device = {**defaults, **own, "pci": {**(defaults.get("pci") or {}), **(own.get("pci") or {})}}
     capability = _mapping(device.get("compute_capability") or {}, "compute_capability")
     major, minor = (capability.get(name) for name in ("major", "minor"))

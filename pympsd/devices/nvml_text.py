@@ -102,6 +102,7 @@ def _driver(devices: Sequence[DeviceProperties]) -> Iterator[str]:
 def _device(
     ordinal: int, device: DeviceProperties, users: Sequence[DeviceProcess], utilization: int | None
 ) -> Iterator[str]:
+    """Yield the lines of a device and of the processes on it."""
     domain, bus, slot, function = (int(part, 16) for part in device.pci.replace(":", ".").split("."))
     attributes = device.attributes
     used = min(sum(process.used for process in users), device.memory_bytes)

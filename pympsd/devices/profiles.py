@@ -121,6 +121,7 @@ def _architecture(
     bus: int,
     l2: int,
 ) -> dict[str, int]:
+    """Return the attributes that follow from an architecture's sizes (bytes), clocks (kHz) and bus width (bits)."""
     return {
         **_EVERY_DEVICE,
         **_TEXTURES,

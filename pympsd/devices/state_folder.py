@@ -178,6 +178,7 @@ class StateFolder:
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
+        """Return the compute modes in the open folder; empty if no file there counts. Raise BadMachine."""
         trusted = self._list_trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.

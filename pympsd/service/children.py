@@ -137,6 +137,7 @@ async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[sock
 
 
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) -> trio.Process:
+    """Start the server's process as its user, with ``link`` as its end of the link. Raise OSError or CannotSpawn."""
     spec = find_spec("pympsd_server")
     if spec is None or spec.origin is None:
         raise CannotSpawn("the package pympsd_server is not installed next to pympsd")

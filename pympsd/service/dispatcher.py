@@ -314,6 +314,7 @@ class Dispatcher:
                 self._handle(self._opened.pop(0), quiet=False)
 
     def _handle(self, event: events.Event, quiet: bool) -> None:
+        """Let the state machine handle one event, save the state, and carry out the instructions."""
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -384,6 +385,7 @@ class Dispatcher:
         return frozenset() if not texts or self.may_log(uid, *texts) else lines
 
     def _carry_out(self, instruction: do.Instruction) -> None:
+        """Carry out one instruction. Do nothing if the session that it is for has ended."""
         match instruction:
             case do.Log(event, fields):
                 self.log.info(event, **fields)

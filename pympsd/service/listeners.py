@@ -166,6 +166,7 @@ class Listener:
         self._nursery.start_soon(self._serve, sock, KeptFd(name, fd, b"", is_new=True))
 
     async def _reject_one(self, error: OSError) -> None:
+        """Accept and close one waiting connection, with the descriptor that is kept in reserve; log the refusal."""
         # A connection that is not accepted for lack of descriptors keeps the socket readable, so it is accepted and
         # closed.
         self._close_reserve()
@@ -188,6 +189,7 @@ class Listener:
             self._reserve = -1
 
     async def _serve(self, sock: trio.socket.SocketType, entry: KeptFd[bytes]) -> None:
+        """Serve one connection until it ends, and close it; errors are logged."""
         uid: int | None = None
         try:
             # The peer does not see the connection close while the keeper has a copy.
@@ -221,6 +223,7 @@ class Listener:
             return None
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
+        """Count a connection in its user's share and run its conversation; refuse it if the share is used up."""
         weight = DRIVERS_WEIGHT if self.greeting else 1
         # Refuse now if no memory is left for a frame: the connection would be closed later, after work that delays
         # others.

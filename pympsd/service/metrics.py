@@ -68,6 +68,7 @@ def listen(address: str, pipe_directory: str) -> socket.socket:
 
 
 def _listen_at(path: str) -> socket.socket:
+    """Return a socket that listens at a path, after removing the socket of a killed daemon. Raise OSError."""
     sock = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
@@ -162,6 +163,7 @@ class MetricsServer:
         closed.scope.cancel()
 
     async def _serve(self, peer: trio.SocketStream, scraper: _Scraper) -> None:
+        """Answer one scraper's request within the time limits, and close the connection."""
         user = NO_USER if scraper.user is None else scraper.user
         try:
             with contextlib.suppress(trio.BrokenResourceError), scraper.scope, trio.move_on_after(SECONDS):

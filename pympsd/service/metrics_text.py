@@ -38,6 +38,7 @@ def metrics_text(daemon: Daemon, backend: str) -> str:
 
 
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
+    """Yield the lines of the metrics of the daemon itself."""
     versions = {"version": VERSION, "cuda_version": CUDA_VERSIONS[daemon.options.driver]}
     selection = {"backend": backend, "protocol": daemon.options.protocol}
     yield from _family("pympsd", "info", "The daemon.", [({**versions, **selection}, 1)])

@@ -120,6 +120,7 @@ class NamespaceSockets:
                 self.dispatcher.feed(NamespaceLost(*key))
 
     def _open(self, entry: _Socket, server: str, namespace: str, uid: int) -> str:
+        """Open a socket and start its listener; return why it cannot be opened, or an empty text."""
         try:
             with namespace_directory.open_directory(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
                 if not namespace:

@@ -1,4 +1,4 @@
-"""The command line of pympsd-smi; its refusals are those of nvidia-smi 580 (recorded).
+"""Parse the command line of pympsd-smi; the refusals are those of nvidia-smi 580 (recorded).
 
 The tables here have all options of nvidia-smi: those that pympsd-smi carries out, and those that it refuses by name
 because an emulated GPU has nothing to which they apply. `usage`, the manual page and shells' completions name the

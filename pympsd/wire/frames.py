@@ -17,14 +17,16 @@ OPERATOR_WORKING = 3
 OPERATOR_STDOUT = 4
 OPERATOR_STDERR = 5
 OPERATOR_DONE = 6
-"""Ends the answer to one line; the body is one byte: 0 accepted, 1 refused."""
+"""The kind of the frame that ends the answer to one line; the body is one byte: 0 accepted, 1 refused."""
 OPERATOR_PROTOCOL = 7
 """The daemon's protocol, "2" or "3", for an operator whose hello has the body ASKS_PROTOCOL."""
 OPERATOR_FILE = 8
 """The text of the file that the next line names; the operator's side reads it, with the operator's rights."""
 ASKS_PROTOCOL = b"?"
 CREDENTIALS_REQUEST = 9
-"""Sent by clients and operators before their hello: the daemon must prove its owner (``channel/daemon_owner.py``)."""
+"""The request that clients and operators send before their hello: the daemon must prove its owner
+(``channel/daemon_owner.py``).
+"""
 CREDENTIALS = 10
 """The daemon's answer to CREDENTIALS_REQUEST, with its credentials from the kernel (SCM_CREDENTIALS)."""
 OPERATOR_MACHINE = 11

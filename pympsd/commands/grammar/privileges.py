@@ -41,7 +41,7 @@ class Caller:
     """The server to whose socket the caller connected; empty for the daemon's own."""
     namespace: str = ""
     process: Origin | None = None
-    """The process that the line names, if it names an existing one."""
+    """The properties of the process that the line names; None if the line does not name an existing process."""
 
 
 def is_owner(daemon: Daemon, caller: Caller) -> bool:

@@ -1,4 +1,4 @@
-"""The table of all commands, and how one is run.
+"""Keep the table of all commands, and run a command.
 
 A command is a function ``(daemon, caller, **arguments) -> Decision`` under the decorator `command`, which gets the
 syntax. The function's docstring is the command's help. The table `COMMANDS` has the commands of both protocols by

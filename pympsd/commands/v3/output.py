@@ -42,7 +42,7 @@ class Column:
     name: str
     heading: str
     key: str = ""
-    """The name in JSON, if it differs."""
+    """The name of the column in JSON, if it differs from ``name``; otherwise empty."""
 
 
 @frozen

@@ -67,6 +67,7 @@ class ClientMemory:
             return self._answer
 
     async def _ask(self) -> Memory:
+        """Return the child's answer. Without one, return nothing and do not ask for RETRY_SECONDS."""
         if trio.current_time() < self._not_before:
             return {}
         try:

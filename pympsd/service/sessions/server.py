@@ -262,6 +262,7 @@ class ServerSession:
                 raise RemoteError(f"{type(message).__name__} is not for the daemon")
 
     def _set_up(self, dispatcher: Dispatcher, versions: Versions) -> None:
+        """Send the server its devices and limits; raise RemoteError if its versions are not supported."""
         if agree(Versions(), versions) is None:
             raise RemoteError(f"the server speaks versions {versions.oldest} to {versions.newest}")
         setup = link.ServerSetup(

@@ -20,7 +20,10 @@ _HEADER: Final = Struct("<I9iq")
 _SIGN: Final = re.compile(rb"[\x01-\x03]\xe0\xcd\xab")
 _BEGIN_OF_SIGN: Final = re.compile(rb"[\x01-\x03](\xe0\xcd?)?\Z")
 _NO_TEXT: Final = re.compile(rb"[\x01-\x03]")
-"""Bytes that the vendor's texts do not contain: they belong to the next record, so this one is incomplete."""
+"""The bytes that the vendor's texts do not contain.
+
+In a record's text they belong to the next record, so the record is incomplete.
+"""
 _FIRST_YEAR, _LAST_YEAR = 1971, 9998
 """The first and the last year whose local times can be converted to seconds since the epoch in every time zone."""
 
@@ -30,7 +33,7 @@ class RecordWriter(IntEnum):
 
     SERVER = 1
     CLIENT = 2
-    """Inferred from server.log, whereas 1 and 3 were recorded."""
+    """The origin of a client's record: its number is inferred from server.log, whereas 1 and 3 were recorded."""
     OTHER = 3
 
 
@@ -66,7 +69,7 @@ class LogReader:
     """
 
     _data: bytes = field(default=b"", init=False)
-    """The bytes that were not split yet, which begin with a possible record."""
+    """The bytes that were not split yet; they begin with a possible record."""
     _line: bytes = field(default=b"", init=False)
     """The beginning of a line of text; it may continue after a record."""
 

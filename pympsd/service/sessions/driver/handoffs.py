@@ -217,6 +217,7 @@ class Handoffs:
     async def _hand_over(
         self, link: ServerLink, client: NewClient, priority: int, limits: ClientLimits | None
     ) -> None:
+        """Send the server a client with the client's limits, and wait for the client's answer to the server."""
         offer = client.take()
         self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)

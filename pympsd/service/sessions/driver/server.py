@@ -271,6 +271,7 @@ class DriverServerSession:
     def _report(
         self, status: int, processes: list[commands.ListedProcess], devices: list[commands.DeviceClients]
     ) -> None:
+        """Feed the server's status and the contexts of its clients as an event, and complete the running refresh."""
         ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
         contexts: dict[int, list[ReportedContext]] = {process.pid: [] for process in processes}
         first = {(process.pid, process.context, process.uuid): process.identity for process in processes}
@@ -314,6 +315,7 @@ class DriverServerSession:
         await self._run()
 
     async def _run(self) -> None:
+        """Run the tasks of a registered server until its connection ends; kill the server after a wrong answer."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
