@@ -1,4 +1,4 @@
-"""The program behind `pympsd`: start the daemon, print help or the version, or give a daemon commands.
+"""Run the program `pympsd`: start the daemon, print help or the version, or give a daemon commands.
 
 Imports almost nothing until the daemon is started (docs/performance.md).
 """

@@ -63,7 +63,7 @@ from pympsd.vocabulary.variables import BadSetting
 READY = b"."
 CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY="
 REPORTED = b"!"
-"""Sent when the child has reported why it could not start, and ends."""
+"""The byte that the child sends when it has reported why it could not start, and is ending."""
 SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
 """The names of server processes, by the name under which the daemon is started."""
 

@@ -1,4 +1,4 @@
-"""The program behind ``pympsd machine``: convert machine files from and to the format of nvml-mock's profiles."""
+"""Run ``pympsd machine``: convert machine files from and to the format of nvml-mock's profiles."""
 
 import argparse
 import json

@@ -86,7 +86,7 @@ class SetNamespace(Change):
     server: str
     name: str
     limits: Limits
-    """Only the limits that are set."""
+    """The limits that the file states; other limits stay as they are."""
     differences: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class SetServer(Change):
 
     server: str
     maximum: Limits
-    """Only the limits that are set."""
+    """The maximum limits that the file states; other maximum limits stay as they are."""
     contains_partitions: bool | None
     differences: tuple[str, ...]
 
@@ -135,7 +135,7 @@ class CreatePartition(Change):
     server: str
     partition: PartitionPlan
     index: int
-    """The index of its device, as the server's clients see it."""
+    """The index of the partition's device, as the server's clients see it."""
 
     def __str__(self) -> str:
         return f"created SM partition '{self.server}/{self.partition.name}' on device {self.index}"
@@ -148,7 +148,7 @@ class DeletePartition(Change):
     server: str
     partition: SmPartition
     index: int
-    """The index of its device, as the server's clients see it."""
+    """The index of the partition's device, as the server's clients see it."""
 
     def __str__(self) -> str:
         return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.index}"

@@ -1,4 +1,4 @@
-"""The values of a checked configuration: the servers and namespaces that a file names, and their settings."""
+"""Define the values of a checked configuration: the servers and namespaces that a file names, and their settings."""
 
 from collections.abc import Mapping, Set
 
@@ -37,9 +37,9 @@ class ServerPlan:
     """
     partitions: tuple[PartitionPlan, ...] = ()
     maximum: Limits = field(factory=Limits)
-    """The maximum limits of the server's clients, as far as stated."""
+    """The maximum limits of the server's clients, without limits that the file does not state."""
     contains_partitions: bool | None = None
-    """None if not stated."""
+    """Whether a fault affects only its static SM partition; None if the file does not state it."""
 
 
 @frozen
@@ -60,12 +60,12 @@ class Plan:
 
     servers: dict[str, ServerPlan] = field(factory=dict)
     rules: tuple[Rule, ...] | None = None
-    """None if not stated."""
+    """The rules in their order; None if the file does not have any statement about rules."""
     features: Features = field(factory=lambda: Features(None, None, None))
     cgroups: CgroupLimits | None = None
-    """None if not stated."""
+    """The limits of cgroups; None if the file does not have any statement about cgroups."""
     shares: dict[str, int] | None = None
-    """The shares of each user by resource; None if not stated."""
+    """The shares of each user by resource; None if the file does not state any."""
 
 
 @frozen

@@ -1,5 +1,5 @@
-"""The description of a machine's devices that libnvidia-ml.so.1 reads: their properties, and the processes that use
-them.
+"""Write the description of a machine's devices that libnvidia-ml.so.1 reads: their properties, and the processes that
+use them.
 
 A native program has no Python, so the format is one that C reads easily: a line for each property, with its name
 before its values. Lines before the first ``device`` are about the machine; ``process`` lines follow their device::

@@ -1,9 +1,9 @@
-"""Profiles of the devices of emulated machines, from a B200 to the pre-Volta P100.
+"""Define the profiles of the devices of emulated machines, from a B200 to the pre-Volta P100.
 
 Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the product
 pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the H100's
 (tests/data/device-attributes-h100.txt), except that features which the emulated device lacks, such as GPUDirect, are
-0, and so are the ids of a board (PCI). SMs, clocks, memory and bus of the other ones are those of the products' data
+0, and so are the ids of a board (PCI). SMs, clocks, memory and bus of the other devices are from the products' data
 sheets; the L2 cache that may be set aside is 0 if NVIDIA does not publish it.
 
 The chunks of static SM partitions are recorded with an H100 and reported for an H200. Other profiles have as many

@@ -1,4 +1,4 @@
-"""The dispatcher: feeds events to the state machine and carries out its instructions in order, without waiting.
+"""Feed events to the state machine, and carry out its instructions in order, without waiting: the dispatcher.
 
 This is the only place where the state changes. Sessions, timers and children call `Dispatcher.feed` with an event;
 the state machine decides; the state is saved for the next daemon; then the dispatcher carries out each instruction:

@@ -1,4 +1,4 @@
-"""Followers: functions that are called after the daemon's state has changed, with a pause between rounds.
+"""Call the followers: functions that are called after the daemon's state has changed, with a pause between rounds.
 
 Their results, such as the file for NVML, depend on the whole state, and events come in bursts: a job starts with
 hundreds of clients, and servers report memory several times per second. So nothing is done for each single event. The

@@ -1,4 +1,4 @@
-"""The listening sockets: accept connections, check and limit them, and run their conversations.
+"""Accept connections at the listening sockets, check and limit them, and run their conversations.
 
 A connection costs descriptors and memory before its purpose is known. So each one is counted for its user before its
 first byte is read, and a refused one is closed immediately. The keeper holds the connections that an earlier daemon

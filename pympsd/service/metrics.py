@@ -1,4 +1,4 @@
-"""The socket of --metrics: HTTP responses with OpenMetrics text.
+"""Serve OpenMetrics text in HTTP responses at the socket of --metrics.
 
 Any user of the machine may connect, so nothing that a scraper does may cost the daemon much: at most CONNECTIONS are
 open, each for at most SECONDS; a request has to be complete within REQUEST_SECONDS; the text is cached for

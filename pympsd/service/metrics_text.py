@@ -1,4 +1,5 @@
-"""The daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in # EOF).
+"""Describe the daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in #
+EOF).
 
 A limit that is the same on all devices has one sample without the label ``device``; a limit that differs has one for
 each device. Counts by device always have the label.

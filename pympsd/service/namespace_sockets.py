@@ -1,4 +1,4 @@
-"""The sockets of servers and namespaces in protocol 3: opened and closed while the daemon runs.
+"""Open and close the sockets of servers and namespaces in protocol 3, while the daemon runs.
 
     PIPE-DIRECTORY/SERVER/control              the server's own, with a log FIFO next to it
     PIPE-DIRECTORY/SERVER/NAMESPACE/control    a namespace's: clients that connect here get its limits

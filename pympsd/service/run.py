@@ -1,4 +1,4 @@
-"""The running daemon on one page: its sockets and files, and the tasks of its nursery.
+"""Run the daemon: open its sockets and files, and run its tasks in one nursery.
 
 `run` is called after the fork. It fetches an earlier daemon's descriptors from its keeper, opens or takes over the
 listening sockets and the log FIFO, restores the state, which is saved from then on, and starts the listeners. When
@@ -113,7 +113,7 @@ class DaemonSetup:
     terminate_by_reset: bool = False
     protocol: int = 2
     static: bool = False
-    """Whether -S or one of its other names was passed."""
+    """Whether the option -S, or another name of this option, was passed."""
     flags: frozenset[str] = frozenset()
     configuration: tuple[str, bytes] | None = None
     """The path and the text of a valid configuration file to apply."""

@@ -1,4 +1,4 @@
-"""Messages on the link between a server (or a client without a daemon) and an executor.
+"""Define the messages on the link between a server (or a client without a daemon) and an executor.
 
     server                          executor
     ExecutorSetup ----------------> opens the device

@@ -1,4 +1,4 @@
-"""Fatbins, which contain images for several architectures: find the PTX for a device.
+"""Find the PTX for a device in a fatbin, which contains images for several architectures.
 
 A fatbin is a header of 16 bytes (magic number, version, its own size, the size of the rest; fatbinary.h), then for
 each image a header and the image. The fields of an image's header were worked out from the files that ``nvcc`` of

@@ -1,4 +1,5 @@
-"""The frame: an 8-byte header and a body. Imports nothing, because the command line uses it and must start fast.
+"""Encode and decode frames: an 8-byte header and a body. This module imports nothing, because the command line uses
+it and must start fast.
 
 Header, in the machine's byte order (both ends are on one machine): body length (4 bytes), kind (2), number of file
 descriptors sent with the frame (1), reserved, zero (1).

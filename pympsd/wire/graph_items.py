@@ -1,4 +1,5 @@
-"""An executable graph as bytes: items, each with a record of the command stream and the items on which it depends.
+"""Encode an executable graph as bytes: items, each with a record of the command stream and the items on which it
+depends.
 
 Each item begins with four numbers of 4 bytes: the length of its record, the number of its dependencies, the number of
 its bodies, and its kind of conditional. The dependencies follow as indices of earlier items (4 bytes each, padded to

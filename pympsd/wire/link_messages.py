@@ -1,4 +1,4 @@
-"""Messages between the daemon and a server, over the registration socket that the server inherits.
+"""Define the messages between the daemon and a server, over the registration socket that the server inherits.
 
 Messages are MessagePack maps with the names of fields as keys. A daemon takes over servers that an earlier version
 started, and communicates with them as long as they run, so a field keeps its name even if the product uses another

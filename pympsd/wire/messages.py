@@ -1,4 +1,4 @@
-"""The messages between processes, a frozen class for each, and their codec: MessagePack bodies in frames.
+"""Define the messages between processes, a frozen class for each, and encode them as MessagePack bodies in frames.
 
 This module has the messages between client and daemon and between client and server. Messages between server and
 daemon are in ``link_messages``, messages between server and executor in ``executor_messages``.

@@ -1,4 +1,4 @@
-"""The ring of records in the memory that a client shares with an executor, behind the bulk data.
+"""Define the ring of records in the memory that a client shares with an executor, behind the bulk data.
 
 Offsets are bytes from the ring's start, words are 64 bits. One side writes each word, and each word that the other
 side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo

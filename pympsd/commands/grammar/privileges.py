@@ -1,4 +1,4 @@
-"""Privileges of callers: the settings that they may change, and the state that they may see.
+"""Check the privileges of callers: the settings that they may change, and the state that they may see.
 
 Every user may query the daemon. Root and the user who started the daemon may change its settings (recorded); in
 protocol 3 a server's owner may also change that server. A query gets the state from `restrict_view`, without other

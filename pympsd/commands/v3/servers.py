@@ -1,4 +1,4 @@
-"""The module ``server``."""
+"""Define the module ``server``: create, delete, list and set servers and their limits."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""The processes that hold the lock of a pipe directory, or listen there.
+"""Find the processes that hold the lock of a pipe directory, or listen there.
 
 Any user may hold the lock, because its file has the vendor's mode, 0666.
 """

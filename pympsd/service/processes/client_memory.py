@@ -1,4 +1,4 @@
-"""The device memory of the clients of the driver's server, as NVML reports it to a child process.
+"""Find out the device memory of the clients of the driver's server, which NVML reports to a child process.
 
 The child (pympsd_server/backends/cuda/driver/client_memory.py) is started for the first request, ends after some
 seconds without a request, and is reaped immediately. The driver's library may hang. So a child that does not answer

@@ -1,4 +1,4 @@
-"""Quotas of the file descriptors that this process may open, so that no user can take all of them."""
+"""Limit users to quotas of the file descriptors that this process may open, so that no user can take all of them."""
 
 import os
 import resource

@@ -155,7 +155,7 @@ def open_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
 
 
 def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
-    """Return the uid that decides an operator's privileges: in protocol 3, for an operator in a container, no user's.
+    """Return the uid that decides an operator's privileges; in protocol 3, an operator in a container gets NO_USER.
 
     Root in a container without a user namespace of its own is root here, and could lift the container's own limits.
     """

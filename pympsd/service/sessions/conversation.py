@@ -1,4 +1,4 @@
-"""A connection of pympsd's own protocol: await its hello within a deadline, and run its session."""
+"""Serve a connection of pympsd's own protocol: await its hello within a deadline, and run its session."""
 
 import socket
 from typing import Final

@@ -1,4 +1,4 @@
-"""The daemon's side of a server's link: turns the server's messages into events and its log records into lines.
+"""Run the daemon's side of a server's link: turn the server's messages into events, and its log records into lines.
 
 A server runs as its user and is not trusted: every message is checked before it becomes an event, a message that
 violates the protocol ends the server, and log lines are limited, cleaned and counted. Messages to a server that does

@@ -1,4 +1,5 @@
-"""Records that the driver's own programs write to the named pipe ``log``, to which any process may also write lines.
+"""Read the records that the driver's own programs write to the named pipe ``log``, and lines that any process may
+write there.
 
 A record consists of int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday, hour, minute, second,
 millisecond (local time), int64 length of the text, and the text without a newline (recorded with driver 580).

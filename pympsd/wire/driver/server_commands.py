@@ -1,4 +1,5 @@
-"""The daemon's commands and questions to the driver's server. Decoding checks every size and count.
+"""Encode the daemon's commands and questions to the driver's server, and decode the answers. Decoding checks every
+size and count.
 
 A command is a tuple of packets, sent without a pause between them. The server handles one command at a time and
 answers in order, so a question may be sent before earlier ones are answered.

@@ -70,7 +70,7 @@ class DriverServerSession:
     _limits_unknown: bool = field(
         default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
-    """True if an earlier daemon started the server and this one has not sent it limits yet."""
+    """True if an earlier daemon started the server, and this daemon has not sent the server limits yet."""
     _refreshed: trio.Event | None = field(default=None, init=False)
     """Set when the running refresh has all its answers; None if no refresh runs."""
     _requested_at: float = field(default=0.0, init=False)
