@@ -57,7 +57,7 @@ class BufferBudget:
     """
 
     problem: Callable[[int, int], str]
-    """Called with (uid, count): returns why a user may not have ``count`` more bytes, or an empty text."""
+    """The function of (uid, count) that returns why a user may not have ``count`` more bytes, or an empty text."""
     held: Counter[int] = field(factory=Counter)
     """The number of bytes that are kept for each user, without users who have none."""
 

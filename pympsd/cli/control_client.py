@@ -23,7 +23,8 @@ SILENT = 2
 NO_OUTPUT = 74
 """The exit status if the output is incomplete (EX_IOERR of sysexits.h); 1 would mean that no daemon runs."""
 REAP_SECONDS = 0.1
-"""Seconds to wait until PID 1 reaps an ended daemon: in some containers it reaps only every few seconds, or never.
+"""The number of seconds to wait until PID 1 reaps an ended daemon: in some containers PID 1 reaps only every few
+seconds, or never.
 
 Until then ps shows the daemon's process under another name (daemonize.py).
 """

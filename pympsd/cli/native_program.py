@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CUDA = ("libcuda.so", "libcudart.so", "libnvidia-ml.so", "libnvrtc.so", "libnvJitLink.so")
-"""The beginnings of the names of pympsd's libraries for native programs."""
+"""The first characters of the names of pympsd's libraries for native programs."""
 
 
 class Examined:

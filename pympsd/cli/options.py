@@ -49,7 +49,7 @@ FLAGS = {
     "--force": "force",
     **dict.fromkeys(MULTIUSER, "multiuser"),
 }
-"""Options without a value, with the attributes that they set."""
+"""The options without a value, each with the attribute that it sets to true."""
 _TEXTS = {
     "--log-dialect": "dialect",
     "--users": "users",
@@ -99,7 +99,7 @@ class Options:
         self.protocol = ""
         """The requested protocol; empty if not given."""
         self.apply = ""
-        """The path of the configuration file."""
+        """The path of the configuration file to apply; empty if not given."""
         self.metrics = ""
         """The address of the metrics: a port of the loopback, or the path of a socket."""
         self.launcher = ""
@@ -108,12 +108,12 @@ class Options:
         """The option of INSTALLS that was given; empty if none was. Its argument is ``folder``."""
         self.folder = ""
         self.quit = ""
-        """The option that ends the daemon, as typed. With -d or -f, -q means something else."""
+        """The option that ends the daemon, as typed; empty if not given. With -d or -f, -q has another meaning."""
         self.force = False
         self.driver = 0
         """The driver branch to reproduce; 0 if not given."""
         self.static = ""
-        """The option for static partitioning, as typed."""
+        """The option for static partitioning, as typed; empty if not given."""
         self.dialect = ""
         self.users = ""
         self.overtaking_seconds: float | None = None

@@ -233,7 +233,7 @@ class Impossible(Change):
 
 
 CountClients = Callable[[str, str | None], int]
-"""Returns the number of clients of a server, or of one of its namespaces."""
+"""The type of a function that returns the number of clients of a server, or of one of the server's namespaces."""
 
 
 @frozen
@@ -244,7 +244,7 @@ class State:
     context: FileContext
     count_clients: CountClients = field(default=lambda server, namespace: 0)
     count_clients_in: Callable[[str, SmPartition], int] = field(default=lambda server, partition: 0)
-    """Returns the number of clients of an SM partition."""
+    """The function that returns the number of clients of an SM partition."""
     rules: tuple[Rule, ...] | None = None
     features: Features = field(factory=Features)
     cgroups: CgroupLimits = field(factory=dict)

@@ -115,7 +115,7 @@ def compute_hash(daemon: Daemon) -> str:
 
 
 def defaults_of(daemon: Daemon) -> Defaults:
-    """Return the defaults that commands of protocol 2 set."""
+    """Return the defaults that commands of protocol 2 can set, with their present values."""
     return daemon.defaults.thread_percentage, daemon.defaults.client_priority, dict(daemon.defaults.memory_limits)
 
 

@@ -26,7 +26,7 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 VERSION: Final = "1.0"
 _MIB: Final = 1 << 20
 _UNNAMED: Final = "GPU-4d4f434b-0000-0000-0000-{:012d}"
-"""The UUID that nvml-mock gives a device without one."""
+"""The UUID that nvml-mock gives a device whose UUID the profile does not state, by the device's index."""
 _MAX_DEVICES_WITHOUT: Final = 8
 """The maximum number of devices for which a profile need not list the devices."""
 _ARCHITECTURES: Final = {5: "maxwell", 6: "pascal", 7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell"}

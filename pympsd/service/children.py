@@ -46,7 +46,9 @@ PASSED_ENVIRONMENT: Final = (
 among them because in some containers executors find the driver's library only with it.
 """
 OWN_ENVIRONMENT: Final = ("XDG_CACHE_HOME",)
-"""Variables for servers of the daemon's own user only, because they name folders of that user."""
+"""The variables of the daemon's environment that only servers of the daemon's own user get, because the values name
+folders of that user.
+"""
 LEAVE_SECONDS: Final = 5.0
 """The time that a server has to end after its link is closed."""
 DRAIN_SECONDS: Final = 0.5

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pympsd.service.dispatcher import Dispatcher
 
 PAUSE_SECONDS: Final = 0.25
-"""Seconds between two rounds, so that many servers with frequent allocations take little processor time."""
+"""The pause in seconds between two rounds, so that many servers with frequent allocations take little processor time.
+"""
 
 
 async def follow(dispatcher: Dispatcher, *functions: Callable[[], None]) -> None:

@@ -45,9 +45,12 @@ class Listener:
     """The socket's name in the pipe directory."""
     listening: trio.socket.SocketType
     converse: Callable[[trio.socket.SocketType, Peer, KeptFd[bytes]], Awaitable[None]]
-    """Called with the keeper's entry of a connection, which is held until it returns."""
+    """The function that runs a connection until its end.
+
+    It gets the keeper's entry of the connection, which the keeper holds until the function returns.
+    """
     inherited: Sequence[KeptFd[bytes]] = ()
-    """Connections that an earlier daemon accepted."""
+    """The connections that an earlier daemon accepted, as the keeper's entries."""
     greeting: bytes = b""
     """The packet that the daemon sends first on every connection; empty if the peer speaks first. With a greeting,
     peers also pass credentials.

@@ -29,9 +29,9 @@ RECORDS_PER_SECOND: Final = 5000
 UNKNOWN_PID: Final = 0
 """The PID for all writers that are not servers, because the writer of a FIFO is unknown."""
 PAUSE: Final = 0.1
-"""Seconds for which the FIFO is not read after too much was written.
+"""The number of seconds for which the FIFO is not read after too much was written.
 
-Only its writers wait; a server may be among them.
+Only the FIFO's writers wait; a server may be among them.
 """
 READ_BYTES: Final = 4 * PIPE_BUF
 """The number of bytes to read at a time, small enough that even malformed input is parsed in milliseconds."""

@@ -37,7 +37,9 @@ SECONDS: Final = 5.0
 """The maximum duration of a connection."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
-"""Seconds for which a text is cached: any user of the machine may request it any number of times."""
+"""The number of seconds for which a text is cached, because any user of the machine may request it any number of
+times.
+"""
 PAUSE_SECONDS: Final = 1.0
 """The pause in seconds after no descriptor was left for a connection."""
 
@@ -117,7 +119,7 @@ class _Scraper:
     """A scraper's connection."""
 
     user: int | None
-    """The peer's uid; at a port None, or a number that is not a uid."""
+    """The peer's uid; None or a number that is not a uid if the peer connected to a port."""
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     is_requested: bool = field(default=False, init=False)
     """Whether the request has been received."""
@@ -151,8 +153,8 @@ class MetricsServer:
                 nursery.start_soon(self._serve, trio.SocketStream(peer), scraper)
 
     def _make_room(self) -> None:
-        """If CONNECTIONS are open, close one of the user who has most: the oldest without a request, or else the
-        oldest.
+        """Close a connection if CONNECTIONS are open: of the user who has most, the oldest without a request, or else
+        the oldest.
         """
         if len(self._open) < CONNECTIONS:
             return

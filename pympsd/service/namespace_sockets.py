@@ -35,7 +35,10 @@ from pympsd.vocabulary import files
 from pympsd.wire.driver.handshake import HELLO
 
 PAUSE_SECONDS: Final = 0.0002
-"""Seconds between two checks of all sockets, for each socket. A check takes 5 µs, so checks take 1/40 of the time."""
+"""The number of seconds for each socket between two checks of all sockets.
+
+A check of a socket takes 5 µs, so checks take 1/40 of the time.
+"""
 
 
 @define
@@ -57,7 +60,7 @@ class NamespaceSockets:
     kept_entries: KeptEntries
     """The descriptors that an earlier daemon left; empty after this daemon has started."""
     is_taken_by_another: Callable[[], bool] = lambda: False
-    """Returns whether another daemon has taken the pipe directory."""
+    """The function that returns whether another daemon has taken the pipe directory."""
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
     """The sockets by server and namespace; the namespace of a server's own socket is empty."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)

@@ -31,7 +31,7 @@ _SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
 
 
 def lines_to_limit(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
-    """Return the user who causes an event, and which of the event's log lines are limited."""
+    """Return the user who causes an event, and the names of the event's log lines that are limited."""
     match event:
         case OperatorLine():
             return event.uid, _COMMAND_LINES
@@ -83,7 +83,7 @@ class UserRateLimits:
     _dropped: Counter[int] = field(factory=Counter, init=False)
 
     def take(self, uid: int, texts: Sequence[str], now: float) -> bool:
-        """Return whether lines of these texts may be logged for a user; count those that may not.
+        """Return whether lines with these texts may be logged for a user; if not, count them as dropped.
 
         ``now`` is in seconds of any clock that does not go back. Either all lines are granted or none.
         """

@@ -38,7 +38,7 @@ VENDORS_NAME = "nvidia-smi"
 INTERRUPTED = 130
 """The exit status after SIGINT, as a shell reports it."""
 WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE, Action.SET_PERSISTENCE)
-"""Actions that do not show processes, and therefore need not wait for the lock of the machine's folder."""
+"""The actions that do not show processes, and therefore need not wait for the lock of the machine's folder."""
 Answer = tuple[str, int]
 """A text and the exit status; with a status other than 0, the text is a message for standard error."""
 

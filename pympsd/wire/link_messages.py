@@ -142,7 +142,7 @@ class ShutDown:
 
     forced: bool
     is_deletion: bool = False
-    """True if clients whose work the server ends are told that the server was deleted."""
+    """True if the clients whose work ends are told that the server was deleted."""
 
 
 @message(40)

@@ -69,7 +69,7 @@ class TextureFlag(IntFlag):
 
 @frozen
 class Sampling:
-    """How a texture is read (CUDA_TEXTURE_DESC). Filters are 0 for point and 1 for linear."""
+    """The way in which a texture is read (CUDA_TEXTURE_DESC). Filters are 0 for point and 1 for linear."""
 
     address_modes: tuple[int, int, int] = (0, 0, 0)
     filter: int = 0

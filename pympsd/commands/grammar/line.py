@@ -17,8 +17,8 @@ What must never happen:
 - that a truncated line is carried out: of a line that is too long only the first words are kept, for the answer, and
   the line is refused;
 - that bytes are lost or changed between the operator's line and a message that quotes it;
-- that words are read here and later with different results: arguments are read when the command runs; here only the
-  PIDs of the servers to ask are read.
+- that words are read here and later with different results. Therefore only the PIDs of the servers to ask are read
+  here; all arguments are read when the command runs.
 """
 
 from typing import Final

@@ -102,7 +102,8 @@ def insufficient(caller: Caller, command: str, owned: str) -> CommandRefused:
 def sees_all(daemon: Daemon, caller: Caller) -> bool:
     """Return whether a caller's queries show more than the namespace whose socket it used.
 
-    True for the daemon's own socket, for root, for the server's owner, and if the daemon allows open queries.
+    The result is True at the daemon's own socket, for root, for the server's owner, and if the daemon allows open
+    queries.
     """
     server = daemon.named_servers.get(caller.server)
     owns_server = caller.uid == 0 or (server is not None and caller.uid == server.uid)

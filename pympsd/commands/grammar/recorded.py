@@ -28,7 +28,7 @@ _MAX_DIGITS: Final = 10
 
 @frozen
 class Recorded:
-    """How driver 580 treats a command differently from its other commands."""
+    """The ways in which driver 580 treats a command differently from its other commands."""
 
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
@@ -57,7 +57,7 @@ RECORDED: Final = {
 }
 
 WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality domains"}
-"""Options of later drivers that are accepted but have no effect, with the reason."""
+"""The options of later drivers that are accepted but have no effect, each with the reason."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
 """The equivalent commands of protocol 3, by a command of protocol 2 and its first argument, for commands whose first

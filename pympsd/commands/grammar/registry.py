@@ -95,7 +95,7 @@ class Command:
     driver: int = min(CUDA_VERSIONS)
     """The first driver branch whose protocol 2 has the command."""
     view: View = restrict_view
-    """Returns the part of the state that a query gets."""
+    """The function that returns the part of the state that a query gets."""
     protocols: tuple[int, ...] = field()
     """The protocols of the daemons that have the command. Default: both for one word, 3 for a module's verb."""
 

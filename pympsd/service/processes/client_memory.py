@@ -50,7 +50,7 @@ class ClientMemory:
 
     log: FilteringBoundLogger
     nursery: trio.Nursery
-    """Runs the tasks that wait until children end."""
+    """The nursery of the tasks that wait until children end."""
     _process: trio.Process | None = field(default=None, init=False)
     _lock: trio.Lock = field(factory=trio.Lock, init=False)
     _answer: Memory = field(factory=dict, init=False)

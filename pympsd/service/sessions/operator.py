@@ -170,7 +170,7 @@ def _text_frames(kind: int, text: str) -> list[bytes]:
 
 @define
 class _StartingOperator:
-    """The operator in whose place the configuration file of the start is applied."""
+    """The operator session that applies the configuration file of the start; no operator is connected."""
 
     answers: list[Answer] = field(factory=list)
     answered: trio.Event = field(factory=trio.Event)

@@ -51,7 +51,7 @@ class ServerSession:
     uid: int
     pid: int
     kill: Callable[[], None]
-    """Kills the server's process, a child of this daemon or of an earlier one."""
+    """The function that kills the server's process, which is a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
     is_set_up: bool = field(default=False, init=False)
     """Whether the server has been sent its devices and limits."""

@@ -57,7 +57,7 @@ class DriverLogRecord:
 
 @frozen
 class ForeignLines:
-    """Lines that are not records, without newlines, each cut to PIPE_BUF bytes."""
+    """The lines that are not records, without newlines, each cut to PIPE_BUF bytes."""
 
     lines: tuple[bytes, ...]
 
