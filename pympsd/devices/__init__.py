@@ -1,1 +1,3 @@
-"""The GPUs of a machine: profiles, descriptions of emulated machines, and the devices that are visible."""
+"""This package describes the GPUs of a machine: profiles, descriptions of emulated machines, and which devices are
+visible.
+"""

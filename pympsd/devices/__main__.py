@@ -1,14 +1,15 @@
 """Print the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1.
 
-They are those of a program without a daemon, or with ``--daemon`` those of a daemon. ``complaint`` is about
-PYMPSD_STATE_DIRECTORY, and empty if that can be used. With ``--nvml`` they are printed as libnvidia-ml.so.1 reads
-them (`pympsd.devices.nvml_text`), or only the reason why there are none.
+The devices are those that a program sees without a daemon, or with ``--daemon`` those that a daemon has. The field
+``complaint`` is a warning about PYMPSD_STATE_DIRECTORY; empty if the directory can be used. With ``--nvml`` the
+devices are printed in the format that libnvidia-ml.so.1 reads (`pympsd.devices.nvml_text`); if there are none, only
+the reason is printed.
 """
 
 import os
 import sys
 
-if not __package__:  # run by path, isolated: the packages are two folders up
+if not __package__:  # This file is run by path and isolated, so the packages are two folders above it.
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from typing import Any
@@ -29,7 +30,7 @@ def main() -> int:
         settings = Settings.from_environment(add_machine_file(os.environ))
         is_daemons = sys.argv[1:] == ["--daemon"]
         if settings.backend == "vendor" and not is_daemons:
-            # The driver's server is the daemon's: for a program without a daemon it makes no difference.
+            # Only a daemon runs the driver's server, so a program without a daemon need not look for it.
             settings = evolve(settings, backend="auto")
         server = find_driver_server(settings.vendor_server, os.environ) if is_daemons else ""
         machine = visible_machine(settings, ask_driver, lambda: server)

@@ -1,12 +1,12 @@
-"""The backend and the visible devices of this machine, from settings, for the daemon and its servers.
+"""Determine the backend and the visible devices of this machine from the settings, for the daemon and its servers.
 
-The branch of the driver whose behaviour the daemon has is chosen here too: by ``--driver`` or PYMPSD_DRIVER, else by
-the description of an emulated machine. Only branch 580 of the driver's own server is known.
+This module also chooses the driver branch that the daemon reproduces: the value of ``--driver`` or PYMPSD_DRIVER,
+otherwise that in the description of an emulated machine. Only branch 580 of the driver's own server is known.
 
 PYMPSD_BACKEND selects the backend. ``auto`` means the emulated machine if PYMPSD_EMULATED_DEVICES is set, or if there
-is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) if there
-is one whose release pympsd supports, else with ours (``cuda``). An installed driver that
-does not work is an error: on a machine with a GPU, work must not run on an emulated one unnoticed.
+is no driver or no device. Otherwise it means the GPUs that the driver finds: with the driver's own server
+(``vendor``) if its release is one that pympsd supports, or else with pympsd's own servers (``cuda``). An installed
+driver that does not work is an error: on a machine with a GPU, work must not run on an emulated one unnoticed.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class NoDriver(StartError, ValueError):
 class Probed:
     """The result of asking the driver for its devices.
 
-    Exactly one of the three is set: the devices, the reason why there are none (then ``auto`` selects ``emulated``),
-    or the reason why the driver does not work (which is an error).
+    Exactly one of three fields is set: the devices, the reason why there are none (then ``auto`` selects
+    ``emulated``), or the reason why the driver does not work (which is an error).
     """
 
     devices: tuple[DeviceProperties, ...] = ()
     absent: str = ""
-    """The reason why there is no driver, or no device."""
+    """The reason why there is no driver, or no device; empty if there are devices, or if the driver does not work."""
     unusable: str = ""
-    """The reason why the installed driver does not work."""
+    """The reason why the installed driver does not work; empty if it works or is missing."""
 
 
 @frozen
 class Machine:
-    """The backend of a daemon, and why it is that one; the visible devices in the daemon's order.
+    """The backend of a daemon, the reason why it was selected, and the visible devices in the daemon's order.
 
-    Without devices (vendor only) they become known when the first server starts.
+    With ``vendor`` the devices may be unknown until the first server starts; then the list is empty.
     """
 
     backend: str
@@ -58,16 +58,18 @@ class Machine:
     devices: tuple[DeviceProperties, ...]
     vendor_server: str = ""
     driver: int = DRIVER
-    """The branch of the driver whose behaviour it has, which is also the devices'."""
+    """The driver branch that the daemon reproduces, such as 580; the devices have the same one."""
     instead: Machine | None = None
-    """The machine that ``auto`` takes if the driver's server turns out not to be known."""
+    """The machine that ``auto`` selects if the driver's server turns out to use an unknown protocol; None if there is
+    no other.
+    """
 
 
 def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
     """Return the machine that the settings select.
 
-    ``probe`` asks the driver and is called only if its answer matters; ``find_server`` returns the path of the
-    driver's server, or nothing. Raise NoDriver, BadMachine, NoVisibleDevice or DuplicateDevice.
+    ``probe`` asks the driver, and is called only if the answer matters; ``find_server`` returns the path of the
+    driver's server, or an empty text. Raise NoDriver, BadMachine, NoVisibleDevice or DuplicateDevice.
     """
     machine = _set_driver(_machine(settings, probe, find_server), settings.driver)
     if not machine.devices:
@@ -77,9 +79,9 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
 
 
 def find_expected_driver(settings: Settings) -> int:
-    """Return the branch of the driver of a daemon with these settings, without asking the driver; raise BadMachine.
+    """Return the driver branch of a daemon with these settings, without asking the driver; raise BadMachine.
 
-    With backend ``auto`` it is right except on a machine whose driver has a server of its own.
+    With backend ``auto`` the result may be wrong on a machine whose driver has a server of its own.
     """
     if settings.driver or settings.backend in ("cuda", "auto"):
         return settings.driver or DRIVER
@@ -87,7 +89,7 @@ def find_expected_driver(settings: Settings) -> int:
 
 
 def _set_driver(machine: Machine, requested: int) -> Machine:
-    """Return a machine with the requested branch of the driver; 0: with its present branch."""
+    """Return a machine with the requested driver branch; with 0, the machine keeps its branch."""
     described = machine.devices[0].driver if machine.devices else DRIVER
     driver = requested or (VENDOR_DRIVER if machine.backend == "vendor" else described)
     devices = tuple(evolve(device, driver=driver) for device in machine.devices)
@@ -108,8 +110,11 @@ TENSOR_MAP_ACCESS_SUPPORTED VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 """
 _NOT_SERVED: Final = frozenset(_NAMES_NOT_SERVED.split())
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
-"""The prefixes of texture attributes. These, and those above, are of features that a GPU has and the ``cuda`` backend
-lacks: they are reported as 0, so that clients do not use them."""
+"""The prefixes of the names of texture attributes.
+
+A GPU has these features and those in _NOT_SERVED, but the ``cuda`` backend lacks them: their attributes are reported
+as 0, so that clients do not use them.
+"""
 
 
 def _clear_unserved(device: DeviceProperties) -> DeviceProperties:
@@ -118,6 +123,7 @@ def _clear_unserved(device: DeviceProperties) -> DeviceProperties:
 
 
 def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
+    """Return the machine of the selected backend, with all its devices. Raise NoDriver or BadMachine."""
     if settings.backend == "emulated":
         return _emulate(settings, "PYMPSD_BACKEND selects it")
     probed = probe()

@@ -2,7 +2,8 @@
 
 A short-lived child asks, because a driver may hang or crash.
 
-The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
+The daemon never loads the driver. The child's program belongs to the server's backend, and is started by its path, as
+servers are.
 """
 
 import os
@@ -19,10 +20,13 @@ from pympsd.channel.own_libraries import remove_routing
 from pympsd.devices.discovery import Probed
 
 SECONDS: Final = 60.0
-"""Seconds after which a driver that has not answered is considered unusable."""
+"""The number of seconds after which a driver that has not answered is considered unusable."""
 SERVER_NAME: Final = "nvidia-cuda-mps-server"
 OWN_SERVER: Final = "pympsd-server"
-"""A link to ours of the other name is passed over."""
+"""The name of pympsd's own server program.
+
+A file under the driver's name that is a link to it is not the driver's server.
+"""
 _PLACE: Final = ("backends", "cuda", "driver", "probe.py")
 
 
@@ -48,7 +52,7 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
     Returns: Its output, or a `Probed` whose ``unusable`` states why there is no answer. Nothing is raised.
     """
     try:
-        environment = remove_routing(os.environ)  # pympsd's own programs, too, may be children of pympsd-run's
+        environment = remove_routing(os.environ)  # pympsd's programs may also be started under pympsd-run
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
         )
@@ -64,7 +68,7 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
 
 
 def driver_version() -> str:
-    """Return the version of the loaded driver, such as ``580.65.06``, as its kernel module reports it.
+    """Return the version of the loaded driver, such as ``580.65.06``, which its kernel module reports.
 
     ``of unknown version`` if /proc/driver/nvidia/version does not exist or has another form.
     """
@@ -76,9 +80,8 @@ def driver_version() -> str:
 
 
 def find_driver_server(configured_path: str, environment: Mapping[str, str]) -> str:
-    """Return the path of the driver's server: the given one, or the first of PATH that is not a link to ours.
-
-    Empty if there is none.
+    """Return the path of the driver's server: the given path, or the first one in PATH that is not a link to pympsd's
+    server. Return an empty text if there is none.
     """
     if configured_path:
         return configured_path if _is_program(configured_path) else ""

@@ -37,14 +37,17 @@ from pympsd.vocabulary.partitions import MIN_CAPABILITY, chunk_count, chunk_size
 from pympsd.vocabulary.variables import DRIVER_VARIABLE, EMULATED_DEVICES, BadSetting, read
 
 VARIABLE: Final = EMULATED_DEVICES
-"""The variable that describes the machine, in short form or by the path of a file."""
+"""The name of the variable that describes the machine, in short form or by the path of a file."""
 MAX_DEVICES: Final = 64
 MAX_FIGURE: Final = 1 << 20
-"""The greatest number allowed: a device's memory, in MiB, has to fit its window of addresses."""
+"""The greatest number allowed in a description.
+
+It also limits a device's memory in MiB, which must fit in the device's window of addresses.
+"""
 _COUNTS: Final = frozenset(map(str, range(1, MAX_DEVICES + 1)))
 CONTAINMENTS: Final = ("device", "client")
 ABILITIES: Final = ("stops_kernels", "isolates_address_spaces")
-"""Abilities of emulated devices that real ones lack; a description may take them away."""
+"""The abilities of emulated devices that real devices lack. A description may set each of them to false."""
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _CHUNKS: Final = ("sm_chunks", "sm_chunks_2")
 _KEYS_OF_A_DEVICE: Final = """
@@ -54,7 +57,7 @@ _KEYS: Final = frozenset({*_KEYS_OF_A_DEVICE.split(), *_CHUNKS})
 
 
 class BadMachine(InputError, ValueError):
-    """Raised for an invalid description of a machine, or for a state of it that cannot be read.
+    """Raised if a machine's description is invalid, or if the machine's state cannot be read.
 
     The message explains what is allowed, and what to do.
     """
@@ -133,7 +136,7 @@ def parse_toml(text: str) -> tuple[DeviceProperties, ...]:
 
 
 def set_driver(devices: tuple[DeviceProperties, ...], environment: Mapping[str, str]) -> tuple[DeviceProperties, ...]:
-    """Return the devices with the branch of the driver that PYMPSD_DRIVER asks for; raise BadMachine."""
+    """Return the devices with the driver branch that PYMPSD_DRIVER requests; raise BadMachine."""
     try:
         requested = int(read(environment, DRIVER_VARIABLE) or 0)
     except BadSetting as error:
@@ -196,6 +199,7 @@ _OF_OWN_SPACES: Final = (
 
 
 def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
+    """Return the device that a ``[[device]]`` table describes; the profile has the values that the table omits."""
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")
@@ -208,7 +212,7 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
         "MULTIPROCESSOR_COUNT": multiprocessors,
         "COMPUTE_MODE": COMPUTE_MODES[mode],
         "UNIFIED_ADDRESSING": int(unified),
-        # Mapping and sharing memory needs an address space of the clients' own.
+        # Mapping and sharing memory is possible only if each client has an address space of its own.
         **dict.fromkeys(_OF_OWN_SPACES, int(capability >= (7, 0))),
         "COOPERATIVE_LAUNCH": int(capability >= (6, 0)),
         "CLUSTER_LAUNCH": int(capability >= (9, 0)),

@@ -1,7 +1,8 @@
 """Read limits by device from variables: memory, ``0=1G,GPU-...=512MB``, and percentages, ``0=50,1=25``.
 
-A device is named by index, UUID or unique prefix of one, as in CUDA_VISIBLE_DEVICES. The form is that of the MPS
-documents for memory (4.2.7). Percentages by device are pympsd's own: clients on unlike GPUs need unlike portions.
+A device is named by its index, its UUID or a unique prefix of the UUID, as in CUDA_VISIBLE_DEVICES. The MPS documents
+(4.2.7) define this form for memory. Only pympsd has percentages by device: clients on unlike GPUs need unlike
+portions.
 """
 
 import re
@@ -16,10 +17,13 @@ from pympsd.vocabulary.limits import ALL_DEVICES, MAX_MEMORY, BadLimit, PinnedMe
 from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS, PERCENTAGE, PERCENTAGE_FORM
 
 SHOWN: Final = 100
-"""The number of characters of an invalid entry that are kept."""
+"""The maximum number of characters of an invalid entry that are kept for messages."""
 OF_CONTAINER: Final = "NVIDIA_GPU_MEMORY_LIMIT"
-"""MiB of each device that a container may hold: a scheduler sets it, for a hook of NVIDIA's container toolkit
-(apply-cuda-memory-limits), which takes a decimal number of 64 bits and nothing else."""
+"""The name of the variable with the memory of each device, in MiB, that a container may hold.
+
+A scheduler sets the variable for a hook of NVIDIA's container toolkit (apply-cuda-memory-limits), which accepts only
+a decimal number of 64 bits.
+"""
 MAX_OF_CONTAINER: Final = 2**64 - 1
 V = TypeVar("V")
 _WHOLE: Final = re.compile("0*([0-9]{0,20})")
@@ -27,13 +31,10 @@ _WHOLE: Final = re.compile("0*([0-9]{0,20})")
 
 @frozen
 class BadEntry:
-    """An entry of a variable that is invalid, and the reason.
-
-    ``variable`` is the name of the variable that has the entry.
-    """
+    """An invalid entry of a variable, and the reason. ``variable`` is the name of that variable."""
 
     entry: str
-    """Cut if it is very long."""
+    """The invalid entry, cut to SHOWN characters if it is longer."""
     reason: str
     variable: str = MEMORY_LIMITS[0]
 
@@ -41,7 +42,7 @@ class BadEntry:
 def variable_of(environment: Mapping[str, str]) -> str:
     """Return the name of the variable that limits memory in an environment: the first non-empty one of MEMORY_LIMITS.
 
-    If all are empty it is the first of them, for messages.
+    If all are empty, return the first name of MEMORY_LIMITS, which messages then mention.
     """
     return next((name for name in MEMORY_LIMITS if environment.get(name)), MEMORY_LIMITS[0])
 
@@ -74,9 +75,10 @@ def read_container_limit(environment: Mapping[str, str]) -> tuple[int, list[BadE
 def read(
     devices: Sequence[DeviceProperties], text: str, owner: str
 ) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
-    """Return the limits of memory by index of ``devices``, and the invalid entries; the last one for a device wins.
+    """Return the memory limits in bytes by index in ``devices``, and the invalid entries.
 
-    Each valid entry counts, whatever other entries are. ``owner`` names the owner of the devices in messages.
+    The last valid entry for a device counts, whether or not other entries are invalid. ``owner`` names the owner of
+    the devices in messages.
     """
     return _read_by_device(devices, text, owner, PinnedMemory.parse, MEMORY_LIMIT_FORM)
 
@@ -84,9 +86,9 @@ def read(
 def read_percentages(
     environment: Mapping[str, str], devices: Sequence[DeviceProperties]
 ) -> tuple[dict[int, ThreadPercentage], list[BadEntry]]:
-    """Return a client's percentages by index of ``devices``, or for all of them, and the invalid entries.
-
-    One number is for all; if it is invalid it counts as not set, as in the driver, and is reported elsewhere.
+    """Return a client's percentages by index in ``devices``, or one percentage for all devices, and the invalid
+    entries. A single number is the percentage for all devices. If it is invalid, it counts as not set, as in the
+    driver; its error is reported elsewhere.
     """
     text = environment.get(PERCENTAGE, "")
     if "=" in text:
@@ -101,6 +103,7 @@ def read_percentages(
 def _read_by_device(
     devices: Sequence[DeviceProperties], text: str, owner: str, parse: Callable[[str], V | None], form: str
 ) -> tuple[dict[int, V], list[BadEntry]]:
+    """Return the values that ``parse`` reads, by device index, and the entries that are not of this form."""
     limits: dict[int, V] = {}
     bad: list[BadEntry] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -124,7 +127,7 @@ def _read_by_device(
 
 
 def describe_unknown_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
-    """Return the message for a word that names no device, with the devices that could have been named.
+    """Return the message for a word that does not name a device; the message lists the existing devices.
 
     Args:
         devices: The devices of ``owner``.

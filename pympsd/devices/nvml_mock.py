@@ -1,4 +1,4 @@
-"""Machines in the format of nvml-mock's profiles (Mokka, NVIDIA/k8s-test-infra), written and read.
+"""Read and write machines in the format of nvml-mock's profiles (Mokka, NVIDIA/k8s-test-infra).
 
 nvml-mock is a libnvidia-ml with no device behind it, for tests of Kubernetes components. With the same machine in
 both formats a node has the same UUIDs, PCI addresses and memory for its device plug-in and for the daemon. A profile
@@ -10,7 +10,7 @@ The formats differ, and nothing that one of them lacks is dropped silently:
 - A profile has figures that an emulated device lacks (power, temperatures, clocks): `read_profile` names them.
 - What a profile *does* and an emulated device cannot do is refused (`_ACTIONS`): failures, MIG, metrics that move,
   processes that do not exist.
-- In a profile only some keys may differ between devices: a machine whose devices differ in another one is refused.
+- In a profile only some keys may differ between devices: a machine whose devices differ in another key is refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,9 +26,9 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 VERSION: Final = "1.0"
 _MIB: Final = 1 << 20
 _UNNAMED: Final = "GPU-4d4f434b-0000-0000-0000-{:012d}"
-"""The UUID that nvml-mock gives a device without one."""
+"""The UUID that nvml-mock gives a device whose UUID the profile does not state, by the device's index."""
 _MAX_DEVICES_WITHOUT: Final = 8
-"""The maximum number of devices for a profile that does not list them."""
+"""The maximum number of devices for which a profile need not list the devices."""
 _ARCHITECTURES: Final = {5: "maxwell", 6: "pascal", 7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell"}
 _EXCEPTIONS: Final = {(7, 5): "turing", (8, 9): "ada"}
 _SMALL_SMS: Final = ((6, 0), (7, 0), (7, 5), (8, 0))
@@ -160,7 +160,9 @@ def read_profile(profile: object) -> ReadProfile:
 
 
 def _check_device(device: Mapping[str, Any], index: int) -> set[str]:
-    """Return the keys that a machine does not have; raise BadProfile for keys that must not be ignored."""
+    """Return the keys of a device for which a machine file has no place; raise BadProfile for keys that must not be
+    ignored.
+    """
     _check_keys(device, _TAKEN | _FIGURES | {*_ACTIONS, "mig"}, f"device {index}")
     for name in _ACTIONS:
         if device.get(name):
@@ -171,6 +173,7 @@ def _check_device(device: Mapping[str, Any], index: int) -> set[str]:
 
 
 def _read_device(defaults: Mapping[str, Any], own: Mapping[str, Any], index: int) -> Iterator[str]:
+    """Yield the lines of a machine file for one device: its own values, otherwise the profile's defaults."""
     device = {**defaults, **own, "pci": {**(defaults.get("pci") or {}), **(own.get("pci") or {})}}
     capability = _mapping(device.get("compute_capability") or {}, "compute_capability")
     major, minor = (capability.get(name) for name in ("major", "minor"))
@@ -199,7 +202,7 @@ def _read_device(defaults: Mapping[str, Any], own: Mapping[str, Any], index: int
 
 
 def _profile(name: str, capability: tuple[int, int]) -> Profile:
-    """Return the profile of that name, else one of that compute capability."""
+    """Return the profile of the device with this name, or else a profile with this compute capability."""
     alike = [profile for profile in PROFILES.values() if profile.compute_capability == capability]
     for profile in alike:
         if profile.name == name:
@@ -226,7 +229,7 @@ def _multiprocessors(cores: object, capability: tuple[int, int]) -> int:
 
 
 def _pci(bus_id: str) -> str:
-    """Return a PCI address as machine files have it: 0000:1A:00.0 is 0000:1a.00.00."""
+    """Return a PCI address in the form of machine files: 0000:1A:00.0 becomes 0000:1a.00.00."""
     parts = bus_id.lower().replace(".", ":").split(":")
     if len(parts) != 4 or len(parts[3]) != 1 or int(parts[0] or "0", 16) >= 1 << 16:
         raise BadProfile(f"pci.bus_id must be written like 0000:1A:00.0, not {bus_id!r}")

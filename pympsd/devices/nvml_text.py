@@ -1,5 +1,5 @@
-"""The description of a machine's devices that libnvidia-ml.so.1 reads: their properties, and the processes that use
-them.
+"""Write the description of a machine's devices that libnvidia-ml.so.1 reads: their properties, and the processes that
+use them.
 
 A native program has no Python, so the format is one that C reads easily: a line for each property, with its name
 before its values. Lines before the first ``device`` are about the machine; ``process`` lines follow their device::
@@ -39,22 +39,24 @@ from pympsd.vocabulary.untrusted import printable
 
 FIRST_LINE: Final = "pympsd-nvml 1"
 _MAX_NAME: Final = 95
-"""The longest name of a device, in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE less its NUL."""
+"""The maximum length of a device's name in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE minus 1 for the NUL."""
 
 
 @frozen
 class DeviceProcess:
-    """A process on a device, as `nvml_text` describes it: a server, or a client of one.
+    """A process on a device, as `nvml_text` describes it: a server or a client.
 
-    ``pid`` is as the daemon sees it.
+    ``pid`` is its PID in the daemon's PID namespace.
     """
 
     pid: int
     is_client: bool
     used: int
-    """Bytes of device memory."""
+    """The number of bytes of device memory that the process holds."""
     utilization: int = 0
-    """The percentage of the last second in which its kernels ran; for a server, the kernels of all its clients."""
+    """The percentage of the last second in which the process's kernels ran; for a server, the kernels of all its
+    clients.
+    """
 
 
 @frozen
@@ -100,6 +102,7 @@ def _driver(devices: Sequence[DeviceProperties]) -> Iterator[str]:
 def _device(
     ordinal: int, device: DeviceProperties, users: Sequence[DeviceProcess], utilization: int | None
 ) -> Iterator[str]:
+    """Yield the lines of a device and of the processes on it."""
     domain, bus, slot, function = (int(part, 16) for part in device.pci.replace(":", ".").split("."))
     attributes = device.attributes
     used = min(sum(process.used for process in users), device.memory_bytes)

@@ -1,10 +1,12 @@
-"""The servers on each device of a machine that a file describes, and the memory that their clients hold there.
+"""Register servers on the devices of an emulated machine, and list them with the memory that their clients hold
+there.
 
-A server is on a device from ``register`` to ``end``, or to its process's end: its file ``<uuid>.<any>.server`` holds
-its PID and is locked while it lives, so the files of a killed server are recognized and removed. The file counts only
-if it belongs to that process's user, so that no user can register another's process. Next to it ``<uuid>.<any>.use``
-has a line of PID and bytes for each client, one of -1 and bytes for what exited clients still hold, and one of -2 and
-the utilization in percent while it is not 0. Reading and registering both lock the folder.
+A server is registered on a device from ``register`` until ``end`` or the end of its process. Its file
+``<uuid>.<any>.server`` contains its PID and is locked while the process lives, so the files of a killed server are
+recognized and removed. The file counts only if it belongs to that process's user, so that a user cannot register
+another user's process. The file ``<uuid>.<any>.use`` next to it has a line for each client: its PID and the bytes
+that it holds. A line that begins with -1 has the bytes that exited clients still hold. A line that begins with -2 has
+the utilization in percent; it is absent if that is 0. Reading and registering both lock the folder.
 """
 
 import contextlib
@@ -21,15 +23,15 @@ from pympsd.devices.state_folder import READ_BYTES, StateFolder, read, replace
 from pympsd.errors import DeviceError
 
 GONE: Final = -1
-"""Stands for exited clients whose kernels still run, in place of a PID."""
+"""The number that is in place of a PID for exited clients whose kernels still run."""
 _UTILIZATION: Final = -2
-"""Stands before the utilization, in place of a PID."""
+"""The number that is in place of a PID in the line with the utilization."""
 _SERVER: Final = ".server"
 _USE: Final = ".use"
 
 
 class InUse(DeviceError):
-    """Raised when a server needs a device for itself and another server has it.
+    """Raised when a server needs a device for itself, but another server uses the device.
 
     Args:
         pid: The other server's process.
@@ -50,7 +52,7 @@ class Registered:
     pid: int
     clients: tuple[tuple[int, int], ...]
     utilization: int = 0
-    """The percentage of the last second in which its kernels ran there."""
+    """The percentage of the last second in which kernels of the server's clients ran on the device."""
 
 
 @define
@@ -92,7 +94,7 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
     Args:
         folder: The state folder of the machine.
         uuid: The device.
-        alone: Whether it must be the only server, as in compute mode EXCLUSIVE_PROCESS.
+        alone: Whether this process must be the only server, as in compute mode EXCLUSIVE_PROCESS.
         timeout: Seconds to wait for the folder's lock; None: state_folder.LOCK_SECONDS.
 
     Raises:
@@ -120,7 +122,7 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
 
 
 def list_registered(folder: StateFolder, uuid: str) -> list[Registered]:
-    """Return the servers on a device in order of their PIDs; none if there is no folder.
+    """Return the servers on a device, sorted by PID; an empty list if the folder does not exist.
 
     Raise BadMachine if they cannot be read.
     """
@@ -144,6 +146,7 @@ def _find_living(folder: int, uuid: str) -> dict[str, Registered]:
 
 
 def _server(folder: int, name: str) -> Registered | None:
+    """Return the server that a file registers, or None. Remove the files of a server that has ended."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
@@ -181,7 +184,7 @@ def _belongs_to(pid: int, uid: int) -> bool:
             os.kill(pid, 0)
         return False
     except PermissionError:
-        # It exists, but /proc hides its user (hidepid), so an exclusive device stays reserved.
+        # The process exists, but /proc hides its user (hidepid), so an exclusive device stays reserved.
         return True
 
 

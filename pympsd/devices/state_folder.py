@@ -1,11 +1,13 @@
-"""The state of an emulated machine: its compute modes, in ``<file>.state`` next to the file that describes it.
+"""Read and change the state of an emulated machine: its compute modes, in the folder ``<file>.state`` next to the
+machine file.
 
 The description itself is never written. Servers of every user register in the folder (``registrations``), so it has
 the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
-the owner of the description, wrote them; any other file in their place is ignored, replaced at root's next change.
-Machines in short form share one folder, whose modes only root sets: devices of the same UUID are the same device. It
-is in /run/pympsd, which root makes, so that no other user can take its name; without that in /tmp. So is the state
-of a machine that a file in /etc describes, where nothing is to be written.
+the owner of the description, wrote them. Any other file in their place is ignored, and is replaced when root changes
+a mode. Machines in short form share one folder, and only root sets their modes: devices with the same UUID are the
+same device. The shared folder is in /run/pympsd, which root creates, so that no other user can take its name; if
+/run/pympsd does not exist, the folder is in /tmp. The state of a machine whose file is in /etc is there too, because
+nothing is written to /etc.
 """
 
 import contextlib
@@ -27,16 +29,20 @@ MODES: Final = "modes"
 READ_BYTES: Final = 1 << 16
 """The maximum number of bytes that are read from a file in the folder."""
 LOCK_SECONDS: Final = 5.0
-"""Seconds to wait for the lock, which is usually held for some microseconds."""
+"""The number of seconds to wait for the lock, which is usually held for some microseconds."""
 _RETRY_SECONDS: Final = 0.001
 DIRECTORY: Final = "PYMPSD_STATE_DIRECTORY"
-"""The variable that names the folder below which the state of machines in short form, or described in /etc, is."""
+"""The name of the variable for the directory that has the state folders of machines in short form, and of machines
+whose file is in /etc.
+"""
 SYSTEM_DIRECTORY, TEMPORARY_DIRECTORY = "/run/pympsd", "/tmp"
-"""The folders used without the variable: the first one if root has made it."""
+"""The directories that are used if the variable is not set: the first one if root has created it, otherwise the
+second one.
+"""
 CONFIGURATION: Final = "/etc/"
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16
-"""How often a directory in the way of a file is moved away before the write fails."""
+"""The number of times that a directory in place of a file is moved away before the write fails."""
 
 
 @frozen
@@ -72,7 +78,7 @@ class StateFolder:
             OSError: It cannot be created.
         """
         if os.geteuid() == 0 and not os.environ.get(DIRECTORY):
-            with contextlib.suppress(OSError):  # without it the other folder is taken
+            with contextlib.suppress(OSError):  # if it cannot be created, the other directory is used
                 os.mkdir(SYSTEM_DIRECTORY)
                 os.chmod(SYSTEM_DIRECTORY, 0o755)
         before = os.umask(0)
@@ -144,7 +150,7 @@ class StateFolder:
             raise BadMachine(self.explain(error)) from None
 
     def _untrusted_owner(self) -> int | None:
-        """If the folder is not to be trusted, return its owner or the kind of file in its place, in words."""
+        """Return the uid of the owner of an untrusted folder; None if the folder is trusted or missing."""
         try:
             owner = os.lstat(self.path).st_uid
             return None if owner in (os.geteuid(), *self._list_trusted()) else owner
@@ -172,6 +178,7 @@ class StateFolder:
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
+        """Return the compute modes in the open folder; empty if no file there counts. Raise BadMachine."""
         trusted = self._list_trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
@@ -221,9 +228,8 @@ def directory() -> str:
 
 
 def add_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which PYMPSD_EMULATED_DEVICES, if it is not set, names the machine file that is there.
-
-    Its places are those of `pympsd.vocabulary.files.machine_places`.
+    """Return an environment in which PYMPSD_EMULATED_DEVICES, if it was not set, names the installed machine file, if
+    there is one. The file is searched for in `pympsd.vocabulary.files.machine_places`.
     """
     places = machine_places(dict(environment))
     machine_file = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")

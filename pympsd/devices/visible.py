@@ -1,6 +1,7 @@
-"""CUDA_VISIBLE_DEVICES: which devices are visible, in which order (MPS documents, 4.2.1; recorded: several-gpus).
+"""Select the devices that CUDA_VISIBLE_DEVICES makes visible, in its order (MPS documents, 4.2.1; recorded:
+several-gpus).
 
-An entry is an index, a UUID or a unique prefix of one that includes ``GPU-``. Reading stops at the first invalid
+An entry is an index, a UUID, or a unique prefix of a UUID that includes ``GPU-``. Reading stops at the first invalid
 entry; the devices before it stay visible.
 """
 
@@ -11,7 +12,7 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 
 
 class NoVisibleDevice(InputError, ValueError):
-    """Raised when CUDA_VISIBLE_DEVICES leaves no device visible; the message names the devices that there are.
+    """Raised when CUDA_VISIBLE_DEVICES leaves no device visible; the message names the existing devices.
 
     The daemon then ends with the status CUDA_ERROR_NO_DEVICE, 100.
     """
@@ -58,7 +59,7 @@ def select(devices: Sequence[DeviceProperties], visible: str | None) -> tuple[in
 def select_of(
     devices: Sequence[DeviceProperties], allowed: Sequence[int] | None, visible: str | None
 ) -> tuple[int, ...]:
-    """Return the indices, in ``devices``, of the visible ones among those that are allowed.
+    """Return the indices in ``devices`` of those allowed devices that are visible.
 
     ``visible`` counts the allowed devices only: 0 is the first allowed one.
 
@@ -99,7 +100,7 @@ def find_device(devices: Sequence[DeviceProperties], entry: str) -> int | None:
     (1, None, 1, None)
     """
     if entry.isdecimal():
-        # By text: Python refuses to read numbers of thousands of digits.
+        # Compare texts, because Python refuses to read numbers with thousands of digits.
         indexes = {str(index): index for index in range(len(devices))}
         return indexes.get(entry.lstrip("0") or "0")
     if not entry.startswith("GPU-"):

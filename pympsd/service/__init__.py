@@ -1,1 +1,1 @@
-"""The running daemon's I/O: this package awaits, opens files and starts processes."""
+"""This package does the running daemon's I/O: it awaits, opens files and starts processes."""

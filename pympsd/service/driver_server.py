@@ -1,4 +1,4 @@
-"""The driver's own server as a child process: it is started as its user, and then connects to the daemon's socket."""
+"""Start the driver's own server as a child process of its user; the server then connects to the daemon's socket."""
 
 import os
 import subprocess
@@ -43,6 +43,7 @@ async def spawn_driver_server(dispatcher: Dispatcher, instruction: SpawnServer) 
 
 
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Process:
+    """Start the driver's server as its user; return the process. Raise OSError or CannotSpawn."""
     path = dispatcher.settings.vendor_server
     remedy = "let every user of this machine reach the driver's programs, or name another in PYMPSD_VENDOR_SERVER"
     return await open_process(

@@ -1,4 +1,4 @@
-"""The trace of a daemon (``trace start``): its servers, clients and queue. Executors add the devices' work."""
+"""Write the trace of a daemon (``trace start``): its servers, clients and queue. Executors add the devices' work."""
 
 import os
 import time
@@ -36,7 +36,7 @@ class TracedServer(Protocol):
 
 @frozen
 class _State:
-    """A state that lasts for some time: the numbers of its track, and its name."""
+    """A state that lasts for some time: its name, and the numbers of the track that shows it."""
 
     process: int
     thread: int
@@ -51,7 +51,7 @@ class Tracing:
     _path: str = field(default="", init=False)
     _is_ending: bool = field(default=False, init=False)
     _lasting: dict[tuple[str, int], tuple[_State, int]] = field(factory=dict, init=False)
-    """The states that last, each with the time when it began."""
+    """The states that still last, each with the time when it began."""
 
     @property
     def path(self) -> str:

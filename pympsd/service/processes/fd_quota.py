@@ -1,4 +1,4 @@
-"""Quotas of the file descriptors that this process may open, so that no user can take all of them."""
+"""Limit users to quotas of the file descriptors that this process may open, so that no user can take all of them."""
 
 import os
 import resource
@@ -10,19 +10,21 @@ from typing import Final, Protocol
 from pympsd.channel.descriptors import close_all
 
 MINIMUM: Final = 16
-"""The least quota, however low the limit of open descriptors is."""
+"""The least quota in descriptors, however low the limit of open descriptors is."""
 SPARE: Final = 32
-"""Descriptors that a daemon needs in addition to those that an earlier one left."""
+"""The number of descriptors that a daemon needs in addition to those that an earlier daemon left."""
 UNLIMITED: Final = 1 << 20
 """The limit to assume if RLIMIT_NOFILE sets none."""
 USER_DIVISOR: Final = 32
-"""A user's quota is the limit divided by this: of descriptors that wait for servers, and of watched clients."""
+"""The divisor of the descriptor limit that gives a user's quota of descriptors that wait for servers, and of watched
+clients.
+"""
 QUEUED_DIVISOR: Final = 8
-"""The quota of all users' descriptors that wait for servers is the limit divided by this."""
+"""The divisor of the descriptor limit that gives all users' quota of descriptors that wait for servers."""
 WATCHED_DIVISOR: Final = 16
-"""The quota of all users' watched clients is the limit divided by this."""
+"""The divisor of the descriptor limit that gives all users' quota of watched clients."""
 ASSURED: Final = 4
-"""The number of a user's descriptors that may always wait for servers, however many other users have there."""
+"""The number of a user's descriptors that may wait for servers even if all users' quota is used up."""
 
 
 def raise_fd_limit() -> None:

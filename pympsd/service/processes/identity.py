@@ -21,7 +21,7 @@ CAP_SETGID: Final = 6
 CAP_SETUID: Final = 7
 _NAMES: Final = {CAP_SETGID: "CAP_SETGID", CAP_SETUID: "CAP_SETUID"}
 NO_ONE: Final = -1
-"""Stands for a uid or gid whose real, effective and saved values differ."""
+"""The value for a uid or gid whose real, effective and saved values differ."""
 
 
 class Denied(FileError):

@@ -1,4 +1,4 @@
-"""One connecting client of pympsd_client: it waits until it gets a session, is refused, or continues without MPS."""
+"""Serve a connecting client of pympsd_client until it gets a session, is refused, or continues without MPS."""
 
 import contextlib
 import errno
@@ -37,7 +37,7 @@ class ConnectingClient(WaitingConversation):
     """The server and the namespace of the socket to which the client connected."""
     to_namespace: str = ""
     connection: int = 0
-    """The id of its connection."""
+    """The id of the client's connection."""
     _process: ClientProcess | None = field(default=None, init=False)
 
     async def run(self, dispatcher: Dispatcher) -> None:

@@ -1,4 +1,4 @@
-"""The common part of all connecting clients: each waits until it is admitted, is refused or has gone."""
+"""Let a client, of pympsd or of the driver, wait until it is admitted, is refused or has gone."""
 
 import time
 from collections.abc import Awaitable, Callable

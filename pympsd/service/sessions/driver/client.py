@@ -1,4 +1,4 @@
-"""One conversation of libcuda, which has one in cuInit and one for each context that it creates.
+"""Serve one conversation of libcuda, which begins one in cuInit and one for each context that it creates.
 
 The client waits until it gets its connection to a server. A refusal closes the conversation, because the protocol has
 no place for a reason; the program gets CUDA_ERROR_MPS_CONNECTION_FAILED. The client itself sends the limits in its
@@ -30,9 +30,9 @@ HANG_UP_SECONDS: Final = 10.0
 MAX_RUN_ID: Final = 64
 """The maximum number of characters of a run's id that are kept."""
 SECOND_END_SECONDS: Final = 0.2
-"""The time that a client has to receive its end again if an earlier daemon may have sent it.
+"""The time in which a client must receive its end of a connection if this daemon sends the end a second time.
 
-A client that has not received it then has the earlier one.
+A client that does not receive it within this time already has the end that an earlier daemon sent.
 """
 
 
@@ -53,7 +53,10 @@ class DriverClientSession(WaitingConversation):
     offered_at: float = field(default=0.0, init=False)
     _offered: trio.Event = field(factory=trio.Event, init=False)
     _admitted: DriverServerSession | None = field(default=None, init=False)
-    """The server to which the client was admitted. Until that server has the client, another may get it."""
+    """The server to which the client was admitted.
+
+    Until the client is handed over to it, another server may get the client.
+    """
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is handed over to a server, is refused or has gone."""

@@ -1,4 +1,6 @@
-"""A connection on the driver's wire: the daemon's hello, the peer's credentials, and the session of its role."""
+"""Run a connection on the driver's wire: send the daemon's hello, receive the peer's credentials, and run the session
+of the peer's role.
+"""
 
 from typing import Final
 
@@ -64,7 +66,7 @@ class DriverConversation:
             channel.close()
 
     async def _role(self, channel: PacketChannel, peer: Peer, entry: KeptFd[bytes]) -> bytes:
-        """Return the packet with the peer's role; empty if the peer sends none, or sends no credentials."""
+        """Return the packet with the peer's role; empty if the peer does not send its role or its credentials."""
         with trio.fail_after(HELLO_SECONDS):
             packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
         if len(packet) == ROLE_BYTES and not entry.is_new:
@@ -88,6 +90,7 @@ class DriverConversation:
         sock: trio.socket.SocketType,
         peer: Peer,
     ) -> None:
+        """Run the session of the peer's role; refuse operators at a socket for clients only."""
         if (
             self.accepts_clients
             and (role is Role.TOOL or (role is not Role.CLIENT and self.server))

@@ -44,7 +44,7 @@ class Offer:
     """The id of the client's conversation."""
     servers: int
     clients: int
-    """The descriptor of a copy of the client's end."""
+    """The descriptor of this process's copy of the client's end."""
     is_inherited: bool = False
     """Whether an earlier daemon made the connection; it may have sent one end or both."""
 
@@ -77,7 +77,7 @@ class Offer:
 
     def is_taken_by(self, server: int) -> bool:
         """Return whether a server's process has the server's end, because the earlier daemon was killed just after it
-        sent it.
+        had sent the end.
         """
         return has_open(server, os.fstat(self.servers))
 
@@ -103,7 +103,7 @@ class NewClient(Protocol):
     is_ready: bool
     """Whether the client has received its end of the connection."""
     offered_at: float
-    """When that end was sent to the client, on trio's clock."""
+    """The time when the client was sent its end of the connection, on trio's clock."""
 
     @property
     def peer(self) -> Peer:
@@ -133,9 +133,9 @@ class Handoffs:
     server.
     """
     exchange: trio.Lock = field(factory=trio.Lock, init=False)
-    """Locked while a client is handed over."""
+    """The lock that is held while a client is handed over."""
     set_limits: Callable[[ClientLimits], None] = lambda _: None
-    """Sends the server the limits for its next client."""
+    """The function that sends the server the limits for its next client."""
     _queue: list[_Entry] = field(factory=list, init=False)
     """The waiting clients, with their priorities and limits."""
     _unresponsive: set[int] = field(factory=set, init=False)
@@ -146,7 +146,7 @@ class Handoffs:
     """The id of the client that is being handed over; 0 if none is."""
     _current_name: str = field(default="", init=False)
     _has_ended: bool = field(default=False, init=False)
-    """Whether the process of that client has ended."""
+    """Whether the process of the client that is being handed over has ended."""
     _answer_scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _added: trio.Event = field(factory=trio.Event, init=False)
 
@@ -217,6 +217,7 @@ class Handoffs:
     async def _hand_over(
         self, link: ServerLink, client: NewClient, priority: int, limits: ClientLimits | None
     ) -> None:
+        """Send the server a client with the client's limits, and wait for the client's answer to the server."""
         offer = client.take()
         self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)

@@ -1,4 +1,4 @@
-"""The clients of a driver's server, which does not report when they end, so their pidfds are watched.
+"""Watch the pidfds of the clients of a driver's server, because that server does not report when its clients end.
 
 The driver's server is never asked to terminate the same context twice (`DriverTerminations`). If it is asked again
 while the context exists, it stops answering all questions until the client's process ends (measured on driver 580). A
@@ -86,7 +86,7 @@ class WatchedClients:
         default=Factory(lambda self: DriverTerminations(self._note_terminated), takes_self=True), init=False
     )
     _noted: dict[int, tuple[int, ClientNote]] = field(factory=dict, init=False)
-    """Pidfds and notes at the keeper, by the client's id."""
+    """The pidfds of watched clients and their notes at the keeper, by the client's id."""
 
     def __len__(self) -> int:
         return len(self._noted)
@@ -110,6 +110,7 @@ class WatchedClients:
         nursery.start_soon(self._watch, client)
 
     async def _watch(self, client: int) -> None:
+        """Wait until a client's process ends, report that, and close the pidfd."""
         pidfd, note = self._noted[client]
         try:
             with (
