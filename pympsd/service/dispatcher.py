@@ -207,6 +207,8 @@ class Dispatcher:
     sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
     """The function that saves the state for the next daemon."""
+    must_save: Callable[[], bool] = lambda: False
+    """Returns whether the saved state was lost."""
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """The function that returns the properties of a process on which rules depend; it returns None if the process
     does not exist.
@@ -321,7 +323,8 @@ class Dispatcher:
         try:
             instructions = handle(self.state, event, answer_line)
             # Save first, because the next daemon needs a record of everything that is answered or begun below.
-            if not (isinstance(event, events.OperatorLine) and event.line.is_query):
+            is_query = isinstance(event, events.OperatorLine) and event.line.is_query
+            if not is_query or self.must_save():
                 self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:

@@ -304,6 +304,7 @@ def _save_and_take_over(
     )
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
+    dispatcher.must_save = lambda: file.must_be_written
     dispatcher.connections = Ids(kept_entries.next_connection())
     pending = take_over(dispatcher, directory.path, kept_entries)
     if dispatcher.state.options.protocol == 3:

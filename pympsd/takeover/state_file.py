@@ -274,13 +274,18 @@ class StateFile:
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
+    @property
+    def must_be_written(self) -> bool:
+        """Whether the file was removed, or the last attempt to write it failed."""
+        return self._failed or not os.path.lexists(self._path(files.STATE))
+
     def save(self, remembered: PersistentState) -> None:
         """Replace the file if its content has changed or it was removed; log a failure once.
 
-        Called at every event, so a failure is retried.
+        Called at every event except for queries, and then too if the file `must_be_written`: a failure is retried.
         """
         current = remembered, self.trace(), self.log_folders()
-        if current == self._written and os.path.lexists(self._path(files.STATE)):
+        if current == self._written and not self.must_be_written:
             return
         try:
             self._replace(remembered)
