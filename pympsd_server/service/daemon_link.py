@@ -30,7 +30,7 @@ class Admitted:
 
     message: link.AdmitClient
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
-    """Id, number and device of each context, by id."""
+    """The id, number and device of each context, by context id."""
     limits: LimitsInForce | None = None
     """The limits that apply to the client; None until it is accepted."""
 
@@ -54,7 +54,7 @@ class DaemonLink:
     A context that is opened and closed meanwhile is removed from them.
     """
     _use: dict[int, link.MemoryReported] = field(factory=dict, init=False)
-    """The last report of each device."""
+    """The last memory report of each device."""
     _is_late: trio.Event = field(factory=trio.Event, init=False)
 
     # --- messages
