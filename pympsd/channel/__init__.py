@@ -1,1 +1,1 @@
-"""Messages over Unix sockets, with file descriptors, for trio programs."""
+"""This package sends and receives messages, with file descriptors, over Unix sockets in trio programs."""

@@ -1,5 +1,5 @@
-"""The cost of a connection for this process: bytes from its user's budget, and time to finish a frame or to read
-answers.
+"""Limit the cost of a connection for this process: bytes from its user's budget, and time to finish a frame or to
+read answers.
 
 Theory of operation. A process that serves untrusted users keeps two kinds of bytes for a connection: those that it
 has received and not handled yet (the beginning of a frame, a command that is being answered), and those that it has
@@ -57,7 +57,7 @@ class BufferBudget:
     """
 
     problem: Callable[[int, int], str]
-    """Called with (uid, count): returns why a user may not have ``count`` more bytes, or an empty text."""
+    """The function of (uid, count) that returns why a user may not have ``count`` more bytes, or an empty text."""
     held: Counter[int] = field(factory=Counter)
     """The number of bytes that are kept for each user, without users who have none."""
 

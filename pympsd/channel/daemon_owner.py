@@ -35,7 +35,9 @@ import posix
 from pympsd.wire import frames
 
 TRUST_VARIABLE = "PYMPSD_UNMAPPED_DAEMON"
-"""The variable whose value ``trust`` makes a daemon without a uid in the program's user namespace count as root's."""
+"""The name of the variable whose value ``trust`` makes a daemon without a uid in the program's user namespace count
+as root's.
+"""
 SO_PEERPIDFD = 77
 UCRED_BYTES = 12
 """The size of struct ucred: PID, uid and gid, 4 bytes each."""

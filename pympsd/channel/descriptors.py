@@ -1,4 +1,4 @@
-"""File descriptors: receive them with bytes (SCM_RIGHTS), close them, and explain why none is left. Credentials."""
+"""Receive file descriptors with bytes (SCM_RIGHTS), close them, and explain why none is left."""
 
 import errno
 import os

@@ -18,7 +18,7 @@ FIXED_NOREPLACE: Final = 0x100000
 """MAP_FIXED_NOREPLACE: map at this address or not at all; kernels before 4.17 take the address as a hint."""
 _FIXED: Final = 0x10
 _MAY_MOVE_TO: Final = 1 | 2
-"""MREMAP_MAYMOVE and MREMAP_FIXED."""
+"""The flags of mremap(2) MREMAP_MAYMOVE and MREMAP_FIXED together."""
 _READ_AND_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 _FAILED: Final = ctypes.c_void_p(-1).value
 _libc: Final = ctypes.CDLL(None, use_errno=True)

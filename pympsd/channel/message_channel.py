@@ -1,4 +1,4 @@
-"""A message channel over a trio socket: receiving awaits, sending never does (send_queue)."""
+"""Send and receive messages over a trio socket: receiving waits, sending never waits (send_queue)."""
 
 import errno
 import socket

@@ -1,4 +1,6 @@
-"""Packets over a trio socket of type SOCK_SEQPACKET: receiving awaits, sending never does (send_queue)."""
+"""Send and receive packets over a trio socket of type SOCK_SEQPACKET: receiving waits, sending never waits
+(send_queue).
+"""
 
 import fcntl
 import math

@@ -1,4 +1,4 @@
-"""A queue of data to send over a trio socket: adding to it never waits.
+"""Queue data to send over a trio socket, without ever waiting.
 
 A sender task empties the queue. A peer that does not read is cut off when the queue exceeds its limit, or is not
 empty within the allowance's time. So a peer never blocks others.

@@ -1,4 +1,5 @@
-"""A trace: a file in the JSON format of Chrome's tracing, which Perfetto reads, written by several processes.
+"""Write a trace: a file in the JSON format of Chrome's tracing, which Perfetto reads. Several processes write it
+together.
 
 Every event is one line, appended by one write, so that a killed process leaves complete lines. Times are those of
 CLOCK_MONOTONIC, which all processes of a machine share. A track is identified by the numbers of a process and a
@@ -36,7 +37,9 @@ class TraceFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._lock = Lock()
-        """Locked while the descriptor is used: after it is closed, its number may be another file's."""
+        """The lock that is held while the descriptor is used: after the descriptor is closed, its number may be
+        another file's.
+        """
         self._named: set[tuple[int, int | None]] = set()
         self.error = ""
         """The reason why writing stopped; empty if it did not."""

@@ -1,1 +1,1 @@
-"""The command line: options, commands to a running daemon, and the daemon's start."""
+"""This package reads the command line, gives commands to a running daemon, and starts the daemon."""

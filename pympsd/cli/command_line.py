@@ -1,4 +1,4 @@
-"""The program behind `pympsd`: start the daemon, print help or the version, or give a daemon commands.
+"""Run the program `pympsd`: start the daemon, print help or the version, or give a daemon commands.
 
 Imports almost nothing until the daemon is started (docs/performance.md).
 """
@@ -108,7 +108,10 @@ def _refuse(error: BadOption) -> int:
 
 
 def _sendable(options: Options) -> int:
-    """Return which lines to send to another user's daemon: under the vendor's names all, as its tool does."""
+    """Return the kind of lines to send to another user's daemon.
+
+    Under the vendor's names it is all lines, as with the vendor's tool.
+    """
     if options.trust_daemon:
         return control_client.FILES
     return control_client.LINES if options.name == DROP_IN_NAME else control_client.QUERIES
@@ -172,6 +175,7 @@ def _is_of_protocol_3(options: Options) -> bool:
 
 
 def _start(options: Options, protocol: str) -> int:
+    """Start a daemon; return the exit status."""
     _find_dependencies()
     import gc
 
@@ -190,6 +194,7 @@ def _start(options: Options, protocol: str) -> int:
 
 
 def _install(options: Options) -> int:
+    """Carry out --install-extras or --link-nvidia-names; return the exit status."""
     import os
     import sysconfig
     from pathlib import Path

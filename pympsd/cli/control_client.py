@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 NOT_FOUND = b"Cannot find MPS control daemon process\n"
 TIMEOUT = 10.0
-"""Seconds to wait for a silent daemon. While it works on a command, the wait is not limited."""
+"""The number of seconds to wait for a silent daemon. While the daemon works on a command, the wait is not limited."""
 REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
 REFUSED = UNREACHABLE = 1
 SILENT = 2
 NO_OUTPUT = 74
 """The exit status if the output is incomplete (EX_IOERR of sysexits.h); 1 would mean that no daemon runs."""
 REAP_SECONDS = 0.1
-"""Seconds to wait until PID 1 reaps an ended daemon: in some containers it reaps only every few seconds, or never.
+"""The number of seconds to wait until PID 1 reaps an ended daemon: in some containers PID 1 reaps only every few
+seconds, or never.
 
 Until then ps shows the daemon's process under another name (daemonize.py).
 """
@@ -32,7 +33,7 @@ MAX_LINE = 1 << 17
 LINE_SHOWN = 200
 """The maximum number of bytes of a line that a message quotes."""
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
-"""The maximum number of lines, and of their bytes, that are sent before the first of them is answered."""
+"""The maximum number of lines, and of bytes in these lines, that are sent before the first line is answered."""
 OTHER_KIND = "Protocol wrong type for socket"
 """The message for a packet socket, whose daemon manages the driver's server or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it accepted the connection, then sent nothing for %g s\n"

@@ -63,7 +63,7 @@ from pympsd.vocabulary.variables import BadSetting
 READY = b"."
 CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY="
 REPORTED = b"!"
-"""Sent when the child has reported why it could not start, and ends."""
+"""The byte that the child sends when it has reported why it could not start, and is ending."""
 SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
 """The names of server processes, by the name under which the daemon is started."""
 
@@ -313,6 +313,7 @@ def _warn_of_owner(variable: str, folder: str) -> None:
 
 
 def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journal:
+    """Return the daemon's logs; warn if their files cannot be opened, and continue without them."""
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
         check_links(os.path.abspath(directory))
@@ -347,6 +348,7 @@ def _say_how_to_connect(daemon: DaemonSetup) -> None:
 
 
 def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
+    """Run the daemon in a child process; in the parent, wait until it is ready, and exit."""
     sys.stdout.flush()
     reader, writer = os.pipe()
     if os.fork():

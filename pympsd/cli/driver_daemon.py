@@ -56,6 +56,7 @@ def give_commands(
 
 
 def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) -> None:
+    """Send lines to the daemon at a path and print the answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
         daemon.settimeout(timeout)
         try:

@@ -117,6 +117,7 @@ class ElfFile:
                 self._read_dynamic(self._read(header[2], header[5] // 16 * 16), segments)
 
     def _read_dynamic(self, dynamic: bytes, segments: "list[tuple[int, int, int]]") -> None:
+        """Set the names of needed libraries and the search paths from the contents of the dynamic section."""
         entries: list[tuple[int, int]] = []
         for tag, value in struct.iter_unpack("=QQ", dynamic):
             if tag == _DT_NULL:

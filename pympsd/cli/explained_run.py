@@ -55,7 +55,10 @@ def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | 
 
 
 def _leads_drivers_server() -> bool:
-    """Return whether pympsd manages the driver's own server here: then it also has a socket for its own protocol."""
+    """Return whether pympsd manages the driver's own server here.
+
+    If so, pympsd also has a socket for its own protocol.
+    """
     daemon = control_client.DaemonConnection()
     try:
         path, problem = daemon.reach(control_client.TIMEOUT)

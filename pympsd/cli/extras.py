@@ -1,4 +1,5 @@
-"""Files that are installed with the packages: manual pages, completions, units, scripts for batch systems, samples.
+"""Install the files that come with the packages: manual pages, completions, units, scripts for batch systems,
+samples.
 
 A wheel has them in ``pympsd/_extras``, in the layout of a prefix; for a checkout, PLACES lists their folders.
 """
@@ -29,7 +30,7 @@ PLACES: Final = (
     ("scripts/pbs/*", "share/pympsd/pbs"),
     ("scripts/slurm/*", "share/pympsd/slurm"),
 )
-"""The files of the checkout, and their folders below a prefix."""
+"""The patterns of files in a checkout, each with the folder below a prefix to which the files are installed."""
 LINKS: Final = {
     "nvidia-cuda-mps-control": "pympsd",
     "nvidia-cuda-mps-server": "pympsd-server",

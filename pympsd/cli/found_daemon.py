@@ -15,7 +15,9 @@ from pympsd.wire import frames
 
 LISTENING: Final = "00010000"
 STREAM: Final = "0001"
-"""Values in /proc/net/unix: the flags of a listening socket, and the type of a stream socket."""
+"""The values of LISTENING and STREAM in /proc/net/unix: the flags of a listening socket, and the type of a stream
+socket.
+"""
 OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL)
 """The names of a daemon's sockets."""
 

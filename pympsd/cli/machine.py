@@ -1,4 +1,4 @@
-"""The program behind ``pympsd machine``: convert machine files from and to the format of nvml-mock's profiles."""
+"""Run ``pympsd machine``: convert machine files from and to the format of nvml-mock's profiles."""
 
 import argparse
 import json
@@ -57,6 +57,7 @@ def _export(machine: str) -> str:
 
 
 def _load(path: str) -> object:
+    """Return the value in a JSON or YAML file; raise BadMachine if YAML cannot be read."""
     with open(path, encoding="utf-8", errors="replace") as file:
         text = file.read()
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CUDA = ("libcuda.so", "libcudart.so", "libnvidia-ml.so", "libnvrtc.so", "libnvJitLink.so")
-"""The beginnings of the names of pympsd's libraries for native programs."""
+"""The first characters of the names of pympsd's libraries for native programs."""
 
 
 class Examined:
@@ -57,6 +57,7 @@ def examine(path: str, libraries: str) -> Examined:
 
 
 def _examine(program: ElfFile, path: str, libraries: str) -> Examined:
+    """Return whether a program uses CUDA and why it cannot be routed, from its open ELF file."""
     if program.is_foreign:
         reason = f"it is a program for {program.machine}, and pympsd's libraries here are for {os.uname().machine}"
         return Examined(reason, uses_cuda=True)

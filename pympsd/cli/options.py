@@ -1,4 +1,4 @@
-"""The options of the command line. Imports nothing, so that commands start fast.
+"""Parse the options of the command line. This module imports nothing, so that commands start fast.
 
 The launcher passes the name under which it was started as the first argument, ``--argv0=NAME``, so that texts and
 process names can show nvidia-cuda-mps-control.
@@ -49,7 +49,7 @@ FLAGS = {
     "--force": "force",
     **dict.fromkeys(MULTIUSER, "multiuser"),
 }
-"""Options without a value, with the attributes that they set."""
+"""The options without a value, each with the attribute that it sets to true."""
 _TEXTS = {
     "--log-dialect": "dialect",
     "--users": "users",
@@ -99,21 +99,21 @@ class Options:
         self.protocol = ""
         """The requested protocol; empty if not given."""
         self.apply = ""
-        """The path of the configuration file."""
+        """The path of the configuration file to apply; empty if not given."""
         self.metrics = ""
         """The address of the metrics: a port of the loopback, or the path of a socket."""
         self.launcher = ""
         """The path by which the launcher was started."""
         self.install = ""
-        """The given option of INSTALLS; ``folder`` is its argument."""
+        """The option of INSTALLS that was given; empty if none was. Its argument is ``folder``."""
         self.folder = ""
         self.quit = ""
-        """The option that ends the daemon, as typed. With -d or -f, -q means something else."""
+        """The option that ends the daemon, as typed; empty if not given. With -d or -f, -q has another meaning."""
         self.force = False
         self.driver = 0
         """The driver branch to reproduce; 0 if not given."""
         self.static = ""
-        """The option for static partitioning, as typed."""
+        """The option for static partitioning, as typed; empty if not given."""
         self.dialect = ""
         self.users = ""
         self.overtaking_seconds: float | None = None
@@ -139,6 +139,7 @@ class Options:
             self._check_combinations()
 
     def _check_combinations(self) -> None:
+        """Raise BadOption for options that cannot be combined."""
         if self.trust_daemon and self.start:
             raise BadOption("--trust-daemon goes with commands: it sends changes and files to another user's daemon")
         for option, is_given, why in (
@@ -183,6 +184,7 @@ class Options:
             raise BadOption("-q quits a daemon in protocol 3; it does not go with -d or -f")
 
     def _take(self, word: str, remaining: "list[str]") -> None:
+        """Read one word of the command line; an option may take its value from ``remaining``."""
         option, equals, value = word.partition("=")
         if word in ("-h", "--help", "-v", "--version"):
             self.text = self.text or word.lstrip("-")[0]
@@ -208,6 +210,7 @@ class Options:
             self.unknown = self.unknown or option
 
     def _set(self, option: str, value: str) -> None:
+        """Set the value of an option that takes one; raise BadOption for a value that is not allowed."""
         if option in _NEEDS and not value:
             raise BadOption(f"{option} needs {_NEEDS[option]}")
         if option == "--apply" and self.apply:

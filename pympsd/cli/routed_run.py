@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
-"""A shell's exit statuses for a program that cannot be started."""
+"""The exit statuses of a shell for a program that is not found, or cannot be executed."""
 _LIBRARY_PATH, _INTERPRETER, _LIBPYTHON = "LD_LIBRARY_PATH", "PYMPSD_PYTHON", "PYMPSD_LIBPYTHON"
 _LIBRARIES = os.path.join(
     os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "pympsd_client/native/libraries"

@@ -15,7 +15,7 @@ PROMPT = "> "
 HISTORY_LINES = 1000
 HELP = ("help", "?")
 LEAVE = ("exit", "bye", "logout")
-"""Words that people type to leave, which are not commands."""
+"""The words that people type to leave; they are not commands of the daemon."""
 KNOWN = (*{command.module: None for command in COMMANDS.values()}, *HELP)
 LIST_SECONDS = 2.0
 """The longest wait for the list of servers when TAB is pressed, in seconds."""

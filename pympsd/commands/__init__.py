@@ -1,4 +1,4 @@
-"""The operator commands: `grammar` reads and runs them, `v2` and `v3` define them.
+"""This package has the operator commands: `grammar` reads and runs them, `v2` and `v3` define them.
 
 Importing this package registers all.
 """

@@ -1,4 +1,4 @@
-"""The program's usage (-h), and the help of commands.
+"""Write the program's usage (-h), and the help of commands.
 
 The texts come from the tables here, from the declarations of the commands and from the docstrings of their handlers.
 
@@ -159,7 +159,7 @@ OPTIONS: Final = (
     ("-v, --version", "print the version"),
     ("-h, --help", "print this help"),
 )
-"""The options of the command line."""
+"""The options of the command line: for each, what the user types, and its effect."""
 
 FILES: Final = tuple((entry.name, plain(entry.meaning)) for entry in VARIABLES if Reader.DAEMON in entry.readers)
 """The variables that the daemon reads; clients read some of them too."""

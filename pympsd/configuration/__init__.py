@@ -1,4 +1,5 @@
-"""The configuration file of protocol 3: read it into a checked plan, and compute changes of the state. Sans-I/O.
+"""This package reads the configuration file of protocol 3 into a checked plan, and computes the changes of the state.
+It does no I/O.
 
 The problem: an administrator keeps servers, namespaces, limits and rules in one TOML file, under version control, and
 applies it again and again. Applying it must change only what differs, because clients are running. A mistake in the

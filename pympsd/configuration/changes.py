@@ -44,7 +44,7 @@ from pympsd.vocabulary.shares import RESOURCES, Shares
 from pympsd.vocabulary.texts import CONTAINMENTS
 
 MAX_NAMED: Final = 3
-"""The maximum number of differing entries that a line names."""
+"""The maximum number of differing entries that a change's line names."""
 
 
 @frozen
@@ -86,7 +86,7 @@ class SetNamespace(Change):
     server: str
     name: str
     limits: Limits
-    """Only the limits that are set."""
+    """The limits that the file states; other limits stay as they are."""
     differences: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class SetServer(Change):
 
     server: str
     maximum: Limits
-    """Only the limits that are set."""
+    """The maximum limits that the file states; other maximum limits stay as they are."""
     contains_partitions: bool | None
     differences: tuple[str, ...]
 
@@ -135,7 +135,7 @@ class CreatePartition(Change):
     server: str
     partition: PartitionPlan
     index: int
-    """The index of its device, as the server's clients see it."""
+    """The index of the partition's device, as the server's clients see it."""
 
     def __str__(self) -> str:
         return f"created SM partition '{self.server}/{self.partition.name}' on device {self.index}"
@@ -148,7 +148,7 @@ class DeletePartition(Change):
     server: str
     partition: SmPartition
     index: int
-    """The index of its device, as the server's clients see it."""
+    """The index of the partition's device, as the server's clients see it."""
 
     def __str__(self) -> str:
         return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.index}"
@@ -233,7 +233,7 @@ class Impossible(Change):
 
 
 CountClients = Callable[[str, str | None], int]
-"""Returns the number of clients of a server, or of one of its namespaces."""
+"""The type of a function that returns the number of clients of a server, or of one of the server's namespaces."""
 
 
 @frozen
@@ -244,7 +244,7 @@ class State:
     context: FileContext
     count_clients: CountClients = field(default=lambda server, namespace: 0)
     count_clients_in: Callable[[str, SmPartition], int] = field(default=lambda server, partition: 0)
-    """Returns the number of clients of an SM partition."""
+    """The function that returns the number of clients of an SM partition."""
     rules: tuple[Rule, ...] | None = None
     features: Features = field(factory=Features)
     cgroups: CgroupLimits = field(factory=dict)
@@ -315,6 +315,7 @@ def _may_be_changed(server: ServerPlan, state: State) -> bool:
 
 
 def _compare_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
+    """Yield the changes that bring an existing server to its plan."""
     name = server.name
     if server.uid not in (None, present.uid):
         yield Impossible(

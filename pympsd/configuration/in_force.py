@@ -1,4 +1,5 @@
-"""A daemon's configuration in force: its hash, and which settings of its file have been changed since.
+"""Compute the hash of a daemon's configuration in force, and find the settings of its file that have been changed
+since.
 
 The daemon keeps the text of the last applied file, not only its plan: after a restart, devices may have other
 indices, for which the text is read again. A plan is computed once for each set of devices and settings, because
@@ -46,7 +47,7 @@ def context_of(daemon: Daemon) -> FileContext:
 
 
 def state_of(daemon: Daemon, context: FileContext) -> State:
-    """Return the daemon's state as a plan is compared with it."""
+    """Return the daemon's state in the form with which a plan is compared."""
 
     def count_clients(server: str, name: str | None) -> int:
         return len(clients(daemon, server, name))
@@ -114,7 +115,7 @@ def compute_hash(daemon: Daemon) -> str:
 
 
 def defaults_of(daemon: Daemon) -> Defaults:
-    """Return the defaults that commands of protocol 2 set."""
+    """Return the defaults that commands of protocol 2 can set, with their present values."""
     return daemon.defaults.thread_percentage, daemon.defaults.client_priority, dict(daemon.defaults.memory_limits)
 
 

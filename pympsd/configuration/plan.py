@@ -1,4 +1,4 @@
-"""A checked configuration: the servers and namespaces that a file names, and their settings."""
+"""Define the values of a checked configuration: the servers and namespaces that a file names, and their settings."""
 
 from collections.abc import Mapping, Set
 
@@ -16,7 +16,7 @@ class PartitionPlan:
 
     name: str
     device: int
-    """The device, as the daemon's ordinal."""
+    """The daemon's ordinal of the device."""
     chunks: int
     include_remainder: bool = False
 
@@ -33,12 +33,13 @@ class ServerPlan:
     namespaces: dict[str, Limits] = field(factory=dict)
     """The limits of each namespace by name; ``default`` only if the file states something about it."""
     clients_only: dict[str, bool] = field(factory=dict)
-    """Whether a namespace refuses operators, by namespace, if stated."""
+    """Whether a namespace refuses operators, by the namespace's name; only namespaces for which the file states it.
+    """
     partitions: tuple[PartitionPlan, ...] = ()
     maximum: Limits = field(factory=Limits)
-    """The maximum limits of the server's clients, as far as stated."""
+    """The maximum limits of the server's clients, without limits that the file does not state."""
     contains_partitions: bool | None = None
-    """None if not stated."""
+    """Whether a fault affects only its static SM partition; None if the file does not state it."""
 
 
 @frozen
@@ -59,12 +60,12 @@ class Plan:
 
     servers: dict[str, ServerPlan] = field(factory=dict)
     rules: tuple[Rule, ...] | None = None
-    """None if not stated."""
+    """The rules in their order; None if the file does not have any statement about rules."""
     features: Features = field(factory=lambda: Features(None, None, None))
     cgroups: CgroupLimits | None = None
-    """None if not stated."""
+    """The limits of cgroups; None if the file does not have any statement about cgroups."""
     shares: dict[str, int] | None = None
-    """The shares of each user by resource; None if not stated."""
+    """The shares of each user by resource; None if the file does not state any."""
 
 
 @frozen

@@ -199,6 +199,7 @@ def _locate(text: str, messages: list[tuple[Path, str]]) -> tuple[Problem, ...]:
 @frozen
 class _Reading(Tables):
     def file(self, parsed: dict[str, Any]) -> Plan:
+        """Return the plan of a whole file; note all errors in it."""
         self.check_keys((), parsed, TOP_KEYS, "a configuration file")
         version = parsed.get("schema_version")
         if version != SCHEMA:
@@ -267,6 +268,7 @@ class _Reading(Tables):
             return None
 
     def _server(self, name: str, path: Path, raw: Any) -> ServerPlan:
+        """Return the plan of a server's table; note the errors in it."""
         if reason := name_problem(name, of_server=True):
             self.wrong(path, reason.rstrip("."))
         if not isinstance(raw, dict):
@@ -362,6 +364,7 @@ class _Reading(Tables):
                 )
 
     def _uid(self, path: Path, raw: Mapping[str, Any]) -> int | None:
+        """Return the uid of a server's user; None for the daemon's user, or after noting an error."""
         uid = raw.get("uid", user_of_server(str(path[-1])))
         if uid is None:
             return None

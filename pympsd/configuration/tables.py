@@ -1,4 +1,4 @@
-"""A TOML file that is being read: its tables, values and errors."""
+"""Read tables and values of a TOML file, and note the errors in it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from json import dumps

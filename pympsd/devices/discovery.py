@@ -123,6 +123,7 @@ def _clear_unserved(device: DeviceProperties) -> DeviceProperties:
 
 
 def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
+    """Return the machine of the selected backend, with all its devices. Raise NoDriver or BadMachine."""
     if settings.backend == "emulated":
         return _emulate(settings, "PYMPSD_BACKEND selects it")
     probed = probe()

@@ -47,7 +47,7 @@ It also limits a device's memory in MiB, which must fit in the device's window o
 _COUNTS: Final = frozenset(map(str, range(1, MAX_DEVICES + 1)))
 CONTAINMENTS: Final = ("device", "client")
 ABILITIES: Final = ("stops_kernels", "isolates_address_spaces")
-"""Abilities of emulated devices that real ones lack; a description may take them away."""
+"""The abilities of emulated devices that real devices lack. A description may set each of them to false."""
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 _CHUNKS: Final = ("sm_chunks", "sm_chunks_2")
 _KEYS_OF_A_DEVICE: Final = """
@@ -199,6 +199,7 @@ _OF_OWN_SPACES: Final = (
 
 
 def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
+    """Return the device that a ``[[device]]`` table describes; the profile has the values that the table omits."""
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")

@@ -26,7 +26,7 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 VERSION: Final = "1.0"
 _MIB: Final = 1 << 20
 _UNNAMED: Final = "GPU-4d4f434b-0000-0000-0000-{:012d}"
-"""The UUID that nvml-mock gives a device without one."""
+"""The UUID that nvml-mock gives a device whose UUID the profile does not state, by the device's index."""
 _MAX_DEVICES_WITHOUT: Final = 8
 """The maximum number of devices for which a profile need not list the devices."""
 _ARCHITECTURES: Final = {5: "maxwell", 6: "pascal", 7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell"}
@@ -173,6 +173,7 @@ def _check_device(device: Mapping[str, Any], index: int) -> set[str]:
 
 
 def _read_device(defaults: Mapping[str, Any], own: Mapping[str, Any], index: int) -> Iterator[str]:
+    """Yield the lines of a machine file for one device: its own values, otherwise the profile's defaults."""
     device = {**defaults, **own, "pci": {**(defaults.get("pci") or {}), **(own.get("pci") or {})}}
     capability = _mapping(device.get("compute_capability") or {}, "compute_capability")
     major, minor = (capability.get(name) for name in ("major", "minor"))

@@ -1,5 +1,5 @@
-"""The description of a machine's devices that libnvidia-ml.so.1 reads: their properties, and the processes that use
-them.
+"""Write the description of a machine's devices that libnvidia-ml.so.1 reads: their properties, and the processes that
+use them.
 
 A native program has no Python, so the format is one that C reads easily: a line for each property, with its name
 before its values. Lines before the first ``device`` are about the machine; ``process`` lines follow their device::
@@ -102,6 +102,7 @@ def _driver(devices: Sequence[DeviceProperties]) -> Iterator[str]:
 def _device(
     ordinal: int, device: DeviceProperties, users: Sequence[DeviceProcess], utilization: int | None
 ) -> Iterator[str]:
+    """Yield the lines of a device and of the processes on it."""
     domain, bus, slot, function = (int(part, 16) for part in device.pci.replace(":", ".").split("."))
     attributes = device.attributes
     used = min(sum(process.used for process in users), device.memory_bytes)

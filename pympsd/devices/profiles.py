@@ -1,14 +1,15 @@
-"""Profiles of the devices of emulated machines, from a B200 to the pre-Volta P100.
+"""Define the profiles of the devices of emulated machines, from a B200 to the pre-Volta P100.
 
-Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the product
-pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the H100's
-(tests/data/device-attributes-h100.txt), except that features which the emulated device lacks, such as GPUDirect, are
-0, and so are the ids of a board (PCI). SMs, clocks, memory and bus of the other ones are those of the products' data
-sheets; the L2 cache that may be set aside is 0 if NVIDIA does not publish it.
+Figures are those that the vendor publishes (CUDA C++ Programming Guide, table of compute capabilities, and the
+product pages). The memory and attributes of the H200 (tests/data/corpus/recorded.json) and the H100
+(tests/data/device-attributes-h100.txt) are as driver 580 reports them. Features that the emulated device lacks, such
+as GPUDirect, are 0, and so are the PCI ids of a board. SMs, clocks, memory and bus of the other devices are from the
+products' data sheets; the L2 cache that may be set aside is 0 if NVIDIA does not publish it.
 
 The chunks of static SM partitions are recorded with an H100 and reported for an H200. Other profiles have as many
-whole chunks as their SMs make, of the size that `vocabulary.partitions` has. A machine description sets other ones,
-because a GPU whose chunks stay inside a GPC may have fewer (an A100 26 of 4, a B200 16 of 8).
+whole chunks as their SMs make; `vocabulary.partitions` has the size of a chunk. A machine description can state other
+chunks, because a GPU whose chunks stay inside a GPC may have fewer: an A100 has 26 chunks of 4 SMs, a B200 has 16 of
+8.
 """
 
 from typing import Final
@@ -42,13 +43,13 @@ UNIFIED_ADDRESSING STREAM_PRIORITIES_SUPPORTED GLOBAL_L1_CACHE_SUPPORTED LOCAL_L
 HOST_REGISTER_SUPPORTED MANAGED_MEMORY CONCURRENT_MANAGED_ACCESS COOPERATIVE_LAUNCH MEMORY_POOLS_SUPPORTED
 CAN_USE_64_BIT_STREAM_MEM_OPS CAN_USE_STREAM_WAIT_VALUE_NOR HOST_MEMORY_POOLS_SUPPORTED CAN_TEX2D_GATHER
 """
-"""Attributes that are 1 on every device."""
+"""The attributes that are 1 on every device."""
 _LACKING: Final = """
 KERNEL_EXEC_TIMEOUT INTEGRATED COMPUTE_MODE TCC_DRIVER PCI_DOMAIN_ID READ_ONLY_HOST_REGISTER_SUPPORTED
 CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM MULTI_GPU_BOARD PAGEABLE_MEMORY_ACCESS HOST_NATIVE_ATOMIC_SUPPORTED
 HOST_NUMA_ID
 """
-"""Attributes that are 0 on every device."""
+"""The attributes that are 0 on every device."""
 _EVERY_DEVICE: Final = {
     **dict.fromkeys(_FEATURES.split(), 1),
     **dict.fromkeys(_LACKING.split(), 0),
@@ -121,6 +122,7 @@ def _architecture(
     bus: int,
     l2: int,
 ) -> dict[str, int]:
+    """Return the attributes that follow from an architecture's sizes (bytes), clocks (kHz) and bus width (bits)."""
     return {
         **_EVERY_DEVICE,
         **_TEXTURES,

@@ -146,6 +146,7 @@ def _find_living(folder: int, uuid: str) -> dict[str, Registered]:
 
 
 def _server(folder: int, name: str) -> Registered | None:
+    """Return the server that a file registers, or None. Remove the files of a server that has ended."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError:

@@ -178,6 +178,7 @@ class StateFolder:
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
+        """Return the compute modes in the open folder; empty if no file there counts. Raise BadMachine."""
         trusted = self._list_trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
@@ -227,9 +228,8 @@ def directory() -> str:
 
 
 def add_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which PYMPSD_EMULATED_DEVICES, if it is not set, names the machine file that is there.
-
-    Its places are those of `pympsd.vocabulary.files.machine_places`.
+    """Return an environment in which PYMPSD_EMULATED_DEVICES, if it was not set, names the installed machine file, if
+    there is one. The file is searched for in `pympsd.vocabulary.files.machine_places`.
     """
     places = machine_places(dict(environment))
     machine_file = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")

@@ -46,7 +46,9 @@ PASSED_ENVIRONMENT: Final = (
 among them because in some containers executors find the driver's library only with it.
 """
 OWN_ENVIRONMENT: Final = ("XDG_CACHE_HOME",)
-"""Variables for servers of the daemon's own user only, because they name folders of that user."""
+"""The variables of the daemon's environment that only servers of the daemon's own user get, because the values name
+folders of that user.
+"""
 LEAVE_SECONDS: Final = 5.0
 """The time that a server has to end after its link is closed."""
 DRAIN_SECONDS: Final = 0.5
@@ -137,6 +139,7 @@ async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[sock
 
 
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) -> trio.Process:
+    """Start the server's process as its user, with ``link`` as its end of the link. Raise OSError or CannotSpawn."""
     spec = find_spec("pympsd_server")
     if spec is None or spec.origin is None:
         raise CannotSpawn("the package pympsd_server is not installed next to pympsd")

@@ -1,4 +1,4 @@
-"""The dispatcher: feeds events to the state machine and carries out its instructions in order, without waiting.
+"""Feed events to the state machine, and carry out its instructions in order, without waiting: the dispatcher.
 
 This is the only place where the state changes. Sessions, timers and children call `Dispatcher.feed` with an event;
 the state machine decides; the state is saved for the next daemon; then the dispatcher carries out each instruction:
@@ -191,9 +191,9 @@ class Dispatcher:
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The scopes of the running timers; a new timer replaces an equal one."""
     ids: Ids = field(factory=Ids)
-    """Allocates the ids of clients and operators."""
+    """The allocator of the ids of clients and operators."""
     connections: Ids = field(factory=Ids)
-    """Allocates the ids of connections, which the keeper's entries contain."""
+    """The allocator of the ids of connections; the keeper's entries contain these ids."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
@@ -206,14 +206,16 @@ class Dispatcher:
     """The keeper, which holds descriptors for the next daemon in case this one is killed."""
     sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
-    """Saves the state for the next daemon."""
+    """The function that saves the state for the next daemon."""
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
-    """Returns the properties of a process on which rules depend; None if the process does not exist."""
+    """The function that returns the properties of a process on which rules depend; it returns None if the process
+    does not exist.
+    """
     client_memory: ClientMemory | None = None
-    """Reports the memory of the driver's clients; None if servers report it themselves."""
+    """The reader of the memory of the driver's clients; None if servers report the memory themselves."""
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
-    """Set when the state may have changed."""
+    """The event that is set when the state may have changed."""
     buffers: BufferBudget = field(
         default=Factory(
             lambda self: BufferBudget(
@@ -314,6 +316,7 @@ class Dispatcher:
                 self._handle(self._opened.pop(0), quiet=False)
 
     def _handle(self, event: events.Event, quiet: bool) -> None:
+        """Let the state machine handle one event, save the state, and carry out the instructions."""
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -384,6 +387,7 @@ class Dispatcher:
         return frozenset() if not texts or self.may_log(uid, *texts) else lines
 
     def _carry_out(self, instruction: do.Instruction) -> None:
+        """Carry out one instruction. Do nothing if the session that it is for has ended."""
         match instruction:
             case do.Log(event, fields):
                 self.log.info(event, **fields)

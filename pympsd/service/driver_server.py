@@ -43,6 +43,7 @@ async def spawn_driver_server(dispatcher: Dispatcher, instruction: SpawnServer) 
 
 
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Process:
+    """Start the driver's server as its user; return the process. Raise OSError or CannotSpawn."""
     path = dispatcher.settings.vendor_server
     remedy = "let every user of this machine reach the driver's programs, or name another in PYMPSD_VENDOR_SERVER"
     return await open_process(

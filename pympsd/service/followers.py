@@ -1,4 +1,4 @@
-"""Followers: functions that are called after the daemon's state has changed, with a pause between rounds.
+"""Call the followers: functions that are called after the daemon's state has changed, with a pause between rounds.
 
 Their results, such as the file for NVML, depend on the whole state, and events come in bursts: a job starts with
 hundreds of clients, and servers report memory several times per second. So nothing is done for each single event. The
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pympsd.service.dispatcher import Dispatcher
 
 PAUSE_SECONDS: Final = 0.25
-"""Seconds between two rounds, so that many servers with frequent allocations take little processor time."""
+"""The pause in seconds between two rounds, so that many servers with frequent allocations take little processor time.
+"""
 
 
 async def follow(dispatcher: Dispatcher, *functions: Callable[[], None]) -> None:

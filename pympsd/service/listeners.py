@@ -1,4 +1,4 @@
-"""The listening sockets: accept connections, check and limit them, and run their conversations.
+"""Accept connections at the listening sockets, check and limit them, and run their conversations.
 
 A connection costs descriptors and memory before its purpose is known. So each one is counted for its user before its
 first byte is read, and a refused one is closed immediately. The keeper holds the connections that an earlier daemon
@@ -45,9 +45,12 @@ class Listener:
     """The socket's name in the pipe directory."""
     listening: trio.socket.SocketType
     converse: Callable[[trio.socket.SocketType, Peer, KeptFd[bytes]], Awaitable[None]]
-    """Called with the keeper's entry of a connection, which is held until it returns."""
+    """The function that runs a connection until its end.
+
+    It gets the keeper's entry of the connection, which the keeper holds until the function returns.
+    """
     inherited: Sequence[KeptFd[bytes]] = ()
-    """Connections that an earlier daemon accepted."""
+    """The connections that an earlier daemon accepted, as the keeper's entries."""
     greeting: bytes = b""
     """The packet that the daemon sends first on every connection; empty if the peer speaks first. With a greeting,
     peers also pass credentials.
@@ -166,6 +169,7 @@ class Listener:
         self._nursery.start_soon(self._serve, sock, KeptFd(name, fd, b"", is_new=True))
 
     async def _reject_one(self, error: OSError) -> None:
+        """Accept and close one waiting connection, with the descriptor that is kept in reserve; log the refusal."""
         # A connection that is not accepted for lack of descriptors keeps the socket readable, so it is accepted and
         # closed.
         self._close_reserve()
@@ -188,6 +192,7 @@ class Listener:
             self._reserve = -1
 
     async def _serve(self, sock: trio.socket.SocketType, entry: KeptFd[bytes]) -> None:
+        """Serve one connection until it ends, and close it; errors are logged."""
         uid: int | None = None
         try:
             # The peer does not see the connection close while the keeper has a copy.
@@ -221,6 +226,7 @@ class Listener:
             return None
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
+        """Count a connection in its user's share and run its conversation; refuse it if the share is used up."""
         weight = DRIVERS_WEIGHT if self.greeting else 1
         # Refuse now if no memory is left for a frame: the connection would be closed later, after work that delays
         # others.

@@ -1,4 +1,4 @@
-"""The log FIFO. Any user may write to it, so its lines are sanitised, rate-limited and marked Other.
+"""Read the log FIFO. Any user may write to it, so its lines are sanitised, rate-limited and marked Other.
 
 If the daemon runs the driver's own servers, their records are logged as lines of these servers. The writer of a FIFO
 is
@@ -21,15 +21,17 @@ from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.wire.driver.log_records import PIPE_BUF, DriverLogRecord, ForeignLines, LogReader
 
 LINES_PER_SECOND: Final = 100
-"""The limit for all writers together that are not servers."""
+"""The number of lines per second that all writers together may log, without those that are servers."""
 RECORDS_PER_SECOND: Final = 5000
-"""The limit for each server and its clients, the same as for pympsd's own servers (sessions.server)."""
+"""The number of records per second that a server and its clients may log, the same as for pympsd's own servers
+(sessions.server).
+"""
 UNKNOWN_PID: Final = 0
 """The PID for all writers that are not servers, because the writer of a FIFO is unknown."""
 PAUSE: Final = 0.1
-"""Seconds for which the FIFO is not read after too much was written.
+"""The number of seconds for which the FIFO is not read after too much was written.
 
-Only its writers wait; a server may be among them.
+Only the FIFO's writers wait; a server may be among them.
 """
 READ_BYTES: Final = 4 * PIPE_BUF
 """The number of bytes to read at a time, small enough that even malformed input is parsed in milliseconds."""

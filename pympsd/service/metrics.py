@@ -1,4 +1,4 @@
-"""The socket of --metrics: HTTP responses with OpenMetrics text.
+"""Serve OpenMetrics text in HTTP responses at the socket of --metrics.
 
 Any user of the machine may connect, so nothing that a scraper does may cost the daemon much: at most CONNECTIONS are
 open, each for at most SECONDS; a request has to be complete within REQUEST_SECONDS; the text is cached for
@@ -37,7 +37,9 @@ SECONDS: Final = 5.0
 """The maximum duration of a connection."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
-"""Seconds for which a text is cached: any user of the machine may request it any number of times."""
+"""The number of seconds for which a text is cached, because any user of the machine may request it any number of
+times.
+"""
 PAUSE_SECONDS: Final = 1.0
 """The pause in seconds after no descriptor was left for a connection."""
 
@@ -68,6 +70,7 @@ def listen(address: str, pipe_directory: str) -> socket.socket:
 
 
 def _listen_at(path: str) -> socket.socket:
+    """Return a socket that listens at a path, after removing the socket of a killed daemon. Raise OSError."""
     sock = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
@@ -116,7 +119,7 @@ class _Scraper:
     """A scraper's connection."""
 
     user: int | None
-    """The peer's uid; at a port None, or a number that is not a uid."""
+    """The peer's uid; None or a number that is not a uid if the peer connected to a port."""
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     is_requested: bool = field(default=False, init=False)
     """Whether the request has been received."""
@@ -150,8 +153,8 @@ class MetricsServer:
                 nursery.start_soon(self._serve, trio.SocketStream(peer), scraper)
 
     def _make_room(self) -> None:
-        """If CONNECTIONS are open, close one of the user who has most: the oldest without a request, or else the
-        oldest.
+        """Close a connection if CONNECTIONS are open: of the user who has most, the oldest without a request, or else
+        the oldest.
         """
         if len(self._open) < CONNECTIONS:
             return
@@ -162,6 +165,7 @@ class MetricsServer:
         closed.scope.cancel()
 
     async def _serve(self, peer: trio.SocketStream, scraper: _Scraper) -> None:
+        """Answer one scraper's request within the time limits, and close the connection."""
         user = NO_USER if scraper.user is None else scraper.user
         try:
             with contextlib.suppress(trio.BrokenResourceError), scraper.scope, trio.move_on_after(SECONDS):

@@ -1,4 +1,5 @@
-"""The daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in # EOF).
+"""Describe the daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in #
+EOF).
 
 A limit that is the same on all devices has one sample without the label ``device``; a limit that differs has one for
 each device. Counts by device always have the label.
@@ -38,6 +39,7 @@ def metrics_text(daemon: Daemon, backend: str) -> str:
 
 
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
+    """Yield the lines of the metrics of the daemon itself."""
     versions = {"version": VERSION, "cuda_version": CUDA_VERSIONS[daemon.options.driver]}
     selection = {"backend": backend, "protocol": daemon.options.protocol}
     yield from _family("pympsd", "info", "The daemon.", [({**versions, **selection}, 1)])

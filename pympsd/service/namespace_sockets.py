@@ -1,4 +1,4 @@
-"""The sockets of servers and namespaces in protocol 3: opened and closed while the daemon runs.
+"""Open and close the sockets of servers and namespaces in protocol 3, while the daemon runs.
 
     PIPE-DIRECTORY/SERVER/control              the server's own, with a log FIFO next to it
     PIPE-DIRECTORY/SERVER/NAMESPACE/control    a namespace's: clients that connect here get its limits
@@ -35,7 +35,10 @@ from pympsd.vocabulary import files
 from pympsd.wire.driver.handshake import HELLO
 
 PAUSE_SECONDS: Final = 0.0002
-"""Seconds between two checks of all sockets, for each socket. A check takes 5 µs, so checks take 1/40 of the time."""
+"""The number of seconds for each socket between two checks of all sockets.
+
+A check of a socket takes 5 µs, so checks take 1/40 of the time.
+"""
 
 
 @define
@@ -57,7 +60,7 @@ class NamespaceSockets:
     kept_entries: KeptEntries
     """The descriptors that an earlier daemon left; empty after this daemon has started."""
     is_taken_by_another: Callable[[], bool] = lambda: False
-    """Returns whether another daemon has taken the pipe directory."""
+    """The function that returns whether another daemon has taken the pipe directory."""
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
     """The sockets by server and namespace; the namespace of a server's own socket is empty."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)
@@ -120,6 +123,7 @@ class NamespaceSockets:
                 self.dispatcher.feed(NamespaceLost(*key))
 
     def _open(self, entry: _Socket, server: str, namespace: str, uid: int) -> str:
+        """Open a socket and start its listener; return why it cannot be opened, or an empty text."""
         try:
             with namespace_directory.open_directory(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
                 if not namespace:

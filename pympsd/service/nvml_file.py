@@ -1,9 +1,9 @@
-"""The file pympsd.nvml in the pipe directory: the devices, and who uses them, as libnvidia-ml.so.1 reads it.
+"""Write the file pympsd.nvml in the pipe directory, from which libnvidia-ml.so.1 reads the devices and who uses them.
 
 Theory of operation. NVML works without a server and without a request to the daemon, so the daemon keeps the answers
-in a file (`pympsd.devices.nvml_text`) that every user can read. `NvmlFile.update` follows the state: it is called
-after changes of it (`pympsd.service.followers`), at most a few times per second, and an idle daemon writes nothing.
-The file is replaced as a whole, so a reader sees one state or the next, and recognises a new one by its inode.
+in a file (`pympsd.devices.nvml_text`) that every user can read. `NvmlFile.update` is called after changes of the
+state (`pympsd.service.followers`), at most a few times per second; an idle daemon writes nothing. The file is
+replaced as a whole, so a reader sees one state or the next, and recognises a new one by its inode.
 
 The invariants:
 

@@ -22,15 +22,15 @@ import trio
 from attrs import Factory, define, field
 
 USER_RATE: Final = 0.1
-"""Seconds of processor time that a user regains in a second."""
+"""The processor time in seconds that a user regains in a second."""
 BURST_SECONDS: Final = 2.0
 """The maximum credit: seconds of processor time that a user may take without waiting after sending nothing for a
 while.
 """
 COMMAND_SECONDS: Final = 0.0003
-"""Processor time to receive a command and to send its answer; the state machine's time comes in addition."""
+"""The processor time in seconds to receive a command and send its answer, without the state machine's time."""
 CONNECTION_SECONDS: Final = 0.0007
-"""Processor time for a connection's tasks, hello and end; the state machine's time comes in addition."""
+"""The processor time in seconds for a connection's tasks, hello and end, without the state machine's time."""
 MIN_WAIT_SECONDS: Final = 0.005
 """The shortest wait of a user without credit."""
 MAX_IDLE_USERS: Final = 1024

@@ -1,4 +1,4 @@
-"""Rate limits for actions that others can cause any number of times, such as log lines."""
+"""Limit the rates of actions that others can cause any number of times, such as log lines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from pympsd.state_machine.events import ClientConnected, Event, NamespaceLost, N
 from pympsd.state_machine.state.daemon import Daemon
 
 LINES_PER_SECOND: Final = 1000
-"""Log lines per second that one user's connections, clients and commands may cause."""
+"""The number of log lines per second that one user's connections, clients and commands may cause."""
 LINE_BYTES: Final = 200
 """The length in bytes up to which a line counts as one; a longer one counts as several."""
 _COMMAND_LINES: Final = frozenset({"command", "answer"})
-"""Log lines that any user may cause with a command."""
+"""The log events that any user may cause with a command."""
 CONNECT_LINES: Final = frozenset(
     {
         "client_server_exists",
@@ -25,13 +25,13 @@ CONNECT_LINES: Final = frozenset(
         "debugged_without_mps",
     }
 )
-"""Log lines that any user may cause by connecting as a client."""
+"""The log events that any user may cause by connecting as a client."""
 _SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
-"""Log lines that a server's user may cause by removing files from its directories."""
+"""The log events that a server's user may cause by removing files from the server's directories."""
 
 
 def lines_to_limit(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
-    """Return the user who causes an event, and which of the event's log lines are limited."""
+    """Return the user who causes an event, and the names of the event's log lines that are limited."""
     match event:
         case OperatorLine():
             return event.uid, _COMMAND_LINES
@@ -83,7 +83,7 @@ class UserRateLimits:
     _dropped: Counter[int] = field(factory=Counter, init=False)
 
     def take(self, uid: int, texts: Sequence[str], now: float) -> bool:
-        """Return whether lines of these texts may be logged for a user; count those that may not.
+        """Return whether lines with these texts may be logged for a user; if not, count them as dropped.
 
         ``now`` is in seconds of any clock that does not go back. Either all lines are granted or none.
         """

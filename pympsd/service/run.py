@@ -1,4 +1,4 @@
-"""The running daemon on one page: its sockets and files, and the tasks of its nursery.
+"""Run the daemon: open its sockets and files, and run its tasks in one nursery.
 
 `run` is called after the fork. It fetches an earlier daemon's descriptors from its keeper, opens or takes over the
 listening sockets and the log FIFO, restores the state, which is saved from then on, and starts the listeners. When
@@ -113,7 +113,7 @@ class DaemonSetup:
     terminate_by_reset: bool = False
     protocol: int = 2
     static: bool = False
-    """Whether -S or one of its other names was passed."""
+    """Whether the option -S, or another name of this option, was passed."""
     flags: frozenset[str] = frozenset()
     configuration: tuple[str, bytes] | None = None
     """The path and the text of a valid configuration file to apply."""
@@ -177,6 +177,7 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: list[int])
 
 
 async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
+    """Open or take over everything that the daemon needs, and run its tasks until it ends; return the dispatcher."""
     directory = setup.directory
     log = control_logger(setup.journal)
     # Two running daemons must not accept on the same sockets.
@@ -315,6 +316,7 @@ def _save_and_take_over(
 def _dispatcher(
     setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: KeeperLink
 ) -> Dispatcher:
+    """Return the dispatcher with a new state, which has the options of the setup and the default limits."""
     settings = setup.settings
     together = settings.users == "together"
     state = Daemon(
@@ -372,6 +374,7 @@ def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: lis
 
 
 async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -> None:
+    """Reopen the logs, hand over to another daemon or end the daemon, as each received signal requests."""
     async for number in signals:
         if number == signal.SIGHUP:
             notify_reloading()

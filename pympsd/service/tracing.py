@@ -36,7 +36,7 @@ class TracedServer(Protocol):
 
 @frozen
 class _State:
-    """A state that lasts for some time: the numbers of its track, and its name."""
+    """A state that lasts for some time: its name, and the numbers of the track that shows it."""
 
     process: int
     thread: int

@@ -1,1 +1,1 @@
-"""pympsd-smi: the functions of nvidia-smi that MPS scripts use, on an emulated machine."""
+"""This package is pympsd-smi, which has the functions of nvidia-smi that MPS scripts use, for an emulated machine."""

@@ -1,4 +1,4 @@
-"""The changes that only root may make: compute modes, and a reset. Texts and exit statuses are nvidia-smi's."""
+"""Make the changes that only root may make: compute modes, and a reset. Texts and exit statuses are nvidia-smi's."""
 
 import os
 from collections.abc import Sequence

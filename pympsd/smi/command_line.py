@@ -1,4 +1,4 @@
-"""The command ``pympsd-smi [--argv0=NAME] OPTION ...``."""
+"""Run the command ``pympsd-smi [--argv0=NAME] OPTION ...``."""
 
 import os
 import sys
@@ -34,11 +34,11 @@ NOT_FOUND = 6
 NO_OUTPUT = 74
 """The exit status if the output could not be written, the same as pympsd's."""
 VENDORS_NAME = "nvidia-smi"
-"""The name of a link; if the program is started under it, refusals are nvidia-smi's."""
+"""The name of the link under which the program's refusals are those of nvidia-smi."""
 INTERRUPTED = 130
 """The exit status after SIGINT, as a shell reports it."""
 WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE, Action.SET_PERSISTENCE)
-"""Actions that do not show processes, and therefore need not wait for the lock of the machine's folder."""
+"""The actions that do not show processes, and therefore need not wait for the lock of the machine's folder."""
 Answer = tuple[str, int]
 """A text and the exit status; with a status other than 0, the text is a message for standard error."""
 
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> int:
 
 
 _CLOSED = "closed"
-"""Stands for an output whose reader has ended, as in `nvidia-smi | head -1`."""
+"""The value of `_write` for an output whose reader has ended, as in `nvidia-smi | head -1`."""
 
 
 def _write(text: str, output: TextIO, path: str = "") -> str:
@@ -169,6 +169,7 @@ def _machine(name: str, has_processes: bool = True) -> MonitoredMachine:
 
 
 def _answer(request: SmiRequest, machine: MonitoredMachine) -> Answer:
+    """Return the answer to a request, for the devices that it names."""
     devices = machine.select(request.ids)
     match request.action:
         case Action.LIST:

@@ -1,4 +1,4 @@
-"""The machine's current state: the devices with their compute modes, and the processes on them."""
+"""Read the machine's current state: the devices with their compute modes, and the processes on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class MonitoredProcess:
     used: int
     """The device memory that the process uses, in bytes."""
     utilization: int = 0
-    """The percentage of the last second in which kernels ran; a server has it for all its clients."""
+    """The percentage of the last second in which the process's kernels ran.
+
+    For a server it counts the kernels of all its clients.
+    """
 
     @property
     def name(self) -> str:
@@ -73,7 +76,7 @@ class MonitoredDevice:
     processes: tuple[MonitoredProcess, ...]
     """The servers by PID, each followed by its clients by PID; empty if processes were not looked up."""
     utilization: int = 0
-    """The percentage of the last second in which kernels ran, of all servers together."""
+    """The percentage of the last second in which kernels of any server ran."""
 
     @property
     def bus_id(self) -> str:
@@ -175,6 +178,7 @@ class MonitoredMachine:
 
 
 def _processes(servers: Iterable[Registered], properties: DeviceProperties) -> tuple[MonitoredProcess, ...]:
+    """Return the processes on a device: each server, followed by its clients."""
     processes: list[MonitoredProcess] = []
     for server in servers:
         if properties.is_volta_or_newer:

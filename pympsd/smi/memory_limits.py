@@ -1,4 +1,4 @@
-"""``pympsd-smi memory-limits``: the daemon's limits for the memory of a cgroup's clients.
+"""Run ``pympsd-smi memory-limits``, which shows and sets the daemon's limits for the memory of a cgroup's clients.
 
 The command line is that of nvidia-smi's memory-limits, whose *namespace* is a cgroup (MPS documents, Memory
 Partitioning).

@@ -1,8 +1,8 @@
-"""``dmon``, ``pmon`` and ``topo``: tables that nvidia-smi prints line by line, at an interval.
+"""Write the tables of ``dmon``, ``pmon`` and ``topo``, which nvidia-smi prints line by line, at an interval.
 
 An emulated GPU has values for its utilization and for the memory of processes. Other columns have a dash, as in
-nvidia-smi for values that a GPU lacks. Of the processes only servers have a utilization, the sum of their clients',
-if it is not 0.
+nvidia-smi for values that a GPU lacks. Among the processes only servers have a utilization, which is the sum for
+their clients; 0 is shown as a dash.
 """
 
 import time
@@ -35,7 +35,7 @@ _GROUPS: Final = {
 """The columns for each letter of -s, with their units."""
 _DEFAULTS: Final = {"dmon": "puc", "pmon": "u"}
 _HEADER_EVERY: Final = 20
-"""The number of reports between two headers."""
+"""The number of reports after which the header is printed again."""
 _TOPOLOGY_LEGEND: Final = """
 Legend:
 

@@ -1,4 +1,4 @@
-"""The command line of pympsd-smi; its refusals are those of nvidia-smi 580 (recorded).
+"""Parse the command line of pympsd-smi; the refusals are those of nvidia-smi 580 (recorded).
 
 The tables here have all options of nvidia-smi: those that pympsd-smi carries out, and those that it refuses by name
 because an emulated GPU has nothing to which they apply. `usage`, the manual page and shells' completions name the
@@ -91,7 +91,7 @@ class SmiRequest:
     file: str = ""
     """The path of the output; empty for standard output."""
     interval: float | None = None
-    """Seconds between two outputs; None for a single output."""
+    """The number of seconds between two outputs; None for a single output."""
 
 
 SHORT: Final = {
@@ -161,7 +161,7 @@ UNSUPPORTED: Final = {
     "--multi-instance-gpu": "-mig",
     "--toggle-led": "-tl",
 }
-"""Options of nvidia-smi that an emulated GPU cannot carry out, with their short forms."""
+"""The options of nvidia-smi that an emulated GPU cannot carry out, each with its short form."""
 UNSUPPORTED_COMMANDS: Final = (
     *("drain", "nvlink", "clocks", "encodersessions", "fbcsessions", "mig", "daemon", "replay", "vgpu"),
     *("boost-slider", "power-hint", "conf-compute", "compute-policy", "power-smoothing", "power-profiles", "c2c"),
@@ -169,9 +169,9 @@ UNSUPPORTED_COMMANDS: Final = (
 _ACTIONS: Final = {action.value: action for action in Action if action is not Action.SUMMARY}
 _QUERIES: Final = (Action.QUERY_GPU, Action.QUERY_APPS)
 _IMMEDIATE: Final = (Action.HELP, Action.VERSION, Action.GPU_FIELDS, Action.APP_FIELDS)
-"""Actions for which all other options are ignored."""
+"""The actions for which all other options are ignored."""
 _REPEATED: Final = (Action.SUMMARY, Action.LIST, Action.QUERY, *_QUERIES)
-"""Actions that may be repeated at an interval."""
+"""The actions that may be repeated at an interval."""
 _ALLOWED: Final = {
     "--id": tuple(action for action in Action if action is not Action.LIST),
     "--display": (Action.QUERY,),
@@ -181,7 +181,7 @@ _ALLOWED: Final = {
     "--loop": _REPEATED,
     "--loop-ms": _REPEATED,
 }
-"""The actions with which each option is allowed."""
+"""The actions with which an option is allowed, by the option."""
 
 
 def parse(arguments: Sequence[str]) -> SmiRequest:

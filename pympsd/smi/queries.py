@@ -1,4 +1,4 @@
-"""--query-gpu and --query-compute-apps: selected fields as CSV (recorded).
+"""Answer --query-gpu and --query-compute-apps: selected fields as CSV (recorded).
 
 The tables have the fields of nvidia-smi 580, by the names that it lists with --help-query-gpu and
 --help-query-compute-apps. An emulated GPU has values for few of them; other fields print ``[N/A]``, as in nvidia-smi

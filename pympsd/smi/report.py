@@ -1,4 +1,4 @@
-"""-q: the report on each device, complete or with the parts that -d names (recorded)."""
+"""Write the report of -q on each device, complete or with the parts that -d names (recorded)."""
 
 import time
 from collections.abc import Iterator, Sequence

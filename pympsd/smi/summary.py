@@ -1,4 +1,4 @@
-"""The table and the list, in the layout of nvidia-smi 580 (recorded)."""
+"""Write the table and the list of devices in the layout of nvidia-smi 580 (recorded)."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""-q -x: the report as XML, with the elements of nvidia-smi 580 (nvsmi_device_v12.dtd).
+"""Write the report of -q -x: XML with the elements of nvidia-smi 580 (nvsmi_device_v12.dtd).
 
 Values that an emulated device lacks are ``N/A``, as for a GPU that lacks them.
 """
@@ -67,6 +67,7 @@ def _make_lacking(*names: str) -> Elements:
 
 
 def _identity(device: MonitoredDevice) -> Elements:
+    """Return the elements that identify a device: its name, UUID and PCI address."""
     domain, bus, device_and_function = device.bus_id.split(":")
     pci = (
         ("pci_bus", bus),

@@ -1,1 +1,4 @@
-"""Bytes that travel between the programs: framing, messages, the command stream's records. Sans-I/O."""
+"""This package encodes and decodes the bytes that programs exchange: frames, messages, records of the command stream.
+
+It does no I/O.
+"""

@@ -1,4 +1,4 @@
-"""Messages on the link between a server (or a client without a daemon) and an executor.
+"""Define the messages on the link between a server (or a client without a daemon) and an executor.
 
     server                          executor
     ExecutorSetup ----------------> opens the device
@@ -71,7 +71,10 @@ class Attach:
 
 @message(68)
 class Attached:
-    """With 2 fds, the client's end of the stream and the shared memory, if ``new_stream`` was set."""
+    """The context was created.
+
+    If ``new_stream`` was set, 2 fds are sent: the client's end of the stream and the shared memory.
+    """
 
     request: int
     shared_bytes: int
@@ -110,7 +113,7 @@ class DropClient:
 
 @message(71)
 class ExecutorDone:
-    """Answers Detach, Terminate, DropClient and Ping."""
+    """The answer to Detach, Terminate, DropClient and Ping."""
 
     request: int
     unfinished: int = 0
@@ -146,7 +149,7 @@ class MemoryShort:
 
 @message(82)
 class RoomMade:
-    """Answers MemoryShort: whether memory was freed, so that trying again may succeed."""
+    """The answer to MemoryShort: whether memory was freed, so that trying again may succeed."""
 
     request: int
     freed: bool
@@ -167,7 +170,7 @@ class MemoryAudited:
     client: int
     change: int
     used: int
-    """The bytes that the client holds after that."""
+    """The bytes that the client holds after the allocation or release."""
     limit: int
     """The smallest of the client's limits in bytes, or the device's memory."""
 
@@ -258,7 +261,7 @@ MAX_KERNEL_NAME: Final = 100
 
 @message(76)
 class Trace:
-    """Answers AskTrace: counters, contexts, and the latest batches in the order of time."""
+    """The answer to AskTrace: counters, contexts, and the latest batches in the order of time."""
 
     request: int
     counters: dict[str, int]

@@ -1,4 +1,4 @@
-"""Fatbins, which contain images for several architectures: find the PTX for a device.
+"""Find the PTX for a device in a fatbin, which contains images for several architectures.
 
 A fatbin is a header of 16 bytes (magic number, version, its own size, the size of the rest; fatbinary.h), then for
 each image a header and the image. The fields of an image's header were worked out from the files that ``nvcc`` of
@@ -88,7 +88,8 @@ class _Entry:
 
 
 def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
-    """Return the PTX of a fatbin for the newest architecture that a device can run; of sm_90 and sm_90a, sm_90a's.
+    """Return the PTX of a fatbin for the newest architecture that a device can run; sm_90a counts as newer than
+    sm_90.
 
     Raise FatbinError with INVALID_IMAGE if the fatbin is malformed, with NOT_SUPPORTED if it contains LTO code only
     or if the library for its compression is not installed, and with NO_BINARY_FOR_GPU if it has no PTX for the
@@ -108,6 +109,7 @@ def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
 
 
 def _read_entries(image: bytes) -> list[_Entry]:
+    """Return the images of a fatbin, still compressed. Raise FatbinError if it is malformed."""
     try:
         _, _, at, size = _HEADER.unpack_from(image)
         end = at + size

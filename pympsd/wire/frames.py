@@ -1,4 +1,5 @@
-"""The frame: an 8-byte header and a body. Imports nothing, because the command line uses it and must start fast.
+"""Encode and decode frames: an 8-byte header and a body. This module imports nothing, because the command line uses
+it and must start fast.
 
 Header, in the machine's byte order (both ends are on one machine): body length (4 bytes), kind (2), number of file
 descriptors sent with the frame (1), reserved, zero (1).
@@ -17,14 +18,16 @@ OPERATOR_WORKING = 3
 OPERATOR_STDOUT = 4
 OPERATOR_STDERR = 5
 OPERATOR_DONE = 6
-"""Ends the answer to one line; the body is one byte: 0 accepted, 1 refused."""
+"""The kind of the frame that ends the answer to one line; the body is one byte: 0 accepted, 1 refused."""
 OPERATOR_PROTOCOL = 7
 """The daemon's protocol, "2" or "3", for an operator whose hello has the body ASKS_PROTOCOL."""
 OPERATOR_FILE = 8
 """The text of the file that the next line names; the operator's side reads it, with the operator's rights."""
 ASKS_PROTOCOL = b"?"
 CREDENTIALS_REQUEST = 9
-"""Sent by clients and operators before their hello: the daemon must prove its owner (``channel/daemon_owner.py``)."""
+"""The request that clients and operators send before their hello: the daemon must prove its owner
+(``channel/daemon_owner.py``).
+"""
 CREDENTIALS = 10
 """The daemon's answer to CREDENTIALS_REQUEST, with its credentials from the kernel (SCM_CREDENTIALS)."""
 OPERATOR_MACHINE = 11

@@ -1,4 +1,5 @@
-"""An executable graph as bytes: items, each with a record of the command stream and the items on which it depends.
+"""Encode an executable graph as bytes: items, each with a record of the command stream and the items on which it
+depends.
 
 Each item begins with four numbers of 4 bytes: the length of its record, the number of its dependencies, the number of
 its bodies, and its kind of conditional. The dependencies follow as indices of earlier items (4 bytes each, padded to
@@ -109,6 +110,7 @@ class _Reader:
         return tuple(items)
 
     def _item(self, at: int, end: int, index: int, depth: int) -> tuple[GraphItem, int]:
+        """Return the item that begins at an offset, and the offset after it. Raise RemoteError or TooLarge."""
         if end - at < _HEAD.size:
             raise RemoteError(f"an item of {end - at} bytes")
         length, count, bodies, kind = _HEAD.unpack_from(self.data, at)
@@ -130,6 +132,7 @@ class _Reader:
         return GraphItem(b"", dependencies, conditional), start
 
     def _conditional(self, at: int, end: int, bodies: int, kind: int, depth: int) -> tuple[Conditional, int]:
+        """Return the conditional node at an offset, and the offset after it. Raise RemoteError or TooLarge."""
         if kind >= len(ConditionalKind) or end - at < _CONDITION.size + bodies * _LENGTH.size:
             raise RemoteError(f"an item of {end - at} bytes with {bodies} bodies of the kind {kind}")
         handle, default, assigns = _CONDITION.unpack_from(self.data, at)

@@ -1,4 +1,4 @@
-"""Messages between the daemon and a server, over the registration socket that the server inherits.
+"""Define the messages between the daemon and a server, over the registration socket that the server inherits.
 
 Messages are MessagePack maps with the names of fields as keys. A daemon takes over servers that an earlier version
 started, and communicates with them as long as they run, so a field keeps its name even if the product uses another
@@ -87,7 +87,7 @@ class LimitsOfOlderServers:
     thread_percentage: float | None = None
     """The percentage on every device; None for the server's percentage."""
     memory_limits: dict[int, int] | None = None
-    """The limits in bytes by device ordinal; None for the server's."""
+    """The limits in bytes by device ordinal; None for the server's limits."""
     least_priority: int = 0
     """The priority level that the client's environment cannot exceed."""
 
@@ -142,7 +142,7 @@ class ShutDown:
 
     forced: bool
     is_deletion: bool = False
-    """True if clients whose work the server ends are told that the server was deleted."""
+    """True if the clients whose work ends are told that the server was deleted."""
 
 
 @message(40)
@@ -243,7 +243,7 @@ class ReportRequest:
 
     versions: Versions
     token: int = 0
-    """Repeated in the answer, which distinguishes it from an answer that a killed daemon did not read."""
+    """A number that the answer repeats. It distinguishes the answer from one that a killed daemon did not read."""
 
 
 @message(52)
@@ -256,10 +256,10 @@ class ServerReturn:
     pid: int
     status: str
     leaving: bool
-    """Whether the server was asked to shut down, and ends with its last client."""
+    """Whether the server was asked to shut down, so that it ends with its last client."""
     clients: int
     token: int = 0
-    """The token of the request."""
+    """The token of the ReportRequest."""
 
 
 @register(53)

@@ -1,4 +1,4 @@
-"""The messages between processes, a frozen class for each, and their codec: MessagePack bodies in frames.
+"""Define the messages between processes, a frozen class for each, and encode them as MessagePack bodies in frames.
 
 This module has the messages between client and daemon and between client and server. Messages between server and
 daemon are in ``link_messages``, messages between server and executor in ``executor_messages``.
@@ -120,7 +120,7 @@ class SessionWelcome:
     driver_version: int
     devices: tuple[DeviceProperties, ...]
     ordinals: tuple[int, ...]
-    """Each device's ordinal among the daemon's devices, which determines its address window."""
+    """Each device's ordinal among the daemon's devices; the ordinal determines the device's address window."""
 
 
 @message(9)
@@ -159,7 +159,9 @@ class ContextOpened:
     shared_bytes: int
     """The size in bytes of the shared memory for bulk data."""
     ring_bytes: int = 0
-    """The size in bytes of the ring of records behind it (ring_layout); 0 if records are sent over the socket."""
+    """The size in bytes of the ring of records behind the bulk data (ring_layout); 0 if records are sent over the
+    socket.
+    """
 
 
 @message(11)
@@ -172,7 +174,7 @@ class CloseContext:
 
 @message(12)
 class ContextClosed:
-    """Everything that the context held is freed."""
+    """The answer to CloseContext: everything that the context held is freed."""
 
     request: int
 
@@ -189,9 +191,10 @@ class RequestRefused:
 
 OLDEST: Final = 3
 NEWEST: Final = 3
-"""Version 2: the opcodes of the command stream by chapter, and FILL with rows.
-Version 3: ALLOCATE_PINNED answers with an offset in a file; MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an
-address.
+"""The newest version of the messages.
+
+Version 2 orders the opcodes of the command stream by chapter, and adds rows to FILL. In version 3, ALLOCATE_PINNED
+answers with an offset in a file, and MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an address.
 """
 FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 

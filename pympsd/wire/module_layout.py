@@ -1,4 +1,5 @@
-"""The answer to loading a module: its functions with their parameter layouts and attributes, and its globals.
+"""Encode and decode the answer to loading a module: its functions with their parameter layouts and attributes, and
+its globals.
 
 An executor may load functions later than their module, as CUDA does. Then the answer to LOAD_MODULE has only the
 functions' names, and the answer to LOAD_FUNCTION describes one function.

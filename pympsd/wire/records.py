@@ -1,4 +1,4 @@
-"""The command stream between a client and an executor: one table, from which both sides are generated.
+"""Define the command stream between a client and an executor in one table, from which both sides are generated.
 
 A record is a 24-byte header, its operands of 8 bytes each, and for some operations a tail, padded with zeros to a
 multiple of 8 bytes.

@@ -1,4 +1,4 @@
-"""The ring of records in the memory that a client shares with an executor, behind the bulk data.
+"""Define the ring of records in the memory that a client shares with an executor, behind the bulk data.
 
 Offsets are bytes from the ring's start, words are 64 bits. One side writes each word, and each word that the other
 side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo
@@ -20,19 +20,21 @@ from __future__ import annotations
 from typing import Final
 
 TAIL: Final = 0
-"""Written by the client: where its next record will begin."""
+"""The offset of the word that the client writes: the position at which its next record will begin."""
 IN_USE: Final = 8
-"""Written by the client first: 1 means that its records are in the ring, and that bytes on the socket only wake the
-executor.
+"""The offset of the word that the client writes first: 1 means that its records are in the ring, and that bytes on
+the socket only wake the executor.
 """
 HEAD: Final = 64
-"""Written by the executor: the start of the record that it reads next."""
+"""The offset of the word that the executor writes: the position of the record that it reads next."""
 ASLEEP: Final = 128
-"""Written by the executor: nonzero while it waits for a byte on the socket."""
+"""The offset of the word that the executor writes: not 0 while it waits for a byte on the socket."""
 SPIN_COUNT: Final = 136
-"""Written once by the executor: how many times a client should read ANSWERS before it sleeps."""
+"""The offset of the word that the executor writes once: the number of times that a client should read ANSWERS before
+it sleeps.
+"""
 ANSWERS: Final = 192
-"""Written by the executor, which increases it before it sends answers."""
+"""The offset of the word that the executor increases before it sends answers."""
 DATA: Final = 4096
 """The offset of the first record."""
 RING_BYTES: Final = 1 << 19

@@ -104,7 +104,7 @@ class TensorMap:
     swizzle: int = 0
     l2_promotion: int = 0
     fill: int = 0
-    """1 if elements outside of the tensor are read as NaN, 0 if they are read as 0."""
+    """The value of elements outside of the tensor: 1 if they are read as NaN, 0 if they are read as 0."""
     im2col: Im2col | None = None
 
     @property
@@ -144,6 +144,7 @@ def check(tensor: TensorMap) -> None:
 
 
 def _check_modes(tensor: TensorMap) -> None:
+    """Raise ValueError for modes that do not exist, need a later GPU, or cannot be combined."""
     if tensor.data_type in PACKED_TYPES:
         raise ValueError(f"tensorDataType {PACKED_TYPES[tensor.data_type]} {_NEEDS_BLACKWELL}")
     if tensor.swizzle in _LATER_SWIZZLES:
@@ -219,8 +220,8 @@ def _check_inner(tensor: TensorMap) -> None:
 
 _MAGIC: Final = b"tensormp"
 _LAYOUT: Final = struct.Struct("=8s8BQ5I4Q5H5B3h3h2H21x")
-"""The kind and other modes, the address, the sizes minus 1, strides, box, element strides, and an im2col
-map's box.
+"""The layout of a map's bytes: the kind and other modes, the address, the sizes minus 1, strides, box, element
+strides, and an im2col map's box.
 """
 
 

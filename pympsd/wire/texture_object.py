@@ -16,8 +16,8 @@ NORMALIZED: Final = range(0xC0, 0xCC)
 signed, each with 1, 2 and 4 channels.
 """
 PACKED: Final = 0x50
-"""UNORM_INT_101010_2: a word of 10, 10, 10 and 2 bits, the first channel in the lowest; channels are
-read as 0 to 1.
+"""The CUarray_format UNORM_INT_101010_2: a word with channels of 10, 10, 10 and 2 bits, the first channel in the
+lowest bits. Channels are read as numbers from 0 to 1.
 """
 NORMALIZED_CHANNELS: Final = {PACKED: 4, **{format: (1, 2, 4)[index % 3] for index, format in enumerate(NORMALIZED)}}
 CHANNEL_BYTES: Final = {
@@ -32,9 +32,7 @@ CHANNEL_BYTES: Final = {
     PACKED: 1,
     **{format: (1, 2)[index // 3 % 2] for index, format in enumerate(NORMALIZED)},
 }
-"""The size of a channel in bytes by CUarray_format: integers of 8, 16 and 32 bits, unsigned and signed, half and
-float; NORMALIZED formats; and PACKED, with a quarter of an element.
-"""
+"""The size of a channel in bytes by CUarray_format. A channel of PACKED counts as a quarter of its element."""
 LEVELS: Final = 18
 """The maximum number of levels of a mipmapped array, whose longest side has up to 131072 elements."""
 
@@ -71,7 +69,7 @@ class TextureFlag(IntFlag):
 
 @frozen
 class Sampling:
-    """How a texture is read (CUDA_TEXTURE_DESC). Filters are 0 for point and 1 for linear."""
+    """The way in which a texture is read (CUDA_TEXTURE_DESC). Filters are 0 for point and 1 for linear."""
 
     address_modes: tuple[int, int, int] = (0, 0, 0)
     filter: int = 0

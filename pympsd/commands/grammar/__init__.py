@@ -1,1 +1,1 @@
-"""How operator commands work: how a line is split, and how a command is declared, registered, read and run."""
+"""This package splits an operator's line, and declares, registers, reads and runs commands."""

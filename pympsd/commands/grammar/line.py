@@ -17,8 +17,8 @@ What must never happen:
 - that a truncated line is carried out: of a line that is too long only the first words are kept, for the answer, and
   the line is refused;
 - that bytes are lost or changed between the operator's line and a message that quotes it;
-- that words are read here and later with different results: arguments are read when the command runs; here only the
-  PIDs of the servers to ask are read.
+- that words are read here and later with different results. Therefore only the PIDs of the servers to ask are read
+  here; all arguments are read when the command runs.
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ MAX_LINE_BYTES: Final = 64 * 1024
 _BLANKS: Final = " \t\r\n"
 _TO_BLANKS: Final = str.maketrans("\t\r\n", "   ")
 _USES_CGROUPS: Final = frozenset({"memacct", "config"})
-"""The modules whose answers depend on the existing cgroups."""
+"""The commands' modules whose answers depend on the existing cgroups."""
 _MAX_PID_DIGITS: Final = 10
 _CGROUP: Final = "cgroup"
 """A text that every line that names a cgroup contains."""
@@ -79,7 +79,9 @@ def _rest(text: str, names: list[str]) -> str:
 
 
 def _server_pid(command: Command, words: list[str]) -> int | None:
-    """Return the PID that a command of protocol 2 names; 0, which no server has, if the command will be refused."""
+    """Return the server's PID that a command of protocol 2 names; 0, which is not a server's, if the command will be
+    refused.
+    """
     plain = [word for word in words[1:] if word != JSON_OPTION]
     try:
         arguments = loose.read_words(command.syntax, plain, flags_anywhere=command.is_query).arguments

@@ -82,7 +82,7 @@ def _refuse_missing(syntax: Syntax, recorded: Recorded) -> CommandRefused:
 
 
 def complain(syntax: Syntax, words: Sequence[str], usage: str) -> str:
-    """Return the message about words that a command does not accept, with the option that was probably meant."""
+    """Return the message about words that a command does not accept. It names the option that was probably meant."""
     options = (JSON_OPTION, *syntax.option_words)
     similar = [option for word in words if word.startswith("-") and (option := find_similar(word, options))]
     hint = f" (did you mean {similar[0]}?)" if similar else ""

@@ -1,4 +1,4 @@
-"""Privileges of callers: the settings that they may change, and the state that they may see.
+"""Check the privileges of callers: the settings that they may change, and the state that they may see.
 
 Every user may query the daemon. Root and the user who started the daemon may change its settings (recorded); in
 protocol 3 a server's owner may also change that server. A query gets the state from `restrict_view`, without other
@@ -41,7 +41,7 @@ class Caller:
     """The server to whose socket the caller connected; empty for the daemon's own."""
     namespace: str = ""
     process: Origin | None = None
-    """The process that the line names, if it names an existing one."""
+    """The properties of the process that the line names; None if the line does not name an existing process."""
 
 
 def is_owner(daemon: Daemon, caller: Caller) -> bool:
@@ -102,7 +102,8 @@ def insufficient(caller: Caller, command: str, owned: str) -> CommandRefused:
 def sees_all(daemon: Daemon, caller: Caller) -> bool:
     """Return whether a caller's queries show more than the namespace whose socket it used.
 
-    True for the daemon's own socket, for root, for the server's owner, and if the daemon allows open queries.
+    The result is True at the daemon's own socket, for root, for the server's owner, and if the daemon allows open
+    queries.
     """
     server = daemon.named_servers.get(caller.server)
     owns_server = caller.uid == 0 or (server is not None and caller.uid == server.uid)

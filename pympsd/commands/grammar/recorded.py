@@ -1,4 +1,4 @@
-"""How driver 580 treats words, as far as a syntax cannot declare it (recorded: grammar.jsonl).
+"""Treat words as driver 580 does, as far as a syntax cannot declare it (recorded: grammar.jsonl).
 
 The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and has a special answer for a
 few commands without an argument. Programs depend on these answers, so protocol 2 gives them too. This module has the
@@ -28,20 +28,20 @@ _MAX_DIGITS: Final = 10
 
 @frozen
 class Recorded:
-    """How driver 580 treats a command differently from its other commands."""
+    """The ways in which driver 580 treats a command differently from its other commands."""
 
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
     missing_is_logged_only: bool = False
-    """True if that line is logged but not printed."""
+    """True if the line ``missing`` is logged but not printed."""
     prints_anyway: bool = False
     """True if the answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
-    """Words at the beginning of the arguments, with the word for which they stand."""
+    """The word for which words at the beginning of the arguments stand, by these words."""
 
 
 AS_DECLARED: Final = Recorded()
-"""For a command that the driver reads as it is declared."""
+"""The value of `Recorded` for a command that the driver reads as its syntax declares."""
 _FORMAT: Final = Recorded(missing="Invalid command format.", missing_is_logged_only=True)
 RECORDED: Final = {
     "get_server_status": Recorded(missing="A server PID is required"),
@@ -57,11 +57,11 @@ RECORDED: Final = {
 }
 
 WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality domains"}
-"""Options of later drivers that are accepted but have no effect, with the reason."""
+"""The options of later drivers that are accepted but have no effect, each with the reason."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
-"""Equivalents in protocol 3 by a command and its first argument, if the argument decides which command
-is equivalent.
+"""The equivalent commands of protocol 3, by a command of protocol 2 and its first argument, for commands whose first
+argument decides which one is equivalent.
 """
 
 

@@ -1,4 +1,4 @@
-"""The table of all commands, and how one is run.
+"""Keep the table of all commands, and run a command.
 
 A command is a function ``(daemon, caller, **arguments) -> Decision`` under the decorator `command`, which gets the
 syntax. The function's docstring is the command's help. The table `COMMANDS` has the commands of both protocols by
@@ -95,7 +95,7 @@ class Command:
     driver: int = min(CUDA_VERSIONS)
     """The first driver branch whose protocol 2 has the command."""
     view: View = restrict_view
-    """Returns the part of the state that a query gets."""
+    """The function that returns the part of the state that a query gets."""
     protocols: tuple[int, ...] = field()
     """The protocols of the daemons that have the command. Default: both for one word, 3 for a module's verb."""
 

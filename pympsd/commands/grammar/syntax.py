@@ -1,4 +1,4 @@
-"""The syntax of a command, declared once: its arguments, options and flags, from which its usage follows.
+"""Declare the syntax of a command once: its arguments, options and flags, from which its usage follows.
 
 Usage, help, completions, suggestions and the manual's tables follow from this declaration. Two readers turn words
 into the arguments of a handler: `loose` for the commands of protocol 2 and `strict` for ``module verb`` of protocol

@@ -133,6 +133,7 @@ def _log_only(text: str) -> AnswerPart:
 def _set_memory(
     daemon: Daemon, limits: dict[int, PinnedMemory], device: str, value: str, *before: AnswerPart
 ) -> Answer:
+    """Set or remove a device's memory limit in ``limits``; return the answer, which begins with ``before``."""
     try:
         ordinal = device_named(daemon.devices, device)
         limit = PinnedMemory.parse(value)

@@ -1,4 +1,5 @@
-"""Static SM partitions in protocol 2, as drivers since 590 have them: ``sm_partition`` and ``lspart``.
+"""The commands for static SM partitions in protocol 2, as drivers since 590 have them: ``sm_partition`` and
+``lspart``.
 
 Programs start a daemon with -S, create partitions, and pass one to each of their clients:
 
@@ -73,6 +74,7 @@ _USAGES: Final = {"add": "sm_partition add DEVICE CHUNKS", "rm": "sm_partition r
 
 
 def _add(daemon: Daemon, device: str, chunks: str) -> Decision:
+    """Add a partition of some chunks of a device; raise CommandRefused if that is not possible."""
     if not device:
         raise _refuse_chunks("0", Result.ERROR_INVALID_VALUE, f"usage: {_USAGES['add']}")
     index = _device_named(daemon, device)
@@ -92,6 +94,7 @@ def _add(daemon: Daemon, device: str, chunks: str) -> Decision:
 
 
 def _remove(daemon: Daemon, caller: Caller, device: str, word: str) -> Decision:
+    """Remove a partition that has no clients; raise CommandRefused if that is not possible."""
     if not device or not word:
         raise _refuse("sm_partition rm needs a device and a partition", f"usage: {_USAGES['rm']}")
     index = _device_named(daemon, device)

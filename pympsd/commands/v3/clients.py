@@ -156,6 +156,7 @@ def _devices(daemon: Daemon, client: Client) -> list[int]:
 
 
 def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -> Iterator[output.Row]:
+    """Yield a row for each device that a client uses."""
     limits = client.limits
     extra = {
         "uid": client.uid,

@@ -180,6 +180,7 @@ def _carry_out(
     notes: list[str],
     force: bool,
 ) -> Iterator[Instruction]:
+    """Begin the planned changes as parts of a compound command; yield the instructions."""
     compound = daemon.compound_commands.begin(caller.session)
     compound.notes += notes
     daemon.configuration = evolve(applied, command=compound)

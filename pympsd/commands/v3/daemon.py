@@ -1,7 +1,7 @@
 """The modules of the daemon itself: ``feature``, ``memacct``, ``context-share``, ``share``, ``trace`` and ``log``.
 
-The last three are in both protocols. A trace shows when the daemon, its servers, their clients and the devices do
-what.
+The modules ``share``, ``trace`` and ``log`` are in both protocols. A trace shows when the daemon, its servers, their
+clients and the devices do what.
 """
 
 from collections.abc import Sequence
@@ -202,6 +202,7 @@ def list_shares(daemon: Daemon, caller: Caller, uid: int | None = None, format: 
 
 
 def _share_row(daemon: Daemon, uid: int, resource: SharedResource) -> Row:
+    """Return the row of one user's share of one resource."""
     share = NO_SHARE if shares.is_exempt(daemon, uid) else daemon.usage.shares.share(resource)
     cells = (
         uid,

@@ -1,4 +1,4 @@
-"""The module ``device``."""
+"""Define the module ``device``, which lists devices."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The module ``namespace``."""
+"""Define the module ``namespace``: create, delete, list and set namespaces and their limits."""
 
 from typing import Any, Final
 

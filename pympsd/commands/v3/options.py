@@ -1,4 +1,4 @@
-"""The options that several commands of protocol 3 take."""
+"""Define the options that several commands of protocol 3 take."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The output of ``list`` and ``describe``: a table, CSV (RFC 4180) or JSON. Cells are never cut."""
+"""Write the output of ``list`` and ``describe``: a table, CSV (RFC 4180) or JSON. Cells are never cut."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Column:
     name: str
     heading: str
     key: str = ""
-    """The name in JSON, if it differs."""
+    """The name of the column in JSON, if it differs from ``name``; otherwise empty."""
 
 
 @frozen
@@ -66,7 +66,7 @@ class Row:
 
 
 def columns(*names: str, heading: Callable[[str], str] = str.upper) -> tuple[Column, ...]:
-    """Return columns; ``heading`` converts a column's name to its heading."""
+    """Return the columns with these names; ``heading`` converts a column's name to its heading."""
     return tuple(Column(name, heading(name)) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""The module ``server``."""
+"""Define the module ``server``: create, delete, list and set servers and their limits."""
 
 from typing import Any, Final
 
@@ -136,6 +136,7 @@ def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -
 
 
 def _row(daemon: Daemon, owner: NamedServer, format: output.Format | None) -> output.Row:
+    """Return the row of a server."""
     process = daemon.server_named(owner.name)
     present = clients(daemon, owner.name)
     contexts = sorted(context.id for client in present for context in client.contexts.values())

@@ -121,6 +121,7 @@ def list_partitions(
 
 
 def _rows(daemon: Daemon, owner: NamedServer, index: int) -> list[Row]:
+    """Return a row for each static SM partition of a server on one device."""
     properties, state = daemon.devices[index], "created" if _is_created(daemon, owner) else "configured"
     return [
         Row(

@@ -1,1 +1,3 @@
-"""The files of the pipe directory: lock, pid file, sockets, log FIFO, state file."""
+"""This package makes, checks and removes the files of the pipe directory: lock, PID file, sockets, log FIFO, state
+file.
+"""

@@ -87,8 +87,10 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 MAX_LEVELS: Final = 32
-"""Files below this depth are not read, because a user can nest many cgroups in one of its own, and all their limits
-would be sent to a server. The limits of the outer cgroups hold nevertheless.
+"""The maximum depth at which files of a cgroup are read.
+
+A user can nest many cgroups, and all their limits would be sent to a server. The limits of the outer cgroups apply
+nevertheless.
 """
 _ROOT: Final = Path(MOUNT)
 

@@ -1,4 +1,4 @@
-"""The processes that hold the lock of a pipe directory, or listen there.
+"""Find the processes that hold the lock of a pipe directory, or listen there.
 
 Any user may hold the lock, because its file has the vendor's mode, 0666.
 """
@@ -45,7 +45,8 @@ def holders(lock: str) -> list[Holder]:
 
 
 def are_foreign(holding: list[Holder], control: str) -> bool:
-    """Return whether a lock's holders cannot be a daemon, because they are of other users and none of them listens.
+    """Return whether a lock's holders cannot be a daemon, because they belong to other users and none of them
+    listens.
 
     Wait up to STARTING_SECONDS, because another user's daemon may just be starting.
     """
@@ -73,7 +74,7 @@ def has_open(pid: int, status: os.stat_result) -> bool:
 
 
 def listener_of(control: str) -> tuple[int, int, int] | None:
-    """Return PID, uid and gid of the process that began to listen at a socket; its keeper may have the socket by now.
+    """Return PID, uid and gid of the process that began to listen at a socket. The socket may be its keeper's by now.
 
     The PID is 0 if its PID namespace is not visible from here. Return None if nobody listens.
     """

@@ -1,4 +1,5 @@
-"""The directory of a server or a namespace: created, or used again because containers may have mounted it.
+"""Create and open the directory of a server or a namespace. An existing directory is used again, because containers
+may have mounted it.
 
 The directory belongs to the server's user, who can put anything there. So links are not followed, and files are
 changed through descriptors, not by name.

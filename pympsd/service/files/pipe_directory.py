@@ -1,4 +1,4 @@
-"""The pipe directory: lock, PID file, sockets and FIFO, with the modes of the reference.
+"""Claim the pipe directory, and make its lock, PID file, sockets and FIFO with the modes of the vendor's daemon.
 
 Only files that a killed daemon left are replaced (``remains``). A daemon does not start in a directory where one of
 its names belongs to a file of another kind, or to another program's socket.

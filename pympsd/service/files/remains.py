@@ -1,4 +1,4 @@
-"""The files that daemons leave behind: recognized by kind and content before they are replaced or removed.
+"""Recognise the files that daemons leave behind, by kind and content, before they are replaced or removed.
 
 A pipe directory may be any folder, so a file that has one of the daemon's names may be somebody's own. A file is
 replaced or removed only if it is of the kind that a daemon makes under that name:

@@ -1,1 +1,3 @@
-"""Processes: their status, credentials and descriptors, and the memory of the driver's clients."""
+"""This package finds out about processes: their status, credentials and descriptors, and the memory of the driver's
+clients.
+"""

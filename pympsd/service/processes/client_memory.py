@@ -1,4 +1,4 @@
-"""The device memory of the clients of the driver's server, as NVML reports it to a child process.
+"""Find out the device memory of the clients of the driver's server, which NVML reports to a child process.
 
 The child (pympsd_server/backends/cuda/driver/client_memory.py) is started for the first request, ends after some
 seconds without a request, and is reaped immediately. The driver's library may hang. So a child that does not answer
@@ -50,7 +50,7 @@ class ClientMemory:
 
     log: FilteringBoundLogger
     nursery: trio.Nursery
-    """Runs the tasks that wait until children end."""
+    """The nursery of the tasks that wait until children end."""
     _process: trio.Process | None = field(default=None, init=False)
     _lock: trio.Lock = field(factory=trio.Lock, init=False)
     _answer: Memory = field(factory=dict, init=False)
@@ -67,6 +67,7 @@ class ClientMemory:
             return self._answer
 
     async def _ask(self) -> Memory:
+        """Return the child's answer. Without one, return nothing and do not ask for RETRY_SECONDS."""
         if trio.current_time() < self._not_before:
             return {}
         try:

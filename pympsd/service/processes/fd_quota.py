@@ -1,4 +1,4 @@
-"""Quotas of the file descriptors that this process may open, so that no user can take all of them."""
+"""Limit users to quotas of the file descriptors that this process may open, so that no user can take all of them."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from pympsd.channel.descriptors import close_all
 MINIMUM: Final = 16
 """The least quota in descriptors, however low the limit of open descriptors is."""
 SPARE: Final = 32
-"""Descriptors that a daemon needs in addition to those that an earlier one left."""
+"""The number of descriptors that a daemon needs in addition to those that an earlier daemon left."""
 UNLIMITED: Final = 1 << 20
 """The limit to assume if RLIMIT_NOFILE sets none."""
 USER_DIVISOR: Final = 32

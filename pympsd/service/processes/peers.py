@@ -155,7 +155,7 @@ def open_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
 
 
 def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
-    """Return the uid that decides an operator's privileges: in protocol 3, for an operator in a container, no user's.
+    """Return the uid that decides an operator's privileges; in protocol 3, an operator in a container gets NO_USER.
 
     Root in a container without a user namespace of its own is root here, and could lift the container's own limits.
     """
@@ -195,8 +195,9 @@ def process_of(pidfd: int) -> int:
 
 
 def command_of(pid: int, reported: str) -> str:
-    """Return a process's command line for ps, as one line; if it cannot be read, ``reported``, the client's own
-    statement.
+    """Return a process's command line for ps, as one line.
+
+    If it cannot be read, return ``reported``, which the client itself sent.
     """
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
@@ -223,7 +224,7 @@ def cuda_variables_of(known_peer: KnownPeer) -> dict[str, str]:
 
 
 def namespace_of(known_peer: KnownPeer, reported: int) -> int:
-    """Return the inode of a process's PID namespace; ``reported`` if it cannot be read."""
+    """Return the inode of a process's PID namespace. If the inode cannot be read, return ``reported``."""
     try:
         return os.stat(f"/proc/{known_peer.peer.pid}/ns/pid").st_ino
     except OSError:
@@ -231,9 +232,8 @@ def namespace_of(known_peer: KnownPeer, reported: int) -> int:
 
 
 def container_pid_of(pid: int) -> int:
-    """Return a process's PID in its own PID namespace; 0 if it is this process's own, or cannot be read.
-
-    It is the last number of NSpid in /proc/PID/status (proc(5)).
+    """Return a process's PID in its own PID namespace; 0 if that namespace is also this process's, or if the PID
+    cannot be read. The PID is the last number of NSpid in /proc/PID/status (proc(5)).
     """
     try:
         pids = status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"NSpid")

@@ -1,4 +1,4 @@
-"""The kernel's view of any process: its state, its start time, whether it has ended."""
+"""Read what the kernel knows of any process: its state, its start time, whether it has ended."""
 
 import os
 import select
@@ -12,7 +12,7 @@ STATE: Final = 0
 PARENT: Final = 1
 SESSION: Final = 3
 STARTED: Final = 19
-"""Indices into the result of ``stat``."""
+"""The indices of a process's fields in the result of ``stat``."""
 
 
 def stat(pid: int) -> list[bytes]:

@@ -1,1 +1,1 @@
-"""The daemon's sessions with clients, operators and servers."""
+"""This package holds the daemon's sessions with clients, operators and servers."""

@@ -1,4 +1,4 @@
-"""A connection of pympsd's own protocol: await its hello within a deadline, and run its session."""
+"""Serve a connection of pympsd's own protocol: await its hello within a deadline, and run its session."""
 
 import socket
 from typing import Final
@@ -50,6 +50,7 @@ class OwnConversation:
     async def _greet(
         self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]
     ) -> None:
+        """Receive the hello of a connection and run its session; log why it ends early."""
         try:
             greeting = entry.note
             first = next(FrameReader().feed(greeting), None)
@@ -113,6 +114,7 @@ class OwnConversation:
         sock: trio.socket.SocketType,
         peer: Peer,
     ) -> None:
+        """Run the session of an operator or a client; the kind of the first frame shows which it is."""
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
             if first.body == frames.ASKS_MACHINE:

@@ -1,4 +1,4 @@
-"""An operator's session: it receives command lines and sends the answers in their order.
+"""Run an operator's session: receive command lines, and send the answers in the same order.
 
 `apply_configuration` applies the configuration file of a daemon's start, as an operator would.
 """
@@ -170,7 +170,7 @@ def _text_frames(kind: int, text: str) -> list[bytes]:
 
 @define
 class _StartingOperator:
-    """Stands for an operator while the configuration file of the start is applied."""
+    """The operator session that applies the configuration file of the start; no operator is connected."""
 
     answers: list[Answer] = field(factory=list)
     answered: trio.Event = field(factory=trio.Event)

@@ -1,4 +1,4 @@
-"""The properties of a process that rules depend on, read from /proc."""
+"""Read from /proc the properties of a process on which rules depend."""
 
 import contextlib
 import os

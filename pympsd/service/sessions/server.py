@@ -1,4 +1,4 @@
-"""The daemon's side of a server's link: turns the server's messages into events and its log records into lines.
+"""Run the daemon's side of a server's link: turn the server's messages into events, and its log records into lines.
 
 A server runs as its user and is not trusted: every message is checked before it becomes an event, a message that
 violates the protocol ends the server, and log lines are limited, cleaned and counted. Messages to a server that does
@@ -51,7 +51,7 @@ class ServerSession:
     uid: int
     pid: int
     kill: Callable[[], None]
-    """Kills the server's process, a child of this daemon or of an earlier one."""
+    """The function that kills the server's process, which is a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
     is_set_up: bool = field(default=False, init=False)
     """Whether the server has been sent its devices and limits."""
@@ -262,6 +262,7 @@ class ServerSession:
                 raise RemoteError(f"{type(message).__name__} is not for the daemon")
 
     def _set_up(self, dispatcher: Dispatcher, versions: Versions) -> None:
+        """Send the server its devices and limits; raise RemoteError if its versions are not supported."""
         if agree(Versions(), versions) is None:
             raise RemoteError(f"the server speaks versions {versions.oldest} to {versions.newest}")
         setup = link.ServerSetup(

@@ -1,1 +1,1 @@
-"""The wire of the driver's own MPS server, tool and libcuda (recorded with driver 580)."""
+"""Encode and decode the packets of the driver's own MPS server, tool and libcuda (recorded with driver 580)."""

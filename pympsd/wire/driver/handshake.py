@@ -1,4 +1,5 @@
-"""The beginning of every conversation with the control daemon: its hello, the peer's credentials and role.
+"""Encode and decode the beginning of every conversation with the driver's control daemon: its hello, the peer's
+credentials and role.
 
 The daemon sends the first packet. Each message is one packet of a SOCK_SEQPACKET socket; integers are little-endian.
 After the handshake, the driver's own tool sends command lines and gets printed lines, one packet each.

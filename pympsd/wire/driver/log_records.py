@@ -1,4 +1,5 @@
-"""Records that the driver's own programs write to the named pipe ``log``, to which any process may also write lines.
+"""Read the records that the driver's own programs write to the named pipe ``log``, and lines that any process may
+write there.
 
 A record consists of int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday, hour, minute, second,
 millisecond (local time), int64 length of the text, and the text without a newline (recorded with driver 580).
@@ -20,7 +21,10 @@ _HEADER: Final = Struct("<I9iq")
 _SIGN: Final = re.compile(rb"[\x01-\x03]\xe0\xcd\xab")
 _BEGIN_OF_SIGN: Final = re.compile(rb"[\x01-\x03](\xe0\xcd?)?\Z")
 _NO_TEXT: Final = re.compile(rb"[\x01-\x03]")
-"""Bytes that the vendor's texts do not contain: they belong to the next record, so this one is incomplete."""
+"""The bytes that the vendor's texts do not contain.
+
+In a record's text they belong to the next record, so the record is incomplete.
+"""
 _FIRST_YEAR, _LAST_YEAR = 1971, 9998
 """The first and the last year whose local times can be converted to seconds since the epoch in every time zone."""
 
@@ -30,7 +34,7 @@ class RecordWriter(IntEnum):
 
     SERVER = 1
     CLIENT = 2
-    """Inferred from server.log, whereas 1 and 3 were recorded."""
+    """The origin of a client's record: its number is inferred from server.log, whereas 1 and 3 were recorded."""
     OTHER = 3
 
 
@@ -53,7 +57,7 @@ class DriverLogRecord:
 
 @frozen
 class ForeignLines:
-    """Lines that are not records, without newlines, each cut to PIPE_BUF bytes."""
+    """The lines that are not records, without newlines, each cut to PIPE_BUF bytes."""
 
     lines: tuple[bytes, ...]
 
@@ -66,7 +70,7 @@ class LogReader:
     """
 
     _data: bytes = field(default=b"", init=False)
-    """The bytes that were not split yet, which begin with a possible record."""
+    """The bytes that were not split yet; they begin with a possible record."""
     _line: bytes = field(default=b"", init=False)
     """The beginning of a line of text; it may continue after a record."""
 

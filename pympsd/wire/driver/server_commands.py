@@ -1,4 +1,5 @@
-"""The daemon's commands and questions to the driver's server. Decoding checks every size and count.
+"""Encode the daemon's commands and questions to the driver's server, and decode the answers. Decoding checks every
+size and count.
 
 A command is a tuple of packets, sent without a pause between them. The server handles one command at a time and
 answers in order, so a question may be sent before earlier ones are answered.
@@ -25,8 +26,9 @@ _SIZE: Final = struct.Struct("<Q")
 _CONTEXT: Final = struct.Struct("<ii32x")
 _PROCESS: Final = struct.Struct("<ii4xi16sii")
 _DEVICE: Final = struct.Struct("<6i16s132s")
-"""Ordinal, then bus, device and domain in the order of cudaDeviceProp (of the three, only device was seen not to be
-0).
+"""The layout of a device: its ordinal, then bus, device and domain in the order of cudaDeviceProp.
+
+In recordings, bus and domain were always 0.
 """
 _DEVICE_NAME: Final = struct.Struct("<8x68s")
 _UUID_BYTES: Final = 16
@@ -98,7 +100,10 @@ class ServerDevice:
 
 
 NEW_CLIENT: Final = (_INT.pack(_NEW_CLIENT), DESCRIPTOR)
-"""Hand over a client. The last packet is sent with the server's end of the connection to the client."""
+"""The command that hands over a client.
+
+The last packet is sent with the server's end of the connection to the client.
+"""
 
 
 def set_percentage(percentage: float) -> tuple[bytes, ...]:
@@ -125,7 +130,7 @@ def shut_down_if_idle() -> Question[int]:
 
 
 END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
-"""The same question, sent by the keeper, which ignores the answer."""
+"""The question of `shut_down_if_idle` as bytes for the keeper, which ignores the answer."""
 
 
 def clients() -> Question[tuple[int, ...]]:

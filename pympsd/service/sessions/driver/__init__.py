@@ -1,1 +1,3 @@
-"""Conversations on the driver's own wire: its MPS server, libcuda's clients, and the vendor's tool."""
+"""This package holds conversations in the driver's own protocol: with its MPS server, libcuda's clients, and the
+vendor's tool.
+"""

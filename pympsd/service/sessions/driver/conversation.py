@@ -90,6 +90,7 @@ class DriverConversation:
         sock: trio.socket.SocketType,
         peer: Peer,
     ) -> None:
+        """Run the session of the peer's role; refuse operators at a socket for clients only."""
         if (
             self.accepts_clients
             and (role is Role.TOOL or (role is not Role.CLIENT and self.server))

@@ -135,7 +135,7 @@ class Handoffs:
     exchange: trio.Lock = field(factory=trio.Lock, init=False)
     """The lock that is held while a client is handed over."""
     set_limits: Callable[[ClientLimits], None] = lambda _: None
-    """Sends the server the limits for its next client."""
+    """The function that sends the server the limits for its next client."""
     _queue: list[_Entry] = field(factory=list, init=False)
     """The waiting clients, with their priorities and limits."""
     _unresponsive: set[int] = field(factory=set, init=False)
@@ -217,6 +217,7 @@ class Handoffs:
     async def _hand_over(
         self, link: ServerLink, client: NewClient, priority: int, limits: ClientLimits | None
     ) -> None:
+        """Send the server a client with the client's limits, and wait for the client's answer to the server."""
         offer = client.take()
         self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)

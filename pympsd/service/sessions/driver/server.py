@@ -62,7 +62,7 @@ class DriverServerSession:
     """Whether the server was asked to end when its last client has gone."""
     registered: trio.Event = field(factory=trio.Event, init=False)
     ended: trio.Event = field(factory=trio.Event, init=False)
-    """Set when the server's connection has ended."""
+    """The event that is set when the server's connection has ended."""
     _link: ServerLink | None = field(default=None, init=False)
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
@@ -70,16 +70,16 @@ class DriverServerSession:
     _limits_unknown: bool = field(
         default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
-    """True if an earlier daemon started the server and this one has not sent it limits yet."""
+    """True if an earlier daemon started the server, and this daemon has not sent the server limits yet."""
     _refreshed: trio.Event | None = field(default=None, init=False)
-    """Set when the running refresh has all its answers; None if no refresh runs."""
+    """The event that is set when the running refresh has all its answers; None if no refresh runs."""
     _requested_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
     """Whether the server has answered a question with the statement that it ends."""
     _wanted: trio.Event = field(factory=trio.Event, init=False)
-    """Set while a client or user waits for the server to end."""
+    """The event that is set while a client or user waits for the server to end."""
     _changed: trio.Event = field(factory=trio.Event, init=False)
-    """Set when a client's process has ended."""
+    """The event that is set when a client's process has ended."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
     clients: WatchedClients = field(
         default=Factory(
@@ -271,6 +271,7 @@ class DriverServerSession:
     def _report(
         self, status: int, processes: list[commands.ListedProcess], devices: list[commands.DeviceClients]
     ) -> None:
+        """Feed the server's status and the contexts of its clients as an event, and complete the running refresh."""
         ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
         contexts: dict[int, list[ReportedContext]] = {process.pid: [] for process in processes}
         first = {(process.pid, process.context, process.uuid): process.identity for process in processes}
@@ -314,6 +315,7 @@ class DriverServerSession:
         await self._run()
 
     async def _run(self) -> None:
+        """Run the tasks of a registered server until its connection ends; kill the server after a wrong answer."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -374,8 +376,9 @@ class DriverServerSession:
         return bool(state.queue) and (state.is_full or not state.options.serves_users_together)
 
     async def _ask_whether_idle(self) -> bool:
-        """Ask the server to end if none of its clients has a context; return whether it refused because it has
-        clients.
+        """Ask the server to end if none of its clients has a context.
+
+        Return whether the server refused because it has clients.
         """
         server = self.dispatcher.state.servers.get(self.id)
         if server is None or not (server.clients or self._is_leaving):

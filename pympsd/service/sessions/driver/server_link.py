@@ -1,4 +1,4 @@
-"""The connection to the driver's server: it sends commands without waiting; answers come in the order of the
+"""Send the driver's server commands without waiting, and receive its answers, which come in the order of the
 questions.
 """
 

@@ -1,4 +1,4 @@
-"""The vendor's nvidia-cuda-mps-control as an operator: it sends lines with their lengths, and prints the lines it
+"""Serve the vendor's nvidia-cuda-mps-control, which sends lines with their lengths, and prints the lines that it
 gets.
 """
 

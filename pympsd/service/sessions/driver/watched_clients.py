@@ -110,6 +110,7 @@ class WatchedClients:
         nursery.start_soon(self._watch, client)
 
     async def _watch(self, client: int) -> None:
+        """Wait until a client's process ends, report that, and close the pidfd."""
         pidfd, note = self._noted[client]
         try:
             with (
