@@ -282,10 +282,7 @@ class Launch:
     cooperative: bool = False
     """Whether all blocks must be resident at the same time; COOPERATIVE_LAUNCH_TOO_LARGE if they do not fit."""
     cluster: tuple[int, int, int] = (1, 1, 1)
-    """The number of blocks of a cluster in x, y and z.
-
-    The launch fails with NOT_SUPPORTED or INVALID_CLUSTER_SIZE if the device cannot run such clusters.
-    """
+    """The number of blocks of a cluster in x, y and z. Launch errors: NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
 
 
 # --- streams and events

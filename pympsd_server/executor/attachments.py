@@ -98,9 +98,9 @@ class Attachments:
         self._shared_events = SharedEvents()
         self._shortages = Shortages(report_memory, send)
         self._owners: dict[int, CommandClient] = {}
-        """The client of each context."""
+        """The client of each context, by context id."""
         self._pids: dict[int, int] = {}
-        """The PID of each context's client."""
+        """The PID of each context's client, by context id."""
         self.workers = Workers.choose(device)
         self._native = self.workers.native
         self._access = native_access(device)

@@ -309,6 +309,7 @@ class ClientSession:
             raise
 
     async def _try_to_attach(self, executor: Executor, context: ContextRecord, multiprocessors: int) -> Answer:
+        """Request a context from an executor, and a command stream if the client has none there."""
         key = (executor.slot, executor.generation)
         new_stream = key not in self._streams
         # Add the key before the stream exists, so that a client that ends during the request is dropped from the

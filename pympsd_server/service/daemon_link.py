@@ -46,7 +46,7 @@ class DaemonLink:
     _status: str = field(default=ServerStatus.INITIALIZING, init=False)
     _clients: dict[int, Admitted] = field(factory=dict, init=False)
     _last_left: Admitted | None = field(default=None, init=False)
-    """The last client that has left, about which log lines may follow."""
+    """The client that has left most recently. Later log lines may still name it."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
     """The changes that wait, by client and context.

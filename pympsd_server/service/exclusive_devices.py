@@ -102,6 +102,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
 
 
 def _register(devices: RegisteredDevices, ordinal: int) -> None:
+    """Register a device for this server, or note why that failed; raise ServerCannotStart if MPS cannot use it."""
     folder, device = devices.folder, devices.properties[ordinal]
     alone = start_checks.is_exclusive(device)
     if folder is None:

@@ -198,6 +198,7 @@ class Executors:
             await executor.gone.wait()
 
     async def _run(self, slot: ExecutorSlot, generation: int, task_status: Any) -> None:
+        """Start an executor, report that it is ready, and serve its link until it has ended."""
         device = slot.device
         try:
             own_end, process = await _spawn()
@@ -274,6 +275,7 @@ class Executors:
                 executor.kill()
 
     async def _listen(self, executor: Executor) -> None:
+        """Pass on the reports and answers of an executor until its link ends. Kill it if it violates the protocol."""
         try:
             while (received := await executor.channel.receive_message()) is not None:
                 message, fds = received
