@@ -50,12 +50,12 @@ class ExecutorTimeline:
         trace.name(self._process, "work", COMPUTE)
 
     def ran(self, context: int, name: str, began: int, ended: int) -> None:
-        """Write a slice of the device's time."""
+        """Write a slice of the device's time to the trace."""
         client = self._pids.get(context, 0)
         self._trace.slice(self._process, COMPUTE, name, began, ended, client=client, context=context)
 
     def note_finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
-        """Write work in a stream, on a track of its client."""
+        """Write work in a stream to the trace, on a track of the stream's client."""
         client, track = self._pids.get(context, 0), context * STREAMS + stream
         self._trace.name(client, f"device {self._ordinal}, context {context}, stream {stream}", track)
         self._trace.slice(client, track, name, began, ended, waited_us=(began - submitted) / 1000)
@@ -65,7 +65,7 @@ class ExecutorTimeline:
         self._trace.instant(self._pids.get(context, 0), context * STREAMS, "fault", at, reason=reason)
 
     def close(self) -> None:
-        """Stop writing."""
+        """Stop writing to the trace."""
         self._trace.close()
 
 

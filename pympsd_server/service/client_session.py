@@ -107,7 +107,7 @@ class ClientSession:
         return cls(server, containment, client, channel, pidfd, limits_of(admitted, server.limits))
 
     async def run(self) -> None:
-        """Serve the client until its session or its process ends, then free its resources."""
+        """Serve the client until the session or the client's process ends, then free the client's resources."""
         self.containment.pidfds[self.client.id] = self.pidfd
         try:
             async with trio.open_nursery() as nursery:

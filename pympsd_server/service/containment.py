@@ -120,7 +120,7 @@ class Containment:
     # --- events
 
     def context_faulted(self, context_id: int, code: int, reason: str) -> None:
-        """Handle a context whose executor reports that its own kernel or a termination has faulted it."""
+        """Handle the report of an executor that a context has faulted, because of its own kernel or a termination."""
         entry = self._find(context_id)
         if code == Result.ERROR_MPS_CLIENT_TERMINATED or context_id in self.contexts or entry is None:
             return
@@ -161,7 +161,7 @@ class Containment:
         self.contexts.pop(context.id, None)
 
     def client_left(self, client: ClientRecord) -> None:
-        """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
+        """Handle the end of a client. After the last client that a fault has reached, replace the executors."""
         self.evicted.discard(client.id)
         self.clients_in_partitions.discard(client.id)
         self.errors.pop(client.id, None)

@@ -141,7 +141,7 @@ class DaemonLink:
             self._push(link.ReturningClient(**report, contexts=contexts))
 
     def report_all_use(self) -> None:
-        """Report the use of all devices to a daemon that has taken over the link."""
+        """Report how this server uses all devices to a daemon that has taken over the link."""
         for report in self._use.values():
             self._push(report)
 

@@ -26,7 +26,7 @@ RETRY_SECONDS: Final = 0.5
 
 
 class ServerCannotStart(StartError):
-    """The server cannot start; ``reasons`` are sentences for its log."""
+    """Raised when the server cannot start; ``reasons`` are sentences for its log."""
 
     def __init__(self, *reasons: str) -> None:
         super().__init__(*reasons)

@@ -17,7 +17,7 @@ Answer = tuple[Any, tuple[int, ...]]
 
 
 class ExecutorError(ProcessError):
-    """A request failed, with a CUresult and a sentence; ``short`` is as in ExecutorRefused."""
+    """Raised when a request failed, with a CUresult and a sentence; ``short`` is as in ExecutorRefused."""
 
     def __init__(self, code: int, reason: str, short: int = 0) -> None:
         super().__init__(reason)
@@ -107,7 +107,7 @@ class Executor:
 
 
 class ExecutorGone(ExecutorError):
-    """The executor has ended, before or during the request."""
+    """Raised when the executor has ended, before or during the request."""
 
 
 def ended_error(device: int) -> ExecutorGone:

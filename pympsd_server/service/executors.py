@@ -120,7 +120,7 @@ class Executors:
         return next(self._requests)
 
     def find(self, slot: ExecutorSlot) -> Executor | None:
-        """Return a slot's executor, or None."""
+        """Return the executor that runs in a slot; None if there is none."""
         return self._running.get(slot)
 
     @property
@@ -134,7 +134,7 @@ class Executors:
         return None if percentages is None else combine_utilization(percentages.values())
 
     def executor_of(self, context: ContextRecord) -> Executor | None:
-        """Return a context's executor; None if it has ended, even if the slot has another one."""
+        """Return a context's executor; None if that executor has ended, even if the slot has another one."""
         executor = self._running.get(context.slot)
         return executor if executor is not None and executor.generation == context.generation else None
 
@@ -171,7 +171,7 @@ class Executors:
                 await self.end(executor)
 
     async def vacate(self, slot: ExecutorSlot) -> None:
-        """Kill a slot's executor; the next one is another process, of another generation."""
+        """Kill a slot's executor. The slot's next executor is another process, of another generation."""
         executor = self._running.get(slot)
         if executor is not None:
             await self.end(executor)

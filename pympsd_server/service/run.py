@@ -230,7 +230,7 @@ async def _stop_trace(tracing: ExecutorTraces, daemon: DaemonLink) -> None:
 
 
 async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
-    """Carry out the messages of the daemon, and of later daemons, which have the same link, until the link ends."""
+    """Carry out the messages of the daemon, and of later daemons with the same link, until the link ends."""
     server = containment.server
     tracing = ExecutorTraces(containment.executors, server.log, nursery)
     try:
