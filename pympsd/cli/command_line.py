@@ -93,7 +93,7 @@ def end(status: int) -> "NoReturn":
             sys.stdout.flush()
             sys.stderr.flush()
         except (AttributeError, OSError, ValueError):  # AttributeError: the stream does not exist
-            sys.exit(status)  # which reports the error
+            sys.exit(status)  # the interpreter's shutdown reports the error
         posix._exit(status)
     sys.exit(status)
 

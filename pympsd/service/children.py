@@ -224,7 +224,7 @@ async def wait_for_end(pid: int) -> None:
 
 async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
     """Log the standard error of a server and its executors; put the latest line in ``last``."""
-    assert process.stderr is not None  # it is a pipe
+    assert process.stderr is not None  # standard error is a pipe
     size = 0
     async with process.stderr as stream:
         async for data in stream:
