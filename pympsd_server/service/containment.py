@@ -76,13 +76,16 @@ class Containment:
     evicted: set[int] = field(factory=set, init=False)
     """The ids of connected clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
-    """The sticky error of each context that was torn down, by its id."""
+    """The sticky error of each context that was torn down, by the context's id."""
     errors: dict[int, int] = field(factory=dict, init=False)
-    """The first sticky error of each reached client, by its id, kept after the client's contexts have gone."""
+    """The first sticky error of each reached client, by client id.
+
+    It is kept after the client's contexts have gone.
+    """
     pidfds: dict[int, int] = field(factory=dict, init=False)
-    """The pidfd of each client that has a session, by its id; -1 if the process is not visible here."""
+    """The pidfd of each client that has a session, by the client's id; -1 if the process is not visible here."""
     making_room: trio.Lock = field(factory=trio.Lock, init=False)
-    """Locked while clients are ended to free memory for others."""
+    """A lock that is held while clients are ended to free memory for others."""
     _recovering: bool = field(default=False, init=False)
     _held: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks of the new clients that wait for the executors."""
@@ -190,6 +193,7 @@ class Containment:
         return [FaultDomain(slot), *sorted(partitions - {FaultDomain(slot)})]
 
     def _contain(self, domains: list[FaultDomain], code: int, reason: str) -> None:
+        """Record and log the clients and contexts that a fault in these domains reaches; start to stop their work."""
         blast = blast_of(domains, self.server.client_table.clients.values())
         if not self.server.is_volta_or_newer:
             # Before Volta all clients share the server's own context.
@@ -215,6 +219,7 @@ class Containment:
         self.nursery.start_soon(self._tear_down, [context for _, context in reached], reason)
 
     def _log(self, blast: Blast) -> None:
+        """Log the blast radius: how the fault spread, then the contexts, devices and clients that it reached."""
         log = self.server.log
         for step in blast.steps:
             if isinstance(step, OnDevice):

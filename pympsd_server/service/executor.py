@@ -13,7 +13,7 @@ from pympsd.wire import executor_messages
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
 
 Answer = tuple[Any, tuple[int, ...]]
-"""The answer to a request, and its descriptors."""
+"""The answer to a request, and the answer's descriptors."""
 
 
 class ExecutorError(ProcessError):
@@ -35,7 +35,7 @@ class Executor:
     process: trio.Process
     channel: MessageChannel
     gone: trio.Event = field(factory=trio.Event, init=False)
-    """Set when the process has ended and is reaped."""
+    """An event that is set when the process has ended and is reaped."""
     end_expected: bool = field(default=False, init=False)
     """Whether the end was requested, so that it does not count as a fault."""
     is_killed: bool = field(default=False, init=False)

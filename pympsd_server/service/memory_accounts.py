@@ -29,11 +29,11 @@ class MemoryAccounts:
     """The bytes of device memory that clients hold, as last reported."""
 
     groups_of: Callable[[int, int], Iterable[str]] = lambda client, device: ()
-    """Called with a client's id and a device: returns the client's groups whose limits apply there."""
+    """A function of a client's id and a device that returns the client's groups whose limits apply there."""
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks that wait for the next report."""
     _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
-    """The bytes of each client by its id, by slot."""
+    """The bytes that clients hold: by slot, and in each slot by client id."""
     _other_servers: dict[int, Counter[str]] = field(factory=dict, init=False)
     """The bytes in other servers by device and group; the total has an empty name."""
     _sent: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
@@ -86,7 +86,7 @@ class MemoryAccounts:
 
 
 _UNLIMITED: Final = 1 << 60
-"""The value from which a limit counts as none: version 1 has a large number instead of "max"."""
+"""The smallest limit in bytes that means "no limit": version 1 of cgroups has a large number instead of "max"."""
 _MEMINFO: Final = Path("/proc/meminfo")
 
 

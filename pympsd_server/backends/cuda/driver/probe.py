@@ -56,6 +56,7 @@ def _list_codes(driver: Any) -> set[int]:
 
 
 def _properties(driver: Any, number: int) -> dict[str, Any]:
+    """Return the properties of a device by its number, as the daemon receives them in JSON."""
     device = driver.cuDeviceGet(number)[1]
     attributes = {}
     for name, attribute in driver.CUdevice_attribute.__members__.items():

@@ -59,7 +59,7 @@ class DeferredFree:
     _lock: Lock = field(factory=Lock, init=False)
     _waiting: list[Act] = field(factory=list, init=False)
     _has_batch: bool = field(default=False, init=False)
-    """Whether a batch waits for the work that was queued when the batch was started."""
+    """Whether there is a batch that waits for the work that was queued when the batch was started."""
     _is_tried: bool = field(default=False, init=False)
 
     def add(self, act: Act, context: SiblingContext) -> None:

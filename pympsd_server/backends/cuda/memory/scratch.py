@@ -13,7 +13,7 @@ from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 
 SCRATCH_BYTES: Final = 16 << 20
-"""The size of the largest piece; longer copies pass through it part by part."""
+"""The size of the largest piece in bytes; longer copies pass through it part by part."""
 
 
 class Account(Protocol):
@@ -44,7 +44,7 @@ class ScratchPool:
     _memory: DeviceMemory
     _lock: Lock = field(factory=Lock, init=False)
     _of: dict[Hashable, Scratch] = field(factory=dict, init=False)
-    """The largest piece of each stream that has one."""
+    """The largest piece of scratch memory of each stream; streams without scratch memory are missing."""
 
     def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
         """Return a piece for a copy of ``count`` bytes in a stream, or raise BackendError OUT_OF_MEMORY."""

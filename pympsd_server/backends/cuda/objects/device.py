@@ -102,7 +102,7 @@ class CudaDevice(AccountedDevice):
         self.properties = properties
         self._lock = Lock()
         self._contexts: dict[CudaContext, int] = {}
-        """The contexts that are not released, each with the address space of its client."""
+        """The address space of the client of each context that is not released, by context."""
         self._clients: dict[int, ClientSpace] = {}
         self._error: Status | None = None
         self._fault_lock = Lock()

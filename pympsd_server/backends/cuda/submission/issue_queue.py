@@ -70,7 +70,7 @@ class IssueQueue:
         self._is_timed = False
         self._on_fault = on_fault
         self.status = Status()
-        """SUCCESS, or the sticky error."""
+        """The status of the context: SUCCESS, or its sticky error."""
         self._fault_lock = Lock()
 
     def set_timed(self, timed: bool) -> None:

@@ -48,7 +48,7 @@ from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
-"""How long ending a context waits for its kernels, on a device that cannot stop them."""
+"""The time in seconds that ending a context waits for its kernels, on a device that cannot stop them."""
 _DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
@@ -72,15 +72,15 @@ class EmulatedContext:
     cancel: Flag = field(factory=Flag)
     when_at_rest: Callable[[], None] | None = None
     _abandoned: float = 0.0
-    """When the context was abandoned, on the monotonic clock; 0 if it was not."""
+    """The time at which the context was abandoned, in seconds of the monotonic clock; 0 if it was not."""
     _is_ending: bool = False
     pending: dict[WorkItem, None] = field(factory=dict)
     busy: dict[WorkStream, None] = field(factory=dict)
-    """Streams with unfinished items."""
+    """The streams that have unfinished items."""
     _status: Status = field(factory=Status)
     _modules: dict[EmulatedModule, None] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
-    """Numbers for new streams."""
+    """The source of the numbers for new streams."""
 
     def __attrs_post_init__(self) -> None:
         self._stop_timeout = None if self.properties.stops_kernels else STOP_TIMEOUT_SECONDS

@@ -145,6 +145,7 @@ class EmulatedDevice(AccountedDevice):
         on_fault: Callable[[Status], None],
         context_id: int,
     ) -> EmulatedContext:
+        """Create a context with its memory and its placement, and enter it in the client's address space."""
         client = self._spaces.find(address_space, quota)
         among = list_multiprocessors(self._properties, quota.chunks)
         visible_ids = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None

@@ -55,9 +55,9 @@ class Bounds:
     """How far kernels reach beyond allocations and a block's shared memory, in bytes."""
 
     page: int
-    """Kernels reach the whole pages in which an allocation has bytes."""
+    """The size of a page in bytes. Kernels reach the whole pages in which an allocation has bytes."""
     shared: int
-    """The unit that the end of a block's shared memory is rounded up to."""
+    """The unit in bytes to which the end of a block's shared memory is rounded up."""
 
     @property
     def is_strict(self) -> bool:
@@ -96,7 +96,7 @@ class Bounds:
 
 GUARD_BYTES: Final = 1024
 MAX_SLACK_BYTES: Final = 64 << 20
-"""The most memory that a client's kernels can use without having allocated it: the rest of its pages."""
+"""The most bytes that a client's kernels can use without an allocation: the rest of the client's pages."""
 HARDWARE: Final = Bounds(2 << 20, 128)
 """The bounds of cuMemAlloc as measured on an H200, and of shared memory since compute capability 8.0 (CUDA C++
 Programming Guide). A GPU checks pages: programs that run there may read or write beyond their allocations.
