@@ -118,7 +118,10 @@ def _sendable(options: Options) -> int:
 
 
 def _bad_option(error: BadOption) -> str:
-    """Return the sentence about a bad option. For an unknown option it suggests the one that was probably meant."""
+    """Return the sentence about a bad option.
+
+    For an unknown option the sentence suggests the option that was probably meant.
+    """
     option = "" if error.unknown is None else error.unknown.unknown
     if not option:
         return f"{error}\n"
