@@ -40,7 +40,7 @@ Act = Callable[[], None]
 
 
 class SiblingContext(Protocol):
-    """The part of a context that its client's frees use to wait for it."""
+    """The part of a context that other contexts' frees use to wait for the work of that context."""
 
     def call_after_work(self, act: Act) -> None:
         """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""

@@ -86,7 +86,7 @@ class DeviceMemory:
                     self._clean(start, min(page + PAGE_BYTES, end) - start)
 
     def close(self) -> None:
-        """Unmap everything and free the window; no work may use it any more."""
+        """Unmap all memory and free the window, which no work may use any more."""
         with self._lock:
             for start in tuple(self._mapped):
                 self._unmap(start)

@@ -61,7 +61,7 @@ class ScratchPool:
         return scratch
 
     def give(self, scratch: Scratch) -> None:
-        """Give back a piece when a copy is done with it, or was never issued."""
+        """Give back a piece when its copy is done with the piece, or was never issued."""
         with self._lock:
             scratch.users -= 1
             if scratch.users:

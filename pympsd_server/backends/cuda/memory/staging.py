@@ -51,7 +51,7 @@ class _Area:
 
 @frozen(eq=False)
 class Slot:
-    """Registered memory of the executor that one copy passes through."""
+    """Registered memory of the executor, through which one copy passes."""
 
     address: int
     view: memoryview
@@ -100,7 +100,7 @@ class Staging:
         return self._slot(count, client)
 
     def give(self, slot: Slot) -> None:
-        """Give back a slot once the device is done with it."""
+        """Give back a slot after the device has finished its copy."""
         with self._lock:
             slot._area.free.give(slot.address - slot._area.address, slot.view.nbytes)
             self._taken[slot.client] -= slot.view.nbytes

@@ -225,7 +225,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
             self._resources.release_all()
 
     def abandon(self) -> None:
-        """Accept no more work, without waiting. ``destroy`` must follow; its END_SECONDS begin here."""
+        """Accept no more work, without waiting. ``destroy`` must follow; its END_SECONDS begin with this call."""
         if self._deadline is None:
             self._deadline = time.monotonic() + END_SECONDS
         self.queue.is_destroyed = True

@@ -24,7 +24,7 @@ from pympsd_server.backends.interface import Completion, Copy, Extent, Fill, Reg
 
 
 class CopyStream(QueuedStream, Protocol):
-    """The part of a stream that its copies use."""
+    """The part of a stream that copies use."""
 
     queue: IssueQueue
     space: ClientSpace

@@ -160,7 +160,7 @@ class CudaDevice(AccountedDevice):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The multiprocessors of the contexts; the number of blocks that were resident on them is unknown, so 0."""
+        """The multiprocessors of each context, and 0, because the number of blocks that were resident is unknown."""
         max_blocks = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
         with self._lock:
             return [

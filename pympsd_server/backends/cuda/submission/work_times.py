@@ -41,7 +41,7 @@ class TimedStream(Protocol):
 
 @frozen
 class _Known:
-    """A marker, and when the device reached it, in nanoseconds of CLOCK_MONOTONIC."""
+    """A marker, and the time at which the device reached it, in nanoseconds of CLOCK_MONOTONIC."""
 
     marker: StreamMarker
     at: int

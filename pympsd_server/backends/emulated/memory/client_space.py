@@ -68,12 +68,12 @@ class ClientSpace:
 
     @property
     def space(self) -> AddressSpace:
-        """The memory that its kernels can access."""
+        """The memory that the client's kernels can access."""
         return self.reserved.space
 
     @property
     def accessible(self) -> AccessibleMemory:
-        """The memory that its calls can access."""
+        """The memory that the client's calls can access."""
         return self.reserved.space if self.owned is None else self.owned
 
     @property
