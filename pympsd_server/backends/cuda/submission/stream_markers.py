@@ -23,7 +23,10 @@ _PAUSE_SECONDS: Final = 0.00005
 _LONG_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.02
 _LONG_PAUSE_SECONDS: Final = 0.0005
-"""The pause if no marker was passed for _LONG_SECONDS. Polling more often would cost workers more than it gains."""
+"""The pause in seconds if no marker was passed for _LONG_SECONDS.
+
+Polling more often would cost workers more than it gains.
+"""
 _WHERE: Final = "the thread that sees work done"
 
 

@@ -257,7 +257,7 @@ FIXED_OVERHEAD_BYTES: Final = 28 << 20
 MULTIPROCESSOR_OVERHEAD_BYTES: Final = 7537 * GRANULE_BYTES
 """The bytes that a context costs for each multiprocessor that it may use, beside 28 MiB, until it is destroyed.
 
-Measured on an H200 with driver 580 for limits of 10 to 132 SMs: 65 to 514 MiB, within 1 MiB of this line. So a memory
+Measured on an H200 with driver 580 for limits of 10 to 132 SMs: 65 to 514 MiB, within 1 MiB of this sum. So a memory
 limit leaves as many pieces of 16 MiB here as on an H200. On other emulated models a context costs the same.
 """
 SHARED_CONTEXT_OVERHEAD_BYTES: Final = 8 << 20
