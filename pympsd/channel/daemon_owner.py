@@ -62,7 +62,8 @@ def is_one_user(uid: int) -> bool:
 
 
 def is_trusted(connection: "_socket.socket") -> "bool | None":
-    """Return whether a daemon is root's or this user's; None if its user has no uid here, so that a Proof is needed.
+    """Return whether a daemon is root's or this user's; None if a Proof is needed, because the daemon's user has no
+    uid here.
 
     ``connection`` is a connected socket. Another user's daemon could read a client's data, so a program does not
     become the client of a daemon that is not trusted.

@@ -47,7 +47,7 @@ class MessageChannel(SendQueue):
         """Return the next frame, or None at the end.
 
         A frame counts in the allowance until the next call. ``continues``: this frame belongs to the last one, which
-        the caller is still handling; the peer has the time of one frame to send it.
+        the caller is still handling. The peer has the time of one frame to send this one.
 
         Raise RemoteError for a malformed frame, and LimitExceeded if the frame exceeds the allowance in bytes or
         time.

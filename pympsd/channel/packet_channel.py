@@ -24,9 +24,9 @@ class PacketChannel(SendQueue):
     async def receive(self, limit: int, continues: bool = False) -> bytes:
         """Return the next packet, cut to ``limit`` bytes; empty at the end.
 
-        A packet counts in the allowance until the next call. ``continues``: this packet belongs to the last one; the
-        peer has the time of one frame to send it. Raise LimitExceeded if the packet exceeds the allowance in bytes or
-        time.
+        A packet counts in the allowance until the next call. ``continues``: this packet belongs to the last one. The
+        peer has the time of one frame to send this packet. Raise LimitExceeded if the packet exceeds the allowance in
+        bytes or time.
         """
         if self.failure is not None:
             return b""  # data that the kernel still has is not handled

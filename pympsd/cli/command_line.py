@@ -93,7 +93,7 @@ def end(status: int) -> "NoReturn":
             sys.stdout.flush()
             sys.stderr.flush()
         except (AttributeError, OSError, ValueError):  # AttributeError: the stream does not exist
-            sys.exit(status)  # which reports the error
+            sys.exit(status)  # the interpreter's shutdown reports the error
         posix._exit(status)
     sys.exit(status)
 
@@ -118,7 +118,10 @@ def _sendable(options: Options) -> int:
 
 
 def _bad_option(error: BadOption) -> str:
-    """Return the sentence about a bad option. For an unknown option it suggests the one that was probably meant."""
+    """Return the sentence about a bad option.
+
+    For an unknown option the sentence suggests the option that was probably meant.
+    """
     option = "" if error.unknown is None else error.unknown.unknown
     if not option:
         return f"{error}\n"

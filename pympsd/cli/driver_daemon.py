@@ -39,8 +39,9 @@ def give_commands(
 
     The daemon does not read lines until its answers have been read. ``timeout``: seconds to wait for a daemon's first
     packet; the time of a command is not limited. ``select`` returns the lines that may be sent to the daemon at a
-    socket, and whether the daemon is another user's; if so, its time and texts are limited. Raise TimeoutError for a
-    silent daemon, and ConnectionError for a daemon that does not use this protocol or does not accept commands.
+    socket, and whether the daemon is another user's. The time and the texts of another user's daemon are limited.
+    Raise TimeoutError for a silent daemon, and ConnectionError for a daemon that does not use this protocol or does
+    not accept commands.
     """
     if strict:
         sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not report which commands it refuses\n")

@@ -62,8 +62,8 @@ def _ask_protocol(daemon: DaemonConnection, path: bytes) -> bytes:
 def look_for_daemon() -> tuple[str, str]:
     """Return a line that names the daemon, and its protocol; both empty without a daemon.
 
-    The daemon is not contacted, because it would log the connection. The kernel lists the sockets at which processes
-    listen, with their types; a daemon of protocol 3 marks its directory.
+    The daemon is not contacted, because it would log the connection. Instead this function reads the kernel's list of
+    sockets at which processes listen, and the file with which a daemon of protocol 3 marks its directory.
     """
     path = os.fsdecode(control_client.control_socket())
     types = _read_socket_types()

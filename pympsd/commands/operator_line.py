@@ -46,7 +46,7 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
 
 
 def servers_to_ask(daemon: Daemon, line: ParsedLine) -> list[Server]:
-    """Return the servers on which the answer to a line depends: the one that the line names, or all."""
+    """Return the servers on which the answer to a line depends: the server that the line names, or all servers."""
     if not line.asks_servers:
         return []
     return [server for server in daemon.list_running_servers() if line.server_pid in (None, server.pid)]

@@ -112,7 +112,7 @@ class Tables:
         allowed: tuple[int, ...] | None = None,
         prefix: str = "",
     ) -> Limits:
-        """Return the limits that a table states; ``prefix``: the beginning of their keys; ``allowed``: as in
+        """Return the limits that a table states; ``prefix``: the beginning of the limits' keys; ``allowed``: as in
         `device`.
         """
         values: dict[str, Any] = {}

@@ -61,7 +61,7 @@ class DeviceProcess:
 
 @frozen
 class ModesFile:
-    """The file of compute modes that pympsd-smi changes; it counts if root or ``owner`` has written it."""
+    """The file of compute modes that pympsd-smi changes. The file counts if root or ``owner`` has written it."""
 
     path: str
     owner: int = 0

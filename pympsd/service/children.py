@@ -50,11 +50,11 @@ OWN_ENVIRONMENT: Final = ("XDG_CACHE_HOME",)
 folders of that user.
 """
 LEAVE_SECONDS: Final = 5.0
-"""The time that a server has to end after its link is closed."""
+"""The time in seconds that a server has to end after its link is closed."""
 DRAIN_SECONDS: Final = 0.5
-"""The time to read a server's last output, because an executor may keep the pipe open a little longer."""
+"""The time in seconds to read a server's last output, because an executor may keep the pipe open a little longer."""
 POLL_SECONDS: Final = 0.05
-"""The interval of the checks for a server's end if no descriptor is left to wait for it."""
+"""The interval in seconds of the checks for a server's end if no descriptor is left to wait for the end."""
 MAX_STDERR_BYTES: Final = 64 * 1024
 """The number of bytes of a server's standard error that are logged."""
 
@@ -224,7 +224,7 @@ async def wait_for_end(pid: int) -> None:
 
 async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
     """Log the standard error of a server and its executors; put the latest line in ``last``."""
-    assert process.stderr is not None  # it is a pipe
+    assert process.stderr is not None  # standard error is a pipe
     size = 0
     async with process.stderr as stream:
         async for data in stream:

@@ -135,7 +135,7 @@ class WaitingClient(Protocol):
         """Refuse the client with a CUresult and a reason, which the program sees."""
 
     def go_without_mps(self, reason: str) -> None:
-        """Let the client use the device without MPS; it may print the reason."""
+        """Let the client use the device without MPS. The client may print the reason."""
 
 
 class ConnectedOperator(Protocol):

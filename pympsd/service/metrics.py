@@ -32,9 +32,9 @@ LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1
 CONNECTIONS: Final = 16
 """The maximum of open connections; a further one replaces another."""
 REQUEST_SECONDS: Final = 1.0
-"""The time in which a request must be complete; after it the connection is closed."""
+"""The time in seconds within which a request must be complete; otherwise the connection is closed."""
 SECONDS: Final = 5.0
-"""The maximum duration of a connection."""
+"""The maximum duration of a connection, in seconds."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
 """The number of seconds for which a text is cached, because any user of the machine may request it any number of
@@ -208,7 +208,7 @@ class MetricsServer:
 
 
 async def _request(peer: trio.SocketStream) -> bytes:
-    """Return the head of a request; it is incomplete if the connection ends or the head is too long."""
+    """Return the head of a request. The head is incomplete if the connection ends early or the head is too long."""
     request = b""
     while not request.endswith(b"\r\n\r\n") and len(request) < REQUEST_BYTES:
         more = await peer.receive_some(REQUEST_BYTES - len(request))

@@ -97,7 +97,7 @@ async def run_watchdog() -> None:
 
 HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 FINAL_ANSWER_SECONDS = 1.0
-"""The time that the daemon has at its end to send the answers for which operators wait."""
+"""The time in seconds that the daemon has at its end to send the answers for which operators wait."""
 
 
 @frozen

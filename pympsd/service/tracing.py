@@ -13,7 +13,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, refusal
 
 STOP_SECONDS: Final = 5.0
-"""The time that a server has to report that its executors have stopped writing."""
+"""The time in seconds that a server has to report that its executors have stopped writing."""
 NO_DEVICES: Final = (
     "The trace has servers, clients and waits, but no kernels and copies: "
     "the driver's own server does not report them."

@@ -74,7 +74,9 @@ class _Entry:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the image is for this architecture only, because it uses its special instructions (sm_90a)."""
+        """Whether the image is for its architecture only, because it uses special instructions of that architecture
+        (sm_90a).
+        """
         return bool(self.flags & _THIS_ARCHITECTURE_ONLY)
 
     def serves(self, architecture: int) -> bool:
@@ -91,9 +93,9 @@ def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
     """Return the PTX of a fatbin for the newest architecture that a device can run; sm_90a counts as newer than
     sm_90.
 
-    Raise FatbinError with INVALID_IMAGE if the fatbin is malformed, with NOT_SUPPORTED if it contains LTO code only
-    or if the library for its compression is not installed, and with NO_BINARY_FOR_GPU if it has no PTX for the
-    device.
+    Raise FatbinError with INVALID_IMAGE if the fatbin is malformed, and with NO_BINARY_FOR_GPU if it has no PTX for
+    the device. The error is NOT_SUPPORTED if the fatbin contains only LTO code, or if the library for its compression
+    is not installed.
     """
     entries = _read_entries(image)
     architecture = compute_capability[0] * 10 + compute_capability[1]

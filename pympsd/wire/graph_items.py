@@ -39,11 +39,11 @@ class ConditionalKind(IntEnum):
     """The condition under which a conditional node executes a body (CUgraphConditionalNodeType)."""
 
     IF = 0
-    """The first body if the value is not 0, otherwise the second, if it exists."""
+    """The first body is executed if the handle's value is not 0, otherwise the second body, if there is one."""
     WHILE = 1
-    """The body, repeated as long as the value is not 0."""
+    """The body is repeated as long as the handle's value is not 0."""
     SWITCH = 2
-    """The body whose index is the value, if it exists."""
+    """The body whose index is the handle's value is executed, if there is one."""
 
 
 @frozen

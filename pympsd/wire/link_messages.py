@@ -104,7 +104,7 @@ class AdmitClient(ClientIdentity, AdmittedLimits, LimitsOfOlderServers):
 
 @message(62)
 class ClientJoined:
-    """A client was accepted; states the limits that apply to it until it leaves."""
+    """A client was accepted. The message states the limits that apply to the client until it leaves."""
 
     client: int
     limits: LimitsInForce
@@ -274,7 +274,7 @@ class ReturningClient(ClientIdentity):
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that the client shares with other clients, by device index."""
     limits: LimitsInForce | None = None
-    """The limits that apply to the client, if it was accepted."""
+    """The limits that apply to the client; None if the client was not accepted yet."""
 
 
 @message(54)

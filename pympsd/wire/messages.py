@@ -148,7 +148,7 @@ class ContextOpened:
 
     request: int
     context: int
-    """The server's id of the context, which names it in records."""
+    """The server's id of the context; records name the context by this id."""
     generation: int
     """The executor's generation: handles allocated for another generation are refused."""
     multiprocessors: int

@@ -32,11 +32,11 @@ from pympsd_server.backends.device_interface import Audit
 from pympsd_server.backends.interface import BackendError
 
 NOTEWORTHY_BYTES: Final = 64 << 20
-"""Memory that others free on the device is counted only if it is at least this much."""
+"""The smallest amount of memory in bytes that is counted when others free it on the device."""
 AUDITED_BYTES: Final = 1 << 20
-"""An audited client's allocation or free is reported only if it is larger than this."""
+"""The size in bytes above which an audited client's allocation or free is reported."""
 GRANULE_BYTES: Final = 512
-"""Allocations are accounted in whole granules, as the address space lays them out."""
+"""The size of a granule in bytes. Accounts hold whole granules, as the address space places allocations in them."""
 
 
 class Shortage(BackendError):
@@ -72,11 +72,11 @@ class DeviceBudget:
     in_all: Callable[[], int] | None = None
     used: int = field(default=0, init=False)
     on_change: Callable[[], None] | None = field(default=None, init=False)
-    """Called, from any thread, after bytes were taken or returned."""
+    """The function to call, from any thread, after bytes were taken or returned."""
     on_audited: Audit | None = field(default=None, init=False)
-    """Called, from any thread, after an audited client has taken or returned bytes."""
+    """The function to call, from any thread, after an audited client has taken or returned bytes; None for none."""
     _groups: WeakValueDictionary[str, GroupBudget] = field(factory=WeakValueDictionary, init=False)
-    """The groups by name, as long as they have clients."""
+    """The groups that have clients, by name."""
     _others: int = field(default=0, init=False)
     """The part of ``used`` that clients of this executor do not hold."""
     _other_executors: Mapping[str, int] = field(factory=dict, init=False)
@@ -192,7 +192,7 @@ class GroupBudget:
     in_other_executors: int = 0
     """The bytes that clients of other executors hold."""
     latest: int = 0
-    """The id of the client whose limits these are."""
+    """The id of the client that set ``limit`` and ``soft``."""
 
     @property
     def remaining(self) -> int:

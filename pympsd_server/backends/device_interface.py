@@ -21,7 +21,7 @@ from pympsd_server.backends.interface import Capabilities, Context, Status
 from pympsd_server.backends.virtual_memory import File
 
 Audit = Callable[[int, int, int, int], None]
-"""Called when an audited client has taken more than 1 MiB of device memory at a time, or returned it.
+"""A function to call when an audited client has taken or returned more than 1 MiB of device memory at a time.
 
 Arguments: the client's address space, the bytes (negative if they were returned), the bytes that the client has then,
 and its lowest limit in bytes.

@@ -74,7 +74,10 @@ class Status:
 
 
 Completion = Callable[[Status], None]
-"""Called once when work is done, from any thread. It must not wait, and must not raise."""
+"""A function that is called once when work is done, from any thread.
+
+The function must not wait, and must not raise.
+"""
 
 
 @frozen
@@ -95,7 +98,7 @@ class Capabilities:
     limits_memory: bool
     """Whether a client can be limited to some of the device's memory."""
     sees_blocks: bool = True
-    """Whether its traces report the start of blocks."""
+    """Whether the device's traces report the start of blocks."""
     passes_waiting_kernels: bool = True
     """Whether a kernel can begin while an earlier kernel of another stream waits for free SMs."""
     maps_virtual_memory: bool = False
@@ -133,7 +136,7 @@ class Space(Enum):
     STAGING = "staging"
     """Host memory shared with the client. The client leaves it unchanged until the copy's completion."""
     PINNED = "pinned"
-    """Host memory passed to ``register_host_memory``. It is accessed when the stream reaches the copy."""
+    """Host memory passed to ``register_host_memory``. The memory is accessed when the stream reaches the copy."""
 
 
 @frozen
@@ -185,7 +188,7 @@ class Region:
     pitch: int = 0
     slice_pitch: int = 0
     host: memoryview | None = None
-    """Host memory, from the first byte to the last; None for device memory."""
+    """The host memory, from the first byte to the last; None for device memory."""
 
     def span(self, extent: Extent) -> int:
         """Return the number of bytes from the first to the last one of an extent; 0 if it is empty.
@@ -241,7 +244,7 @@ class Fill:
     value: int
     element_bytes: int
     extent: Extent
-    """``width`` is in bytes, a multiple of ``element_bytes``."""
+    """The size of the copied area. ``width`` is in bytes, a multiple of ``element_bytes``."""
 
     def check_elements(self) -> None:
         """Raise BackendError INVALID_VALUE unless elements have 1, 2 or 4 bytes, and all of them are aligned.
@@ -270,16 +273,16 @@ class Launch:
     module: Module
     function: int
     grid: tuple[int, int, int]
-    """Blocks in x, y and z."""
+    """The number of blocks in x, y and z."""
     block: tuple[int, int, int]
-    """Threads of a block in x, y and z."""
+    """The number of threads of a block in x, y and z."""
     shared_bytes: int
-    """Dynamic shared memory of a block."""
+    """The bytes of dynamic shared memory of a block."""
     parameters: bytes
     cooperative: bool = False
     """Whether all blocks must be resident at the same time; COOPERATIVE_LAUNCH_TOO_LARGE if they do not fit."""
     cluster: tuple[int, int, int] = (1, 1, 1)
-    """Blocks of a cluster in x, y and z, if the launch asks for clusters; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
+    """The number of blocks of a cluster in x, y and z. Launch errors: NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
 
 
 # --- streams and events

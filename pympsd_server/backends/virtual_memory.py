@@ -13,11 +13,17 @@ from attrs import frozen
 from pympsd.vocabulary.device_properties import PINNED_BITS
 
 TABLE_BYTES: Final = 17 << 20
-"""In a file that peers map, the bytes after the memory: space for a table of the ranges that they may access."""
+"""The bytes after the memory in a file that peers map: space for a table of the ranges that the peers may access."""
 HOST_FILE_BYTES: Final = (1 << PINNED_BITS) + TABLE_BYTES
-"""The size of the file with all host memory of a client on a device. It has pages only where memory was accessed."""
+"""The size in bytes of the file with all host memory of a client on a device.
+
+The file has pages only where memory was accessed.
+"""
 Charge = Callable[[int], Callable[[], None]]
-"""Charges bytes of memory and returns a function that releases the charge, or raises BackendError OUT_OF_MEMORY."""
+"""A function that charges bytes of memory and returns a function that releases the charge.
+
+It raises BackendError OUT_OF_MEMORY if a limit is reached.
+"""
 
 
 @frozen

@@ -37,7 +37,7 @@ from pympsd_server.native.mirror import Workers, native_access
 COMPUTE: Final = 0
 """The number of the device's own track, which belongs to the executor's process."""
 STREAMS: Final = 1 << 16
-"""A context has a track for each stream, numbered from the context's id times this."""
+"""The factor of track numbers. A context has a track for each stream, numbered from the context's id times this."""
 
 
 class ExecutorTimeline:
@@ -50,12 +50,12 @@ class ExecutorTimeline:
         trace.name(self._process, "work", COMPUTE)
 
     def ran(self, context: int, name: str, began: int, ended: int) -> None:
-        """Write a slice of the device's time."""
+        """Write a slice of the device's time to the trace."""
         client = self._pids.get(context, 0)
         self._trace.slice(self._process, COMPUTE, name, began, ended, client=client, context=context)
 
     def note_finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
-        """Write work in a stream, on a track of its client."""
+        """Write work in a stream to the trace, on a track of the stream's client."""
         client, track = self._pids.get(context, 0), context * STREAMS + stream
         self._trace.name(client, f"device {self._ordinal}, context {context}, stream {stream}", track)
         self._trace.slice(client, track, name, began, ended, waited_us=(began - submitted) / 1000)
@@ -65,7 +65,7 @@ class ExecutorTimeline:
         self._trace.instant(self._pids.get(context, 0), context * STREAMS, "fault", at, reason=reason)
 
     def close(self) -> None:
-        """Stop writing."""
+        """Stop writing to the trace."""
         self._trace.close()
 
 
@@ -98,9 +98,9 @@ class Attachments:
         self._shared_events = SharedEvents()
         self._shortages = Shortages(report_memory, send)
         self._owners: dict[int, CommandClient] = {}
-        """The client of each context."""
+        """The client of each context, by context id."""
         self._pids: dict[int, int] = {}
-        """The PID of each context's client."""
+        """The PID of each context's client, by context id."""
         self.workers = Workers.choose(device)
         self._native = self.workers.native
         self._access = native_access(device)
@@ -123,6 +123,7 @@ class Attachments:
             self._send(messages.ExecutorRefused(getattr(message, "request", 0), Result.ERROR_UNKNOWN, reason))
 
     def _answer(self, message: Any) -> None:
+        """Carry out one request of the owner and send its answer; raise BackendError if it fails."""
         match message:
             case messages.Attach():
                 self._attach(message)
@@ -152,6 +153,7 @@ class Attachments:
                 raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is not a request")
 
     def _attach(self, request: messages.Attach) -> None:
+        """Create a context, and a command stream for a new client; send Attached with the descriptors."""
         if request.context in self._owners:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"context {request.context} exists")
         if request.new_stream == (request.client in self._clients):
@@ -189,6 +191,7 @@ class Attachments:
         return report
 
     def _client(self, request: messages.Attach) -> tuple[CommandClient, tuple[int, ...]]:
+        """Return the client of a request, and for a new client the descriptors of its command stream."""
         if not request.new_stream:
             return self._clients[request.client], ()
         try:

@@ -117,6 +117,7 @@ class CommandClient:
         self._stream.close()
 
     def _execute(self, incoming: Incoming) -> None:
+        """Execute a record; every error becomes its answer."""
         record = incoming.record
         row = ROWS.get(record.opcode)
         context = self.contexts.get(record.context)
@@ -141,6 +142,7 @@ class CommandClient:
     def _run(
         self, request: Request, context: ClientContext | None, row: ExecutedOperation | None, record: records.Record
     ) -> None:
+        """Execute a record in its context, unless the context has a sticky or deferred error to deliver."""
         if context is None:
             if row is None or row.scope is records.Scope.CONTEXT:
                 raise self._no_context(record.context)

@@ -41,7 +41,7 @@ class OwnerLink:
         self._outgoing.put(_Outgoing(messages.encode(message, len(fds)), fds))
 
     def drain(self) -> None:
-        """Send the queued messages, and do not accept more."""
+        """Send the queued messages, and accept no further ones."""
         self._outgoing.put(None)
         self._sender.join()
 

@@ -59,6 +59,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _serve(link: OwnerLink) -> int:
+    """Open the device of the setup and serve the owner until the link ends; return the exit status."""
     setup = link.first()
     if setup is None:
         return 0

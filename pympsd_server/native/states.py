@@ -125,7 +125,10 @@ class NativeAccess(Protocol):
     calls: DriverCalls
     """The addresses of the driver's functions."""
     refused: Callable[[int], BackendError]
-    """Returns the error for a record that the driver refused with a CUresult, and reacts to the error."""
+    """A function that returns the error for a record that the driver refused with a CUresult.
+
+    It also reacts to that error.
+    """
 
     def context_state(self, context: Context) -> ContextState:
         """Return the state of a context."""

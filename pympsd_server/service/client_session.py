@@ -92,7 +92,7 @@ class ClientSession:
     ordinals: tuple[int, ...] = ()
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
-    """Slot and generation of each executor to which this client has a stream."""
+    """The slot and generation of each executor to which this client has a command stream."""
     _connected: bool = field(default=False, init=False)
     """Whether the client was accepted; during a fault it is refused."""
 
@@ -107,7 +107,7 @@ class ClientSession:
         return cls(server, containment, client, channel, pidfd, limits_of(admitted, server.limits))
 
     async def run(self) -> None:
-        """Serve the client until its session or its process ends, then free its resources."""
+        """Serve the client until the session or the client's process ends, then free the client's resources."""
         self.containment.pidfds[self.client.id] = self.pidfd
         try:
             async with trio.open_nursery() as nursery:
@@ -133,6 +133,7 @@ class ClientSession:
             scope.cancel()
 
     async def _serve(self) -> None:
+        """Welcome the client, and answer its requests until it disconnects."""
         await self.containment.hold(self.client)
         if self.containment.refuses(self.client):
             self.server.client_refused_in_teardown(self.client)
@@ -165,6 +166,7 @@ class ClientSession:
             self.server.log.error("client_misbehaved", pid=self.client.pid, reason=str(error))
 
     def _welcome(self) -> bool:
+        """Accept or refuse the client, and send the reply; return whether the client was accepted."""
         devices = self.server.devices
         try:
             require_room(ROOM)
@@ -214,6 +216,10 @@ class ClientSession:
             self.channel.send(messages.RequestRefused(request, Result.ERROR_INVALID_CONTEXT, reason))
 
     async def _open(self, message: messages.OpenContext) -> None:
+        """Open a context; try once more with the next executor if the executor ends meanwhile.
+
+        Raise ExecutorError.
+        """
         if not 0 <= message.device < len(self.ordinals):
             reason = f"there is no device {message.device}: this client sees {len(self.ordinals)}"
             raise ExecutorError(Result.ERROR_INVALID_DEVICE, reason)
@@ -231,6 +237,7 @@ class ClientSession:
                 raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
+        """Open a context on a device, start its executor if necessary, and send ContextOpened to the client."""
         executors, slot = self.containment.executors, self.server.slot_of(self.client, device)
         await executors.wait_until_ended(slot)  # after that it is known whether the end was a fault
         if self.containment.refusal(self.client, device) is not None:
@@ -302,6 +309,7 @@ class ClientSession:
             raise
 
     async def _try_to_attach(self, executor: Executor, context: ContextRecord, multiprocessors: int) -> Answer:
+        """Request a context from an executor, and a command stream if the client has none there."""
         key = (executor.slot, executor.generation)
         new_stream = key not in self._streams
         # Add the key before the stream exists, so that a client that ends during the request is dropped from the

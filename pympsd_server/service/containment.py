@@ -76,13 +76,16 @@ class Containment:
     evicted: set[int] = field(factory=set, init=False)
     """The ids of connected clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
-    """The sticky error of each context that was torn down, by its id."""
+    """The sticky error of each context that was torn down, by the context's id."""
     errors: dict[int, int] = field(factory=dict, init=False)
-    """The first sticky error of each reached client, by its id, kept after the client's contexts have gone."""
+    """The first sticky error of each reached client, by client id.
+
+    It is kept after the client's contexts have gone.
+    """
     pidfds: dict[int, int] = field(factory=dict, init=False)
-    """The pidfd of each client that has a session, by its id; -1 if the process is not visible here."""
+    """The pidfd of each client that has a session, by the client's id; -1 if the process is not visible here."""
     making_room: trio.Lock = field(factory=trio.Lock, init=False)
-    """Locked while clients are ended to free memory for others."""
+    """A lock that is held while clients are ended to free memory for others."""
     _recovering: bool = field(default=False, init=False)
     _held: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks of the new clients that wait for the executors."""
@@ -117,7 +120,7 @@ class Containment:
     # --- events
 
     def context_faulted(self, context_id: int, code: int, reason: str) -> None:
-        """Handle a context whose executor reports that its own kernel or a termination has faulted it."""
+        """Handle the report of an executor that a context has faulted, because of its own kernel or a termination."""
         entry = self._find(context_id)
         if code == Result.ERROR_MPS_CLIENT_TERMINATED or context_id in self.contexts or entry is None:
             return
@@ -158,7 +161,7 @@ class Containment:
         self.contexts.pop(context.id, None)
 
     def client_left(self, client: ClientRecord) -> None:
-        """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
+        """Handle the end of a client. After the last client that a fault has reached, replace the executors."""
         self.evicted.discard(client.id)
         self.clients_in_partitions.discard(client.id)
         self.errors.pop(client.id, None)
@@ -190,6 +193,7 @@ class Containment:
         return [FaultDomain(slot), *sorted(partitions - {FaultDomain(slot)})]
 
     def _contain(self, domains: list[FaultDomain], code: int, reason: str) -> None:
+        """Record and log the clients and contexts that a fault in these domains reaches; start to stop their work."""
         blast = blast_of(domains, self.server.client_table.clients.values())
         if not self.server.is_volta_or_newer:
             # Before Volta all clients share the server's own context.
@@ -215,6 +219,7 @@ class Containment:
         self.nursery.start_soon(self._tear_down, [context for _, context in reached], reason)
 
     def _log(self, blast: Blast) -> None:
+        """Log the blast radius: how the fault spread, then the contexts, devices and clients that it reached."""
         log = self.server.log
         for step in blast.steps:
             if isinstance(step, OnDevice):

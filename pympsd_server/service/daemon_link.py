@@ -30,7 +30,7 @@ class Admitted:
 
     message: link.AdmitClient
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
-    """Id, number and device of each context, by id."""
+    """The id, number and device of each context, by context id."""
     limits: LimitsInForce | None = None
     """The limits that apply to the client; None until it is accepted."""
 
@@ -46,7 +46,7 @@ class DaemonLink:
     _status: str = field(default=ServerStatus.INITIALIZING, init=False)
     _clients: dict[int, Admitted] = field(factory=dict, init=False)
     _last_left: Admitted | None = field(default=None, init=False)
-    """The last client that has left, about which log lines may follow."""
+    """The client that has left most recently. Later log lines may still name it."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
     """The changes that wait, by client and context.
@@ -54,7 +54,7 @@ class DaemonLink:
     A context that is opened and closed meanwhile is removed from them.
     """
     _use: dict[int, link.MemoryReported] = field(factory=dict, init=False)
-    """The last report of each device."""
+    """The last memory report of each device."""
     _is_late: trio.Event = field(factory=trio.Event, init=False)
 
     # --- messages
@@ -141,7 +141,7 @@ class DaemonLink:
             self._push(link.ReturningClient(**report, contexts=contexts))
 
     def report_all_use(self) -> None:
-        """Report the use of all devices to a daemon that has taken over the link."""
+        """Report how this server uses all devices to a daemon that has taken over the link."""
         for report in self._use.values():
             self._push(report)
 

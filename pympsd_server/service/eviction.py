@@ -88,7 +88,7 @@ async def _still_runs(executors: Executors, executor: Executor, context: Context
 
 
 async def _reset(containment: Containment, targets: Sequence[Target]) -> None:
-    """Reset the devices on which work of the targets still runs, which the operator has allowed."""
+    """Reset the devices on which work of the targets still runs. The operator has allowed this."""
     server = containment.server
     for client, context in targets:
         if context.id in client.terminated:
@@ -102,7 +102,7 @@ async def _reset(containment: Containment, targets: Sequence[Target]) -> None:
 MAX_TRIES: Final = 3
 """The maximum number of attempts to free memory for a client, because other clients may take the freed memory."""
 FREED_SECONDS: Final = 1.0
-"""The time limit for the memory of ended clients to become free, which on a GPU it does when no work can use it."""
+"""The time limit for the memory of ended clients to become free. On a GPU it becomes free when no work can use it."""
 EVICTED: Final = (
     "the MPS server ended this process's contexts: it held memory above its soft limit, and another client that is "
     "within its own needed memory"
@@ -192,7 +192,10 @@ async def _end(containment: Containment, victims: Sequence[Victim], targets: Seq
 
 
 async def _wait_until_freed(executors: Executors, device: int, memory: Mapping[int, int], count: int) -> None:
-    """Wait, at most FREED_SECONDS, until clients hold ``count`` bytes less than ``memory``, their bytes by id."""
+    """Wait until clients hold ``count`` bytes less than in ``memory``, their bytes by client id.
+
+    Wait at most FREED_SECONDS.
+    """
     with trio.move_on_after(FREED_SECONDS):
         while True:
             now = executors.accounts.usage(device)

@@ -22,11 +22,11 @@ from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
 
 RETRY_SECONDS: Final = 0.5
-"""The interval between attempts to register a device that could not be registered at the start."""
+"""The seconds between two attempts to register a device that could not be registered at the start."""
 
 
 class ServerCannotStart(StartError):
-    """The server cannot start; ``reasons`` are sentences for its log."""
+    """Raised when the server cannot start; ``reasons`` are sentences for its log."""
 
     def __init__(self, *reasons: str) -> None:
         super().__init__(*reasons)
@@ -42,7 +42,7 @@ class RegisteredDevices:
     unregistered: dict[int, str] = field(factory=dict, init=False)
     """The reason why a device is not registered yet, by ordinal."""
     unusable: str = field(default="", init=False)
-    """Why devices cannot be registered; empty if they can be, or need not be."""
+    """The reason why devices cannot be registered; empty if they can be, or need not be."""
     _registrations: dict[int, Registration] = field(factory=dict, init=False)
 
     def add(self, device: int, registration: Registration) -> None:
@@ -102,6 +102,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
 
 
 def _register(devices: RegisteredDevices, ordinal: int) -> None:
+    """Register a device for this server, or note why that failed; raise ServerCannotStart if MPS cannot use it."""
     folder, device = devices.folder, devices.properties[ordinal]
     alone = start_checks.is_exclusive(device)
     if folder is None:

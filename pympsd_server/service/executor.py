@@ -13,11 +13,11 @@ from pympsd.wire import executor_messages
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
 
 Answer = tuple[Any, tuple[int, ...]]
-"""The answer to a request, and its descriptors."""
+"""The answer to a request, and the answer's descriptors."""
 
 
 class ExecutorError(ProcessError):
-    """A request failed, with a CUresult and a sentence; ``short`` is as in ExecutorRefused."""
+    """Raised when a request failed, with a CUresult and a sentence; ``short`` is as in ExecutorRefused."""
 
     def __init__(self, code: int, reason: str, short: int = 0) -> None:
         super().__init__(reason)
@@ -35,7 +35,7 @@ class Executor:
     process: trio.Process
     channel: MessageChannel
     gone: trio.Event = field(factory=trio.Event, init=False)
-    """Set when the process has ended and is reaped."""
+    """An event that is set when the process has ended and is reaped."""
     end_expected: bool = field(default=False, init=False)
     """Whether the end was requested, so that it does not count as a fault."""
     is_killed: bool = field(default=False, init=False)
@@ -107,7 +107,7 @@ class Executor:
 
 
 class ExecutorGone(ExecutorError):
-    """The executor has ended, before or during the request."""
+    """Raised when the executor has ended, before or during the request."""
 
 
 def ended_error(device: int) -> ExecutorGone:

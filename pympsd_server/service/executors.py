@@ -64,11 +64,15 @@ LEAVE_SECONDS: Final = 1.0
 HEARTBEAT_SECONDS: Final = 5.0
 """The interval between pings of an executor."""
 SILENCE_SECONDS: Final = 20.0
-"""An executor that does not answer for this time is wedged, because the thread of its link never waits
-for a kernel.
+"""The seconds without an answer after which an executor is wedged.
+
+The thread of its link never waits for a kernel.
 """
 NOWHERE: Final = "/dev/null/no-mps-for-executors"
-"""The pipe directory of executors, whose libcuda must not connect to a daemon."""
+"""The pipe directory of executors.
+
+The path does not exist, because the libcuda of an executor must not connect to a daemon.
+"""
 
 
 @define
@@ -80,27 +84,27 @@ class Executors:
     nursery: trio.Nursery
     log: Any
     on_fault: Callable[[int, int, str], None] = lambda context_id, code, reason: None
-    """Called with (context id, code, reason) when an executor reports a faulted context."""
+    """The function to call with (context id, code, reason) when an executor reports a faulted context."""
     on_loss: Callable[[ExecutorSlot, str], None] = lambda slot, reason: None
-    """Called with (slot, reason) when an executor has ended unexpectedly."""
+    """The function to call with (slot, reason) when an executor has ended unexpectedly."""
     on_memory: Any = None
-    """Called with (device, bytes by client) after changes; None if memory is not reported."""
+    """The function to call with (device, bytes by client) after changes; None if memory is not reported."""
     on_shortage: Callable[[Executor, executor_messages.MemoryShort], None] = lambda executor, message: None
-    """Called when a client lacks memory that its soft limit guarantees."""
+    """The function to call when a client lacks memory that its soft limit guarantees."""
     on_audited: Callable[[int, executor_messages.MemoryAudited], None] = lambda device, message: None
-    """Called with (device, message) when an audited client has allocated or freed memory."""
+    """The function to call with (device, message) when an audited client has allocated or freed memory."""
     accounts: MemoryAccounts = field(factory=MemoryAccounts, init=False)
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
-    """Returns whether a slot has contexts.
+    """A function that returns whether a slot has contexts.
 
     The executor of an unused slot may be ended for another user's executor.
     """
     on_start: Callable[[Executor], None] = lambda executor: None
-    """Called when an executor is ready."""
+    """The function to call when an executor is ready."""
     memory: CgroupMemory = field(factory=CgroupMemory)
-    """Describes the memory of this process's cgroup, for the log line about a killed executor."""
+    """A function that describes the memory of this process's cgroup, for the log line about a killed executor."""
     launches: Counter[int] = field(factory=Counter, init=False)
-    """The number of kernels started by device, in all generations."""
+    """The number of kernels that all generations of executors have started, by device."""
     _utilization: dict[int, dict[ExecutorSlot, int]] = field(factory=dict, init=False)
     """The utilization of each running executor in percent, by device; without devices that never reported it."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
@@ -116,7 +120,7 @@ class Executors:
         return next(self._requests)
 
     def find(self, slot: ExecutorSlot) -> Executor | None:
-        """Return a slot's executor, or None."""
+        """Return the executor that runs in a slot; None if there is none."""
         return self._running.get(slot)
 
     @property
@@ -130,7 +134,7 @@ class Executors:
         return None if percentages is None else combine_utilization(percentages.values())
 
     def executor_of(self, context: ContextRecord) -> Executor | None:
-        """Return a context's executor; None if it has ended, even if the slot has another one."""
+        """Return a context's executor; None if that executor has ended, even if the slot has another one."""
         executor = self._running.get(context.slot)
         return executor if executor is not None and executor.generation == context.generation else None
 
@@ -167,7 +171,7 @@ class Executors:
                 await self.end(executor)
 
     async def vacate(self, slot: ExecutorSlot) -> None:
-        """Kill a slot's executor; the next one is another process, of another generation."""
+        """Kill a slot's executor. The slot's next executor is another process, of another generation."""
         executor = self._running.get(slot)
         if executor is not None:
             await self.end(executor)
@@ -194,6 +198,7 @@ class Executors:
             await executor.gone.wait()
 
     async def _run(self, slot: ExecutorSlot, generation: int, task_status: Any) -> None:
+        """Start an executor, report that it is ready, and serve its link until it has ended."""
         device = slot.device
         try:
             own_end, process = await _spawn()
@@ -270,6 +275,7 @@ class Executors:
                 executor.kill()
 
     async def _listen(self, executor: Executor) -> None:
+        """Pass on the reports and answers of an executor until its link ends. Kill it if it violates the protocol."""
         try:
             while (received := await executor.channel.receive_message()) is not None:
                 message, fds = received

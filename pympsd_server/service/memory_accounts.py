@@ -29,13 +29,16 @@ class MemoryAccounts:
     """The bytes of device memory that clients hold, as last reported."""
 
     groups_of: Callable[[int, int], Iterable[str]] = lambda client, device: ()
-    """Called with a client's id and a device: returns the client's groups whose limits apply there."""
+    """A function of a client's id and a device that returns the client's groups whose limits apply there."""
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks that wait for the next report."""
     _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
-    """The bytes of each client by its id, by slot."""
+    """The bytes that clients hold: by slot, and in each slot by client id."""
     _other_servers: dict[int, Counter[str]] = field(factory=dict, init=False)
-    """The bytes in other servers by device and group; the total has an empty name."""
+    """The bytes that clients of other servers hold, by device and group.
+
+    The total of a device has an empty group name.
+    """
     _sent: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 
@@ -60,7 +63,7 @@ class MemoryAccounts:
         self._send(device)
 
     def add_executor(self, executor: Executor) -> None:
-        """Send a new executor the bytes that clients of others hold."""
+        """Send a new executor the bytes that clients of other executors hold."""
         self._executors[executor.slot] = executor
         self._send(executor.device)
 
@@ -86,13 +89,13 @@ class MemoryAccounts:
 
 
 _UNLIMITED: Final = 1 << 60
-"""The value from which a limit counts as none: version 1 has a large number instead of "max"."""
+"""The smallest limit in bytes that means "no limit": version 1 of cgroups has a large number instead of "max"."""
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
 @frozen
 class _Files:
-    """The file names of a version of cgroups."""
+    """The names of the memory files of a version of cgroups."""
 
     limit: str
     current: str
@@ -114,7 +117,7 @@ class CgroupMemory:
     groups: Path = Path("/sys/fs/cgroup")
 
     def oom_kills(self) -> int | None:
-        """Return how many processes of the cgroup the kernel has killed for lack of memory; None if unknown."""
+        """Return the number of the cgroup's processes that were killed for lack of memory; None if it is unknown."""
         for files, folder, _ in self._folders():
             for line in _read(folder / files.events).splitlines():
                 name, _, count = line.partition(" ")

@@ -104,6 +104,7 @@ def run(link_fd: int, name: str, multiuser: bool) -> int:
 
 
 async def _main(link_fd: int) -> int:
+    """Register with the daemon, serve until the end, and return the exit status."""
     os.set_inheritable(link_fd, False)
     sock = trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd))
     daemon = DaemonLink(MessageChannel(sock, fds_allowed=2))
@@ -170,6 +171,7 @@ def _record_memory(containment: Containment, devices: RegisteredDevices) -> None
 
 
 async def _receive_setup(daemon: DaemonLink) -> link.ServerSetup | None:
+    """Wait for the daemon's setup and return it; None if no daemon is left or none needs this server."""
     try:
         while received := await daemon.channel.receive_message():
             match received[0]:
@@ -189,6 +191,7 @@ async def _receive_setup(daemon: DaemonLink) -> link.ServerSetup | None:
 
 
 def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: trio.Nursery) -> Containment:
+    """Create the server, its executors and their containment, log the settings, and start to serve."""
     percentage = ThreadPercentage(setup.thread_percentage)
     server = Server(daemon, log, setup.devices, percentage, setup.memory_limits, setup.client_priority)
     executors = Executors(
@@ -227,7 +230,7 @@ async def _stop_trace(tracing: ExecutorTraces, daemon: DaemonLink) -> None:
 
 
 async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
-    """Carry out the messages of the daemon, and of later daemons, which have the same link, until the link ends."""
+    """Carry out the messages of the daemon, and of later daemons with the same link, until the link ends."""
     server = containment.server
     tracing = ExecutorTraces(containment.executors, server.log, nursery)
     try:

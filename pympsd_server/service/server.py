@@ -109,7 +109,7 @@ class Server:
 
     @property
     def is_volta_or_newer(self) -> bool:
-        """Whether the server's devices support Volta MPS; all or none of them do."""
+        """Whether the server's devices support Volta MPS: either all of them do, or none."""
         return all(device.is_volta_or_newer for device in self.devices)
 
     def slot_of(self, client: ClientRecord, device: int) -> ExecutorSlot:
@@ -122,7 +122,7 @@ class Server:
         return [group.name for group in entry.groups.get(device, ())] if entry is not None else ()
 
     def start_serving(self) -> None:
-        """End the initialisation."""
+        """End the initialisation, and accept clients."""
         self.phase = move(MOVES, self.phase, ServerPhase.SERVING)
 
     def change_limits(self, thread_percentage: float, memory_limits: dict[int, int]) -> None:
@@ -156,7 +156,7 @@ class Server:
         return client
 
     def client_connected(self, client: ClientRecord) -> None:
-        """Log a new client process, which the log calls context 0, and its wrong settings."""
+        """Log a new client process (the log calls it context 0) and its invalid settings."""
         self.log.info("client_requested", pid=client.pid, context=0)
         by_device = (*_LIMITS_OF_MEMORY, *([PERCENTAGE] if "=" in client.environment.get(PERCENTAGE, "") else []))
         for problem in problems(client.environment, Reader.CLIENT, but_for=by_device).values():
@@ -220,7 +220,7 @@ class Server:
         self.log.info("context_refused_reason", pid=client.pid, reason=reason)
 
     def context_closed(self, client: ClientRecord, context: ContextRecord) -> None:
-        """Report the end of a context, which the client table no longer has."""
+        """Report the end of a context that was removed from the client table."""
         # As recorded: the count is of contexts on the same device.
         clients = self.client_table.clients.values()
         remaining = sum(

@@ -66,7 +66,7 @@ class ConnectionPool:
 
     size: int = CLIENT_CONTEXTS[DRIVER]
     _held: dict[int, int] = field(factory=dict, init=False)
-    """The number of slots by context id."""
+    """The number of slots that each context holds, by context id."""
 
     @classmethod
     def of(cls, device: DeviceProperties) -> ConnectionPool:

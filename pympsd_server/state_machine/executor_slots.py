@@ -12,7 +12,7 @@ from attrs import frozen
 from pympsd.vocabulary.device_properties import DeviceProperties
 
 ALL_USERS: Final = -1
-"""Stands for the user of an executor that is for all clients."""
+"""The value of ``user`` for an executor that serves the clients of all users."""
 
 
 @frozen(order=True)
@@ -22,7 +22,7 @@ class ExecutorSlot:
     device: int
     user: int = ALL_USERS
     partition: str = ""
-    """The SM partition for which the executor is; empty if it is not for a single partition."""
+    """The SM partition that the executor serves; empty if the executor is not limited to one partition."""
 
 
 @frozen(order=True)

@@ -152,8 +152,8 @@ def _drains_of(daemon: Daemon, caller: Caller) -> dict[DrainTarget, Drain]:
 def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     """Return the state as a caller may see it, with limits where the queries of protocol 2 read them.
 
-    A server's limits become those of its namespace ``default``, and the daemon's defaults those of the user's own
-    server, if it exists. A server whose namespace ``default`` the caller may not see is left out.
+    A server gets the limits of its namespace ``default``. The daemon's defaults become the limits of the user's own
+    server, if that server exists. A server whose namespace ``default`` the caller may not see is left out.
     """
     if daemon.options.protocol != 3:
         return daemon

@@ -82,9 +82,9 @@ def _contexts(server: Server, device: int) -> list[tuple[Client, ReportedContext
 
 @command(Syntax("ps", options={"pid": Option(read_pid, "PID", "-p")}, flags=("limits",)), asks_servers=True)
 def ps(daemon: Daemon, caller: Caller, pid: int | None, limits: bool) -> Decision:
-    """Show the client processes that have a context; with -p PID, those of one server. With --limits also the limits
-    of each on the device shown: the share and the number of its SMs, memory in use and its limit, and the priority
-    (0 normal, 1 below normal).
+    """Show the client processes that have a context; with -p PID, those of one server. With --limits, show also each
+    client's limits on the device shown: the share and the number of its SMs, its memory in use and the memory limit,
+    and its priority (0 normal, 1 below normal).
     """
     if pid is not None and daemon.server_by_pid(pid) is None:
         text = f"Server {pid} not found"

@@ -189,9 +189,9 @@ NO_SHARE: Final = Shown("unlimited", None)
 
 @command(Syntax("share list", options={"uid": UID, "format": FORMAT}), protocols=BOTH)
 def list_shares(daemon: Daemon, caller: Caller, uid: int | None = None, format: Format | None = None) -> Decision:
-    """List for each user with servers or connections, and each who was refused some, the shares of the daemon's
-    resources, how much of each is in use, and how often more was refused since the daemon started; with --uid, for
-    one user. The option --user-share and [shares] in the configuration file set the shares.
+    """List each user's shares of the daemon's resources, how much of each share is in use, and how often more was
+    refused since the daemon started. The users are those with servers or connections, and those to whom some were
+    refused; with --uid, only one user. The option --user-share and [shares] in the configuration file set the shares.
     """
     users = shares.list_users(daemon) if uid is None else [uid]
     return listing(

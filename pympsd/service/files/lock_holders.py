@@ -15,7 +15,7 @@ from pympsd.channel.descriptors import UCRED
 from pympsd.service.processes.status import STATE, stat
 
 STARTING_SECONDS: Final = 2.0
-"""The time within which a daemon listens after it has taken the lock."""
+"""The time in seconds within which a daemon listens after it has taken the lock."""
 POLL_SECONDS: Final = 0.05
 
 

@@ -39,8 +39,9 @@ class UntrustedLink(FileError, OSError):
 def check_links(path: str) -> None:
     """Raise UntrustedLink if a part of an absolute path is a symbolic link that root and this user do not control.
 
-    A link is trusted if root or this user owns it, and if no other user can put another one in its place: its folder
-    belongs to one of the two as well, and is writable by its owner only, or sticky. A missing part passes.
+    A link is trusted if root or this user owns it, and if no other user can replace it. For that, its folder must
+    also belong to root or this user, and must be sticky or writable only by its owner. A missing part is not an
+    error.
     """
     remaining = [part for part in reversed(path.split("/")) if part]
     place, followed = "/", 0

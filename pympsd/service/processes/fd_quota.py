@@ -72,7 +72,7 @@ class DescriptorHolder(Protocol):
 
 
 def may_queue(server: DescriptorHolder, servers: Iterable[DescriptorHolder], exempt: AbstractSet[int]) -> bool:
-    """Return whether another client may be sent to a server: few enough of its user's clients wait there.
+    """Return whether another client may be sent to a server: whether few enough descriptors wait for servers.
 
     Users can stop their servers, and can have several. Therefore the descriptors of all ``servers`` count: per user,
     and for all users together except the ``exempt`` ones. ASSURED descriptors of a user may always wait.

@@ -61,8 +61,8 @@ class OwnIdentity:
 def change_of_identity(own: OwnIdentity, uid: int, gid: int, groups: Collection[int]) -> dict[str, Any]:
     """Return the options of subprocess.Popen that start a process as a user with a group and supplementary groups.
 
-    A process of the daemon's own user keeps the daemon's groups if these cannot be changed. For another user, raise
-    Denied if the kernel would deny a call.
+    A process of the daemon's own user keeps the daemon's groups if the groups cannot be changed. For another user,
+    raise Denied if the kernel would deny a call.
     """
     options: dict[str, Any] = {}
     if uid != own.uid:

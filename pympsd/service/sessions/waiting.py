@@ -78,7 +78,7 @@ async def wait_first(*waits: Callable[[], Awaitable[None]]) -> None:
 
 
 LAST_SECONDS: Final = 10.0
-"""The time to send the rest of the queue when a session ends."""
+"""The time in seconds to send the rest of the queue when a session ends."""
 
 
 async def run_with_sender(

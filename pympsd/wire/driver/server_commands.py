@@ -215,8 +215,9 @@ def devices() -> Question[tuple[ServerDevice, ...]]:
 def resume(percentage: float) -> Question[None]:
     """Return the question that ends the answers to the previous daemon, some of which may come after a takeover.
 
-    It sets a percentage that no other daemon sets, which a 32-bit float can represent, and skips the answers before
-    it. The caller must set the correct percentage before the next client comes.
+    The question sets a percentage that no other daemon sets and that a 32-bit float can represent. The reader skips
+    the answers that come before that percentage. The caller must set the correct percentage before the next client
+    comes.
     """
     expected = _DOUBLE.pack(percentage)
 

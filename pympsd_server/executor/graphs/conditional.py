@@ -27,7 +27,7 @@ class _Hold:
     _is_over: bool = field(default=False, init=False)
 
     def set(self, pending: PendingHostFunction) -> None:
-        """Note the pending work of the stream, and finish it if the wait is over."""
+        """Note the pending work of the stream, and finish that work if the wait is over."""
         with self._lock:
             self._pending = pending
             is_over = self._is_over
@@ -54,7 +54,7 @@ class Choice:
     stream: Stream
 
     def queue(self, slot: Stream) -> None:
-        """Let the slot wait until the bodies have been executed. Raise BackendError."""
+        """Let the slot wait until the bodies have been executed. Raise BackendError if the context has faulted."""
         hold = _Hold()
 
         def begin(status: Status) -> None:

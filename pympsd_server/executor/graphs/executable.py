@@ -84,7 +84,7 @@ def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) 
 
 
 Act = Callable[[Stream], None]
-"""Puts one item's work in a stream."""
+"""A function that puts one item's work in a stream."""
 
 
 class HostRequest(Protocol):
@@ -221,6 +221,7 @@ class ExecutableGraph:
     def _queue_items(
         self, stream: Stream, requests: dict[int, HostRequest], run_host_function: RunHostFunction
     ) -> Iterator[None]:
+        """Put the items of a launch in their streams, and yield after each item."""
         assert self._begun is not None
         assert self._done is not None
         if self._slot_streams:

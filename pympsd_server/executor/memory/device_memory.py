@@ -58,9 +58,9 @@ class UtilizationSamples:
 
 
 PAUSE_SECONDS: Final = 0.25
-"""Seconds between two reports, so that frequent allocations do not make reporting costly."""
+"""The seconds between two reports. The pause keeps reporting cheap when a client allocates frequently."""
 LAUNCH_SECONDS: Final = 0.75
-"""Seconds after which launches and utilization are read, because launches are counted but not signalled.
+"""The seconds after which launches and utilization are read: launches are counted but not signalled.
 
 With the pause this is 1 s, NVML's longest sample period.
 """

@@ -44,7 +44,7 @@ class PinnedPiece:
 class _Piece:
     memory: memoryview
     unregister: Callable[[], None]
-    """The backend's callback, which releases the memory when no work on the device can access it."""
+    """The backend's function that releases the memory when no work on the device can access it any more."""
 
 
 @define(eq=False)

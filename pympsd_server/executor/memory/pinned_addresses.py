@@ -22,7 +22,7 @@ MAX_PIECES: Final = 4096
 """The maximum number of pieces of a client: each is a mapping of this process, which may have 65,530."""
 MAX_ALL_PIECES: Final = 16384
 GRAIN_BYTES: Final = 1 << 16
-"""Pieces begin at multiples of this, the largest page size, with at least a page between two pieces."""
+"""The largest page size in bytes. Pieces begin at its multiples, with at least one page between two pieces."""
 _MEMINFO: Final = "/proc/meminfo"
 _GROUPS: Final = Path("/sys/fs/cgroup")
 
@@ -74,7 +74,7 @@ class PinnedAddresses:
         self._available = available
         self._starts: list[int] = []
         self._ranges: dict[int, tuple[int, object]] = {}
-        """Size in bytes and owner of each range, by start."""
+        """The size in bytes and the owner of each range, by the range's first address."""
         self._bytes: Counter[object] = Counter()
         self._pieces: Counter[object] = Counter()
         self._next = self._start_anywhere()
@@ -137,6 +137,7 @@ class PinnedAddresses:
             self._next = address + (1 << 30) if address + (1 << 30) < self._end else self._base
 
     def _check(self, size: int, owner: object) -> None:
+        """Raise BackendError OUT_OF_MEMORY if an allocation would exceed a limit of its owner or the device."""
         if not self._base:
             raise _no_memory(f"only the first {PINNED_WINDOWS} devices share page-locked memory with their clients")
         used, all_used = self._bytes[owner], sum(self._bytes.values())

@@ -61,7 +61,7 @@ def host_function_done(request: Request, token: int) -> None:
 
 
 def room(request: Request, done: Completion) -> None:
-    """Answer when the client's unfinished work is below half of the limit."""
+    """Answer as soon as less than half of the permitted work of the client is unfinished."""
     request.resources.backpressure.call_when_half_is_free(lambda: done(Status()))
 
 

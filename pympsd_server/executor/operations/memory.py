@@ -134,12 +134,15 @@ def allocate_pinned(request: Request, count: int) -> OperationAnswer:
 
 
 def free_pinned(request: Request, address: int) -> None:
-    """Free a piece, even if its context has ended. The client loses it now, the device after all queued work."""
+    """Free a piece, even if its context has ended.
+
+    The client loses the piece now, and the device after all queued work.
+    """
     _call_after_all_work(request.resources, request.resources.pinned.take(address))
 
 
 def _call_after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
-    """Call ``act`` when the work that all contexts of a client have queued is done, or the contexts have gone."""
+    """Call ``act`` when all queued work of a client is done, in all its contexts, or the contexts have gone."""
     contexts = tuple(client.contexts.values())
     lock, pending = Lock(), len(contexts) + 1
 

@@ -64,7 +64,7 @@ _FUNCTIONS: Final[Mapping[str, Execute]] = {
     },
     "instantiate_graph": graph.instantiation(_prepare),
 }
-"""The function of each operation, by its name in lower case; most functions are in the modules of the chapters."""
+"""The function of each operation, by the operation's name in lower case."""
 
 
 class ExecutedOperation:
@@ -91,7 +91,10 @@ class ExecutedOperation:
             Completion.QUEUED: self._run_queued,
             Completion.COMPLETE: self._run_waiting,
         }[operation.completion]
-        """Executes a record's body, and answers it or lets it be answered later. Raises BackendError."""
+        """A function that executes a record's body.
+
+        It answers the record, or arranges a later answer; it raises BackendError.
+        """
 
     def prepare(self, request: Request, body: bytes) -> Act:
         """Return a function that queues the work in any stream, with all other handles resolved. Raise BackendError.

@@ -96,6 +96,7 @@ class AnswerWriter:
         self._kept_bytes += len(data)
 
     def _write(self, data: bytes | bytearray, fds: tuple[int, ...] = ()) -> int:
+        """Write as much as the socket accepts; return the number of bytes, or all of them if the client has gone."""
         native = self._native
         try:
             if fds:

@@ -93,7 +93,7 @@ class Backpressure:
         notify()
 
     def wait_for_room(self) -> None:
-        """Wait until the client may queue more, or is dropped."""
+        """Wait until the client may queue more work, or is dropped."""
         if self._unfinished < MAX_UNFINISHED:
             return
         with self._changed:

@@ -30,8 +30,10 @@ class ObjectTable(Generic[_T]):
     mirror: NativeMirror | None = field(default=None, init=False)
 
     def check_new(self, handle: int) -> None:
-        """Raise BackendError for a handle that may not be allocated: INVALID_HANDLE, or INVALID_VALUE if it is in
-        use.
+        """Raise BackendError for a handle that may not be allocated.
+
+        The error is INVALID_VALUE if the handle is in use, OUT_OF_MEMORY if the context has MAX_HANDLES objects of
+        the kind, and otherwise INVALID_HANDLE.
         """
         if handle >> GENERATION_SHIFT != self._generation or handle & _COUNT_MASK < FIRST_HANDLE:
             raise self._unknown(handle)
@@ -133,7 +135,7 @@ class ClientContext:
         self.backend.destroy()
 
     def defer(self, status: Status) -> None:
-        """Keep the error of a call that nobody waits for, unless an earlier one is kept."""
+        """Keep the error of a call that nobody waits for, unless an earlier error is kept."""
         with self._lock:
             if self._deferred is None:
                 self._deferred = status
@@ -153,7 +155,7 @@ class ClientContext:
 
 @define(eq=False)
 class Images:
-    """Images that are received in parts, by the handle that the module will have."""
+    """The images of which parts have arrived, by the handle that the module will have."""
 
     _parts: dict[int, bytearray] = field(factory=dict, init=False)
     _bytes: int = field(default=0, init=False)

@@ -86,7 +86,7 @@ class ClientResources:
     answers: AnswerWriter
     backpressure: Backpressure
     staging: memoryview
-    """The shared memory for bulk data."""
+    """The memory for bulk data that the client shares with the executor."""
     pinned: PinnedPieces
     graph_streams: StreamBudget
     contexts: Mapping[int, ClientContext]
@@ -201,7 +201,7 @@ class Request:
 
 
 def _output_of(context: ClientContext, sequence: int) -> list[bytes]:
-    """Take the text that a context's kernels have printed; return it as answers with this sequence number."""
+    """Take the text that a context's kernels have printed; return the text as answers with this sequence number."""
     return [
         records.pack_answer(records.OUTPUT, sequence, descriptor, b"", text[start : start + _OUTPUT_BYTES])
         for descriptor, text in enumerate(context.backend.take_output(), 1)

@@ -26,7 +26,7 @@ from pympsd.vocabulary.variables import RUN, Reader, problems
 from pympsd.wire.driver.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
-"""The time that the client has to report that it is connected to its server."""
+"""The time in seconds that the client has to report that it is connected to its server."""
 MAX_RUN_ID: Final = 64
 """The maximum number of characters of a run's id that are kept."""
 SECOND_END_SECONDS: Final = 0.2

@@ -26,7 +26,9 @@ from pympsd.wire.driver.server_commands import END_IF_IDLE
 HELLO_SECONDS: Final = 10.0
 """The time within which a connection must send credentials and role."""
 SPAWN_SECONDS: Final = 1.0
-"""The time to wait until a process that connects as a server is known as the one that was just started."""
+"""The time in seconds to wait until a process that connects as a server is known to be the server that was just
+started.
+"""
 POLL_SECONDS: Final = 0.005
 
 

@@ -46,7 +46,7 @@ class Offer:
     clients: int
     """The descriptor of this process's copy of the client's end."""
     is_inherited: bool = False
-    """Whether an earlier daemon made the connection; it may have sent one end or both."""
+    """Whether an earlier daemon made the connection. That daemon may have sent one end or both."""
 
     @classmethod
     def make(cls, dispatcher: Dispatcher, key: int) -> Offer:

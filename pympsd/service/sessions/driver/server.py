@@ -47,7 +47,7 @@ _FULL: Final = re.compile(re.escape(str(SERVER_LINES["connection_limit"].r580)).
 
 @define(eq=False)
 class DriverServerSession:
-    """A process of the driver's server, which has no link until it registers."""
+    """The session with a process of the driver's server. The process has no link to the daemon until it registers."""
 
     dispatcher: Dispatcher
     id: int

@@ -21,7 +21,7 @@ _INSUFFICIENT_SIZE: Final = 7
 _NOT_AVAILABLE: Final = (1 << 64) - 1
 _UUID_BYTES: Final = 96
 _ATTEMPTS: Final = 4
-"""How often the list of processes is requested if it does not fit; the space doubles each time."""
+"""The maximum number of requests for the list of processes. The space for it doubles after each that did not fit."""
 
 
 class _Process(ctypes.Structure):

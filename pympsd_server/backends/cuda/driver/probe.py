@@ -56,6 +56,7 @@ def _list_codes(driver: Any) -> set[int]:
 
 
 def _properties(driver: Any, number: int) -> dict[str, Any]:
+    """Return the properties of a device by its number, as the daemon receives them in JSON."""
     device = driver.cuDeviceGet(number)[1]
     attributes = {}
     for name, attribute in driver.CUdevice_attribute.__members__.items():
@@ -75,7 +76,10 @@ def _properties(driver: Any, number: int) -> dict[str, Any]:
 
 
 def _sm_chunks(driver: Any, device: Any) -> tuple[int, int] | None:
-    """Return how many groups of SMs the driver splits the device into, and the SMs of a group; None if it refuses."""
+    """Return the number of groups of SMs into which the driver splits the device, and the SMs of a group.
+
+    Return None if the driver refuses.
+    """
     try:
         code, all_sms = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
         if int(code):

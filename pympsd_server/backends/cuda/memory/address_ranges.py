@@ -12,7 +12,10 @@ GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
 """The smallest piece that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
 REGISTERED_BYTES: Final = 16 << 20
-"""Host memory is registered in parts that end at multiples of this: registering a part blocks launches for 7 ms."""
+"""The size in bytes of the parts in which host memory is registered.
+
+Parts end at multiples of this size. They are small because registering a part blocks launches for 7 ms.
+"""
 
 
 class NoRange(DeviceError):

@@ -42,7 +42,7 @@ class CleanupThread:
         self.try_until(attempt)
 
     def try_until(self, attempt: Callable[[], bool]) -> None:
-        """Call ``attempt`` until it returns true; an error drops it."""
+        """Call ``attempt`` until it returns true, or raises an error."""
         self._new.append(attempt)
         self._wake.set()
 

@@ -40,7 +40,7 @@ Act = Callable[[], None]
 
 
 class SiblingContext(Protocol):
-    """The part of a context that its client's frees use to wait for it."""
+    """The part of a context that other contexts' frees use to wait for the work of that context."""
 
     def call_after_work(self, act: Act) -> None:
         """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
@@ -59,7 +59,7 @@ class DeferredFree:
     _lock: Lock = field(factory=Lock, init=False)
     _waiting: list[Act] = field(factory=list, init=False)
     _has_batch: bool = field(default=False, init=False)
-    """Whether a batch waits for the work that was queued when the batch was started."""
+    """Whether there is a batch that waits for the work that was queued when the batch was started."""
     _is_tried: bool = field(default=False, init=False)
 
     def add(self, act: Act, context: SiblingContext) -> None:

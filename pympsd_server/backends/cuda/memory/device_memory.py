@@ -86,7 +86,7 @@ class DeviceMemory:
                     self._clean(start, min(page + PAGE_BYTES, end) - start)
 
     def close(self) -> None:
-        """Unmap everything and free the window; no work may use it any more."""
+        """Unmap all memory and free the window, which no work may use any more."""
         with self._lock:
             for start in tuple(self._mapped):
                 self._unmap(start)
@@ -102,6 +102,7 @@ class DeviceMemory:
                 self._unmap(page)
 
     def _map(self, start: int, size: int) -> None:
+        """Map new memory, filled with zeros, at an address; release the spare pages if memory is short."""
         call = self._driver.call
         try:
             handle = call(cu.cuMemCreate, size, self._kind, 0)
@@ -134,6 +135,7 @@ class DeviceMemory:
 
 
 def _kind_of(device: int) -> tuple[Any, Any]:
+    """Return the properties and the access rights of memory on a device; raise BackendError NOT_SUPPORTED."""
     kind = cu.CUmemAllocationProp()
     kind.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     kind.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

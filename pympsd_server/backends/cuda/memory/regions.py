@@ -14,7 +14,7 @@ from pympsd_server.backends.interface import Copy, Extent, Region
 
 
 def simplify(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
-    """Describe the same bytes in as few dimensions as possible: rows or slices that touch become one."""
+    """Describe the same bytes in as few dimensions as possible: adjacent rows or slices are joined."""
     width, height, depth = extent.width, extent.height, extent.depth
     if height == 1:
         height, depth = depth, 1

@@ -13,7 +13,7 @@ from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 
 SCRATCH_BYTES: Final = 16 << 20
-"""The size of the largest piece; longer copies pass through it part by part."""
+"""The size of the largest piece in bytes; longer copies pass through it part by part."""
 
 
 class Account(Protocol):
@@ -44,7 +44,7 @@ class ScratchPool:
     _memory: DeviceMemory
     _lock: Lock = field(factory=Lock, init=False)
     _of: dict[Hashable, Scratch] = field(factory=dict, init=False)
-    """The largest piece of each stream that has one."""
+    """The largest piece of scratch memory of each stream; streams without scratch memory are missing."""
 
     def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
         """Return a piece for a copy of ``count`` bytes in a stream, or raise BackendError OUT_OF_MEMORY."""
@@ -61,7 +61,7 @@ class ScratchPool:
         return scratch
 
     def give(self, scratch: Scratch) -> None:
-        """Give back a piece when a copy is done with it, or was never issued."""
+        """Give back a piece when its copy is done with the piece, or was never issued."""
         with self._lock:
             scratch.users -= 1
             if scratch.users:

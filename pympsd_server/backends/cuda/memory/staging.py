@@ -24,10 +24,10 @@ from pympsd_server.backends.cuda.memory.address_ranges import FreeRanges, NoRang
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10
-"""Copies larger than this go directly from and to memory that can be registered."""
+"""The size in bytes above which copies go directly from and to memory that can be registered."""
 _AREA_BYTES: Final = 16 << 20
 _MAX_SLOT_BYTES: Final = 512 << 20
-"""The most bytes of memory for the slots of unfinished copies; more is OUT_OF_MEMORY."""
+"""The most bytes of memory for the slots of unfinished copies; a copy that needs more fails with OUT_OF_MEMORY."""
 _MAX_CLIENT_BYTES: Final = 32 << 20
 """The most bytes of one client's slots. A client that follows the protocol uses at most its 16 MiB of shared memory,
 and as much again for a context that it has destroyed."""
@@ -51,7 +51,7 @@ class _Area:
 
 @frozen(eq=False)
 class Slot:
-    """Registered memory of the executor that one copy passes through."""
+    """Registered memory of the executor, through which one copy passes."""
 
     address: int
     view: memoryview
@@ -68,7 +68,7 @@ class Staging:
         self._lock = Lock()
         self._areas = [self._area(_AREA_BYTES)]
         self._taken: Counter[Hashable] = Counter()
-        """Bytes in slots, by client."""
+        """The number of bytes in slots, by client."""
 
     def _area(self, size: int) -> _Area:
         memory = mmap.mmap(-1, size)
@@ -100,7 +100,7 @@ class Staging:
         return self._slot(count, client)
 
     def give(self, slot: Slot) -> None:
-        """Give back a slot once the device is done with it."""
+        """Give back a slot after the device has finished its copy."""
         with self._lock:
             slot._area.free.give(slot.address - slot._area.address, slot.view.nbytes)
             self._taken[slot.client] -= slot.view.nbytes
@@ -126,7 +126,10 @@ class RegisteredMappings:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._mappings: dict[int, tuple[Any, int]] = {}
-        """The mappings by identity: the mapping, kept alive, and its address; 0 if it could not be registered."""
+        """The mapping and its address, by the mapping's id().
+
+        The address is 0 if the mapping could not be registered.
+        """
 
     def can_access(self, view: memoryview) -> bool:
         """Return whether the device can access the bytes of a view; a mapping is registered the first time."""

@@ -63,11 +63,11 @@ class NoConditions:
 
 
 CONTEXT_BYTES: Final = 10 << 20
-"""The bytes that a context is charged for itself, because its first streams take 0.55 MiB each."""
+"""The number of bytes charged for a context without allocations: its first streams take 0.55 MiB each."""
 STREAM_BYTES: Final = 576 << 10
 _STREAMS_INCLUDED: Final = 16
 END_SECONDS: Final = 2.0
-"""The time that ending a context waits for its kernels, which cannot be stopped."""
+"""The time in seconds that ending a context waits for its kernels, which cannot be stopped."""
 _POLL_SECONDS: Final = 0.0005
 
 
@@ -104,7 +104,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self.partition = partition
         self.id = context_id
         self.charged = 0
-        """The bytes that the client was charged for the context itself."""
+        """The number of bytes that the client was charged for the context without its allocations."""
         self.queue = IssueQueue(on_fault, context_id)
         self.queue.set_timed(services.times.timeline is not None)
         self._owner = owner
@@ -225,7 +225,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
             self._resources.release_all()
 
     def abandon(self) -> None:
-        """Accept no more work, without waiting. ``destroy`` must follow; its END_SECONDS begin here."""
+        """Accept no more work, without waiting. ``destroy`` must follow; its END_SECONDS begin with this call."""
         if self._deadline is None:
             self._deadline = time.monotonic() + END_SECONDS
         self.queue.is_destroyed = True

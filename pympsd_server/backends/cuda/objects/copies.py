@@ -24,7 +24,7 @@ from pympsd_server.backends.interface import Completion, Copy, Extent, Fill, Reg
 
 
 class CopyStream(QueuedStream, Protocol):
-    """The part of a stream that its copies use."""
+    """The part of a stream that copies use."""
 
     queue: IssueQueue
     space: ClientSpace
@@ -54,12 +54,15 @@ class BufferedCopy:
 
     _stream: CopyStream
     _work: Callable[[], None]
-    """Issues the copy."""
+    """The function that issues the copy."""
     _release: Callable[[], None]
     _finish: Callable[[], None] = lambda: None
-    """Called when the copy is done, unless the context has ended."""
+    """The function to call when the copy is done, unless the context has ended."""
     _unissued: list[bool] = field(factory=lambda: [True], init=False)
-    """Taking the element out is atomic: it decides whether the copy is issued or its buffer released unused."""
+    """One element until the copy is issued, or its buffer is released unused.
+
+    Whichever comes first takes the element out, which is atomic.
+    """
 
     def put(self, done: Completion) -> None:
         """Put the copy in its stream; ``done`` is called when the copy is done or dropped."""
@@ -144,6 +147,7 @@ def _ignore(status: Status) -> None:
 
 
 def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
+    """Put a copy with host memory in a stream, through a slot unless the device can access the host memory."""
     extent, to_device = copy.extent, copy.source.host is not None
     host, device = (copy.source, copy.destination) if to_device else (copy.destination, copy.source)
     slot, device_side = _slot(stream, host, extent.bytes), Side.of(device)

@@ -102,7 +102,7 @@ class CudaDevice(AccountedDevice):
         self.properties = properties
         self._lock = Lock()
         self._contexts: dict[CudaContext, int] = {}
-        """The contexts that are not released, each with the address space of its client."""
+        """The address space of the client of each context that is not released, by context."""
         self._clients: dict[int, ClientSpace] = {}
         self._error: Status | None = None
         self._fault_lock = Lock()
@@ -160,7 +160,7 @@ class CudaDevice(AccountedDevice):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The multiprocessors of the contexts; the number of blocks that were resident on them is unknown, so 0."""
+        """The multiprocessors of each context, and 0, because the number of blocks that were resident is unknown."""
         max_blocks = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
         with self._lock:
             return [

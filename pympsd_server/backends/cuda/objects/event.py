@@ -15,7 +15,7 @@ from pympsd_server.backends.interface import BackendError, Completion, Event, St
 
 @define(eq=False)
 class Recording:
-    """One recording of an event; it has a marker once it is issued."""
+    """One recording of an event. The recording has a marker after it was issued."""
 
     stream: Hashable
     marker: StreamMarker | None = field(default=None, init=False)
@@ -29,7 +29,7 @@ class Recording:
 
 @define(eq=False)
 class CudaEvent:
-    """A position in a stream. ``recording`` is the last one; None before the first."""
+    """A position in a stream. ``recording`` is the last recording; None before the first one."""
 
     queue: IssueQueue
     _services: DeviceServices

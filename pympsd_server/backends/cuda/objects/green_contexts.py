@@ -32,7 +32,7 @@ class SmGroups:
 
     count: int
     size: int
-    """Multiprocessors in a group."""
+    """The number of multiprocessors in a group."""
     _users: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -83,7 +83,7 @@ def part_of(chunks: Sequence[int], multiprocessors: int, size: int, remainder: i
 
 GROUP_SIZE: Final = 2
 PARTITION_BYTES: Final = 6 << 20
-"""Device memory that a green context takes (measured on an H200)."""
+"""The bytes of device memory that a green context takes (measured on an H200)."""
 _BLOCKS_EACH: Final = 64
 _IGNORE_COSCHEDULING: Final = 1
 """CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose enumeration cuda-bindings 13.1 renamed."""
@@ -117,7 +117,7 @@ class Partition:
     green: Any = None
     groups: tuple[int, ...] = ()
     split: Split | None = None
-    """The split that ``groups`` refers to."""
+    """The split whose groups ``groups`` names; None for all multiprocessors."""
 
 
 @define

@@ -24,9 +24,9 @@ _LOG_BYTES: Final = 8192
 _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
-"""Matches the linker's report of an undefined function."""
+"""The pattern of the linker's report of an undefined function."""
 _MAX_PARAMETERS: Final = 4096
-"""More parameters than any kernel has."""
+"""A number of parameters that no kernel reaches."""
 
 
 def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
@@ -52,6 +52,7 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
 
 
 def _link(driver: Driver, kind: Any, image: bytes) -> bytes:
+    """Return the cubin that the driver links from an image; raise BackendError with the linker's message."""
     names, log = cu.CUjit_option, bytearray(_LOG_BYTES)
     options = [names.CU_JIT_ERROR_LOG_BUFFER, names.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
     state = driver.call(cu.cuLinkCreate, len(options), options, [log, len(log)])
@@ -164,6 +165,7 @@ class CudaModule:
 
 
 def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
+    """Return a kernel by its driver handle, with its layout and attributes; fill its row for the native worker."""
     driver.enter()
     attributes = {}
     for name, attribute in cu.CUfunction_attribute.__members__.items():

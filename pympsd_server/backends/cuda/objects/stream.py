@@ -79,7 +79,7 @@ class CudaStream:
         self._driver = services.driver
         self._started = 0
         self._ended = 0
-        """The kernels that the device's counters include as started and as finished."""
+        """The number of kernels counted as finished in the device's counters; ``_started``: as started."""
 
     @property
     def blocking(self) -> bool:

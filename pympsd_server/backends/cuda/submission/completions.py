@@ -25,7 +25,7 @@ class PendingCompletion:
     _done: Completion
 
     def __call__(self, status: Status) -> None:
-        """Call the completion, unless it was called before."""
+        """Call the completion, unless it has been called already."""
         if self._owner.take(self):
             self._done(status)
 
@@ -50,7 +50,7 @@ class PendingCompletions:
             return self._open.pop(pending, pending) is None
 
     def end(self, status: Status) -> None:
-        """Call all pending completions; the code that adds one later must call it."""
+        """Call all pending completions. Code that adds a completion later must call that completion itself."""
         with self._lock:
             waiting = tuple(self._open)
         for pending in waiting:
@@ -87,7 +87,7 @@ class CompletionWord:
 
     @property
     def value(self) -> int:
-        """The mark that was written to it last."""
+        """The mark that was last written to the word."""
         return ctypes.c_uint32.from_address(self.address).value
 
 
@@ -110,6 +110,9 @@ class CompletionWords:
             return self._free.pop()
 
     def give(self, word: CompletionWord) -> None:
-        """Give back a word when all writes to it are done. Its memory is kept: freeing it would wait for kernels."""
+        """Give back a word when all writes to it are done.
+
+        The memory is kept, because freeing it would wait for kernels.
+        """
         with self._lock:
             self._free.append(word)

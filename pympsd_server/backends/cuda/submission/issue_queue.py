@@ -31,7 +31,7 @@ _Value = TypeVar("_Value")
 
 
 class QueuedStream(OrderedStream, Protocol):
-    """The part of a stream that its queue uses."""
+    """The part of a stream that the issue queue uses."""
 
     native_state: StreamState
 
@@ -70,11 +70,11 @@ class IssueQueue:
         self._is_timed = False
         self._on_fault = on_fault
         self.status = Status()
-        """SUCCESS, or the sticky error."""
+        """The status of the context: SUCCESS, or its sticky error."""
         self._fault_lock = Lock()
 
     def set_timed(self, timed: bool) -> None:
-        """Set whether the context's work is reported to a timeline; if it is, only Python issues work."""
+        """Set whether the context's work is reported to a timeline; while work is reported, only Python issues it."""
         with self.lock:
             self._is_timed = timed
             self._note_held()
@@ -162,7 +162,10 @@ class IssueQueue:
         after: Iterable[Step] = (),
         alone: bool = False,
     ) -> None:
-        """Put work that calls ``done``. The end of the context calls it too; if the work is refused, nothing does."""
+        """Put work that calls ``done``.
+
+        The end of the context also calls ``done``; if the work is refused, ``done`` is not called.
+        """
         complete = self.completions.add(done)
         try:
             self.put(stream, lambda: issue(complete), after, on_faulted=complete, alone=alone)

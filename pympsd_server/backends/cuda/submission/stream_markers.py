@@ -18,12 +18,15 @@ from pympsd_server.backends.cuda.driver.calls import Driver, call_isolated, cu, 
 from pympsd_server.backends.interface import BackendError, Status
 
 _BUSY_POLL_SECONDS: Final = 0.0005
-"""How long the thread polls without a pause after a marker was passed."""
+"""The time in seconds for which the thread polls without a pause after a marker was passed."""
 _PAUSE_SECONDS: Final = 0.00005
 _LONG_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.02
 _LONG_PAUSE_SECONDS: Final = 0.0005
-"""The pause if no marker was passed for _LONG_SECONDS. Polling more often would cost workers more than it gains."""
+"""The pause in seconds if no marker was passed for _LONG_SECONDS.
+
+Polling more often would cost workers more than it gains.
+"""
 _WHERE: Final = "the thread that sees work done"
 
 
@@ -103,6 +106,7 @@ class MarkerWatcher:
             self._thread.join()
 
     def _run(self) -> None:
+        """Poll the markers of all streams until close, and call the callbacks of markers that were passed."""
         queues: dict[Hashable, deque[tuple[StreamMarker, Callable[[], None]]]] = {}
         latest = time.monotonic()
         while not self._closed:

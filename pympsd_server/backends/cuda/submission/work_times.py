@@ -18,17 +18,17 @@ from pympsd_server.backends.device_interface import Timeline
 from pympsd_server.backends.interface import BackendError
 
 _AGE_NS: Final = 1_000_000_000
-"""The age at which the reference is replaced."""
+"""The age in nanoseconds at which the reference is replaced."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
-"""The longest waits for the device to reach the first reference (_FIRST_NS) and a later one."""
+"""The longest wait in nanoseconds for the device to reach a later reference; _FIRST_NS: the first."""
 
 
 class TimedStream(Protocol):
     """A stream whose work is timed."""
 
     context: int
-    """The id of its context."""
+    """The id of the stream's context."""
     number: int
     """The number of the stream in the context; 0 for the default stream."""
 
@@ -41,7 +41,7 @@ class TimedStream(Protocol):
 
 @frozen
 class _Known:
-    """A marker, and when the device reached it, in nanoseconds of CLOCK_MONOTONIC."""
+    """A marker, and the time at which the device reached it, in nanoseconds of CLOCK_MONOTONIC."""
 
     marker: StreamMarker
     at: int

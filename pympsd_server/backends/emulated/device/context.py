@@ -48,7 +48,7 @@ from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
-"""How long ending a context waits for its kernels, on a device that cannot stop them."""
+"""The time in seconds that ending a context waits for its kernels, on a device that cannot stop them."""
 _DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
@@ -72,15 +72,15 @@ class EmulatedContext:
     cancel: Flag = field(factory=Flag)
     when_at_rest: Callable[[], None] | None = None
     _abandoned: float = 0.0
-    """When the context was abandoned, on the monotonic clock; 0 if it was not."""
+    """The time at which the context was abandoned, in seconds of the monotonic clock; 0 if it was not."""
     _is_ending: bool = False
     pending: dict[WorkItem, None] = field(factory=dict)
     busy: dict[WorkStream, None] = field(factory=dict)
-    """Streams with unfinished items."""
+    """The streams that have unfinished items."""
     _status: Status = field(factory=Status)
     _modules: dict[EmulatedModule, None] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
-    """Numbers for new streams."""
+    """The source of the numbers for new streams."""
 
     def __attrs_post_init__(self) -> None:
         self._stop_timeout = None if self.properties.stops_kernels else STOP_TIMEOUT_SECONDS
@@ -140,7 +140,7 @@ class EmulatedContext:
         self.memory.mapped.map_peer(address, process, file)
 
     def import_peers_memory(self, process: int, file: File, count: int) -> EmulatedMemory:
-        """Return memory that the client has created on another device."""
+        """Return the object for memory that the client has created on another device."""
         self.check()
         return self.memory.mapped.import_peers(process, file, count)
 
@@ -161,13 +161,13 @@ class EmulatedContext:
         self.memory.mapped.set_access(address, count, accessible)
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes."""
+        """Return the free and the total device memory of the client, in bytes."""
         return self.memory.info()
 
     # --- modules
 
     def load_module(self, image: bytes) -> EmulatedModule:
-        """Load PTX text, or a fatbin that holds some."""
+        """Load a module from PTX text, or from a fatbin that contains PTX."""
         self.check()
         program = load(image, self.properties.compute_capability, self._facilities.user)
         module = EmulatedModule(
@@ -270,7 +270,7 @@ class EmulatedContext:
         return before
 
     def remove(self, item: WorkItem) -> None:
-        """Remove a finished item."""
+        """Remove a finished item from its stream and from the context."""
         self.pending.pop(item, None)
         stream = item.stream
         if stream is not None and stream.tail is item:
@@ -281,7 +281,7 @@ class EmulatedContext:
 
     @property
     def status(self) -> Status:
-        """SUCCESS, or the sticky error of a faulted context."""
+        """The status of the context: SUCCESS, or the sticky error after a fault."""
         return self._status
 
     def check(self) -> None:
@@ -314,7 +314,7 @@ class EmulatedContext:
         self._free_all()
 
     def abandon(self) -> None:
-        """Accept no more work, and stop what can be stopped. ``destroy``, which must follow, does the rest."""
+        """Accept no more work, and stop the work that can be stopped. ``destroy`` must follow, and ends the rest."""
         self._abandoned = self._abandoned or time.monotonic()
         self.scheduler.fault(self, _DESTROYED)
 

@@ -39,7 +39,10 @@ from pympsd_server.ptx.runtime.facilities import Facilities
 MAX_ALLOCATIONS: Final = 1 << 18
 """The most allocations of one context; even a small one costs the executor a few hundred bytes."""
 WORKSPACE_BYTES: Final = 8
-"""Two words, a size and the count of the barrier, as the grid synchronisation of cooperative groups expects."""
+"""The size in bytes of the workspace of a cooperative launch.
+
+It has two words, a size and the count of the barrier, as the grid synchronisation of cooperative groups expects.
+"""
 
 
 class ContextMemory:
@@ -55,11 +58,11 @@ class ContextMemory:
         self._allocations: dict[int, int] = {}
         self._deferred: set[int] = set()
         self._shared: dict[int, tuple[WindowPages, int]] = {}
-        """The pages of each shared allocation, and its offset in them in bytes, by its address."""
+        """The pages of each shared allocation and the offset in them in bytes, by the allocation's address."""
         self._withdrawn: dict[Storage, tuple[int, int]] = {}
         """The ranges of shared allocations that were freed while others map them."""
         self._linked: dict[int, LoadedModule] = {}
-        """The results of `link`, by their id()."""
+        """The results of `link`, by the results' id()."""
         self._closed = False
         self.mapped: Final = MappedMemory(client, self._check_open)
         """The context's memory that has no address of its own, and its mappings."""
@@ -252,9 +255,9 @@ class ContextMemory:
 
 FIXED_OVERHEAD_BYTES: Final = 28 << 20
 MULTIPROCESSOR_OVERHEAD_BYTES: Final = 7537 * GRANULE_BYTES
-"""Until it is destroyed, a context costs 28 MiB, and 3.68 MiB for every multiprocessor that it may use.
+"""The bytes that a context costs for each multiprocessor that it may use, beside 28 MiB, until it is destroyed.
 
-Measured on an H200 with driver 580 for limits of 10 to 132 SMs: 65 to 514 MiB, within 1 MiB of this line. So a memory
+Measured on an H200 with driver 580 for limits of 10 to 132 SMs: 65 to 514 MiB, within 1 MiB of this sum. So a memory
 limit leaves as many pieces of 16 MiB here as on an H200. On other emulated models a context costs the same.
 """
 SHARED_CONTEXT_OVERHEAD_BYTES: Final = 8 << 20

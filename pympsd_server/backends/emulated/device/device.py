@@ -35,7 +35,7 @@ class EmulatedDevice(AccountedDevice):
         self._trace = Trace()
         self._lock = Lock()
         self._contexts: dict[EmulatedContext, int] = {}
-        """The contexts that exist, each with the key of its address space."""
+        """The key of the address space of each existing context, by context."""
         self._closed = False
 
     @property
@@ -87,7 +87,7 @@ class EmulatedDevice(AccountedDevice):
 
     @property
     def memory_used(self) -> Mapping[int, int]:
-        """Bytes of allocations and contexts, by the key of their address space."""
+        """The bytes of allocations and contexts, by the key of their address space."""
         with self._lock:
             return self._spaces.usage()
 
@@ -105,7 +105,10 @@ class EmulatedDevice(AccountedDevice):
     def register_host_memory(
         self, address_space: int, address: int, memory: memoryview, file: File
     ) -> Callable[[], None]:
-        """Map host memory into the client's address space for kernels; copies can access it without that."""
+        """Map host memory into the client's address space for kernels.
+
+        Copies can access host memory that is not mapped.
+        """
         with self._lock:
             self._spaces.host_memory.add(address_space, address, memory, file)
 
@@ -145,6 +148,7 @@ class EmulatedDevice(AccountedDevice):
         on_fault: Callable[[Status], None],
         context_id: int,
     ) -> EmulatedContext:
+        """Create a context with its memory and its placement, and enter it in the client's address space."""
         client = self._spaces.find(address_space, quota)
         among = list_multiprocessors(self._properties, quota.chunks)
         visible_ids = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None

@@ -30,12 +30,12 @@ _PAUSE_SECONDS: Final = 1.0
 cause any number of them."""
 MAX_PROGRAMS: Final = 32
 MAX_IMAGE_BYTES: Final = 1 << 20
-"""The size of the largest image whose program is kept."""
+"""The size in bytes of the largest image whose program is kept."""
 MAX_KEPT_BYTES: Final = 200 << 20
-"""The maximum memory of all kept programs."""
+"""The maximum memory of all kept programs, in bytes."""
 _MACHINE_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MAX_USER_BYTES: Final = max(1 << 30, _MACHINE_BYTES // 4)
-"""The maximum memory of the programs of one user's modules."""
+"""The maximum memory of the programs of one user's modules, in bytes."""
 
 
 @define(eq=False)

@@ -128,7 +128,7 @@ class EmulatedModule:
         self._managed = offsets, end
         self._is_placed = False
         self.checked: dict[tuple[Any, ...], tuple[Kernel, BlockSize, tuple[int, int, int]]] = {}
-        """The kernel, the size of a block and the clusters of each launch shape that streams have checked."""
+        """The kernel, the block size and the clusters of each launch shape that streams have checked, by shape."""
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
@@ -190,6 +190,7 @@ class EmulatedModule:
 
 
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:
+    """Return the layout and the attributes of a kernel, as the driver API reports them."""
     major, minor = capability
     # A kernel gets the shared memory that every device has, less its own declarations, unless it opts in to more.
     max_shared = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))

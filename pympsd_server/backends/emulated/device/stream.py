@@ -36,7 +36,10 @@ from pympsd_server.ptx.loading.program import Kernel
 _CHECKED_KEPT: Final = 256
 """The most launch shapes of a module that are remembered as checked."""
 _OWN_THREAD_BYTES: Final = 16 << 20
-"""The largest transfer that its caller makes. Larger ones would block the client's other requests for too long."""
+"""The size in bytes of the largest transfer that the calling thread makes itself.
+
+A larger transfer would block the client's other requests for too long.
+"""
 
 
 class StreamOwner(WorkOwner, ModuleOwner, Protocol):

@@ -55,9 +55,9 @@ class Bounds:
     """How far kernels reach beyond allocations and a block's shared memory, in bytes."""
 
     page: int
-    """Kernels reach the whole pages in which an allocation has bytes."""
+    """The size of a page in bytes. Kernels reach the whole pages in which an allocation has bytes."""
     shared: int
-    """The unit that the end of a block's shared memory is rounded up to."""
+    """The unit in bytes to which the end of a block's shared memory is rounded up."""
 
     @property
     def is_strict(self) -> bool:
@@ -90,13 +90,13 @@ class Bounds:
         return np.append(low, starts[count:]), np.append(high, ends[count:])
 
     def end_of_shared(self, size: int) -> int:
-        """Return how many bytes of shared memory a block reaches that has ``size`` bytes of it."""
+        """Return the number of bytes of shared memory that a block can reach if it has ``size`` bytes."""
         return size + -size % self.shared
 
 
 GUARD_BYTES: Final = 1024
 MAX_SLACK_BYTES: Final = 64 << 20
-"""The most memory that a client's kernels can use without having allocated it: the rest of its pages."""
+"""The most bytes that a client's kernels can use without an allocation: the rest of the client's pages."""
 HARDWARE: Final = Bounds(2 << 20, 128)
 """The bounds of cuMemAlloc as measured on an H200, and of shared memory since compute capability 8.0 (CUDA C++
 Programming Guide). A GPU checks pages: programs that run there may read or write beyond their allocations.
@@ -171,7 +171,7 @@ class AddressSpace(AccessibleMemory):
         self._ranges: Ranges = ([], [])
         self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
         self._withdrawn: set[tuple[int, int]] = set()
-        """The starts and ends of shared allocations that others still use and this space no longer has."""
+        """The starts and ends of shared allocations that were freed here and that others still use."""
         self._arrays: _Arrays | None = None
         self._peers: tuple[PeerWindow, ...] = ()
         """The windows of peers, in the order of their places."""
@@ -467,7 +467,7 @@ class AddressSpace(AccessibleMemory):
                 peer.clear()
 
     def close(self) -> None:
-        """Release everything. Views that callers hold keep their pages until they are dropped."""
+        """Release all memory. The pages under views that callers hold stay until the views are dropped."""
         for start, end in zip(*select_below(self._ranges, self._window.allocatable), strict=True):
             self._window.zero(start, end)
         self._set_ranges(([], []))

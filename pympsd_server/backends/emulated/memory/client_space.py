@@ -54,26 +54,26 @@ class ClientSpace:
     reserved: _Reserved
     budget: ClientBudget
     owned: OwnedMemory | None
-    """The client's part of a shared space; None if this client has the space for itself."""
+    """The client's part of a shared space; None if the client does not share a space."""
     exports: Exports
     user: int = 0
     """The user ID of the process."""
     mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)
     memories: int = field(default=0, init=False)
-    """The number of pieces of memory without an address that its contexts have created and not freed."""
+    """The number of pieces of memory without an address that the client's contexts have created and not freed."""
 
     def __attrs_post_init__(self) -> None:
         self.mappings = Mappings.of(self.space)
 
     @property
     def space(self) -> AddressSpace:
-        """The memory that its kernels can access."""
+        """The memory that the client's kernels can access."""
         return self.reserved.space
 
     @property
     def accessible(self) -> AccessibleMemory:
-        """The memory that its calls can access."""
+        """The memory that the client's calls can access."""
         return self.reserved.space if self.owned is None else self.owned
 
     @property

@@ -33,7 +33,10 @@ _WORDS: Final = 6
 assert 8 * (_HEAD + 2 * RANGES + _WORDS * SEGMENTS) <= TABLE_BYTES
 _READ_TIMEOUT_SECONDS: Final = 1.0
 _SHORT_TIMEOUT_SECONDS: Final = 0.002
-"""The longest wait of a read for a table that is being written, usually and after a read that waited in vain."""
+"""The longest wait in seconds for a table that is being written, after an earlier read has waited in vain.
+
+Before that, the longest wait is _READ_TIMEOUT_SECONDS.
+"""
 _PAUSE_SECONDS: Final = 50e-6
 
 
@@ -64,7 +67,10 @@ class Table:
         at = _HEAD + 2 * RANGES
         self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
         self._timeout_seconds = _READ_TIMEOUT_SECONDS
-        """How long a read waits for an unfinished table; after a peer was late once, reads wait only briefly."""
+        """The seconds that a read waits for an unfinished table.
+
+        After a peer was late once, reads wait only briefly.
+        """
 
     def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
         """Replace the table's contents: the size of the window in bytes, ranges, and segments."""

@@ -17,12 +17,12 @@ from pympsd_server.ptx.isa.faults import IllegalAddress
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
-"""The minimum cost of a row, because short rows that are far apart cost a page each."""
+"""The smallest number of bytes that a row counts as: short rows that are far apart cost a page each."""
 _ADDRESS_END: Final = 1 << 63
 _BYTE: Final = np.dtype(np.uint8)
 
 Piece = tuple[int, int, int, int, int, int]
-"""The first byte in the extent by column, row and slice; its width in bytes, its rows and its slices."""
+"""A piece of an extent: the column, row and slice of its first byte, its width in bytes, its rows and its slices."""
 
 
 def check_copy(memory: AccessibleMemory, copy: Copy) -> None:
@@ -38,6 +38,7 @@ def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
 
 
 def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
+    """Raise BackendError INVALID_VALUE if a region reaches beyond the memory that the call may access."""
     if extent.height == extent.depth == 1:
         span = extent.width
     else:

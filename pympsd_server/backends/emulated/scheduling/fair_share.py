@@ -17,7 +17,7 @@ from attrs import define, field
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, Runnable
 
 TURNS_OF_NORMAL: Final = 16
-"""The turns, and the multiple of time, that the normal level gets for one turn below normal."""
+"""The number of turns that the normal level gets for one turn below normal, and the ratio of the times they get."""
 
 
 @define(eq=False)
@@ -152,7 +152,10 @@ class FairQueue:
 
 
 _SCALE: Final = 1 << 50
-"""A weight is this divided by bytes, which is precise enough for any amount of device memory."""
+"""The dividend of weights: a weight is this number divided by bytes.
+
+The number is large enough for any amount of device memory.
+"""
 _MIN_BYTES: Final = 1 << 20
 
 

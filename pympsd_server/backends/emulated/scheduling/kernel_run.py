@@ -51,7 +51,7 @@ class _Resident:
     resident_blocks: ResidentBlocks
     first_block: int
     ask_at: float = 0.0
-    """When to check next whether the batch can continue as machine code, by time.perf_counter()."""
+    """The time.perf_counter() of the next check whether the batch can continue as machine code."""
 
 
 @define(eq=False, slots=False)
@@ -69,12 +69,12 @@ class KernelRun(WorkItem):
     """The threads and shared memory of a block."""
     _cluster: tuple[int, int, int]
     _workspace: int
-    """The address by which the blocks of a cooperative launch meet; 0 for other launches."""
+    """The address of the workspace where the blocks of a cooperative launch synchronise; 0 for other launches."""
     _started_blocks: int = field(default=0, init=False)
     """The number of blocks that have begun."""
     _residents: deque[_Resident] = field(factory=deque, init=False)
     _unfinished_slices: int = field(default=0, init=False)
-    """Slices in a row that ended without a finished batch."""
+    """The number of slices in a row that ended without a finished batch."""
 
     def __attrs_post_init__(self) -> None:
         self.what = self._kernel.name
@@ -120,6 +120,7 @@ class KernelRun(WorkItem):
             self.owner.trace.end_slice()
 
     def _run(self, seconds: float) -> bool:
+        """Run batches for at most ``seconds``; return whether all blocks have finished."""
         if not self._started_blocks:
             self.owner.trace.add("kernels_started")
         deadline = time.perf_counter() + seconds
@@ -182,6 +183,7 @@ class KernelRun(WorkItem):
         self._started_blocks += blocks
 
     def _advance(self, resident: _Resident, seconds: float) -> None:
+        """Run one slice of a batch that is resident; release its blocks if the batch has finished."""
         placement = self.owner.placement
         is_finished, batch = self._run_slice(resident, seconds), resident.batch
         has_continued = isinstance(batch, CompiledBatch) and self._follow_waves(resident, batch)

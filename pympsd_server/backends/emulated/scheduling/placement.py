@@ -77,7 +77,7 @@ class Multiprocessors:
 Integers = NDArray[np.int64]
 Integers32 = NDArray[np.int32]
 _MAX_SLICES_WAITED: Final = 256
-"""After this many slices in a row without the end of a batch, nothing is held back for a kernel that waits."""
+"""The number of slices in a row without a finished batch, after which no space is reserved for a waiting kernel."""
 
 _CAPACITIES_KEPT: Final = 256
 
@@ -140,7 +140,7 @@ class Placement:
         self.high_water = 0
         """The largest number of blocks that were resident together."""
         self.unfinished_slices = 0
-        """Slices in a row that ended without a finished batch."""
+        """The number of slices in a row that ended without a finished batch."""
         self._waiting: set[PendingKernel] = set()
         """Kernels without resident blocks that found no space. While there are any, no kernel grows."""
         self._reserving: PendingKernel | None = None

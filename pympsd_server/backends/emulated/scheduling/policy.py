@@ -40,7 +40,7 @@ class TimeShare:
     weight: int = 1
     """The weight of a nanosecond. The greater it is, the less time the context or stream gets."""
     used: int = 0
-    """The time used, in nanoseconds times weight."""
+    """The used time, in nanoseconds times weight."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -91,11 +91,11 @@ class ContextQueue:
     time_share: TimeShare = field(factory=TimeShare)
     """The time that the context has used, compared with other contexts of its level."""
     memory_used: Callable[[], int] = int
-    """Returns the bytes that its client holds on the device."""
+    """A function that returns the number of bytes that the context's client holds on the device."""
     ready: list[Runnable] = field(factory=list)
     """The work that could run now, blocked or not; the policy adds and removes it."""
     floor: int = 0
-    """The time used by the stream that ran last, when it began."""
+    """The used time that the stream which ran last had when it began, in nanoseconds times weight."""
 
     def first(self) -> Runnable | None:
         """Return the work that runs next in this context.

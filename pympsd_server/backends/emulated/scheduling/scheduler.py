@@ -126,6 +126,7 @@ class Scheduler:
             os._exit(os.EX_SOFTWARE)
 
     def _compute(self) -> None:
+        """Run the ready work, one slice after the other, until the scheduler is closed."""
         while (item := self._next()) is not None:
             began = time.perf_counter_ns()
             item.began_at = item.began_at or began
@@ -155,6 +156,7 @@ class Scheduler:
         return None
 
     def _note_after_run(self, item: WorkItem, finished: bool, fault: Status | None, used: int | None) -> None:
+        """Account for a slice that an item has run, and finish the item or fault its context if necessary."""
         # ``used``: nanoseconds of the compute thread; None if the caller's thread ran the item.
         calls: Calls = []
         with self.lock:
@@ -187,6 +189,7 @@ class Scheduler:
         self._rested.notify_all()
 
     def _finish(self, first: WorkItem, calls: Calls) -> None:
+        """Mark an item as finished, and make ready the successors that waited only for it."""
         todo = deque((first,))
         while todo:
             item = todo.popleft()
@@ -267,6 +270,7 @@ class Scheduler:
         return item.has_begun and not item.owner.cancel.is_set() and not self._closing
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
+        """End the unfinished work of a faulted or ended context, except items that run or cannot be stopped."""
         # Running items are left to their thread, because their host bytes and device memory are in use until then.
         for item in [
             pending for pending in owner.pending if not pending.running and not self._is_unstoppable(pending)

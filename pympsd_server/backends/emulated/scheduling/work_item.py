@@ -110,17 +110,17 @@ class WorkOwner(Protocol):
     """
 
     cancel: Flag
-    """Set when running work must stop."""
+    """An event that is set when running work must stop."""
     queue: ContextQueue
     on_fault: Callable[[Status], None]
     pending: dict[WorkItem, None]
-    """Unfinished items, in the order of their submission."""
+    """The unfinished items, in the order of their submission."""
     placement: Placement
     id: int
     """The context's id in traces."""
     trace: Trace
     when_at_rest: Callable[[], None] | None
-    """Called once, when no work of the context runs any more."""
+    """The function to call once, when no work of the context runs any more."""
 
     @property
     def status(self) -> Status:
@@ -155,7 +155,10 @@ class WorkItem:
     instant: ClassVar = False
     """Whether the item is finished as soon as its predecessors are."""
     is_held: ClassVar = False
-    """Whether the item stays unfinished until `Scheduler.finish_held`; reaching it calls its callbacks."""
+    """Whether the item stays unfinished until `Scheduler.finish_held`.
+
+    Its callbacks are called when it is reached.
+    """
 
     owner: WorkOwner
     stream: WorkStream | None
@@ -169,11 +172,11 @@ class WorkItem:
     running: bool = field(default=False, init=False)
     finished: bool = field(default=False, init=False)
     submitted_at: int = field(default=0, init=False)
-    """The time.perf_counter_ns() when it was submitted; 0 without a timeline."""
+    """The time.perf_counter_ns() when the item was submitted; 0 without a timeline."""
     began_at: int = field(default=0, init=False)
-    """The time.perf_counter_ns() when it began to run."""
+    """The time.perf_counter_ns() when the item began to run."""
     finished_at: int = field(default=0, init=False)
-    """The time.perf_counter_ns() when it finished."""
+    """The time.perf_counter_ns() when the item finished."""
 
     @property
     def queue(self) -> ContextQueue:
