@@ -137,6 +137,7 @@ def _list_devices_in_time(wrong: list[str]) -> list[tuple[str, str]]:
 
 
 def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterator[tuple[str, str]]:
+    """Call cuInit, and yield how the program reaches its devices, and each device; add the problems to ``wrong``."""
     result = driver.cuInit(0)[0]
     if result != driver.CUresult.CUDA_SUCCESS:
         yield "cuInit", result.name

@@ -101,6 +101,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
 
 
 def _source(signature: Signature) -> str:
+    """Return the source of a row's public function, which has the form of the example in the module's docstring."""
     name, outputs, calling = signature.name, len(signature.outputs), signature.calling
     is_variants = calling is Calling.VARIANTS
     arguments = "*arguments, **keywords" if is_variants else ", ".join(signature.input_names)
@@ -148,6 +149,7 @@ def _conversion(parameter: Parameter) -> list[str]:
 
 
 def _call(signature: Signature) -> list[str]:
+    """Return the lines that call the core, give its outputs their types, and return the result tuple."""
     outputs = signature.outputs
     call = f"_core({signature.arguments})"
     wrapped = [conversions.output_wrapper(parameter.type) is not None for parameter in outputs]

@@ -22,7 +22,7 @@ from pympsd_client._objects.stream import resolve
 _DEFAULT_STREAM: Final = 1
 """CU_GREEN_CTX_DEFAULT_STREAM"""
 _IGNORE_COSCHEDULING, _MAX_POTENTIAL_CLUSTER = 1, 2
-"""CUdevSmResourceSplit_flags"""
+"""Values of CUdevSmResourceSplit_flags."""
 _BACKFILL: Final = 1
 """CU_DEV_SM_RESOURCE_GROUP_BACKFILL"""
 _STEP: Final = 2

@@ -24,9 +24,9 @@ class ArrayDescription:
 
 
 _DESCRIPTOR: Final = struct.Struct("=2QiI")
-"""CUDA_ARRAY_DESCRIPTOR"""
+"""The layout of a CUDA_ARRAY_DESCRIPTOR."""
 _DESCRIPTOR_3D: Final = struct.Struct("=3Qi2I4x")
-"""CUDA_ARRAY3D_DESCRIPTOR"""
+"""The layout of a CUDA_ARRAY3D_DESCRIPTOR."""
 
 
 def array_2d(argument: Any) -> ArrayDescription | None:
@@ -57,7 +57,7 @@ def pack_3d(of: ArrayDescription) -> bytes:
 
 
 ARRAY, MIPMAPPED, LINEAR, PITCHED = range(4)
-"""CUresourcetype"""
+"""Values of CUresourcetype."""
 _SIZES: Final = {"CUDA_RESOURCE_DESC": 144, "CUDA_TEXTURE_DESC": 104, "CUDA_RESOURCE_VIEW_DESC": 112}
 _RESOURCE: Final = struct.Struct("=i4xQiI3Q88xI4x")
 _TEXTURE: Final = struct.Struct("=3ii2Ii3f4I48x")

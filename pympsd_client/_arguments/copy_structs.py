@@ -24,7 +24,7 @@ class CopySide:
     y: int
     z: int
     level: int
-    """Always 0, because a level of a mipmapped array is an array."""
+    """The level of a mipmapped array: always 0, because a level is an array of its own."""
     array: int = 0
     """The handle of an array."""
 
@@ -41,7 +41,7 @@ class Copy3D:
 
 
 _HOST, _DEVICE = 1, 2
-"""CUmemorytype."""
+"""Values of CUmemorytype."""
 
 
 def copy_side(is_host: bool, address: int, pitch: int = 0, rows: int = 0) -> CopySide:
@@ -119,7 +119,7 @@ def copy_bytes(copy: Copy3D) -> bytes:
 # --- the operations of cuMemcpy3DBatchAsync
 
 _POINTER, _ARRAY = 1, 2
-"""CUmemcpy3DOperandType"""
+"""Values of CUmemcpy3DOperandType."""
 
 
 @frozen

@@ -43,7 +43,7 @@ class Message(NamedTuple):
 
 
 Listener = Callable[[bytes], None]
-"""Called with the text of each message, in the thread whose call failed."""
+"""A function that is called with the text of each message, in the thread whose call failed."""
 listeners: Final[dict[int, Listener]] = {}
 """The listeners by their handles."""
 _messages: Final[deque[tuple[int, Message]]] = deque(maxlen=MAX_MESSAGES)

@@ -55,6 +55,7 @@ class HostMemory:
             self._hold(pointer)
 
     def _hold(self, pointer: Any) -> None:
+        """Set the address and the size from an object's buffer, which stays open, or the address from its int."""
         buffer = _Buffer()
         try:
             _get(pointer, ctypes.byref(buffer), _ANY_CONTIGUOUS)

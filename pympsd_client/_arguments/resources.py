@@ -17,7 +17,7 @@ GROUP_BYTES: Final = 64
 _LAYOUT: Final = struct.Struct("=i8sI80x4I32x")
 _GROUP: Final = struct.Struct("=4I48x")
 _MARK: Final = b"pympsd R"
-"""Marks a CUdevResource of pympsd, in the part that CUDA reserves."""
+"""The mark of a CUdevResource of pympsd, in the part that CUDA reserves."""
 _SM: Final = 1
 """CU_DEV_RESOURCE_TYPE_SM"""
 _TYPES: Final = members("CUdevResourceType", "CU_DEV_RESOURCE_TYPE_")

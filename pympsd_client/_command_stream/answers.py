@@ -87,7 +87,7 @@ def write_output(descriptor: int, text: bytes) -> None:
 BRINGS_FD: Final = frozenset(ANSWER | operation.opcode for operation in OPERATIONS if operation.brings_fd)
 """The opcodes of answers that bring a descriptor if they are successful."""
 NO_ROOM: Final = -1
-"""Stands for a descriptor that was lost because this process may not open more."""
+"""The value in place of a descriptor that was lost because this process may not open more."""
 
 _CHUNK: Final = (65536,)
 _ROOM: Final = (socket.CMSG_SPACE(FD_BYTES),)

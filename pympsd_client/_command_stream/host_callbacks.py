@@ -135,7 +135,10 @@ class PendingCallback:
     context: Faultable
     context_id: int
     stream: int
-    """Functions with the same number run one after another; each one of an executable graph has its own number."""
+    """The number of the stream, or a number of its own for a function of an executable graph.
+
+    Functions with the same number run one after another.
+    """
     run: Callable[[int], None]
     on_error: bool
     """Whether the function runs even after an error in the context."""
@@ -179,6 +182,7 @@ class HostCallbacks:
             raise
 
     def _enter(self, callback: PendingCallback) -> int:
+        """Enter a callback and return its sequence number; start the listener if none runs; raise CudaError."""
         with self._changed:
             if not self._listening:
                 try:
@@ -198,6 +202,7 @@ class HostCallbacks:
     # --- the listener
 
     def _listen(self) -> None:
+        """In the listener thread, handle announcements until no function has been pending for IDLE_S seconds."""
         while True:
             with self._changed:
                 self._listening = self._changed.wait_for(lambda: bool(self._pending), IDLE_S)
@@ -240,6 +245,7 @@ class HostCallbacks:
         callback_threads.submit(stream, partial(self._run, token, callback, answer))
 
     def _run(self, token: int, callback: PendingCallback, answer: Answer) -> None:
+        """Run a function unless earlier work has failed, and report to the executor that the function is done."""
         _, result, _ = answer
         if result == Result.SUCCESS or callback.on_error:
             _running.in_function = True

@@ -41,7 +41,7 @@ _SLOT_BYTES: Final = 8
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
 
 Packer = Callable[..., bytes]
-"""Packs a whole record from its header's fields, its operands and the parameters' values."""
+"""A function that packs a whole record from its header's fields, its operands and the parameters' values."""
 
 
 def record_bytes(layout: FunctionLayout) -> int:
@@ -112,6 +112,7 @@ def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
 
 
 def _pack_values(layout: FunctionLayout, parameters: tuple[Any, ...]) -> bytes:
+    """Return the flat buffer of parameters given as ``(values, ctypes types)``; raise TypeError, INVALID_VALUE."""
     if len(parameters) != 2 or not all(isinstance(part, tuple) for part in parameters):
         raise TypeError("kernelParams is (values, ctypes types), both tuples, an address or a buffer of pointers")
     values, types = parameters
@@ -173,6 +174,7 @@ def _pointer_value(value: Any) -> int:
 
 
 def _pack_from_pointers(layout: FunctionLayout, parameters: Any) -> bytes:
+    """Return the flat buffer of parameters given as an array of pointers to the values; raise INVALID_VALUE."""
     count = len(layout.parameters)
     if count == 0:
         return b""
@@ -190,6 +192,7 @@ def _pack_from_pointers(layout: FunctionLayout, parameters: Any) -> bytes:
 
 
 def _pack_from_extra(layout: FunctionLayout, address: int) -> bytes:
+    """Return the flat buffer to which the array ``extra`` at an address points; raise INVALID_VALUE."""
     pointer = count = 0
     while True:
         key, value = struct.unpack("=2Q", ctypes.string_at(address, 8) + _second(address))

@@ -119,7 +119,7 @@ def gather(address: int, layout: FunctionLayout) -> bytes | None:
 
 
 when_invalidated: Final[list[Callable[[], None]]] = []
-"""Called at each invalidation."""
+"""Functions that are called at each invalidation."""
 
 
 def invalidate() -> None:

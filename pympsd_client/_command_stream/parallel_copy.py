@@ -16,7 +16,7 @@ MAX_THREADS: Final = 4
 _ALIGNMENT: Final = 4096
 
 CopySlice = Callable[[int, int, Event], None]
-"""Copies ``size`` bytes from ``start`` on; once the event is set, ends after the present chunk."""
+"""A function that copies ``size`` bytes from ``start`` on, and ends after the present chunk once the event is set."""
 
 
 def thread_count(count: int) -> int:

@@ -142,7 +142,10 @@ class Transport:
         self.host_callbacks: object = None
         """The stream's `HostCallbacks`, once the program has used a host function."""
         self.backpressure: Callable[[bytes], None] | None = None
-        """Called before each record while host functions are pending, to wait until the executor takes more."""
+        """A function that is called before each record, and waits until the executor takes more; else None.
+
+        It is set while host functions are unfinished.
+        """
         self.received_fds: ReceivedFds | None = None
         """Descriptors that come with answers; None until one is expected, which makes each answer 1 µs slower."""
         self._socket: Final = connection
@@ -375,6 +378,7 @@ class Transport:
         return bool(poll.poll(limit_ms))
 
     def _receive(self, flags: int) -> None:
+        """Receive bytes and handle complete answers; end the stream if the executor has gone. ``flags``: MSG_*."""
         before = len(self._received)
         try:
             if self.received_fds is None:

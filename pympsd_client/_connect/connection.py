@@ -24,7 +24,10 @@ class VisibleDevice:
 
 @frozen
 class Opened:
-    """The properties of an opened context: it may use ``memory_bytes``; priorities are (least, greatest)."""
+    """The properties of an opened context.
+
+    ``memory_bytes``: the maximum size of its memory. ``stream_priorities``: the least and the greatest priority.
+    """
 
     context_id: int
     generation: int

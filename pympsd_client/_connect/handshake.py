@@ -181,7 +181,10 @@ def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str
 
 
 def _ask_for_proof(daemon: Conversation, what: str) -> bool:
-    """Ask the daemon to prove whose it is; warn if the answer takes long."""
+    """Return whether the daemon proves that it is root's or the user's own; warn if the answer takes long.
+
+    ``what`` names the daemon. Raise ConversationEnded if it ends the conversation.
+    """
     try:
         with daemon_owner.Proof(daemon.socket) as proof:
             try:

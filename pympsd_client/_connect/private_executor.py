@@ -152,6 +152,7 @@ class Executor:
         self._set_up()
 
     def _set_up(self) -> None:
+        """Send the executor its device, and wait until the executor has opened the device; raise CudaError."""
         try:
             self._link.send(
                 messages.ExecutorSetup(
@@ -197,6 +198,7 @@ class Executor:
             raise connection_lost(f"the private executor sent {type(answer).__name__} instead of ExecutorDone")
 
     def _ask(self, message: object, request: int) -> Any:
+        """Send a request and return its answer; keep a command stream that comes with it; raise CudaError."""
         try:
             self._link.send(message)
             answer: Any = None

@@ -233,6 +233,10 @@ class Session:
                 raise self._end_session(f"it sent {type(answer).__name__} instead of ContextClosed")
 
     def _ask(self, request: object, number: int) -> Any:
+        """Send a request with this number and return its answer.
+
+        Raise CudaError if the server refuses the request or has gone.
+        """
         if self._lost is not None:
             raise self._lost.copy()
         try:
@@ -289,7 +293,7 @@ class Session:
     def _last_message(self) -> CudaError | None:
         """Return the error that the server sent before it ended, or None.
 
-        None also while another thread makes a request: that thread reads the error itself.
+        The result is also None while another thread makes a request, because that thread reads the error itself.
         """
         if self._requesting.acquire(blocking=False):
             try:

@@ -410,6 +410,7 @@ class Captures:
     def _take_event(
         self, operation: Operation, flags: int, place: StreamKey | None, event: int, capture: Any
     ) -> bool:
+        """Take an operation on an event and return True, or return False to have it sent; raise CudaError."""
         if operation.name == "RECORD_EVENT" and place is not None:
             if capture is None:
                 self._events.pop(event, None)
@@ -431,6 +432,11 @@ class Captures:
         return self._leave(operation, flags)
 
     def _take_wait(self, place: StreamKey, event: int, waiting_capture: Capture | None) -> bool:
+        """Take a wait if the stream captures or the event is captured; return whether it was taken.
+
+        The stream joins the event's capture. Raise CudaError for a wait that would break a capture, which becomes
+        invalid.
+        """
         captured = self._events.get(event)
         if captured is None:
             event_object = events.get(event)

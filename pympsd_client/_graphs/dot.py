@@ -33,6 +33,7 @@ def text_of(graph: Graph, with_handles: bool = False) -> str:
 
 
 def _lines(graph: Graph, with_handles: bool, indent: str) -> Iterator[str]:
+    """Yield the lines of a graph as a subgraph in DOT, which contains the graphs within its nodes."""
     yield f"{indent}subgraph cluster_{graph.id} {{"
     deeper = indent + "  "
     yield f'{deeper}label="graph_{graph.id}" graph[style="dashed"];'

@@ -66,6 +66,10 @@ class Executable:
     """
 
     def __init__(self, graph: Graph, context: Context, flags: int) -> None:
+        """Copy a graph and send its items to the executor. ``flags``: CUgraphInstantiate_flags.
+
+        Raise Failed, which names a node of the given graph, or CudaError.
+        """
         self.handle: Final = allocate_handle()
         self.id: Final = _next_id()
         self.context: Final = context

@@ -136,6 +136,7 @@ class _NotInstantiated(Exception):
 
 
 def _instantiate(graph: Graph, flags: int) -> Executable:
+    """Return a new executable graph; raise _NotInstantiated if the graph or the flags do not allow one."""
     if flags & ~_FLAGS:
         raise _NotInstantiated(_FAILED, invalid_value(f"flags must be CUgraphInstantiate_flags, not {flags:#x}"))
     if flags & _DEVICE_LAUNCH:

@@ -80,7 +80,7 @@ class Items:
     context: Context
     disabled: frozenset[Node] = frozenset()
     in_body: bool = False
-    """Whether they are a conditional node's body, in which host functions and host copies are not allowed."""
+    """Whether the items are a conditional node's body, in which host functions and host copies are not allowed."""
     items: list[GraphItem] = field(factory=list, init=False)
     host_work: list[Callable[[int], None] | HostCopy] = field(factory=list, init=False)
     """The host functions and copies that this process runs. Items refer to them by index."""
@@ -106,7 +106,7 @@ class Items:
         return self._join(last or after)
 
     def _join(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a single item that comes after all of ``after``, an empty one if they are several."""
+        """Return ``after`` if it has at most one item, else a new empty item that comes after all of them."""
         return after if len(after) <= 1 else self._add(b"", after)
 
     def _add(self, record: bytes, after: Sequence[int], conditional: Conditional | None = None) -> tuple[int, ...]:
@@ -114,6 +114,7 @@ class Items:
         return (len(self.items) - 1,)
 
     def _add_node(self, node: Node, after: tuple[int, ...]) -> tuple[int, ...]:
+        """Add a node's items after the items ``after``, and return the node's last items; raise CudaError."""
         work = node.work
         if self.in_body and isinstance(work, _NOT_IN_BODIES):
             raise _not_in_body(f"a {work.type.name} node")
@@ -139,6 +140,7 @@ class Items:
         return Conditional(condition.handle, ConditionalKind(work.kind), default, tuple(bodies))
 
     def _record(self, work: Any) -> bytes:
+        """Return the record of a node's work, which is empty if there is nothing to do; raise CudaError."""
         context_id = self.context.usable().context_id
         if isinstance(work, works.KernelWork):
             return _launch(work, context_id)
@@ -168,6 +170,10 @@ class Items:
         return operations.HOST_FUNCTION.record(context_id, 0, _STREAM, len(self.host_work) - 1)
 
     def _copy(self, work: works.CopyWork, context_id: int) -> bytes:
+        """Return the record of a copy, which is empty if there is nothing to copy; raise CudaError.
+
+        If the device cannot make the copy, the record is a HOST_FUNCTION, and this process makes it.
+        """
         sides_and_extent = regions(work.copy, self.context)
         if sides_and_extent is None:
             return b""

@@ -309,9 +309,9 @@ class NodeKind:
 
     work: type[Any]
     read: Callable[[Any, int], Any]
-    """Returns the work for the program's parameters and a context's handle (0: the current one)."""
+    """A function that returns the work for the program's parameters and a context's handle (0: the current one)."""
     write: Callable[[Any], Any]
-    """Returns the parameters of the work."""
+    """A function that returns the parameters of the work."""
 
 
 def _kind_of_structure(
@@ -392,6 +392,7 @@ def any_bytes(work: Any) -> bytes:
 
 
 def _any_bytes(work: Any) -> bytes:
+    """Return the part of a CUgraphNodeParams that contains the parameters of the node's type."""
     match work:
         case works.CopyWork():
             head = (0).to_bytes(8, "little") + work.context.handle.to_bytes(8, "little")

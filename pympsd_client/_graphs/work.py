@@ -213,7 +213,10 @@ class FreeWork:
 
 @define(eq=False)
 class BatchWork:
-    """Waits for words and writes of words, in order: CUstreamBatchMemOpParams, and the work that does each."""
+    """Waits for words and writes of words, one after another.
+
+    ``operations`` is an array of CUstreamBatchMemOpParams, ``parts`` the work for each operation.
+    """
 
     type: ClassVar = NodeType.BATCH_MEM_OP
     operations: tuple[bytes, ...]

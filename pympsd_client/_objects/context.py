@@ -11,8 +11,9 @@ _PULSE_RECORDS records, and not more often than every _PULSE_S seconds, `Context
 later pulse looks for without waiting.
 
 After a fault the process cannot use the device again. Its contexts can be closed, but an attempt to open another
-raises the first error, which is in `lost_devices`. A GPU was recorded to behave so, with and without MPS, and the MPS
-documents require the process to end. A device that contains faults (`DeviceProperties.contains_faults`) is not lost.
+raises the first error, which is in `lost_devices`. This was recorded on a GPU with and without MPS, and the
+MPS documents require the process to end. A device that contains faults (`DeviceProperties.contains_faults`) is not
+lost.
 
 **Invariants**
 
@@ -96,13 +97,13 @@ lost_devices: Final[dict[int, CudaError]] = {}
 _ENDED_FROM_OUTSIDE: Final = (Result.ERROR_CONTEXT_IS_DESTROYED, Result.ERROR_MPS_CLIENT_TERMINATED)
 """Sticky errors that are not faults."""
 when_closed: Final[list[Callable[[Context], None]]] = []
-"""Called with a context that is being closed, to drop the objects that belong to it."""
+"""Functions that drop the objects of a context; called with each context that is being closed."""
 when_opened: Final[list[Callable[[Context], None]]] = []
-"""Called with a context that has just been opened."""
+"""Functions that are called with each context that has just been opened."""
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
-"""Called before a call waits for a stream of a context (None: for all its streams).
+"""Functions that are called before a call waits for a stream of a context (None: for all its streams).
 
-A returned function is called after the wait, with True if the wait was successful.
+A function may return another, which is called after the wait, with True if the wait was successful.
 """
 
 

@@ -1,4 +1,8 @@
-"""Copies of device memory, through the staging memory or by the device itself (page-locked memory, other addresses).
+"""Copies from and to device memory, and on the device, in stream order.
+
+The device itself copies between its own addresses, and from and to page-locked memory. Copies from and to pageable
+host memory are *staged*: their bytes pass through the staging memory. Copies between devices pass through a buffer of
+this process.
 
 Each chunk of a staged copy is one record, whose bytes are in a slot of the staging memory.
 """
@@ -20,7 +24,7 @@ from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
 
 Recorder = Callable[[int, int, int, int], bytes]
-"""Packs a piece's record from the context's id, the sequence number, the slot's offset and the flags."""
+"""A function that packs a piece's record from the context's id, sequence number, slot's offset and flags."""
 
 
 @frozen

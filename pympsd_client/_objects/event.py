@@ -52,7 +52,7 @@ class Event:
 
 
 after_waiting_for_event: Final[list[Callable[[Context], None]]] = []
-"""Called after a call has waited for an event of a context."""
+"""Functions that are called with a context after a call has waited for one of its events."""
 events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never created", Kind.EVENT)
 
 

@@ -52,7 +52,7 @@ class Process:
         self.native: Any = None
         """The module cuda.bindings.driver, which gets every call, if the program runs natively; else None."""
         self.when_native: list[Callable[[], None]] = []
-        """Called when cuInit has decided that the program runs natively."""
+        """Functions that are called when cuInit has decided that the program runs natively."""
         self.connection: Connection | None = None
         self.forked = False
         self.ended = False
@@ -79,6 +79,7 @@ class Process:
                 self.connection.check()
 
     def _connect(self) -> None:
+        """Set ``connection``, or ``native`` if the program runs natively; raise the errors of `initialize`."""
         environment = dict(os.environ)
         report_settings(environment)
         check_choice()

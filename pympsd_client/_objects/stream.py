@@ -30,7 +30,7 @@ class Stream:
 
 
 before_destroying: Final[list[Callable[[Context, int], None]]] = []
-"""Called with the context and the handle of a stream that is about to be destroyed."""
+"""Functions that are called with the context and the handle of a stream that is about to be destroyed."""
 streams: Final[HandleTable[Stream]] = HandleTable("stream", "destroyed, or never created", Kind.STREAM)
 
 

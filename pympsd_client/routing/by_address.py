@@ -84,6 +84,8 @@ def _get_range_attributes(core: Core) -> Resolved:
 
 
 def _get_setting(core: Core) -> Resolved:
+    """Return a function that writes the core's value and its size in bytes to addresses."""
+
     def get(setting: int, value: int, size: int) -> None:
         process.require()
         content: bool | int | bytes = core(setting)

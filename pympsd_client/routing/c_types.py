@@ -51,7 +51,7 @@ STRUCTURES: Final = {
 }
 """The structures that functions return, and their sizes in bytes."""
 _IN_FORMAT: Final = re.compile(r"[>?|]?[a-zA-Z]\d*")
-"""Matches one parameter in a format."""
+"""The pattern of one parameter in a format."""
 
 
 def parameters(signature: str) -> tuple[str, ...]:

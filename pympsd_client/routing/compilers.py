@@ -87,7 +87,7 @@ def _request_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
 # --- nvJitLink
 
 _CUBIN, _PTX, _LTO, _FATBIN, _OBJECT, _LIBRARY, _ANY = 1, 2, 3, 4, 5, 6, 10
-"""nvJitLinkInputType"""
+"""Values of nvJitLinkInputType."""
 _MAY_BE_PTX: Final = frozenset({_CUBIN, _FATBIN, _OBJECT, _LIBRARY, _ANY})
 
 

@@ -198,6 +198,7 @@ def _format(row: Signature, parameter: Parameter, type: str) -> str:
 
 
 def _names(row: Signature) -> dict[str, Any]:
+    """Return the values of the names that a function's source uses."""
     return {
         "_at": host_memory_at,
         "_skip_checks": _skip_checks,

@@ -35,7 +35,7 @@ result_of_error = driver.result_of_error
 _VERSION: Final = re.compile(r"_v\d+$")
 _THREAD: Final = re.compile(r"_pt[ds][sz]$")
 _BYTES: Final = {"i": 4, "I": 4, "f": 4, "H": 2, "B": 1}
-"""The size in bytes of the values of a code; values of other codes have 8 bytes."""
+"""The size in bytes of a value, by its code in a format; values of other codes have 8 bytes."""
 
 
 def resolve(name: str, signature: str) -> Resolved:

@@ -67,7 +67,7 @@ _registered: Final[list[Callable[[], None]]] = []
 
 
 def register_end() -> None:
-    """Register `_end`, which closes the connection at exit, after all functions that the program registers later."""
+    """Register `_end` with `atexit`, so that it runs after all functions that the program registers later."""
     if not _registered:
         _registered.append(atexit.register(_end))
 
@@ -119,6 +119,7 @@ class _Loader:
             spec.loader = cast("Any", self)
 
     def exec_module(self, module: ModuleType) -> None:
+        """Execute the module, and replace its pointers unless the daemon manages the driver's own server."""
         self._loader.exec_module(module)
         module.__loader__ = self._loader
         if module.__spec__ is not None:

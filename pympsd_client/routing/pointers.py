@@ -81,7 +81,10 @@ NVML: Final = "cuda.bindings.cynvml"
 _RELEASING: Final = re.compile(
     r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Detach|Free|Release|Trim|Unload|Unmap|Unregister).*"
 )
-"""Matches functions that free something. Destructors call them during interpreter shutdown, when a driver works."""
+"""The pattern of the names of functions that free something.
+
+Destructors call these functions during interpreter shutdown, when the machine's own driver would still work.
+"""
 _FAILS, _SUCCEEDS, _RETURNS_NULL, _NAMES_ERROR, _DESCRIBES_ERROR = range(5)
 _AROUND: Final = {
     "cuCtxGetCurrent": _RETURNS_NULL,
@@ -94,7 +97,10 @@ _AROUND: Final = {
     "cuGetErrorString": _DESCRIBES_ERROR,
     "cuStreamSynchronize": _SUCCEEDS,
 }
-"""Functions that destructors call before those above, or to report a failure, with what each does at shutdown."""
+"""Further functions that destructors call, each with what it does during interpreter shutdown.
+
+Destructors call them before a function that frees something, or to report a failure.
+"""
 _WAITING: Final = frozenset({"cuCtxSynchronize", "cuStreamSynchronize"})
 """Functions that fail in a native program's exit handlers, which run after the driver has ended (recorded, H200)."""
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")

@@ -28,7 +28,10 @@ def row_of(name: str, types: tuple[str, ...], rows: Mapping[str, Signature]) -> 
 
 
 def newest(name: str, row: Signature, signatures: Mapping[str, str]) -> str:
-    """Return the name of the installed function with a row's parameters, which before CUDA 13 may have a version."""
+    """Return the name of the installed function that has a row's parameters.
+
+    Before CUDA 13 the name may end with a version.
+    """
     names = (name, *(f"{name}_v{number}" for number in range(2, 5)))
     installed = (candidate for candidate in names if candidate in signatures)
     return next(
@@ -37,9 +40,10 @@ def newest(name: str, row: Signature, signatures: Mapping[str, str]) -> str:
 
 
 def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters of an installed function with these types: those of the row, and an input for each other.
+    """Return the parameters of an installed function with these C types.
 
-    Raise TypeError unless the function has either more or fewer parameters than the row, but not both.
+    They are parameters of the row; a type without a parameter in the row becomes an additional input. Raise TypeError
+    for a function that both lacks parameters of the row and has additional ones.
     """
     if len(types) == len(row.parameters):
         return row.parameters
@@ -62,7 +66,8 @@ def adapt(
 ) -> Callable[..., Any]:
     """Return a function with the parameters ``given_parameters`` that calls ``function``.
 
-    It passes 0 for each parameter of ``takes`` that is not among ``given_parameters``.
+    ``function`` has the parameters ``takes``. A parameter that is only in ``takes`` is passed as 0, and a parameter
+    that is only in ``given_parameters`` is ignored.
     """
     if takes == given_parameters:
         return function

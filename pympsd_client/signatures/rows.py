@@ -13,11 +13,14 @@ class Calling(Enum):
     """When a driver function may be called, and who converts its arguments."""
 
     INITIALIZED = "initialized"
-    """After cuInit, with converted arguments."""
+    """The function may be called after cuInit; its arguments are converted."""
     BEFORE_INIT = "before init"
-    """Before cuInit too."""
+    """The function may be called before cuInit too; its arguments are converted."""
     ANYWHERE = "anywhere"
-    """Always: also in host functions and in a forked child. This client answers even if the program runs natively."""
+    """The function may always be called, also in host functions and in a forked child.
+
+    This client answers even if the program runs natively.
+    """
     UNCONVERTED = "unconverted"
     """The core converts its arguments itself, because it caches the arguments of earlier calls."""
     VARIANTS = "variants"

@@ -27,7 +27,7 @@ _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
 _DEVICE, _HOST = _LOCATIONS["DEVICE"], _LOCATIONS["HOST"]
 _NODES: Final = (_LOCATIONS["HOST_NUMA"], _LOCATIONS["HOST_NUMA_CURRENT"])
 _GLOBAL, _HOST_FIRST, _SINGLE = 1, 2, 4
-"""CUmemAttach_flags."""
+"""Values of CUmemAttach_flags."""
 _NOWHERE: Final = -2
 """CU_DEVICE_INVALID."""
 _NOT_MANAGED: Final = (

@@ -235,4 +235,4 @@ _VALUES: Final[dict[int, tuple[Callable[[PointedMemory, int], int], str, Callabl
     }.items()
     if name in _ATTRIBUTES  # older versions of cuda-bindings have fewer
 }
-"""For each attribute: the function that reads its value, the struct code of its C type, its Python type or None."""
+"""For each attribute: the function that reads its value, the struct code of its C type, and a Python type or None."""

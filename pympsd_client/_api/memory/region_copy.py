@@ -70,6 +70,7 @@ def regions(description: Copy3D, context: Context) -> tuple[CopyRegion, CopyRegi
 
 
 def _region(side: CopySide, name: str, extent: CopyExtent, most: int) -> CopyRegion:
+    """Return a side of a copy as a region; raise the errors of `copy`, which name the side (``name``: dst or src)."""
     kind = side.memory_type
     if kind not in _TYPES.values():
         raise invalid_value(f"{name}MemoryType must be HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not {kind}")
@@ -98,6 +99,7 @@ def _region(side: CopySide, name: str, extent: CopyExtent, most: int) -> CopyReg
 
 
 def _array_region(side: CopySide, name: str, extent: CopyExtent) -> CopyRegion:
+    """Return a side of a copy that is an array as a region; raise INVALID_VALUE, INVALID_HANDLE."""
     array = arrays.find(side.array)
     element = element_bytes(array.description)
     if side.x % element or extent.width % element:

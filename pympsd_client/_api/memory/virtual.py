@@ -210,6 +210,7 @@ def set_access(address: int, size: int, argument: Any, count: int) -> None:
 
 
 def _check_access(context: Context, location: Location, flags: int) -> None:
+    """Raise CudaError unless a location can have the access ``flags`` to memory that is mapped in a context."""
     if flags not in _ACCESSES.values() or location.type not in _LOCATIONS.values():
         raise invalid_value(f"access {flags:#x} from a location of type {location.type}")
     if location.type not in (_DEVICE, _HOST, _NODE):

@@ -11,9 +11,13 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import invalid_value, not_supported
 
 LAYERED, SURFACE, CUBEMAP, GATHER = 0x01, 0x02, 0x04, 0x08
-"""CUDA_ARRAY3D_*"""
+"""Flags CUDA_ARRAY3D_*."""
 _ATTACHED, _SPARSE, _DEFERRED = 0x30, 0x40, 0x80
-"""Flags for depth and colour attachments of graphics, which have no effect; the other two are not supported."""
+"""Further flags CUDA_ARRAY3D_*.
+
+The first combines the flags for depth and colour attachments of graphics, which have no effect. The others are not
+supported.
+"""
 _FLAGS: Final = LAYERED | SURFACE | CUBEMAP | GATHER | _ATTACHED
 FACES: Final = 6
 _KNOWN_FORMATS: Final = {number: name for name, number in members("CUarray_format", "CU_AD_FORMAT_").items()}
@@ -80,6 +84,7 @@ def _check_cubemap(of: ArrayDescription) -> None:
 
 
 def _check_limits(of: ArrayDescription, limits: Mapping[str, int]) -> None:
+    """Raise INVALID_VALUE unless the dimensions are within the device's limits for textures and surfaces."""
     families = ["TEXTURE", "SURFACE"] if of.flags & SURFACE else ["TEXTURE"]
     kind = "CUBEMAP" if of.flags & CUBEMAP else f"{dimensions(of)}D"
     layered = "_LAYERED" if of.flags & LAYERED else ""

@@ -23,11 +23,14 @@ from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.memory.allocations import allocate_unlisted, owner
 
 _VIEW_FORMATS: Final = (0x01, 0x08, 0x02, 0x09, 0x03, 0x0A, 0x10, 0x20)
-"""CUarray_formats in the order of CUresourceViewFormat, which numbers each with 1, 2 and 4 channels, from 1 on."""
+"""The CUarray_formats in the order of CUresourceViewFormat.
+
+CUresourceViewFormat counts from 1, and has three numbers for each format: with 1, 2 and 4 channels.
+"""
 _SEAMLESS: Final = 0x40
 """CU_TRSF_SEAMLESS_CUBEMAP"""
 _FLAGS: Final = 0x73
-"""All CU_TRSF_*"""
+"""All flags CU_TRSF_*."""
 
 
 def texture_object(of: ResourceDescription, how: Sampling, view: View | None, context: Context) -> TextureObject:
@@ -58,6 +61,7 @@ def _check_sampling(how: Sampling) -> None:
 
 
 def _linear_object(of: ResourceDescription, how: Sampling, context: Context) -> TextureObject:
+    """Return the content of a texture object of LINEAR or PITCHED memory; raise CudaError."""
     check_format(of.format, of.channels)
     owner(of.place)
     limits = context.device.properties.attributes
@@ -112,6 +116,7 @@ def _array_object(kind: TexturedKind, arrays: tuple[Array, ...], how: Sampling) 
 
 
 def _view_object(arrays: tuple[Array, ...], how: Sampling, view: View) -> TextureObject:
+    """Return the content of a texture object of a view of an array's levels and layers; raise CudaError."""
     whole, first = _array_object(TexturedKind.ARRAY, arrays, how), arrays[0].description
     format, channels = _view_format(view.format, whole)
     sizes = (view.width, view.height, view.depth)

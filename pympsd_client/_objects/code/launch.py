@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher
 
 _CACHED: Final = 256
-"""The maximum number of shapes, and of packers, kept for a kernel; one shape more, and all are checked again."""
+"""The maximum number of checked shapes, and of packers, that are kept for a kernel.
+
+A further shape removes all kept shapes, which are checked again when they are used. A further packer is not kept.
+"""
 _RAW: Final = ("raw",)
 _known: Final = functions.get
 
@@ -142,6 +145,7 @@ def _ring_bell(transport: Transport) -> tuple[Any, ...]:
 
 
 def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra: Any) -> bytes:
+    """Return a LAUNCH record, if possible by a kept packer for the parameters' types; raise CudaError, TypeError."""
     if type(parameters) is tuple and len(parameters) == 2 and (extra is None or (type(extra) is int and not extra)):
         values, types = parameters
         try:
@@ -194,6 +198,7 @@ def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
 
 
 def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
+    """Raise INVALID_VALUE for more threads or dynamic shared bytes in a block than device and kernel allow."""
     properties = function.context.device.properties.attributes
     name = function.layout.name
     threads = shape[3] * shape[4] * shape[5]

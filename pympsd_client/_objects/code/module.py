@@ -49,9 +49,12 @@ _FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
 
 
 when_loaded: Final[list[Callable[[Module], None]]] = []
-"""Called with each module that the program loads; a CudaError from one of them unloads the module again."""
+"""Functions that are called with each module that the program loads.
+
+If one of them raises a CudaError, the module is unloaded again.
+"""
 when_unloaded: Final[list[Callable[[Module], None]]] = []
-"""Called with each module that has been unloaded."""
+"""Functions that are called with each module that has been unloaded."""
 
 
 class Module:

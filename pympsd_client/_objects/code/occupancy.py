@@ -22,7 +22,7 @@ from pympsd_client._arguments.launch_attributes import LaunchConfig
 from pympsd_client._objects.code.module import Function
 
 _TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
-"""CUoccupancyB2DSize: returns the dynamic shared memory in bytes for a block with a given number of threads."""
+"""The type CUoccupancyB2DSize: a function from a block's threads to its dynamic shared memory in bytes."""
 
 
 def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:

@@ -217,6 +217,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _items(text: str) -> Iterator[_Item]:
+    """Yield a text's declarations and definitions at the top level, without .section and .pragma."""
     tokens, pending, depth = _tokens(text), list[_Token](), 0
     end_of_line = -1
     for token in tokens:

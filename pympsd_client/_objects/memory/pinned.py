@@ -304,6 +304,7 @@ class Pinned:
         return mapped.pages.address + address - mapped.start
 
     def _map(self, context: Context, region: PinnedRegion) -> RegisteredPages:
+        """Replace a registered region's pages by pages that the executor shares; return these; raise CudaError."""
         start, size = _whole_pages(region.address, region.size)
         registered = RegisteredPages(start, share(context, size))  # without the lock, because it waits
         try:

@@ -1,7 +1,7 @@
 """Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly.
 
-The executor allocates the pages, and this process maps them by their descriptor. If the address is in use here, the
-executor is asked for another one (`share`). This process unmaps freed pages immediately, the executor after the work
+The executor allocates the pages, and this process maps them by their descriptor. If the address is in use here, this
+process requests other pages (`share`). This process unmaps freed pages immediately, the executor after the work
 submitted before. Kernels of the process's other emulated devices can access the pages too (`peer_access`). For
 functions that wait before they free, the caller of `close` waits for these devices.
 """
@@ -62,8 +62,9 @@ def share(context: Context, size: int) -> SharedPages:
     """Return ``size`` new bytes, all zero, shared with the executor of a context; raise CudaError.
 
     The executor chooses the address. If something else is mapped there in this process, such as its program, a
-    library or its heap, the executor is asked again. It always chooses the next free address, so memory that could
-    not be mapped stays allocated meanwhile, and more is allocated to get past this process's mappings.
+    library or its heap, this function requests memory again. The executor always chooses the next free address. So
+    memory that could not be mapped stays allocated meanwhile, and more is allocated to get past this process's
+    mappings.
     """
     transport = context.usable().transport
     in_the_way: list[int] = []

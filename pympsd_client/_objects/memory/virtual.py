@@ -123,7 +123,7 @@ class Mapping(FreedImmediately):
     imported: int = 0
     """The handle of another device's memory that the device of the addresses has imported; 0 for its own memory."""
     access: dict[int, int] = field(factory=dict)
-    """CUmemAccess_flags by the device's ordinal; other devices have no access."""
+    """The CUmemAccess_flags of devices by ordinal; devices that are not listed have no access."""
     host_access: int = 0
 
     @property
@@ -133,7 +133,7 @@ class Mapping(FreedImmediately):
 
     @property
     def is_mapping(self) -> bool:
-        """True: the program has mapped this memory."""
+        """Whether the program has mapped this memory, which is always True."""
         return True
 
     def free(self) -> None:
@@ -363,6 +363,7 @@ class VirtualMemory:
         return mappings
 
     def _drop(self, context: Context) -> None:
+        """Remove the mappings and the memory of a closing context; other devices no longer have its memory mapped."""
         with self._lock:
             for mapping in tuple(self._mappings.values()):
                 if context in (mapping.context, mapping.physical.context) and mapping.handle in self._mappings:

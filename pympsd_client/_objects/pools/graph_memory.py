@@ -1,7 +1,7 @@
 """Memory of graphs: allocated with the node, at the same address in all launches (CUDA driver API, Graph Management).
 
-The memory is released when the node and all executable graphs with it are destroyed and the program does not use it;
-``holders`` counts them.
+The memory is released when the node and all executable graphs with a copy of the node are destroyed, and the program
+does not use the memory. `GraphAllocation.holders` counts the graphs that have the node, and the program's use.
 """
 
 from threading import RLock

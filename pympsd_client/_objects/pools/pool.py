@@ -105,8 +105,8 @@ class PoolKind:
 class Pool:
     """One pool. Thread-safe.
 
-    Sizes are in bytes. ``reserved`` is the size of the pool's chunks; `used` is that of the program's blocks, and of
-    freed blocks whose streams have not reached the free. ``reserved_high`` and `used_high` are their maxima.
+    Sizes are in bytes. ``reserved`` is the size of the pool's chunks. `used` is the size of the program's blocks and
+    of freed blocks whose streams have not reached the free. ``reserved_high`` and `used_high` are the maxima of both.
     ``release_threshold`` is the number of reserved bytes that the pool keeps when a call has waited.
     ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are reuse attributes (CUmemPool_attribute).
     """
@@ -119,8 +119,8 @@ class Pool:
     ) -> None:
         """Make a pool without chunks.
 
-        ``device``: the device of the memory, or None for that of each allocation's stream. ``max_bytes``: the maximum
-        of ``reserved``, 0 for none. ``is_exported``: whether other processes may import the pool.
+        ``device``: the device of the memory, or None for the device of each allocation's stream. ``max_bytes``: the
+        maximum of ``reserved``, 0 for none. ``is_exported``: whether other processes may import the pool.
         """
         self.handle: Final = new_handle()
         self.secret: Final = int.from_bytes(os.urandom(16), "little") if is_exported else 0
@@ -229,7 +229,7 @@ class Pool:
             return arena.source.secret(start), block.handle - start
 
     def _take_with_effort(self, arena: Arena, size: int, point: FreePoint) -> int:
-        """Return the address of ``size`` bytes, by steps 2 to 4 of the module's docstring; raise CudaError."""
+        """Return the address of ``size`` bytes by steps 2 to 4 in the module's docstring; raise CudaError."""
         if self.is_opportunistic and arena.freed:
             arena.reclaim_some()
             start = arena.take(size, point)
@@ -296,11 +296,11 @@ class Pool:
     # --- events of streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Return a function to call after a wait for a stream (None: for all streams), or None.
+        """Return a function to call after a wait for a stream (None: for all streams), or None if it is not needed.
 
-        The memory that was freed in the stream is set aside before the wait and given back after it: to all streams
-        if the wait was successful (the function's argument is True), else to its stream as before. Memory that is
-        freed during the wait stays with its stream.
+        The function's argument ``done`` is whether the wait was successful. Memory that was freed in the stream is
+        set aside before the wait. The function gives it back: to all streams if ``done``, else to its stream as
+        before. Memory that is freed during the wait stays with its stream.
         """
         with self._lock:
             reached = [

@@ -17,7 +17,7 @@ _EXTENT: Final = struct.Struct("=3Q")
 _INVALID_CHANNELS: Final = 20
 """cudaErrorInvalidChannelDescriptor, which only the runtime has"""
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
-"""cudaChannelFormatKind"""
+"""Values of cudaChannelFormatKind."""
 _FIRST_NORMALIZED: Final = 5
 """cudaChannelFormatKindUnsignedNormalized8X1; the next kinds are in the order of the driver's formats"""
 _PACKED: Final = CHANNELS.pack(10, 10, 10, 2, 31)
@@ -106,7 +106,7 @@ _RESOURCE: Final = struct.Struct("=i4xQ")
 _LINEAR: Final = struct.Struct("=i4xQ20s4x3Q")
 """cudaResourceDesc: its type, then a handle, or an address with channels and sizes"""
 _TEXTURE: Final = struct.Struct("=3i3i4IiIi3f2i")
-"""cudaTextureDesc"""
+"""The layout of a cudaTextureDesc."""
 _VIEW_BYTES: Final = 48
 """The size of a cudaResourceViewDesc, with which the driver's begins; in newer versions zeros follow."""
 _RESERVED: Final = bytes(64)

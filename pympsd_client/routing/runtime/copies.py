@@ -24,7 +24,7 @@ _DEFAULT: Final = 4
 _INVALID_DIRECTION: Final = 21
 """cudaErrorInvalidMemcpyDirection, which only the runtime has"""
 _HOST, _DEVICE, _ARRAY = 1, 2, 3
-"""CUmemorytype"""
+"""Values of CUmemorytype."""
 
 
 def copy(destination: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
@@ -147,6 +147,7 @@ def copy_3d_peer(place: int, stream: int = 0) -> None:
 
 
 def _slices(parameters: Any) -> Any:
+    """Return the driver's description of a cudaMemcpy3DParms or cudaMemcpy3DPeerParms."""
     to_device, from_device = _sides(parameters.dstPtr[0], parameters.srcPtr[0], parameters.kind)
     width, height, depth = parameters.extent
     # In a copy with an array the width is a number of elements of the array.

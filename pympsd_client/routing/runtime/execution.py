@@ -25,7 +25,7 @@ _DEFAULT_STREAM: int = 1
 _CONFIG: Final = struct.Struct("=6IQQQI")
 """cudaLaunchConfig_t: grid, block, dynamic shared memory, stream, attributes, their number"""
 _DRIVER_CONFIG: Final = struct.Struct("=7I4xQQI4x")
-"""CUlaunchConfig"""
+"""The layout of a CUlaunchConfig."""
 
 
 def _launch_config(place: int) -> ctypes.Array[ctypes.c_char]:

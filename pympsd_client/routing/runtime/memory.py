@@ -17,7 +17,7 @@ _EXTENT: Final = struct.Struct("=3Q")
 _PITCHED: Final = struct.Struct("=4Q")
 _ATTRIBUTES: Final = struct.Struct("=iiQQ")
 _MEMORY_TYPE, _DEVICE_POINTER, _HOST_POINTER, _IS_MANAGED, _DEVICE = 2, 3, 4, 8, 9
-"""CUpointer_attribute"""
+"""Values of CUpointer_attribute."""
 _UNREGISTERED, _DEVICE_MEMORY, _MANAGED = 0, 2, 3
 """cudaMemoryType; 1 is host memory, as in CUmemorytype"""
 

@@ -48,7 +48,11 @@ deferredMappingCudaArraySupported ipcEventSupported clusterLaunch unifiedFunctio
 13:deviceNumaId 13:mpsEnabled 13:hostNumaId 13:gpuPciDeviceID 13:gpuPciSubsystemID 13:hostNumaMultinodeIpcSupported
 12:reserved[63] 13:reserved[56]
 """
-"""The fields of cudaDeviceProp in CUDA 12 and 13: ints, + marks a size_t, ! marks bytes, 12: and 13: a version."""
+"""The fields of cudaDeviceProp in CUDA 12 and 13.
+
+A field is an int unless it is marked: ``+`` stands for a size_t, ``!`` for bytes. ``12:`` and ``13:`` mark fields
+that only this version has.
+"""
 _CHOICE: Final = [
     "major",
     "minor",
@@ -169,7 +173,10 @@ LAYOUTS: Final = {
     "cudaDeviceProp_v12 *": Layout(_OF_12, ctypes.sizeof(_OF_12)),
     "cudaDeviceProp_v13 *": Layout(_OF_13, ctypes.sizeof(_OF_13)),
 }
-"""By types in the tables of pympsd's libraries. Old programs get CUDA 11's layout from CUDA 12's runtime."""
+"""The layouts by the C types in the tables of pympsd's libraries.
+
+Old programs get CUDA 11's layout from CUDA 12's runtime.
+"""
 OF_BINDINGS: Final = LAYOUTS[f"cudaDeviceProp_v{bindings.CUDA_VERSION // 1000} *"]
 _FUNCTION_ATTRIBUTES: Final = """
 sharedSizeBytes+ constSizeBytes+ localSizeBytes+ maxThreadsPerBlock numRegs ptxVersion binaryVersion cacheModeCA

@@ -209,7 +209,7 @@ _REGISTRATIONS: Final = """
 pympsd_set_registry(void *find, void *wrapper_at) = set_registry
 pympsd_unload(void *wrapper) = unload
 """
-"""The C code of libcudart calls functions with such names (native/src/cudart)."""
+"""The rows of functions that only the C code of libcudart calls (native/src/cudart)."""
 
 _SYMBOLS: Final = """
 pympsd_kernel(out cudaKernel_t kernel, void *host) = find_registered_kernel

@@ -238,6 +238,7 @@ def size(host: int) -> int:
 
 
 def _library(wrapper: int) -> int:
+    """Return the library of a fat binary, which is loaded at the first call; raise CudaError."""
     with _loading:
         library = _libraries.get(wrapper)
         if library is None:

@@ -87,7 +87,10 @@ class _Access:
     """The range of bytes that threads may access, from the beginning of shared or dynamic shared memory, or None."""
 
     def may_conflict(self, other: _Access) -> bool:
-        """Return whether two threads may access the same bytes, one by this access and one by `other`."""
+        """Return whether two threads may access the same bytes, one by this access and the other by ``other``.
+
+        Accesses at the same address do not conflict, because they are to the thread's own element.
+        """
         if self.base is None or other.base is None:
             return True
         if (self.base, self.offset) == (other.base, other.offset):
