@@ -1,1 +1,1 @@
-"""The compiled tier: kernels as machine code by LLVM, a warp as a vector (theory of operation: kernel_text.py)."""
+"""This package compiles kernels to machine code by LLVM, a warp as a vector (theory of operation: kernel_text.py)."""

@@ -1,4 +1,4 @@
-"""Analysis of a kernel: where lanes may wait for each other, and which registers all lanes of a warp share.
+"""Find where the lanes of a kernel's warps may wait for each other, and which registers all lanes of a warp share.
 
 The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
 *pending* at some blocks P(b). `find_pending` computes these sets: when lanes leave b, the lowest of b's successors
@@ -52,10 +52,11 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "m
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
 _MAX_PENDING = 2_000_000
-"""The maximum, over all segments, of the sum of the segments at which lanes may be pending meanwhile. Each takes 35
-bytes of memory."""
+"""The maximum number of pairs of a segment that runs and a segment at which lanes may be pending meanwhile. A pair
+takes 35 bytes of memory."""
 _WAITING_WEIGHT = 4096
-"""The fuel of a round of a loop that waits for time. It exceeds a turn's, so the warp reads the time once a turn."""
+"""The fuel that a round of a loop takes if the loop waits for time. A warp gets less fuel for a turn, so it reads the
+time once in each turn."""
 
 
 def access_bytes(operation: Operation) -> int:
@@ -85,7 +86,7 @@ class CodeSegment:
     live_in: frozenset[int] = frozenset()
     meeting: Meeting | None = None
     attempts: bool = False
-    """Whether the escaping instruction has an attempt, so that it seldom escapes."""
+    """Whether the escaping instruction is first attempted in machine code, so that it seldom escapes."""
 
     @property
     def successors(self) -> tuple[int, ...]:
@@ -105,10 +106,10 @@ def split_blocks(
     is_escape: Callable[[Operation], bool],
     turns: Mapping[int, int],
 ) -> list[CodeSegment]:
-    """Return the kernel's segments in the order of its blocks. Their targets are indices of segments.
+    """Return the kernel's segments in the order of its blocks. The targets of a segment are indices of segments.
 
-    `operations` has the operations of each block. `turns` has the kind of turn before an operation, by the
-    operation's id().
+    `operations` has the operations of each block. `turns` has, by the id() of an operation, the kind of the turn that
+    the warp takes before the operation.
     """
     parts = [
         [(own, False, 0)] if is_left_whole(block.terminator) else _parts(own, is_escape, turns)
@@ -262,6 +263,7 @@ def _reads_timer(operation: Operation) -> bool:
 
 
 def _find_loops(plan: WarpPlan) -> None:
+    """Find the loops of a plan: set the fuel of their rounds, and record those in which lanes may wait."""
     ends = {
         header: end
         for end, segment in enumerate(plan.segments)
@@ -313,7 +315,10 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
     pending, reached, work = [0] * len(segments), 1, {0: None}
 
     def note(segment: int, others: int) -> None:
-        """Record that lanes may be pending at `others`; after the segment the lowest runs, with the rest pending."""
+        """Record that a segment may run, and that other lanes may be pending at `others` meanwhile.
+
+        After the segment, the lowest of its pending segments runs, and lanes may be pending at the rest.
+        """
         nonlocal reached
         while not reached >> segment & 1 or others & ~pending[segment]:
             reached |= 1 << segment

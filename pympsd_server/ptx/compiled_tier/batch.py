@@ -1,4 +1,4 @@
-"""A batch of blocks of a compiled kernel, with the interface of the NumPy tier's `Batch`.
+"""Run a batch of blocks of a compiled kernel, with the interface of the NumPy tier's `Batch`.
 
 The problem: a batch has up to thousands of blocks. Only a few should be in progress at a time, so that their memory
 stays in the processor's cache. But blocks may wait for each other, instructions may escape, and the batch must stop
@@ -228,7 +228,10 @@ class CompiledBatch:
         return bool(self._shape) and self._state is None
 
     def add_waves(self, waves: int, first_block: int) -> None:
-        """Make the next step also run so many more waves of blocks, from `first_block` on, if the batch can."""
+        """Make the next step also run `waves` more waves of blocks, the first from `first_block` on.
+
+        Do nothing if the batch cannot run other blocks.
+        """
         self._common.waves = waves if self.can_begin_again and not self._taken_over else 0
         self._common.next_wave = first_block
 
@@ -270,6 +273,7 @@ class CompiledBatch:
         common.slot, common.warp_states = self._slots.ctypes.data, self._warps.ctypes.data
 
     def _describe_launch(self) -> None:
+        """Fill in the shared state, with the code and the shape of the launch, and the state of each worker."""
         common, setup, code = self._common, self._setup, self._code
         common.kernel, common.fuel_per_turn, common.refresh = code.address, _FUEL, _refresh
         common.threads_per_block, common.width = self._threads, code.width

@@ -1,4 +1,4 @@
-"""Machine code takes over a batch that the NumPy tier has begun.
+"""Continue a batch that the NumPy tier has begun as machine code.
 
 The problem: a kernel may run for minutes in one batch, for example a block of 256 threads that loops. After 20 ms it
 is compiled, but no new batch of the kernel begins.

@@ -1,4 +1,4 @@
-"""Instructions that access memory, and the results of calls.
+"""Write instructions that access memory, and the results of calls.
 
 memory_text.py writes loads and stores. Atomics act lane by lane, the lowest first, in one loop. Compiler fences
 enclose accesses that LLVM must not move (volatile, relaxed, atomic).
@@ -33,6 +33,7 @@ from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
 @writes("ld ldu")
 def _load(text: MemoryText, operation: Operation) -> None:
+    """Write a load: of a parameter from the launch's parameters, otherwise checked and by the fastest way."""
     target, memory = operation.operands[:2]
     items, bits = items_of(target), BITS[operation.type]
     if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:
@@ -69,7 +70,7 @@ _ATOMIC: Final = {f: f for f in _SAME_NAMES} | {"exch": "xchg", "inc": "uinc_wra
 _MIN_SLEEP: Final = 1000
 """The shortest sleep for which a warp stops, in nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
-"""Functions that on a block's own shared memory are a plain load, operation and store."""
+"""The atomic functions that, on a block's own shared memory, are written as a load, an operation and a store."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 _SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
 """The types for which the processor has no atomic instruction. Only sums are supported for them."""
@@ -77,6 +78,7 @@ _SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
 
 @writes("atom red")
 def _atomic(text: MemoryText, operation: Operation) -> None:
+    """Write an atomic operation: on shared memory of all lanes together if possible, otherwise lane by lane."""
     function, type_name = operation.one_of(*_ATOMIC, "cas"), operation.type
     is_vector = operation.one_of("v2", "v4", "v8")
     is_small = type_name in _SWAPPED
@@ -108,6 +110,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         text.store(vector.of(f"i{bits}"), value, f"%scratch{index + 1}")
 
     def act(lane: str) -> None:
+        """Write the operation of one lane, and store the old value if it is used."""
         place = text.load("ptr", text.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
         x = [_element(text, kind, bits, index + 1, lane) for index in range(len(inputs))]
         if function == "cas":
@@ -293,7 +296,7 @@ def _row(text: MemoryText, index: int) -> str:
 
 
 def _call(text: MemoryText, name: str, *arguments: int) -> None:
-    """Call a C function for the lanes that execute the operation; escape if the function has not done it."""
+    """Call a C function for the lanes that execute the operation; escape if the function reports a failure."""
     numbers = [("i32", str(number)) for number in arguments]
     where = ("ptr", "%ctx"), ("i64", _new_sites(text)), ("i32", text.as_word(text.active()))
     failed = text.call(name, "i32", *where, *numbers, ("ptr", "%fragments"))

@@ -1,4 +1,4 @@
-"""How lanes go from segment to segment: the masks of pending lanes, and the choice of the segment that runs next.
+"""Write how lanes go from segment to segment: the masks of pending lanes, and the choice of the next segment.
 
 The problem: after each segment, the lowest segment that has lanes runs. In an unstructured kernel (breaks out of
 nested loops, locks, early returns) lanes may meanwhile be at 150 other segments. A ladder of tests at the end of each
@@ -135,8 +135,9 @@ class DispatchText(MemoryText):
     # --- to the next segment
 
     def go(self, arriving: dict[int, str], *, certain: bool) -> None:
-        """Write the jump to the lowest segment that has lanes, either `arriving` or pending ones.
+        """Write the jump to the lowest segment that has lanes.
 
+        `arriving` has the mask of the lanes that go to each segment. Lanes may also be pending at other segments.
         `certain` is True if some segment certainly has lanes.
         """
         pending = self.plan.pending[self.at]

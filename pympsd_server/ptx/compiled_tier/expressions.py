@@ -1,4 +1,4 @@
-"""LLVM values with the operators and functions of NumPy's arrays, so that one text serves both tiers.
+"""Give LLVM values the operators and functions of NumPy's arrays, so that one text serves both tiers.
 
 The NumPy tier's emitters write Python expressions, such as `multiply_high(v1, v2) + v3`. If v1 to v3 are arrays, the
 expressions compute; with the values of this module, they write instructions (shared_forms.py). NumPy calls an
@@ -186,7 +186,7 @@ class Expression(NDArrayOperatorsMixin):
 
 @lru_cache(maxsize=1024)
 def _resolve(function: np.ufunc, *types: Any) -> tuple[DType, ...]:
-    """Return the dtypes to which a function converts its operands, and then the result's."""
+    """Return the dtypes to which a function converts its operands, followed by the dtype of its result."""
     return function.resolve_dtypes((*types, *[None] * function.nout))
 
 

@@ -1,4 +1,4 @@
-"""Registers of matrices that stay in memory, where the functions for matrix instructions use them.
+"""Keep registers of matrices in memory, where the functions for matrix instructions use them.
 
 The problem: a product of matrices has 24 registers as operands, and a program unrolls 2,000 products. If each product
 copied its registers to memory and back, the kernel would have 20 MB of LLVM's text, and take a minute to compile.

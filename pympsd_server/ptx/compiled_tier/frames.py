@@ -1,4 +1,4 @@
-"""The frames of warps as NumPy columns, for escaping instructions and for the NumPy tier's groups.
+"""Access the frames of warps as NumPy columns, for escaping instructions and for the NumPy tier's groups.
 
 A frame is a row of the frame slab. A varying register has an element for each lane of the vector, a varying predicate
 a bit for each lane, a uniform register one element. Rows are selected by index, and lanes by a Boolean matrix with a
@@ -76,7 +76,7 @@ class Frames:
         self._set_column(rows, FRAME_ALIVE, self._words(living))
 
     def set_mask(self, rows: Array, segment: int | None, lanes: Array) -> None:
-        """Set which lanes are at a warp's stop, or with a segment, pending at the segment."""
+        """Set which lanes are at a warp's stop or, if a segment is given, which are pending at that segment."""
         at = FRAME_MASK if segment is None else FRAME_HEADER + 4 * segment
         self._set_column(rows, at, self._words(lanes))
 

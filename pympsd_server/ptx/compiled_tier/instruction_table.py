@@ -1,4 +1,4 @@
-"""The table of instructions for which the compiled tier has a form.
+"""Register the instructions for which the compiled tier has a form.
 
 Of the other instructions, those that only compute are written by their emitters (shared_forms.py). The rest escape to
 the NumPy tier.

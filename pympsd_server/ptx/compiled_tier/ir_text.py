@@ -1,4 +1,4 @@
-"""The text of LLVM's intermediate representation: instructions, labels, calls, and the shapes of values.
+"""Write the text of LLVM's intermediate representation: instructions, labels, calls, and the shapes of values.
 
 The same code writes an operation for a scalar and for a vector of lanes, because the two differ only in types and
 constants. A `Shape` distinguishes them:
@@ -30,11 +30,11 @@ class Shape:
     lanes: int
 
     def of(self, element: str) -> str:
-        """Return the type of a value whose elements have a type."""
+        """Return the type of a value whose elements have the type `element`."""
         return f"<{self.lanes} x {element}>" if self.lanes else element
 
     def constant(self, element: str, value: int) -> str:
-        """Return an integer constant."""
+        """Return the text of an integer constant of this shape."""
         return f"splat ({element} {value})" if self.lanes else str(value)
 
     def mangled(self, element: str) -> str:

@@ -1,4 +1,4 @@
-"""One kernel as one function of LLVM's intermediate representation. The design of the compiled tier.
+"""Write one kernel as one function of LLVM's intermediate representation. The design of the tier is described here.
 
 The problem: the threads of a warp run in step until they diverge, wait for each other, fault at exact places, and can
 be stopped at any moment. And a NumPy call for each instruction is 10 to 770 times slower than machine code.
@@ -133,6 +133,7 @@ class KernelText(StopText):
         self.line(f"ret i32 {StopReason.TRAP.value}")
 
     def _switch(self, last: Operation, segment: CodeSegment, mask: str) -> None:
+        """Write the branch of brx.idx: each lane goes to the target with its number; other numbers are faults."""
         entry = last.operands[0]
         kind, count = self.vector.of("i32"), len(segment.targets)
         if not self.plan.is_varying(entry):
@@ -301,7 +302,7 @@ class KernelText(StopText):
         return "\n".join(parts) + "\n"
 
     def _check_size(self) -> None:
-        """Raise NotCompiled if the text is already too long: some would become a thousand times longer."""
+        """Raise NotCompiled if the text is already too long, because some would become a thousand times longer."""
         self._characters += sum(map(len, self.lines[self._counted :]))
         self._counted = len(self.lines)
         if self._characters > MAX_TEXT:
@@ -317,6 +318,7 @@ class KernelText(StopText):
         self.fault(NO_SEGMENT, "0", self.first_lane(alive))
 
     def _write_entry(self) -> None:
+        """Write the entry: variables of masks and registers, the worker's values, and the jump to the warp's stop."""
         mask = self.mask_type
         self.line(f"%cur = alloca {mask}")
         self.line(f"%alive = alloca {mask}")

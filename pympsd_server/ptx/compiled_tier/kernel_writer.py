@@ -1,4 +1,4 @@
-"""Translation of a kernel's operations to text: which operations escape, and how wide vectors are.
+"""Translate a kernel's operations to text: choose which operations escape, and how wide vectors are.
 
 The analysis needs the operations that escape, because their results are vectors. So each operation is first written
 on trial, with all registers as vectors. If its form raises NotCompiled, the operation escapes. A form may depend on

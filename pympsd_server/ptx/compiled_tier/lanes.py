@@ -1,4 +1,4 @@
-"""Registers and operands of one kernel as values of LLVM.
+"""Read and set the registers and operands of one kernel as values of LLVM.
 
 A varying register is a vector of integers, one element for each lane; a uniform register is a scalar. A varying
 predicate is an integer with one bit for each lane, so that the mask of lanes that branch is one AND. Registers
@@ -54,7 +54,10 @@ def _type_name(dtype: DType) -> str:
 
 @define(slots=False)
 class Lanes(Text):
-    """The part of a kernel's writer for registers and operands. It is writing `operation` in segment `at`."""
+    """The part of a kernel's writer for registers and operands.
+
+    `operation` is the operation that is being written, and `at` the index of its segment.
+    """
 
     code: Code
     plan: WarpPlan
@@ -67,7 +70,7 @@ class Lanes(Text):
     bank: dict[int, int] = field(factory=dict, init=False)
     """The offset of each register that is in the bank (fragment_bank.py)."""
     resident: set[int] = field(factory=set, init=False)
-    """The registers that are elsewhere in the frame while the kernel runs (dispatch_text.py)."""
+    """The registers that are in the frame, outside of the bank, while the kernel runs (dispatch_text.py)."""
     globals_used: list[tuple[str, int]] = field(factory=list, init=False)
     """The variables and offsets whose addresses the kernel loads, in the order of its table of addresses."""
     at: int = field(default=0, init=False)
@@ -91,7 +94,7 @@ class Lanes(Text):
     # --- values of registers
 
     def is_varying(self, number: int) -> bool:
-        """Return whether a register is a vector, which it is not while lane 0 is written."""
+        """Return whether a register is a vector. While an operation is written only for lane 0, none is."""
         return number in self.plan.varying and not self.first
 
     def home(self, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Compilation of kernels by LLVM: from a kernel to the address of a function.
+"""Compile kernels by LLVM: from a kernel to the address of a function.
 
 LLVM runs in a process of its own (compiler_process.py), at level 2 without its vectorisers, because a kernel already
 consists of vectors. The result is object code, which refers to functions of the C runtime by name and to everything
@@ -109,7 +109,7 @@ class MachineCode(_Layout):
     """The address of the kernel's function in this process."""
     stops: list[Stop]
     escapes: dict[int, tuple[Operation, int]]
-    """For the stop before each escaping operation, the operation and the stop after it."""
+    """The escaping operations, each with the number of the stop after it, by the number of the stop before it."""
     nbytes: int
     """The size of the code in bytes."""
     translation: ReferenceType[Translation]
@@ -203,6 +203,7 @@ def _operations(code: Code) -> list[Operation]:
 
 
 def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
+    """Return a kernel as it is stored on disk, with operations as indices."""
     operations = _operations(code) if text.escapes or any(stop.result for stop in text.stops) else []
     return StoredKernel(
         object_code=object_code,

@@ -1,4 +1,4 @@
-"""Products of the matrices in a warp's registers (mma, wmma), their loads and stores, and cp.async.
+"""Write products of the matrices in a warp's registers (mma, wmma), their loads and stores, and cp.async.
 
 For each combination of shape and types, the kernel's module has a function that computes the product. Its arguments
 are the fragments, as arrays of registers:
@@ -112,7 +112,7 @@ def _number_of(item: Argument) -> int:
 
 
 def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
-    """Store an operand's registers one after the other, unless the bank has them so; return a pointer to them."""
+    """Return a pointer to an operand's registers in memory: in the bank, or in an area to which they are copied."""
     pointer = _area_of(text, operand, area, fragment, is_result=False)
     if pointer.startswith("%b"):
         return pointer
@@ -125,7 +125,7 @@ def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: 
 
 
 def _take(text: MemoryText, operand: Argument, pointer: str, matrix: str, fragment: Fragment, kind: str) -> None:
-    """Load the registers of an operand from memory. Registers past the end of the fragment repeat it."""
+    """Load the registers of an operand from memory. If there are more than the fragment has, they repeat it."""
     is_there = pointer.startswith("%b")
     type_name = _register_type(matrix, kind)
     bits = BITS[type_name]
@@ -375,6 +375,7 @@ def _put_addresses(text: MemoryText, memory: Argument, space: str, scratch: int 
 
 @writes("wmma")
 def _transfer(text: MemoryText, operation: Operation) -> None:
+    """Write wmma.load or wmma.store, whose fragment a C function copies. Other forms of wmma are products."""
     if operation.has("mma"):
         return _multiply(text, operation)
     text.refuse_if(text.width != WARP, "width")

@@ -1,4 +1,4 @@
-"""Memory accesses: a check for all accesses relative to a base, then the fastest way that lanes' addresses allow.
+"""Write memory accesses: one check for all accesses relative to a base, then the fastest way that addresses allow.
 
 A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares addresses with
 the allocation that this code accessed last (two words of the `sites` table), or for shared memory with the block's
@@ -34,7 +34,7 @@ _OWN_SPACES = frozenset({"shared", "local", "param"})
 """The state spaces whose addresses count from 0."""
 _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
-"""A check in 32 bits is possible if the end of the accesses, in bytes from their base, is below this."""
+"""The end of accesses, in bytes from their base, from which on a check in 32 bits could wrap."""
 _WARPS_AHEAD, _LINE = 4, 64
 """The number of warps ahead that a warp prefetches, and the bytes of a cache line."""
 FRAGMENT_BYTES = 8192
@@ -141,6 +141,7 @@ class MemoryText(Lanes):
         return self.op("and", "i1", inside, even)
 
     def _check_single(self, group: Accesses, mask: str) -> Pointers:
+        """Write the check of accesses at a uniform address; return their host address as a scalar."""
         address, base = self.address(group.base, SCALAR, group.space), self._host_base(group.space)
         if self._is_static(group):
             return Pointers(single=self.op("add", "i64", address, base))
@@ -194,6 +195,7 @@ class MemoryText(Lanes):
         self.place(self.escape)
 
     def _check_lanes(self, group: Accesses, mask: str) -> Pointers:
+        """Write the check of accesses at each lane's own address; return the host addresses."""
         vector, kind, space = self.vector, self.vector.of("i64"), group.space
         address = self.address(group.base, vector, space)
         site, self.site_count = self.site_count, self.site_count + 1
@@ -282,10 +284,7 @@ class MemoryText(Lanes):
         return self.op("icmp eq", self.mask_type, bad, "0")
 
     def _is_narrow(self, group: Accesses) -> bool:
-        """Return whether a check can compare 32-bit bases, of which twice as many fit in a vector.
-
-        The limit takes the end of the accesses into account, because the sum of a base and an offset could wrap.
-        """
+        """Return whether a check may compare bases of 32 bits, of which twice as many fit in a vector."""
         base = group.base.base
         if (
             group.space != "shared"
@@ -318,8 +317,6 @@ class MemoryText(Lanes):
 
     def _pointer(self, single: str, offset: int) -> str:
         return self.cast("inttoptr", self.op("add", "i64", single, str(offset)), "i64", "ptr")
-
-    # --- order
 
     def order_before(self, operation: Operation) -> None:
         """Write the fence before an ordered access."""
@@ -361,6 +358,7 @@ class MemoryText(Lanes):
     def _load_near_or_far(
         self, group: Accesses, pointers: Pointers, offset: int, bits: int, count: int, mask: str
     ) -> list[str]:
+        """Write a load that is quick if the addresses are consecutive, and otherwise gathers; return the values."""
         near, far, join = self.label("near"), self.label("far"), self.label("loaded")
         self.branch(pointers.near, near, far, LIKELY)
         self.place(near)
@@ -477,6 +475,7 @@ class MemoryText(Lanes):
     def _store_lanes(
         self, group: Accesses, pointers: Pointers, offset: int, values: list[str], bits: int, mask: str
     ) -> None:
+        """Write a store that is quick if the addresses are consecutive, and otherwise scatters."""
         kind, size, lanes = self.vector.of(f"i{bits}"), bits // 8, self.as_lanes(mask)
         join = self.label("stored")
         if pointers.stride:
@@ -533,7 +532,7 @@ class MemoryText(Lanes):
         return self.cast("inttoptr", place, wide, kind)
 
     def _bit_in_word(self, address: str) -> str:
-        """Return, for each lane, by how many bits the element at its address is shifted in its word."""
+        """Return, for each lane, the position of the element in the word at its address, in bits."""
         kind, words, element = self.vector.of("i64"), self.vector.of(f"i{8 * self.word}"), f"i{8 * self.word}"
         byte = self.cast("trunc", address, kind, words) if self.word < 8 else address
         byte = self.op("and", words, byte, self.vector.constant(element, self.word - 1))
@@ -549,6 +548,7 @@ class MemoryText(Lanes):
         return first, self.op("and", kind, lanes, self.vector.constant("i64", whole))
 
     def _load_words(self, pointers: Pointers, offset: int, mask: str) -> str:
+        """Write a load of whole words of local memory: one vector if the addresses are equal, otherwise a gather."""
         first, lanes = self._local_addresses(pointers, offset)
         bits = 8 * self.word
         if not pointers.lanes:

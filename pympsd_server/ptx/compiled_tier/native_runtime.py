@@ -1,4 +1,4 @@
-"""The C runtime of compiled kernels (native/src/kernels.h): its structures, functions, states and faults.
+"""Declare the C runtime of compiled kernels (native/src/kernels.h): structures, functions, states and faults.
 
 The structures are declared here a second time. When the library is loaded, their sizes are compared with the sizes in
 C.

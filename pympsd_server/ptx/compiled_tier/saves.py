@@ -1,4 +1,4 @@
-"""The values that a warp's frame already has when the warp comes to a stop, so that they need not be saved again.
+"""Find the values that a frame already has when its warp comes to a stop, so that they need not be saved again.
 
 The problem: an unrolled kernel (a sorting network, a blocked factorisation) has a hundred barriers, and addresses
 that it computes once live across all of them. At each barrier every live register is saved, and loaded when the warp
@@ -26,7 +26,7 @@ from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.lowering.ir import Register, registers_in, registers_written
 
 _MAX_DIRECT_STOPS: Final = 4
-"""The maximum number of barriers and turns in a kernel whose warps may continue directly, not by a frame."""
+"""The maximum number of barriers and turns in a kernel whose warps may continue without loading their frames."""
 _MAX_ENTRIES: Final = 16
 
 
@@ -41,9 +41,9 @@ def has_many_stops(plan: WarpPlan) -> bool:
 
 
 def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
-    """Return whether a warp comes to a segment after a barrier or a turn by its frame, even if it does not stop.
+    """Return whether a warp loads its frame at a segment after a barrier or a turn even if it does not stop.
 
-    It does not come to the header of a loop in this way, because it would bypass the check of its fuel.
+    At the header of a loop it does not, because it would bypass the check of the loop's fuel.
     """
     return has_many_stops(plan) and segment not in plan.weights
 
@@ -79,7 +79,7 @@ def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], fr
 
 
 def _ways_from(plan: WarpPlan, number: int) -> set[int]:
-    """Return the segments to which a warp goes directly from a segment, not by its frame."""
+    """Return the segments to which a warp goes directly from a segment, without loading its frame."""
     segment = plan.segments[number]
     if segment.escapes or is_left_whole(segment.terminator):
         return {number + 1} if segment.attempts else set()

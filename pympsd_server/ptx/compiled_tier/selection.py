@@ -1,4 +1,4 @@
-"""The choice of a tier for each batch of blocks; the scheduler sees only the batches.
+"""Choose a tier for each batch of blocks; the scheduler sees only the batches.
 
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
 milliseconds. The first launches of other kernels run in the NumPy tier (PYMPSD_TIER=auto). After 20 ms of that, a
@@ -75,7 +75,7 @@ def _tier(setting: str) -> str:
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
-    """Return how many blocks a launch's next batch may have: as in NumPy, or more if its kernel is compiled."""
+    """Return how many blocks a launch's next batch may have. A compiled kernel's batch may have more."""
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
     codes = list(kernel.translation.machine_codes.values())  # a copy, because the compiler's threads change it
     is_compiled = any(isinstance(code, MachineCode) for code in codes)

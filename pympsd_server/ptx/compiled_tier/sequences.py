@@ -1,4 +1,4 @@
-"""Registers whose values follow each other from lane to lane: first, first + stride, first + 2 * stride, ...
+"""Find registers whose values follow each other from lane to lane: first, first + stride, first + 2 * stride, ...
 
 Most addresses are sequences, because threads access neighbouring elements. An access can take the quick way if the
 lanes' addresses are consecutive and the first address is known.
@@ -133,6 +133,7 @@ def _stride_of(argument: Argument, plan: WarpPlan, strides: dict[int, int | None
 
 
 def _stride(operation: Operation, strides: list[int | None]) -> int | None:
+    """Return how much an operation's result grows from lane to lane if its inputs grow by `strides`, or None."""
     name, inputs = operation.name, operation.inputs
     if name in ("mov", "cvt", "cvta"):
         return strides[0]

@@ -1,4 +1,4 @@
-"""Instructions that only compute: the NumPy tier's emitters write them for the compiled tier, too.
+"""Write instructions that only compute, by the emitters of the NumPy tier.
 
 The emitters (`pympsd_server.ptx.numpy_tier`) write Python expressions with the operands. Here their writer is an
 `_Evaluator`, which evaluates each expression immediately. The operands are LLVM values (expressions.py), whose
@@ -173,7 +173,10 @@ _UNWRITTEN: Final = ("round_directed_double", "small_pair", "small_pair_from_hal
 
 
 def _list_names() -> dict[str, Any]:
-    """Return the names that expressions may contain; functions of video instructions, rare and long, are missing."""
+    """Return the names that expressions may contain.
+
+    Functions of video instructions are left out, because they are rare and long.
+    """
     names: dict[str, Any] = (
         {"np": np} | DTYPE_NAMES | {f"{n}_t": np.dtype(scalar) for n, scalar in DTYPE_NAMES.items()}
     )

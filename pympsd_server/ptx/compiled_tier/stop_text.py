@@ -1,4 +1,4 @@
-"""Stops of a kernel's text: how a warp leaves its function and enters it again, and the barriers of a block.
+"""Write the stops of a kernel: how a warp leaves the function and enters it again, and the barriers of a block.
 
 The design is in kernel_text.py. A barrier needs all lanes of a warp. If some are elsewhere, the NumPy tier takes the
 block over (`bail_if_apart`). If lanes name different barriers, they wait forever, which is a fault.
@@ -39,13 +39,13 @@ class Stop:
     """A place at which a warp leaves its kernel's function, and enters it again."""
 
     segment: int
-    """The segment with which its lanes continue."""
+    """The segment at which the lanes of the stop continue."""
     pending: tuple[int, ...]
     """The segments at which other lanes may be pending."""
     barrier: int = -1
     """The block at whose barrier the lanes wait, or -1."""
     result: Operation | None = None
-    """The bar.red whose result is set when the warp continues, if any."""
+    """The bar.red whose result is set when the warp continues; None for every other stop."""
     is_entry: bool = False
     """Whether the stop is the beginning of the kernel, at which registers are zero."""
 
@@ -56,7 +56,7 @@ class StopText(DispatchText):
 
     stops: list[Stop] = field(factory=list, init=False)
     escapes: dict[int, tuple[Operation, int]] = field(factory=dict, init=False)
-    """For the stop before each escaping operation, the operation and the stop after it."""
+    """The escaping operations, each with the number of the stop after it, by the number of the stop before it."""
     slots: dict[int, int] = field(factory=dict, init=False)
     """The offset in a frame, in bytes, of each register that is saved."""
     frame_bytes: int = field(default=0, init=False)
@@ -263,7 +263,10 @@ class StopText(DispatchText):
         return self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
     def _write_agreed_value(self, operand: Argument, mask: str, *, is_firsts: bool) -> str:
-        """Return a barrier's operand as a scalar: the first lane's if `is_firsts`, else it must not vary."""
+        """Return a barrier's operand as a scalar.
+
+        If `is_firsts` is true, the first lane's value counts. Otherwise lanes with different values are a fault.
+        """
         if not self.plan.is_varying(operand):
             return self.use(operand, "u32", SCALAR)
         kind, values = self.vector.of("i32"), self.use(operand, "u32", self.vector)

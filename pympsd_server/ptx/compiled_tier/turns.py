@@ -1,4 +1,4 @@
-"""Turns: the places between two barriers at which the warps of a block wait for each other.
+"""Find turns: the places between two barriers at which the warps of a block wait for each other.
 
 The problem: a compiled warp runs alone until it waits. On a GPU, and in the NumPy tier, the warps of a block run side
 by side. Some programs rely on that instead of a barrier, deliberately or not:
@@ -54,7 +54,7 @@ _MAX_FACTOR: Final = 1 << 20
 _MAX_OFFSET: Final = 1 << 30
 """Values with a larger factor or offset count as unknown, so that known values do not wrap."""
 _ORDERS: Final = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-"""For each comparison, the comparison that is true if it is false."""
+"""The opposite of each comparison, which is true exactly if the comparison is false."""
 Threads = tuple[int, int]
 """The minimum and maximum %tid.x of the threads that may come to a place."""
 
@@ -229,10 +229,11 @@ def find_turns(
     places: Mapping[tuple[str, str], int],
     threads: int,
 ) -> dict[int, int]:
-    """Return the kind of the turn before each access that needs one, by the access's id().
+    """Return the kind of the turn before each access that needs one; the key is the id() of the access.
 
     A kind with more than _MAX_TURNS turns is left out. `operations` has the operations of each block without its
-    terminator, `places` the offset of each variable by (space, name). `threads` is the maximum of threads in a row.
+    terminator, `places` the offset of each variable by (space, name). `threads` is the maximum number of threads in a
+    row.
     """
     if not any(_is_barrier(block) for block in blocks):
         return {}

@@ -1,4 +1,4 @@
-"""Instructions that exchange values between the lanes of a warp, and mbarriers.
+"""Write instructions that exchange values between the lanes of a warp, and mbarriers.
 
 The lanes of a warp have all arrived before the segment begins. An mbarrier (runtime/mbarrier.py) changes lane by
 lane, the lowest first, in C.
@@ -25,6 +25,7 @@ _WORDS: Final = f"<{WARP} x i32>"
 
 @writes("shfl")
 def _shuffle(text: MemoryText, operation: Operation) -> None:
+    """Write shfl.sync: a fixed permutation if the operands are constants, otherwise a gather from memory."""
     text.refuse_if(text.width != WARP or not operation.has("sync"), "width")
     mode, target = operation.one_of("up", "down", "bfly", "idx"), operation.operands[0]
     value, where, clamp = operation.operands[1:4]
@@ -74,7 +75,7 @@ def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int
 
 
 def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, str]:
-    """Return the result of `_constant_sources` for operands that are not constants."""
+    """Return the lane that each lane reads, and the lanes whose source is in range, for operands in registers."""
     lane = Expression(text, text.vector, S32, sequence(WARP, "i32"))
     distance, clamp = (text.expression(x, S32, text.vector) for x in operation.operands[2:4])
     distance, segment = distance & 31, (clamp >> 8) & 31
@@ -94,6 +95,7 @@ def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, st
 
 @writes("vote activemask")
 def _vote(text: MemoryText, operation: Operation) -> None:
+    """Write vote.sync, vote or activemask, from the mask of the lanes whose predicate is true."""
     text.refuse_if(text.width != WARP, "width")
     target, mask = operation.operands[0], text.current()
     if operation.name == "activemask":
@@ -138,6 +140,7 @@ def _reduce(text: MemoryText, operation: Operation) -> None:
 
 @writes("match")
 def _match(text: MemoryText, operation: Operation) -> None:
+    """Write match.sync: find, for each lane, the voters that have the lane's value."""
     target, value, members = operation.operands
     truths = target.second if isinstance(target, Both) else None
     result = target.first if isinstance(target, Both) else target
@@ -227,6 +230,7 @@ def _put_barriers(text: MemoryText, place: Argument) -> None:
 
 @writes("mbarrier")
 def _barrier(text: MemoryText, operation: Operation) -> None:
+    """Write an mbarrier instruction. All of them except pending_count check the addresses of the objects."""
     action, operands = operation.modifiers[0], operation.operands
     if action == "pending_count":
         shape = text.shape_of(operands[0])

@@ -1,1 +1,1 @@
-"""Batches of thread blocks: which threads run next, how they wait, and how they come together again."""
+"""This package executes batches of thread blocks: which threads run next, wait, and come together again."""

@@ -1,4 +1,4 @@
-"""The CTA barriers of a batch: which threads wait, and when they may continue."""
+"""Track the CTA barriers of a batch: which threads wait, and when they may continue."""
 
 import numpy as np
 from attrs import define
@@ -68,7 +68,7 @@ class Barriers:
         self.waiting.append(waiting)
 
     def open(self) -> Array | None:
-        """Return, for each (CTA, barrier), whether it opens now, or None if none does. Reset the ones that open."""
+        """Return whether each barrier opens now, by (CTA, barrier), or None if none does. Reset those that open."""
         state = self._state
         present = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         for number in np.unique(self._at[self._at >= 0]).tolist():
@@ -130,7 +130,7 @@ def rest_of(entry: Waiting, selected: Array) -> Waiting:
 
 
 def store_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
-    """Return the group with the result of bar.red, if there is one, in its register."""
+    """Return the group; if bar.red has a result, the register for the result has this value."""
     position = None if plan.barrier is None else plan.barrier.result
     if result is None or position is None:
         return group

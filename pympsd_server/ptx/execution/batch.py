@@ -1,4 +1,4 @@
-"""Execution of a batch of thread blocks: which threads run next, and how they come together again.
+"""Execute a batch of thread blocks: choose which threads run next, and bring diverged threads together again.
 
 The problem: the threads of a GPU's warp run in step until they diverge. Here all threads of up to a few hundred
 thread blocks run in step, because one NumPy call for 32,768 threads costs little more than one for 32. They, too,
@@ -111,7 +111,7 @@ class Batch:
         self._running = self._state.all
         self.steps = 0
         self.exits: ExitsOfBatch | None = None
-        """The blocks at which another tier can take the batch over, if any; a step ends there."""
+        """The blocks at which another tier can take the batch over, where a step ends; None if no tier can."""
         self.is_at_exit = False
         """Whether the last step ended because another tier can take the batch over."""
 
@@ -240,6 +240,7 @@ class Batch:
         taken: tuple[Value, ...],
         fall_through: tuple[Value, ...],
     ) -> None:
+        """Move threads to the plan's target where the condition is true, and the others to the following block."""
         if condition.ndim == 0:
             yes = threads.count if condition else 0
         else:
@@ -361,6 +362,7 @@ class Batch:
         arrival: tuple[Value, Value | None, Value | None],
         registers: tuple[Value, ...],
     ) -> None:
+        """Let threads wait at a barrier or announce them (bar.arrive), then open barriers that are complete."""
         number, count, predicate = arrival
         barrier = plan.barrier
         assert barrier is not None

@@ -1,4 +1,4 @@
-"""A cache of all clients' compiled kernels in an executor, within bounds.
+"""Keep the compiled kernels of all clients of an executor within bounds.
 
 The problem: machine code, and the memory of finished batches, are kept because a later launch may need them again.
 But a program can load any number of modules, and launch a kernel with a thousand shapes of blocks, each with its own
@@ -47,7 +47,8 @@ class BoundedUse(Generic[_Item]):
     _uses: WeakKeyDictionary[_Item, tuple[int, int]] = field(factory=WeakKeyDictionary, init=False)
     """The user ID and the bytes of each object, in the order of their last use."""
     _latest: tuple[Callable[[], object], int] = field(default=(lambda: None, 0), init=False)
-    """A weak reference to the object that was used last, and its user, because small launches use the same again."""
+    """A weak reference to the object that was used last, and the ID of its user. Small launches use one object again
+    and again, and need no lock for it."""
     _lock: Lock = field(factory=Lock, init=False)
 
     def use(self, item: _Item, nbytes: int, user: int) -> None:
@@ -63,6 +64,7 @@ class BoundedUse(Generic[_Item]):
                 self._drop_excess(item)
 
     def _drop_excess(self, latest: _Item) -> None:
+        """Drop the oldest objects of the users with the most bytes until the rest fits, but not the latest object."""
         totals = Counter[int]()
         for user, nbytes in self._uses.values():
             totals[user] += nbytes

@@ -1,4 +1,4 @@
-"""Groups of threads at the same point of the program, and how they are split and merged."""
+"""Split and merge groups of threads at the same point of the program."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The PTX instruction set: its types, the machine that code sees, and the faults of programs and kernels."""
+"""This package defines the PTX instruction set: its types, the machine that code sees, and the faults."""

@@ -1,4 +1,4 @@
-"""PTX scalar types and the NumPy dtypes that hold them."""
+"""Define the PTX scalar types, and the NumPy dtypes that hold their values."""
 
 from typing import Any, TypeAlias
 
@@ -50,7 +50,8 @@ UNSUPPORTED_TYPES = {
     "samplerref": _REFERENCES,
     "surfref": _REFERENCES,
 }
-"""Types that exist in PTX but not here, with the reason; parsed so that the refusal can name both."""
+"""The types of PTX that the emulated GPU lacks, with the reason. The parser accepts them, so that the error can name
+the type and the reason."""
 BOOL = np.dtype(np.bool_)
 U8, S8 = np.dtype("u1"), np.dtype("i1")
 U16, S16 = np.dtype("u2"), np.dtype("i2")
@@ -65,7 +66,7 @@ def dtype_name(dtype: DType) -> str:
 
 
 def unsigned_of(dtype: DType) -> DType:
-    """Return the unsigned dtype of the same width; of a predicate, its own dtype."""
+    """Return the unsigned dtype of the same width. For a predicate, return its own dtype."""
     return np.dtype(f"u{dtype.itemsize}") if dtype.kind != "b" else dtype
 
 

@@ -1,11 +1,11 @@
-"""Errors of the emulated GPU's memory, translator and kernels."""
+"""Define the errors of the emulated GPU's memory, translator and kernels."""
 
 from pympsd.errors import DeviceError, InputError
 from pympsd.vocabulary.results import Result
 
 
 class DeviceFault(DeviceError):
-    """A kernel (or a copy) made an error at which a GPU would fault; `code` is the CUresult that the client gets."""
+    """Raised when a kernel or a copy makes an error at which a GPU would fault. `code` is the client's CUresult."""
 
     code = Result.ERROR_LAUNCH_FAILED
 
@@ -26,55 +26,58 @@ class DeviceFault(DeviceError):
 
 
 class IllegalAddress(DeviceFault):
-    """An access outside the client's own allocations (CUDA_ERROR_ILLEGAL_ADDRESS)."""
+    """Raised for an access outside the client's own allocations (CUDA_ERROR_ILLEGAL_ADDRESS)."""
 
     code = Result.ERROR_ILLEGAL_ADDRESS
 
 
 class MisalignedAddress(DeviceFault):
-    """An access whose address is not a multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
+    """Raised for an access whose address is not a multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
 
     code = Result.ERROR_MISALIGNED_ADDRESS
 
 
 class DeviceAssertion(DeviceFault):
-    """A device-side assert failed (CUDA_ERROR_ASSERT)."""
+    """Raised when a device-side assert has failed (CUDA_ERROR_ASSERT)."""
 
     code = Result.ERROR_ASSERT
 
 
 class IllegalInstruction(DeviceFault):
-    """An instruction that a GPU cannot execute, such as a copy by an invalid tensor map (..._ILLEGAL_INSTRUCTION)."""
+    """Raised for an instruction that a GPU cannot execute, such as a copy by an invalid tensor map.
+
+    The CUresult is CUDA_ERROR_ILLEGAL_INSTRUCTION.
+    """
 
     code = Result.ERROR_ILLEGAL_INSTRUCTION
 
 
 class InvalidProgramCounter(DeviceFault):
-    """A call of an address that is not a function with the call's parameters (CUDA_ERROR_INVALID_PC)."""
+    """Raised for a call of an address that is not a function with the call's parameters (CUDA_ERROR_INVALID_PC)."""
 
     code = Result.ERROR_INVALID_PC
 
 
 class LaunchFailed(DeviceFault):
-    """A trap, or a deadlock of threads (CUDA_ERROR_LAUNCH_FAILED)."""
+    """Raised for a trap, or a deadlock of threads (CUDA_ERROR_LAUNCH_FAILED)."""
 
 
 class OutOfMemory(DeviceFault):
-    """No free range is large enough (CUDA_ERROR_OUT_OF_MEMORY)."""
+    """Raised when no free range is large enough (CUDA_ERROR_OUT_OF_MEMORY)."""
 
     code = Result.ERROR_OUT_OF_MEMORY
 
 
 class Cancelled(Exception):
-    """The cancel flag was set while a kernel ran."""
+    """Raised when the cancel flag was set while a kernel ran."""
 
 
 class NotPtx(InputError, ValueError):
-    """The image is not PTX text (a cubin or a fatbin, for example), so this device cannot execute it."""
+    """Raised for an image that is not PTX text (a cubin, for example), which this device cannot execute."""
 
 
 class InvalidPtx(InputError, ValueError):
-    """PTX with a syntax error, or with something that the emulated GPU does not support.
+    """Raised for PTX with a syntax error, or with something that the emulated GPU does not support.
 
     `line` is the line of the image, from 1, or None if the error does not belong to one line.
     """
@@ -86,4 +89,4 @@ class InvalidPtx(InputError, ValueError):
 
 
 class UnsupportedByMps(InvalidPtx):
-    """Valid PTX with a feature that MPS does not support on any device (MPS documents, 2.3.2)."""
+    """Raised for valid PTX with a feature that MPS does not support on any device (MPS documents, 2.3.2)."""

@@ -1,4 +1,4 @@
-"""The machine that PTX code sees: its warps, its address windows and its special registers.
+"""Define the machine that PTX code sees: its warps, its address windows and its special registers.
 
 A generic address determines its state space. Global memory begins at 0x6000_0000_0000. Far below it, each other space
 has a window of 2^40 bytes:
@@ -24,7 +24,7 @@ WINDOW_BITS: Final = 40
 WINDOWS: Final = {"shared": 1 << WINDOW_BITS, "local": 2 << WINDOW_BITS, "param": 3 << WINDOW_BITS}
 SPACE_OF_WINDOW: Final = {base >> WINDOW_BITS: space for space, base in WINDOWS.items()}
 CLUSTER_BARRIER: Final = BARRIERS
-"""The index of a cluster's one barrier; smaller indices are barriers of a block."""
+"""The index of the only barrier of a cluster; smaller indices are barriers of a block."""
 RANK_SHIFT: Final = 24
 FUNCTION_BASE: Final = 4 << WINDOW_BITS
 FUNCTION_BYTES: Final = 16

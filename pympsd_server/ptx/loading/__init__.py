@@ -1,1 +1,1 @@
-"""Load an image as a program, and link a program as a module in a client's memory."""
+"""This package loads an image as a program, and links a program as a module in a client's memory."""

@@ -1,4 +1,4 @@
-"""The grid synchronisation of the device runtime (libcudadevrt), in PTX, for modules that declare its functions.
+"""Add the grid synchronisation of the device runtime (libcudadevrt), in PTX, to modules that declare its functions.
 
 The blocks of a cooperative launch synchronize in its workspace. The second word of the workspace counts their
 arrivals as cooperative groups of CUDA 11 and newer do: the block that completes the count flips the word's highest

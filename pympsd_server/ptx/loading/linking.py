@@ -1,4 +1,4 @@
-"""A program's variables in one client's memory.
+"""Link a program: place its variables in one client's memory.
 
 All clients that load the same image share a program. Each client has its own `LoadedModule`: memory with the
 variables and their initial values, and the kernels' functions bound to its addresses. All constants are in one

@@ -1,4 +1,4 @@
-"""Loaded PTX images: their kernels and global variables.
+"""Load PTX images: their kernels and global variables.
 
 CUDA compiles a whole image when it is loaded, and so finds the errors of every kernel then. Here a megabyte takes
 three seconds, and a program launches few of the kernels of a large library. So there are two ways to load an image:
@@ -50,7 +50,7 @@ _CHARACTER_BYTES: Final = 2
 _OPERATION_BYTES: Final = 1000
 """The estimated memory of an operation of a kernel, with its part of the block's plan, in bytes."""
 _INSTRUCTION: Final = re.compile(r"[;{}:]\s*(?:@!?[\w%$]+\s+)?([a-z]\w*)(?=[.\s;])")
-"""The name of an instruction: it follows a semicolon, a brace or a label, and perhaps a guard."""
+"""The pattern of an instruction's name, which follows a semicolon, a brace or a label, and perhaps a guard."""
 _ELF = b"\x7fELF"
 
 
@@ -212,6 +212,7 @@ def _check_instructions(table: FunctionTable, functions: Iterable[Function]) -> 
 
 
 def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Kernel:
+    """Lower and translate a kernel. Raises InvalidPtx for unsupported code and too much local memory."""
     code = flatten(table, function)
     resolve_call_parameters(code)
     expand_calls(code)

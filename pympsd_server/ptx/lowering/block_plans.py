@@ -1,4 +1,4 @@
-"""Block plans: the interface between the NumPy tier, which translates blocks, and the execution of batches.
+"""Define block plans: the interface between the NumPy tier, which translates blocks, and the execution of batches.
 
 The NumPy tier turns every block of a kernel into a function. It takes a batch's state, the threads that run and their
 live-in registers, and computes all of these threads together. It does not decide which threads run next:

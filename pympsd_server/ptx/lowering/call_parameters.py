@@ -41,6 +41,7 @@ def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | Non
 
 
 def _pieces(code: Code) -> dict[str, set[tuple[int, int]] | None]:
+    """Return each .param variable's (offset, size) pieces that become registers, or None if it stays in memory."""
     pieces: dict[str, set[tuple[int, int]] | None] = {
         name: set() for name, variable in code.local.items() if variable.space == "param"
     }
@@ -82,6 +83,7 @@ def _rewrite(
     pieces: dict[str, set[tuple[int, int]] | None],
     slots: dict[tuple[str, int], Register],
 ) -> list[Operation]:
+    """Return the operations that replace an operation: moves of registers, or an access to local memory."""
     access = _access(operation)
     if access is not None and pieces[access[0]] is not None:
         return _moves(operation, access, slots)

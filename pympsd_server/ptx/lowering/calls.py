@@ -1,4 +1,4 @@
-"""Calls that are not inlined: of CUDA's device system library and of procedures, one operation each."""
+"""Append calls that are not inlined, to CUDA's device system library and to procedures, as one operation each."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Basic blocks of a kernel, and the registers alive at their starts.
+"""Find the basic blocks of a kernel, and the registers alive at their starts.
 
 The size of the code that either tier writes is in proportion to the kernel's operations, to the targets of its
 branches, and to the registers that are alive at the starts of blocks. So each of the three has a maximum, and a
@@ -92,6 +92,7 @@ def build_blocks(code: Code) -> list[Block]:
 
 
 def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
+    """Split the operations into blocks, and return the blocks with the index of each label's block."""
     blocks, labels = [Block()], {}
     for operation in code.operations:
         block = blocks[-1]
@@ -130,6 +131,7 @@ def _label(operation: Operation) -> str:
 
 
 def _connect(block: Block, index: int, labels: dict[str, int], code: Code, count: int) -> None:
+    """Set the targets and the following block of a block by its terminator; `count` is the number of blocks."""
     last = block.terminator
     after = index + 1 if index + 1 < count else EXIT
     name = "" if last is None else last.name

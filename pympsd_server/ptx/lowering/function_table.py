@@ -1,4 +1,4 @@
-"""The functions of a module: their statements, their addresses, whose address is taken, and which call themselves.
+"""Find the statements and addresses of a module's functions, which addresses are taken, and which functions recurse.
 
 A function is parsed when its statements are first needed. So a kernel costs only the functions that it can reach:
 those that it calls, and if one of these calls through an address, every function whose address is taken.
@@ -34,7 +34,8 @@ from pympsd_server.ptx.syntax.tree import (
 
 _STATIC = frozenset({"global", "const", "shared"})
 _DECLARATION: Final = re.compile(r"\.(?:global(?<=[\s;{}/]\.global)|const(?<=[\s;{}/]\.const))\b")
-"""The pattern begins with a fixed character and looks back later, so re skips other text eight times faster."""
+"""The pattern of a .global or .const directive. It begins with a fixed character and checks the characters before it
+later, so re skips other text eight times faster."""
 
 
 def declares_module_memory(body: FunctionText) -> bool:

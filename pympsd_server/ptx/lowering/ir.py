@@ -1,4 +1,4 @@
-"""The intermediate form of one kernel: a flat list of operations with every name resolved.
+"""Define the intermediate form of one kernel: a flat list of operations with every name resolved.
 
 An `Operation` is a PTX instruction whose operands are registers (numbers, unique in the kernel), symbols (a state
 space, a variable and an offset), memory operands, immediates or labels. `Code` is a kernel's list of operations, with

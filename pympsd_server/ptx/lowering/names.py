@@ -1,4 +1,4 @@
-"""The names in a function's text, resolved to registers, symbols, labels and immediates.
+"""Resolve the names in a function's text to registers, symbols, labels and immediates.
 
 `Names` is one scope: the meaning of each name in it. `Resolver` turns an operand of the syntax tree into an argument
 of an operation. It looks a name up in the scope first, then among the module's variables, special registers and
@@ -144,7 +144,7 @@ class Resolver:
         raise InvalidPtx("unsupported operand", line)
 
     def address(self, operand: Operand, names: Names, line: int) -> Argument:
-        """Return the argument for an operand of mov or cvta; of an array element, its address."""
+        """Return the argument for an operand of mov or cvta. For an array element, this is the element's address."""
         argument = self.argument(operand, names, line)
         return (
             self._address(argument, line)
@@ -194,6 +194,7 @@ class Resolver:
         return Memory(argument, offset)
 
     def _name(self, text: str, names: Names, line: int) -> Argument:
+        """Return the argument that a name stands for: in the scope, in the module, or in PTX. Raises InvalidPtx."""
         meaning = names.meanings.get(text)
         if meaning is not None:
             return meaning

@@ -1,4 +1,4 @@
-"""Procedures: functions that recurse or are called by their address, and so need a stack in local memory.
+"""Expand the calls of procedures: functions that recurse or are called by their address, and so need a stack.
 
 A procedure's frame contains its results, its parameters and its variables, in this order. Below the frame, the caller
 has saved the registers that it needs after the call, and the number of the call site. The procedure returns to this
@@ -134,6 +134,7 @@ def _alive_after_calls(code: Code) -> list[set[int]]:
 
 
 def _call(code: Code, call: Operation, number: int, saved: list[int]) -> list[Operation]:
+    """Return the operations of a call: save registers, store the arguments, jump, load the results, restore."""
     stack, line = code.stack, call.line
     assert stack is not None
     results, callee, arguments = call.operands

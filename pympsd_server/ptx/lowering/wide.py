@@ -1,4 +1,4 @@
-"""Registers of 128 bits (.b128) become pairs of 64-bit registers.
+"""Replace registers of 128 bits (.b128) by pairs of 64-bit registers.
 
 PTX has them for atom.cas and atom.exch; otherwise only mov, ld, ldu and st take them. A load or a store becomes one
 of .v2.b64, which has the same alignment; a mov becomes two. The two atomics keep their type.
@@ -18,7 +18,7 @@ _HALF = (1 << 64) - 1
 def check_wide(module: Module, operation: Operation | None, line: int) -> None:
     """Raise InvalidPtx if the module's target or version is too old for an operation of type .b128.
 
-    ``operation`` None: for registers of that type.
+    If ``operation`` is None, check the declaration of registers of that type.
     """
     atomic = operation is not None and operation.name == "atom"
     architecture, version = _ATOMICS_SINCE if atomic else _SINCE

@@ -1,1 +1,1 @@
-"""Arithmetic as PTX defines it, where NumPy has no such operation."""
+"""This package computes as PTX defines it, where NumPy has no such operation."""

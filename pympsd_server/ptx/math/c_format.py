@@ -1,4 +1,4 @@
-"""Format strings of C's printf, with the conversions that CUDA's device printf supports."""
+"""Format values by format strings of C's printf, with the conversions that CUDA's device printf supports."""
 
 import ctypes
 import re
@@ -48,6 +48,7 @@ class Conversion:
         return self._convert(field, value)
 
     def _convert(self, field: bytes, value: int | float | bytes) -> bytes:
+        """Return the text of a value by C's snprintf; `field` has the flags, the width and the precision."""
         if isinstance(value, float):
             return _snprintf(b"%" + field + self.type, ctypes.c_double(value))
         if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Conversions between types (cvt), and bfloat16, which NumPy does not have."""
+"""Convert values between types (cvt), also from and to bfloat16, which NumPy does not have."""
 
 import numpy as np
 

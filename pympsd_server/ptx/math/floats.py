@@ -1,4 +1,4 @@
-"""Floating-point operations that NumPy does not round as PTX requires.
+"""Compute floating-point operations that NumPy does not round as PTX requires.
 
 All use the same method: compute in double precision, round the exact result "to odd" (set the last bit if anything
 was cut off), then round once to the result's type. See Boldo and Melquiond, "Emulation of FMA and correctly rounded
@@ -121,6 +121,7 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
 
 
 def _fma64_exact(a: Value, b: Value, c: Value, result: Value, where: Value) -> Value:
+    """Return `result`, in which the elements at `where` are replaced by a * b + c in rational arithmetic."""
     shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
     x, y, z, selected = (np.broadcast_to(v, shape).reshape(-1) for v in (a, b, c, where))
     out = np.broadcast_to(result, shape).reshape(-1).copy()
@@ -238,7 +239,10 @@ def extreme(total: Value, *operands: Value) -> Value:
 
 
 def exact_errors(operation: str, total: Value, operands: tuple[Value, ...], error: Value, where: Value) -> Value:
-    """Return `error`, but at `where` with the sign of (exact - total) computed in rational arithmetic."""
+    """Return `error`; at `where` its elements are replaced by the sign of (exact - total).
+
+    The sign is computed in rational arithmetic.
+    """
     shape = np.broadcast_shapes(total.shape, *(v.shape for v in operands))
     flat: list[Array] = [np.broadcast_to(v, shape).reshape(-1) for v in (total, error, where, *operands)]
     out = flat[1].copy()

@@ -1,4 +1,4 @@
-"""ex2, lg2, sin, cos and tanh of single precision, with the same bits in every tier and on every machine.
+"""Compute ex2, lg2, sin, cos and tanh of single precision, with the same bits in every tier and on every machine.
 
 NumPy's functions differ between processors: it chooses loops by the processor's vector units, and calls the C library
 if it has no loop. A kernel's results would depend on the machine, and the compiled tier would have to call NumPy. So

@@ -1,4 +1,4 @@
-"""Integer operations of PTX that NumPy lacks, or defines in another way.
+"""Compute integer operations of PTX that NumPy lacks, or defines in another way.
 
 All functions take and return NumPy scalars or one-dimensional arrays, of unsigned or signed integers that have the
 operand's width. A scalar is a value that all threads share. Shifts, divisions by zero, saturation and bit fields have
@@ -172,7 +172,7 @@ def _field(position: Value, length: Value, dtype: DType) -> Value:
 
 
 def _field_operand(value: Value, dtype: DType) -> Value:
-    """Return a field's position or length. Beyond PTX's range of 0 to 255 do as an H200 does."""
+    """Return a field's position or length. Values beyond PTX's range of 0 to 255 are treated as on an H200."""
     return value & np.uint32(255) if dtype.itemsize < 8 else np.minimum(value, np.uint32(255))
 
 
@@ -193,13 +193,19 @@ def insert(source: Value, target: Value, position: Value, length: Value) -> Valu
 
 
 def extend(value: Value, length: Value, wrap: bool) -> Value:
-    """szext: return the low `length` bits, sign-extended for signed types. Lengths above 32 `wrap` or are clamped."""
+    """szext: return the low `length` bits, sign-extended for signed types.
+
+    With `wrap`, the length is taken modulo 32; otherwise a length above 32 counts as 32.
+    """
     length = length & np.uint32(31) if wrap else np.minimum(length, np.uint32(32))
     return extract(value, np.uint32(0), length)
 
 
 def field_mask(position: Value, length: Value, wrap: bool) -> Value:
-    """bmsk: return `length` ones from `position` up. Both operands `wrap` at 32, or are clamped to it."""
+    """bmsk: return `length` ones from `position` up.
+
+    With `wrap`, both are taken modulo 32; otherwise values above 32 count as 32.
+    """
     if wrap:
         position, length = position & np.uint32(31), length & np.uint32(31)
     return _field(position, length, U32)

@@ -1,4 +1,4 @@
-"""The eight-bit floats e4m3 and e5m2, and tf32: conversions to and from their bits."""
+"""Convert the eight-bit floats e4m3 and e5m2, and tf32, to and from their bits."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Video instructions: arithmetic on bytes, half-words and words of 32-bit registers.
+"""Compute video instructions: arithmetic on bytes, half-words and words of 32-bit registers.
 
 The PTX ISA describes the scalar instructions by an intermediate result of 34 bits. GPUs since Maxwell do not have
 this unit, so the driver's assembler writes other instructions. Their results differ from the ISA's if the

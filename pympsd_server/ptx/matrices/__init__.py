@@ -1,1 +1,1 @@
-"""Matrices that the lanes of a warp hold together (PTX ISA: ldmatrix, stmatrix, movmatrix, mma)."""
+"""This package loads, stores and multiplies matrices in registers of a warp (ldmatrix, stmatrix, movmatrix, mma)."""

@@ -1,4 +1,4 @@
-"""Fragments: which elements of a matrix each lane's registers contain, as in the figures of the PTX ISA (mma).
+"""Define fragments: the elements of a matrix in each lane's registers, as in the figures of the PTX ISA (mma).
 
 A fragment has two tables, with the matrix rows and columns of the elements. A table has a row for each lane and a
 column for each of the lane's elements, in the order of its registers, and in a register from the low bits up.
@@ -23,7 +23,7 @@ Shape = tuple[int, int, int]
 
 @frozen
 class Fragment:
-    """The matrix rows and columns of each lane's elements, of which a register contains `packed`."""
+    """The matrix rows and columns of each lane's elements. A register contains `packed` elements."""
 
     rows: Array
     columns: Array
@@ -67,7 +67,10 @@ def multiplicand_b(k: int, n: int, packed: int) -> Fragment:
 
 @lru_cache(maxsize=64)
 def accumulator(m: int, n: int, packed: int) -> Fragment:
-    """Return the fragment of C or D, m by n. In each block, a lane has two neighbours in a row."""
+    """Return the fragment of C or D, m by n.
+
+    In each block of 8 by 8 elements, a lane has two neighbouring elements of a row.
+    """
     pairs = _fragment((m, n), 2, (m // 8, n // 8), along_rows=True)
     return Fragment(pairs.rows, pairs.columns, packed)
 

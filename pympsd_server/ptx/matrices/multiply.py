@@ -1,4 +1,4 @@
-"""Products of matrices in a warp's registers (mma and wmma), and functions that all products share."""
+"""Multiply matrices in a warp's registers (mma and wmma); some functions here serve wgmma, too."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Loads, stores and transposes of matrices in a warp's registers: ldmatrix, stmatrix, movmatrix, wmma.load and store.
+"""Load, store and transpose matrices in a warp's registers: ldmatrix, stmatrix, movmatrix, wmma.load and store.
 
 The first three work on matrices of 8 by 8 elements of 16 bits; the addresses of rows are in the lanes.
 """
@@ -62,7 +62,7 @@ def load_matrices(
 def store_matrices(
     state: BatchState, threads: Threads, space: str, address: Value, values: tuple[Value, ...], transposed: bool
 ) -> None:
-    """stmatrix: store matrices, a register each, as `load_matrices` loads them."""
+    """stmatrix: store matrices, each from one register, in the layout that `load_matrices` reads."""
     _check_rows(state, threads, space, address, len(values))
     lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3

@@ -1,1 +1,1 @@
-"""The reference tier: every basic block becomes a Python function of NumPy operations over all its threads."""
+"""This package is the reference tier: it turns each basic block into a Python function of NumPy operations."""

@@ -1,4 +1,4 @@
-"""The end of a block: the plan that its terminator becomes, and the value that the block's function returns."""
+"""Write the end of a block: the plan for the terminator, and the value that the block's function returns."""
 
 import numpy as np
 
@@ -64,6 +64,7 @@ def _branch(
 def _barrier(
     writer: Writer, block: Block, blocks: list[Block], last: Operation, following: int
 ) -> tuple[BlockPlan, str]:
+    """Return the plan and the return value of a block that ends at a barrier. Raises InvalidPtx."""
     for modifier in last.modifiers:
         writer.refuse_if(modifier not in BARRIER_MODIFIERS, f"modifier .{modifier}")
     if last.has("cluster"):
@@ -110,6 +111,7 @@ def _plan(
     following: int = EXIT,
     barrier: BarrierPlan | None = None,
 ) -> BlockPlan:
+    """Return a block's plan, with the weight of a step and the lanes that must meet."""
     spins = any(
         operation.name in _SPINNING
         or operation.has("volatile")

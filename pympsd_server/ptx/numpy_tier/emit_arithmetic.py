@@ -1,4 +1,4 @@
-"""Integer arithmetic instructions, including carry chains.
+"""Write integer arithmetic instructions, including carry chains.
 
 Integers wrap, as NumPy's do. If `add`, `mul` and others have a float type, emit_float.py writes them. Packed 16-bit
 integers (u16x2, s16x2) are computed half by half. The carry flag is a register of the kernel, with the value 0 or 1

@@ -1,4 +1,4 @@
-"""mbarrier objects, and asynchronous copies, stores and reductions (PTX ISA: cp.async, mbarrier, bulk copies).
+"""Write mbarrier instructions, and asynchronous copies, stores and reductions (PTX ISA: cp.async, bulk copies).
 
 A thread may read the destination of an asynchronous copy only after it has waited for the copy. So each copy is made
 when it is issued, and commits and waits of groups write nothing. Mbarriers are real: threads wait at them, and a copy
@@ -22,6 +22,7 @@ _BARRIER = (
 
 @emits("mbarrier", (1, 4), _BARRIER, ("b64",))
 def _barrier(writer: Writer, operation: Operation) -> None:
+    """Write an mbarrier instruction; the first modifier is the action on the object."""
     action = operation.modifiers[0] if operation.modifiers else ""
     if action == "pending_count" and len(operation.operands) == 2:
         return writer.set_result(f"pending_count({writer.input(1, U64)})", U32)
@@ -81,6 +82,7 @@ _COPY += " L2::cache_hint L2::64B L2::128B L2::256B"
 
 @emits("cp", (0, 5), _COPY, ("b64",))
 def _copy(writer: Writer, operation: Operation) -> None:
+    """Write cp.async: a copy, or the arrival of earlier copies at an mbarrier; commits and waits write nothing."""
     writer.refuse_if(not operation.has("async"))
     if operation.one_of("commit_group", "wait_group", "wait_all"):
         # Earlier copies were made when they were issued.
@@ -101,6 +103,7 @@ def _copy(writer: Writer, operation: Operation) -> None:
 
 
 def _copy_small(writer: Writer, operation: Operation) -> None:
+    """Write a copy of 4, 8 or 16 bytes. A fourth operand is the number of bytes to read, or ignores the source."""
     operands = operation.operands[: len(operation.operands) - operation.has("L2::cache_hint")]
     size = operands[2] if len(operands) in (3, 4) else None
     if not isinstance(size, Immediate) or size.value not in ((16,) if operation.has("cg") else (4, 8, 16)):

@@ -1,4 +1,4 @@
-"""Logic, shifts and bit-field instructions."""
+"""Write logic, shifts and bit-field instructions."""
 
 from pympsd_server.ptx.isa.datatypes import BOOL, S32, U32, dtype_name, unsigned_of
 from pympsd_server.ptx.lowering.ir import Both, Operation

@@ -1,4 +1,4 @@
-"""Comparison and selection instructions."""
+"""Write comparison and selection instructions."""
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, DType
 from pympsd_server.ptx.lowering.ir import Argument, Both, Operation

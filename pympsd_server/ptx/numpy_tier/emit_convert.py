@@ -1,4 +1,4 @@
-"""Moves and conversions: mov with vectors, cvt between all types, cvta and isspacep.
+"""Write moves and conversions: mov with vectors, cvt between all types, cvta and isspacep.
 
 A `mov` of a vector packs or unpacks registers. `cvt` may have a rounding, .ftz, .sat and .relu. Unsigned integers
 contain the bits of types without a NumPy equivalent (bf16, e4m3, e5m2, tf32, packed pairs), and functions of ptx/math
@@ -97,6 +97,7 @@ _MODIFIERS = " ".join((*ROUNDINGS, *_INTEGRAL, "rna", "ftz", "sat", "relu", "sat
 
 @emits("cvt", (2, 4), _MODIFIERS, (*_PLAIN, *_SMALL))
 def _convert(writer: Writer, operation: Operation) -> None:
+    """Write cvt: pick the function for the types, and convert a value of an ordinary type here."""
     if operation.has("pack"):
         return _convert_packed(writer, operation)
     writer.refuse_if(len(operation.types) != 2)

@@ -1,4 +1,4 @@
-"""Arithmetic of floats: all widths, roundings, .ftz, .sat and .relu.
+"""Write arithmetic of floats: all widths, roundings, .ftz, .sat and .relu.
 
 - Rounding to nearest, the common case, is NumPy's own operator.
 - `fma` rounds once (ptx/math/floats.py). Directed roundings correct the nearest result by its error.
@@ -101,6 +101,7 @@ def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType)
 
 
 def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
+    """Return an expression for an operation that is rounded to nearest or exact."""
     if operation.name in _INFIX:
         return f"{names[0]} {_INFIX[operation.name]} {names[1]}"
     if operation.name in ("fma", "mad"):
@@ -152,6 +153,7 @@ def _half_unary(writer: Writer, operation: Operation) -> None:
     ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2"),
 )
 def _unary(writer: Writer, operation: Operation) -> None:
+    """Write a function of one float. Only rcp and sqrt have directed roundings."""
     writer.refuse_if(
         operation.type in ("f16", "bf16", "f16x2", "bf16x2") and operation.name not in _HALF_FUNCTIONS,
         f"type .{operation.type}",

@@ -1,4 +1,4 @@
-"""Products of matrices: mma, wmma and wgmma, and the loads and stores of their fragments.
+"""Write products of matrices: mma, wmma and wgmma, and the loads and stores of their fragments.
 
 The registers of a warp's lanes contain a matrix in parts, called *fragments* (ptx/matrices/fragments.py). When the
 block begins, all lanes of the warp (for wgmma, of the group's four warps) have met. So an emitter writes one call

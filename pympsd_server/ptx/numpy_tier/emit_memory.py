@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, and the instructions about memory that have no effect here.
+"""Write loads, stores, atomics, and the instructions about memory that have no effect here.
 
 A memory operand is a base and a constant offset. Every access is a call of `load`, `store` or `atomic` in
 ptx/runtime, which checks it. Addresses of 32 bits are extended by zeros, or in .const memory count from the module's
@@ -29,6 +29,7 @@ def _space(operation: Operation) -> str:
 
 
 def _vector(writer: Writer, operation: Operation, value: Argument) -> tuple[Argument, ...]:
+    """Return the elements of an access. Raises InvalidPtx for a vector of more bytes than the access may have."""
     length = _LENGTHS.get(operation.one_of(*_LENGTHS), 1)
     items = writer.items(value, length)
     size = DTYPES[operation.type].itemsize if operation.types else 0
@@ -73,6 +74,7 @@ def without_hint(writer: Writer, operation: Operation, count: int) -> tuple[Argu
 
 @emits("ld ldu", (2, 3), _MODIFIERS, _TYPES)
 def _load(writer: Writer, operation: Operation) -> None:
+    """Write a load: of a kernel parameter, or a checked load of each element."""
     without_hint(writer, operation, 2)
     dtype = dtype_of(writer, operation)
     targets = _vector(writer, operation, operation.operands[0])
@@ -143,6 +145,7 @@ _ATOMIC_TYPES = tuple({t for types in _ALLOWED.values() for t in types})
 
 @emits("atom red", (2, 5), _ATOMIC_MODIFIERS, _ATOMIC_TYPES)
 def _atomic(writer: Writer, operation: Operation) -> None:
+    """Write an atomic operation, for a vector one operation for each element."""
     function, length = operation.one_of(*_FUNCTIONS.split()), operation.one_of("v2", "v4", "v8")
     allowed = _VECTORS_ALLOWED if length else _ALLOWED
     writer.refuse_if(operation.type not in allowed.get(function, ()) or len(operation.types) != 1)

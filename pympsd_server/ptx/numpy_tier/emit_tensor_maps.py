@@ -1,4 +1,4 @@
-"""Copies by tensor maps, and changes of tensor maps."""
+"""Write copies by tensor maps, and changes of tensor maps."""
 
 from pympsd.wire.tensor_map import BYTES, FIELDS
 from pympsd_server.ptx.isa.datatypes import DTYPES, S32, U16, U64

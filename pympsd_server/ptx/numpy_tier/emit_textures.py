@@ -1,4 +1,4 @@
-"""Instructions on textures and surfaces."""
+"""Write instructions on textures and surfaces."""
 
 from pympsd_server.ptx.isa.datatypes import DTYPES, F32, S32, U32, U64, DType, dtype_name
 from pympsd_server.ptx.lowering.ir import Argument, Group, Operation, items_of

@@ -1,4 +1,4 @@
-"""Video instructions: on words and parts of words, and on two or four elements (SIMD).
+"""Write video instructions: on words and parts of words, and on two or four elements (SIMD).
 
 math/video.py computes them. Operands may be parts of registers (`.b0`, `.h1`). SIMD instructions have selectors and
 masks instead (`.h10`, `.b3210`).
@@ -171,6 +171,7 @@ def _compare_simd(writer: Writer, operation: Operation) -> None:
 
 
 def _write_simd(writer: Writer, operation: Operation, name: str, types: tuple[str, ...]) -> None:
+    """Write a SIMD instruction, with the selectors and the mask as tuples of numbers of elements."""
     elements = int(operation.name[-1])
     (target, mask), *inputs = (_whole(writer, x) for x in operation.operands)
     writer.refuse_if(inputs[2][1], "the third operand is a whole register")

@@ -1,4 +1,4 @@
-"""Instructions between the lanes of a warp, which have met when the block begins.
+"""Write instructions between the lanes of a warp, which have met when the block begins.
 
 The second half of the module has functions of CUDA's device system library (CUDA C++ Programming Guide, Formatted
 Output) and of the stack.

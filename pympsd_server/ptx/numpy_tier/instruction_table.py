@@ -1,4 +1,4 @@
-"""The table of instructions: the emitter of each, and the modifiers, types and operands that it accepts."""
+"""Register instructions: the emitter of each, and the modifiers, types and operands that it accepts."""
 
 from collections.abc import Callable, Iterable
 

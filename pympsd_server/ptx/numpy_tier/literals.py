@@ -1,4 +1,4 @@
-"""Literals as NumPy scalars, and the initial bytes of variables."""
+"""Convert literals to NumPy scalars, and the initial values of variables to bytes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Translation of a kernel's blocks to Python functions: the NumPy tier's interface.
+"""Translate a kernel's blocks to Python functions: the NumPy tier's interface.
 
 `translate` lays out the kernel's shared and local variables, splits its operations into basic blocks, and calls the
 emitter of every operation. The result is a `Translation`: a plan for each block (lowering/block_plans.py) and the
@@ -91,7 +91,7 @@ class Translation:
     numpy_seconds: float = 0.0
     """The seconds for which the NumPy tier has run the kernel."""
     decided_at: float = 0.0
-    """The time (CLOCK_MONOTONIC) until which new blocks wait for the compiler."""
+    """The time (CLOCK_MONOTONIC, in seconds) until which new blocks wait for the compiler."""
     _compiled: list[CodeType] | None = None
     _lock: threading.Lock = field(factory=threading.Lock)
 
@@ -153,6 +153,7 @@ class _Layout:
 
 
 def _layout(code: Code) -> _Layout:
+    """Place the kernel's shared and local variables one after another, each at its alignment."""
     layout, dynamic_alignment = _Layout(shared_bytes=code.reserved_shared_bytes), 1
     for name, variable in code.shared.items():
         if variable.count is None or variable.extern:

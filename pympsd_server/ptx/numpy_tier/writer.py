@@ -1,4 +1,4 @@
-"""The source of a basic block's Python function: registers, constants and results.
+"""Write the source of a basic block's Python function: registers, constants and results.
 
 The function takes the batch state `B`, the threads `T` that run and the block's live-in registers, and returns the
 live-in registers of each successor. For example
@@ -187,6 +187,7 @@ class Writer:
         return f"({', '.join(self.values(operands, dtype))},)"
 
     def _register(self, number: int, dtype: DType) -> str:
+        """Return the name of a register's value as `dtype`; write a view or a cut if its dtype differs."""
         if number not in self.current:
             declared = self.register_dtype(number)
             self.current[number] = (self.scalar(0, declared), declared)
@@ -272,7 +273,10 @@ class Writer:
         return self.keep(f"displace({base}, {offset})") if offset else base
 
     def split_address(self, memory: Argument) -> tuple[str, int]:
-        """Return (base, constant offset) of a memory operand; the base has 32 bits if its register does, else 64."""
+        """Return (base, constant offset) of a memory operand.
+
+        The base has 32 bits if it is a register of 32 bits, and 64 bits otherwise.
+        """
         if not isinstance(memory, Memory):
             raise self.refuse("expected an address")
         base = memory.base

@@ -1,1 +1,1 @@
-"""The functions that generated code calls: threads, memory spaces, barriers, warps, atomics."""
+"""This package has the functions that generated code calls: threads, memory spaces, barriers, warps, atomics."""

@@ -1,4 +1,4 @@
-"""Atomic read-modify-write operations of many threads, some of them to the same address.
+"""Execute atomic read-modify-write operations of many threads, some of them to the same address.
 
 Threads act one after another, in thread order. A thread's old value is the result of the thread before it at the same
 address.
@@ -103,6 +103,7 @@ def _memory(state: BatchState, space: str, dtype: DType) -> Array:
 
 
 def _apply(memory: Array, index: Array, function: str, values: list[Array], used: bool) -> Array:
+    """Do an operation on the elements at `index`, in thread order; return the old values, undefined unless `used`."""
     run = _native_functions().get((function, memory.dtype))
     if run is not None:
         return _run_native(run, memory, index, values)

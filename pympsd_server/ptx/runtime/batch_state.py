@@ -1,4 +1,4 @@
-"""The state of a batch of whole CTAs: its threads and the memory that they access.
+"""Define the state of a batch of whole CTAs: its threads and the memory that they access.
 
 The compiled tier uses it, too, for the instructions that it leaves to NumPy. The batch then consists of the blocks in
 progress, which `place_blocks` sets.
@@ -100,7 +100,7 @@ class BatchState:
     facilities: Facilities
     setup: LaunchSetup
     static_shared: int
-    """The bytes of static shared memory, together with the reserved memory before it if the kernel uses that."""
+    """The bytes of static shared memory, including the reserved memory before it if the kernel uses that."""
     local_bytes: int
     first_block: int
     sm_of_block: Array

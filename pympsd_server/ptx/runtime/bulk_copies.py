@@ -1,4 +1,4 @@
-"""Copies of ranges of memory by single threads, and the mbarriers that wait for the copied bytes."""
+"""Copy ranges of memory for one thread after another, and complete the copied bytes at mbarriers."""
 
 from collections.abc import Callable
 from typing import Final
@@ -73,7 +73,7 @@ def complete_bytes(state: BatchState, thread: Threads, barrier: int, count: int)
 _WORD: Final = np.dtype("u4")
 _BYTE: Final = np.dtype("u1")
 _BULK: Final = 16
-"""Addresses and sizes of bulk copies are multiples of this many bytes."""
+"""The unit of bulk copies, in bytes: addresses and sizes are multiples of it."""
 _ALL_BITS: Final = (1 << 64) - 1
 
 
@@ -88,7 +88,7 @@ def copy_small(
 ) -> None:
     """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory.
 
-    Those past `available` become zero; the words that have only such bytes are not read, but alignment is checked.
+    The bytes past `available` become zero. Words that have only such bytes are not read, but alignment is checked.
     """
     words = []
     for at in range(0, count, 4):

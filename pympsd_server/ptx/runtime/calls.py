@@ -1,4 +1,4 @@
-"""Calls through addresses, alignment of the stack, malloc, free, graph conditions, and addresses in other blocks."""
+"""Implement calls through addresses, alignment of the stack, malloc, free, graph conditions, mapa and getctarank."""
 
 from typing import Final
 

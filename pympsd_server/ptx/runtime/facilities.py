@@ -1,4 +1,4 @@
-"""The objects that a context's kernels share: the heap of malloc, the output of printf, and graph conditions."""
+"""Define the objects that a context's kernels share: the heap of malloc, the output of printf, graph conditions."""
 
 from bisect import insort
 from collections import deque
@@ -33,7 +33,7 @@ class DeviceHeap:
         self._sizes: dict[int, int] = {}
 
     def set_limit(self, count: int) -> bool:
-        """Set the size in bytes. Return whether the heap has it: after the first malloc the size cannot change."""
+        """Set the size in bytes. Return whether the heap has this size now: after a malloc it cannot change."""
         with self._lock:
             if self._base is None:
                 self.limit = max(_UNIT, count)
@@ -142,7 +142,7 @@ class Facilities:
     output: PrintBuffer = field(factory=PrintBuffer)
     conditions: Conditions = field(factory=Conditions)
     ended: Event = field(factory=Event)
-    """Set when the context has faulted or is being destroyed."""
+    """The event that is set when the context has faulted or is being destroyed."""
     client: object = field(default=Factory(lambda context: context, takes_self=True))
     """An object that all contexts of a client process share, as its identity; by default this object itself."""
     user: int = 0

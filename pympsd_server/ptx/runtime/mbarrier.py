@@ -1,4 +1,4 @@
-"""mbarrier objects: 64 bits of shared memory, changed by one thread after another.
+"""Compute the states of mbarrier objects: 64 bits of shared memory, changed by one thread after another.
 
 From the low bits up, an object contains:
 

@@ -1,4 +1,4 @@
-"""The texts of vprintf and of failed assertions, in the order of the threads."""
+"""Print the texts of vprintf and of failed assertions, in the order of the threads."""
 
 from functools import lru_cache
 
@@ -58,6 +58,7 @@ def device_print(state: BatchState, threads: Threads, form: Value, arguments: Va
 
 
 def _format(state: BatchState, threads: Threads, parts: list[bytes | Conversion], arguments: Value) -> list[bytes]:
+    """Return each thread's text: load the arguments of each conversion from memory, and join the parts."""
     columns: list[list[bytes]] = []
     offset = 0
     ids = threads.indices().tolist()

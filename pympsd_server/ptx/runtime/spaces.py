@@ -1,4 +1,4 @@
-"""Loads and stores: from addresses to elements of the memory views, with every access checked.
+"""Load and store: convert addresses to elements of the memory views, and check every access.
 
 Every address that a kernel computes is checked here, for all threads of a group together:
 

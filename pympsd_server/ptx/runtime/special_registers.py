@@ -1,4 +1,4 @@
-"""The values of special registers for the threads of a batch."""
+"""Compute the values of special registers for the threads of a batch."""
 
 import time
 
@@ -33,6 +33,7 @@ def _compute_for_batch(state: BatchState, text: str) -> Value:
 
 
 def _compute(state: BatchState, name: str, axis: int) -> Value:
+    """Return the value of a special register for each thread, or one value if all threads share it."""
     if name == "ntid":
         return np.uint32(state.block[axis])
     if name == "nctaid":
@@ -85,6 +86,7 @@ def _coordinate(number: Value, extent: tuple[int, int, int], axis: int) -> Value
 
 
 def _constant(state: BatchState, name: str) -> int:
+    """Return the value of a special register that is constant during a launch; 1 for any other register."""
     match name:
         case "nwarpid":
             return -(-state.threads_per_block // WARP)

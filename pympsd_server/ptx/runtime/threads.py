@@ -1,4 +1,4 @@
-"""Sets of threads that run together, the values cached for a set, and the place of each thread in its batch."""
+"""Define sets of threads that run together, the values cached for a set, and each thread's place in its batch."""
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache

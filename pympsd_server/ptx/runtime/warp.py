@@ -1,4 +1,4 @@
-"""Operations between the lanes of a warp: shuffles, votes, matches, reductions."""
+"""Compute operations between the lanes of a warp: shuffles, votes, matches, reductions."""
 
 import numpy as np
 
@@ -67,6 +67,7 @@ def shuffle(
 
 
 def _sources(state: BatchState, threads: Threads, mode: str, where: Value, clamp: Value) -> tuple[Array, Array]:
+    """Return the number of the thread that each thread reads, and whether the source lane is in range."""
     lane = threads.pick(state.lane)
     distance = where.astype(np.int64) & 31
     clamp = clamp.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Parsing of variables, parameters and registers."""
+"""Parse variables, parameters and registers."""
 
 from attrs import evolve
 
@@ -144,6 +144,7 @@ def _initialisers(tokens: TokenStream) -> tuple[Initialiser, ...]:
 
 
 def _initialiser(tokens: TokenStream) -> Initialiser:
+    """Parse one initial value: a constant, an address plus a constant, or one byte of these. Raises InvalidPtx."""
     if tokens.current.kind != "word" or tokens.current.text == "WARP_SZ":
         if tokens.current.kind == "integer" and tokens.following.text == "(":
             line, mask = tokens.line, tokens.integer()

@@ -1,4 +1,4 @@
-"""Constant expressions: literals, and the operators of C on them (PTX ISA, Constant Expressions).
+"""Evaluate constant expressions: literals, and the operators of C on them (PTX ISA, Constant Expressions).
 
 Integers have 64 bits. They are signed, unless a literal ends in U or does not fit. If the manual leaves a question
 open, this module does what the assembler does: a remainder is unsigned, a shift has the type of its left side, and
@@ -132,6 +132,7 @@ def _apply_sign(symbol: str, number: Number, tokens: TokenStream) -> Number:
 
 
 def _literal(tokens: TokenStream) -> Number:
+    """Parse an integer or a float, also by its bits (0f, 0d). Raises InvalidPtx for any other token."""
     token = tokens.current
     if token.kind not in ("integer", "float"):
         raise tokens.error("a number")
@@ -167,6 +168,7 @@ def _convert_alike(left: Number, right: Number) -> tuple[Number, Number]:
 
 
 def _combine(symbol: str, left: Number, right: Number, line: int) -> Number:
+    """Return the value of a binary operator. Raises InvalidPtx for a division by zero."""
     if symbol in ("<<", ">>"):
         by = min(_as_integer(right, line) % _WORD, 64)
         value = _as_integer(left, line)

@@ -1,4 +1,4 @@
-"""Parsing of a module's items. The bodies of its functions are parsed when they are needed (`parse_body`).
+"""Parse a module's items. The bodies of its functions are parsed when they are needed (`parse_body`).
 
 Loading a module must not parse all of it. A library of 26 MB has a thousand kernels, a program launches a few of
 them, and the parser reads 2 MB a second. A load needs only the names of the kernels, the variables of the module, and
@@ -103,6 +103,7 @@ def parse_body(body: FunctionText) -> tuple[Statement, ...]:
 
 
 def _item(tokens: TokenStream, module: Module, bodies: list[FunctionText]) -> None:
+    """Parse one item: a directive of the module, a variable or a function. Raises InvalidPtx."""
     text = tokens.current.text
     if text == ".version":
         tokens.take()
@@ -141,6 +142,7 @@ def _target(tokens: TokenStream) -> Target:
 
 
 def _definition(tokens: TokenStream, module: Module, bodies: list[FunctionText]) -> None:
+    """Parse a function, an alias or a variable, with its linkage, and add it to the module. Raises InvalidPtx."""
     extern = False
     while tokens.current.text in _LINKAGE:
         extern |= tokens.take().text == ".extern"
@@ -175,6 +177,7 @@ def _add_function(module: Module, function: Function) -> None:
 
 
 def _function(tokens: TokenStream, bodies: list[FunctionText]) -> Function:
+    """Parse a function's declaration and directives, and take its body from `bodies`. Raises InvalidPtx."""
     line = tokens.line
     is_entry = tokens.take().text == ".entry"
     while tokens.accept(".attribute"):

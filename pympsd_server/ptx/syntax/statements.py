@@ -1,4 +1,4 @@
-"""Parsing of function bodies: instructions and their operands."""
+"""Parse function bodies: instructions and their operands."""
 
 from pympsd_server.ptx.isa.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
 from pympsd_server.ptx.isa.faults import InvalidPtx
@@ -41,6 +41,7 @@ def parse_statements(tokens: TokenStream) -> tuple[Statement, ...]:
 
 
 def _statement(tokens: TokenStream) -> Statement | None:
+    """Parse one statement of a body; return None for one without a meaning here. Raises InvalidPtx."""
     token = tokens.current
     if token.text == "{":
         return Scope(parse_statements(tokens))
@@ -66,6 +67,7 @@ def _statement(tokens: TokenStream) -> Statement | None:
 
 
 def _label(tokens: TokenStream) -> Statement | None:
+    """Parse a label, or a list of targets or a prototype with a name. Raises InvalidPtx."""
     name, line = tokens.take().text, tokens.line
     tokens.expect(":")
     if tokens.accept(".branchtargets"):
@@ -95,6 +97,7 @@ def _label(tokens: TokenStream) -> Statement | None:
 
 
 def _instruction(tokens: TokenStream) -> Instruction:
+    """Parse an instruction with its guard, suffixes and operands. Raises InvalidPtx."""
     line = tokens.line
     guard = None
     if tokens.accept("@"):
@@ -120,6 +123,7 @@ def _arguments(tokens: TokenStream) -> Arguments:
 
 
 def _operand(tokens: TokenStream) -> Operand:
+    """Parse one operand, except the parentheses of a call. Raises InvalidPtx."""
     if tokens.is_at("["):
         return _address(tokens)
     if tokens.accept("{"):

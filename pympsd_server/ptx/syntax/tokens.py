@@ -1,4 +1,4 @@
-"""PTX text to tokens."""
+"""Split PTX text into tokens."""
 
 import re
 from typing import NamedTuple

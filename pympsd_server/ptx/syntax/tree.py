@@ -1,4 +1,4 @@
-"""The syntax tree of PTX text: functions, statements and operands, whose names are not resolved yet.
+"""Define the syntax tree of PTX text: functions, statements and operands, whose names are not resolved yet.
 
 The parser produces a `Module`; lowering reads it. Names are still texts here, so that a name can stand for a
 register, a variable, a label or a function, depending on where it is used. Every instruction, label and variable has

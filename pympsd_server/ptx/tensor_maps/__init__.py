@@ -1,1 +1,1 @@
-"""Copies and reductions of boxes of a tensor (PTX ISA: cp.async.bulk.tensor, tensormap)."""
+"""This package copies and reduces boxes of a tensor (PTX ISA: cp.async.bulk.tensor, tensormap)."""

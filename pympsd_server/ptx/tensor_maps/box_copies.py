@@ -1,4 +1,4 @@
-"""Copies of boxes between global and shared memory, and reductions of boxes in global memory."""
+"""Copy boxes between global and shared memory, and reduce boxes into global memory."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -27,7 +27,7 @@ _SHARED_ALIGNMENT: Final = 128
 _DTYPES: Final[dict[int, DType]] = dict(
     zip(DataType, (U8, U16, U32, S32, U64, S64, F16, F32, F64, U16, F32, F32, F32), strict=True)
 )
-"""The dtype of the elements in a reduction, by their data type; of bfloat16, the dtype of its bits."""
+"""The dtype of the elements in a reduction, by their data type; for bfloat16 the dtype of its bits."""
 _ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
 """The types that loads round. As on an H100, loads do not flush subnormal numbers, even for TFLOAT32_FTZ."""
 _NAN: Final = b"\xf7\x7f"

@@ -1,4 +1,4 @@
-"""Boxes: the elements of a tensor that a copy reads or writes, in their order in shared memory."""
+"""Find the elements of boxes: the parts of a tensor that copies read or write, in their order in shared memory."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from pympsd_server.ptx.isa.datatypes import S64, U64, Array
 from pympsd_server.ptx.isa.faults import IllegalAddress, IllegalInstruction
 
 _UNIT = 16
-"""Along the first dimension, boxes begin at multiples of this many bytes, as on an H100 and an H200."""
+"""The alignment of boxes along the first dimension, in bytes, as on an H100 and an H200."""
 _MAX_DIMENSION = 1 << 31
 """The maximum number of elements of a dimension in a copy, as on an H100; maps can have larger dimensions."""
 _WIDE = 8
@@ -96,6 +96,7 @@ def row_pitch(tensor_map: TensorMap) -> int:
 
 
 def _tile(tensor_map: TensorMap, start: Sequence[int]) -> Box:
+    """Return the box of a tile: the product of the places along each dimension, the innermost dimension first."""
     steps = (1, *tensor_map.element_strides[1:])
     offsets, inside = np.zeros(1, S64), np.ones(1, np.bool_)
     for first, count, step, pitch, size in zip(

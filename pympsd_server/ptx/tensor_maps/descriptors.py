@@ -1,4 +1,4 @@
-"""Tensor maps in device memory, which copies read and tensormap changes."""
+"""Read the tensor maps of copies from device memory, and change them (tensormap)."""
 
 from typing import Final
 

@@ -1,1 +1,1 @@
-"""Textures and surfaces."""
+"""This package reads textures, and reads and writes surfaces."""

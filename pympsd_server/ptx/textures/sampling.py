@@ -1,4 +1,4 @@
-"""Samples of textures: levels, filters, layers, cubes, gathers and queries.
+"""Sample textures: levels, filters, layers, cubes, gathers and queries.
 
 A sample has coordinates, a texture object (a record in device memory) and perhaps a level or gradients. The threads
 of a group may use different objects, so the work is done for each object separately (`texels.run_by_object`), then
@@ -68,6 +68,7 @@ def _bits(values: Array) -> Array:
 
 
 def _level_of(texture: TextureObject, gradients: tuple[Array, ...]) -> Array:
+    """Return the level of each thread: log2 of the longer gradient, in elements of level 0."""
     half = len(gradients) // 2
     first = texture.levels[0]
     sizes = (
@@ -124,6 +125,7 @@ Place = tuple[list[Array], list[int], list[int], Array]
 
 
 def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Place:
+    """Return the places of coordinates in a level; a cube's face is chosen here and counts as a layer."""
     modes = list(texture.sampling.address_modes)
     count = len(place[0])
     layer: Array = np.zeros(count, S64)
@@ -183,6 +185,7 @@ def _element(
     modes: list[int],
     layer: Array,
 ) -> Array:
+    """Return the elements at an index, with the colour of the border outside if a mode asks for it."""
     inside: Array | None = None
     indices = []
     for coordinate, size, mode in zip(index, sizes, modes, strict=True):

@@ -1,4 +1,4 @@
-"""Reads and writes of surfaces: suld and sust."""
+"""Read and write surfaces: suld and sust."""
 
 import numpy as np
 
@@ -106,8 +106,8 @@ def _elements(
 
 
 def _furthest(surface: TextureObject, level: Level, total: int) -> tuple[int, int, int]:
-    """Return the greatest coordinates at which an access of `total` bytes is inside the surface.
+    """Return the greatest x, y and z at which an access of `total` bytes is inside the surface.
 
-    x is in bytes, and negative if a row is shorter than the access.
+    x is in bytes. It is negative if a row is shorter than the access.
     """
     return level.width * surface.element_bytes - total, level.height - 1, level.depth - 1

@@ -1,4 +1,4 @@
-"""Texels: elements of arrays in memory, and which of them a coordinate selects (CUDA, Texture Fetching).
+"""Read texels, the elements of arrays, and find those that a coordinate selects (CUDA, Texture Fetching).
 
 The first part reads texture objects and elements: formats, channels, sRGB, the colour of the border. The second part
 is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.

@@ -1,1 +1,1 @@
-"""From a kernel's text to its code: LLVM's own process, files on disk, executable memory."""
+"""This package turns a kernel's text into its code: LLVM's own process, files on disk, executable memory."""

@@ -1,4 +1,4 @@
-"""Which kernels are compiled now and which wait: each user has a share, and in it each client process.
+"""Choose the kernels that are compiled now: each user has a share, and in it each client process.
 
 The problem: compiling a kernel takes up to a minute of a processor and much memory, so only a few are compiled at the
 same time. In the order of arrival, a program with many large kernels would keep all other programs' kernels in the

@@ -1,4 +1,4 @@
-"""LLVM in a process of its own, from the text of a kernel to its object code.
+"""Compile the text of a kernel to object code, by LLVM in a process of its own.
 
 The problem: LLVM takes seconds for some kernels and minutes for a few. A hostile kernel may exhaust memory, or make
 LLVM fail an assertion, which ends the process. And llvmlite lets only one thread of a process use LLVM. In the

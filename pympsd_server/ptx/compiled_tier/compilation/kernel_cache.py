@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, so that the next executor of the same user need not compile them.
+"""Store compiled kernels on disk, so that the next executor of the same user need not compile them.
 
 The problem: LLVM takes 100 ms for a kernel of 200 operations, and most programs run more than once. But the files are
 executed, so no other user may have written them. And a program must never fail because of the cache.
