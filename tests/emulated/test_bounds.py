@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,26 @@ def test_memory_that_others_still_use_keeps_its_contents() -> None:
     assert bytes(pages) == b"kept" * 1024
     device.space.reclaim(*withdrawn)
     assert bytes(pages) == bytes(4096)
+
+
+@pytest.mark.parametrize("has_neighbour", [False, True])
+def test_freed_memory_that_others_still_use_keeps_no_other_memory(has_neighbour: bool) -> None:
+    """Not even if an allocation in the same page is freed later."""
+    device = _device(HARDWARE)
+    module = device.load(KERNELS)
+    shared = device.space.allocate(4096, PAGE)
+    neighbour = device.space.allocate(100) if has_neighbour else None
+    pages, file, _ = device.space.share(shared)
+    device.space.write(shared, b"kept" * 1024)
+    before = os.fstat(file.descriptor).st_blocks
+    for offset in (500_000, 1_000_000):
+        device.launch(module, "store", 1, 1, shared, offset)
+    assert os.fstat(file.descriptor).st_blocks > before
+    device.space.withdraw(shared)
+    if neighbour is not None:
+        device.space.free(neighbour)
+    assert os.fstat(file.descriptor).st_blocks <= before
+    assert bytes(pages) == b"kept" * 1024
 
 
 def test_a_client_cannot_use_much_memory_that_it_has_not_allocated() -> None:

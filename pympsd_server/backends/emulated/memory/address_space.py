@@ -23,9 +23,9 @@ Invariants:
   either completely or not at all while another thread allocates. All changes are made under the client's lock.
 - Between two allocations lies a gap of GUARD_BYTES, so that with strict bounds an overrun faults. With the bounds of
   hardware, kernels reach the whole pages of 2 MiB in which there is an allocation, as on a GPU (`Bounds.reach`).
-- Bytes that kernels do not reach are zero and have no memory of the host: `free` zeroes an allocation and the part of
-  its pages that nobody reaches afterwards. New memory is zero, because `allocate` zeroes bytes that kernels reach
-  already.
+- Bytes of pages without an allocation are zero and have no memory of the host: `free` zeroes an allocation and the
+  part of its pages that nobody reaches afterwards, `withdraw` that part only. New memory is zero, because `allocate`
+  zeroes what kernels reach already.
 """
 
 import mmap
@@ -234,23 +234,27 @@ class AddressSpace(AccessibleMemory):
         """Return the end of the last allocation before an offset, and the start of the first one behind it."""
         starts, ends = self._ranges
         at = bisect_right(starts, start)
-        before = (ends[at - 1] if at else 0, *(high for low, high in self._withdrawn if low < start))
-        after = (
-            starts[at] if at < len(starts) else VIRTUAL_OFFSET,
-            *(low for low, _ in self._withdrawn if low > start),
-        )
-        return max(before), min(after)
+        return ends[at - 1] if at else 0, starts[at] if at < len(starts) else VIRTUAL_OFFSET
 
     def free(self, address: int) -> None:
         """Free an allocation and release its pages, which are zero when they are used again."""
         self._release(*self._remove(address))
 
     def _release(self, start: int, end: int) -> None:
-        before, after = self._neighbours(start)
-        low = max(self.bounds.floor(start), self.bounds.ceiling(before))
-        high = min(self.bounds.ceiling(end), self.bounds.floor(after), self._window.allocatable)
-        self._window.zero(min(start, low), max(end, high))
+        self._zero_unreached(start, end)
         self._return(start, end + GUARD_BYTES)
+
+    def _zero_unreached(self, start: int, end: int) -> None:
+        """Zero a range that was allocated, and what nobody reaches now of its pages, but not withdrawn memory."""
+        before, after = self._neighbours(start)
+        low = min(start, max(self.bounds.floor(start), self.bounds.ceiling(before)))
+        high = max(end, min(self.bounds.ceiling(end), self.bounds.floor(after), self._window.allocatable))
+        for kept_low, kept_high in sorted(kept for kept in self._withdrawn if kept[0] < high and low < kept[1]):
+            if low < kept_low:
+                self._window.zero(low, kept_low)
+            low = kept_high
+        if low < high:
+            self._window.zero(low, high)
 
     def _remove(self, address: int) -> tuple[int, int]:
         at = self._find_start(address)
@@ -324,6 +328,7 @@ class AddressSpace(AccessibleMemory):
         """Make a shared allocation inaccessible, and keep its addresses taken. Return the arguments for `reclaim`."""
         withdrawn = self._remove(address)
         self._withdrawn.add(withdrawn)
+        self._zero_unreached(*withdrawn)
         return withdrawn
 
     def reclaim(self, start: int, end: int) -> None:
@@ -388,7 +393,7 @@ class AddressSpace(AccessibleMemory):
 
     def contains(self, low: int, high: int) -> bool:
         """Return whether kernels reach the offsets low to high (exclusive) in one range of this space."""
-        return high <= self.size and holds(*self.reach(), low, high)
+        return high <= self.size and self.contains_places(low, high)
 
     def contains_places(self, low: int, high: int) -> bool:
         """Return the same as `contains` for places in the views, which include peers' memory."""
