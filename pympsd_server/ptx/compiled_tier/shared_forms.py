@@ -31,7 +31,6 @@ from pympsd_server.ptx.numpy_tier.writer import Constants, Writer
 from pympsd_server.ptx.runtime import calls
 
 _MAX_DIVIDED_AS_DOUBLES: Final = 32
-_NEAREST: Final = {"rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 
 
 def write_shared(text: MemoryText, operation: Operation) -> None:
@@ -137,7 +136,7 @@ def _leading_zeros(value: Expression) -> Value:
 def _float_to_integer(value: Expression, dtype: DType, mode: str) -> Value:
     special = 64 in (value.bits, 8 * dtype.itemsize)
     value = value.astype(F32) if value.dtype == F16 else value  # LLVM 22 converts NaN of vectors of halves to -32768
-    whole: Expression = _NEAREST[mode](value) if mode in _NEAREST else value
+    whole: Expression = value if mode == "rzi" else conversion.to_integral(value, mode)  # fpto.i truncates anyway
     result = value.replace(dtype, "")
     name = f"llvm.fpto{'s' if dtype.kind == 'i' else 'u'}i.sat."
     name += f"{value.shape.mangled(result.element)}.{value.shape.mangled(value.element)}"

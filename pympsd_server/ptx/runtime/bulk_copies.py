@@ -90,15 +90,16 @@ def copy_small(
 
     The bytes past `available` become zero. Words that have only such bytes are not read, but alignment is checked.
     """
-    words = []
+    words, first_align = [], count
+    if available is not None:
+        is_misaligned = (source & source.dtype.type(count - 1)) != 0
+        if not np.any(is_misaligned if guard is None else is_misaligned & guard):
+            first_align = 4  # the words are checked one by one, because not all may be read
     for at in range(0, count, 4):
-        align = 4 if at else count
+        align = 4 if at else first_align
         if available is None:
             words.append(load(state, threads, "global", displace(source, at), _WORD, align, guard))
             continue
-        is_misaligned = (source & source.dtype.type(count - 1)) != 0
-        if not np.any(is_misaligned if guard is None else is_misaligned & guard):
-            align = 4
         there = np.clip(available.astype(np.int64) - at, 0, 4)
         is_loaded = (there > 0) if guard is None else (there > 0) & guard
         word = load(state, threads, "global", displace(source, at), _WORD, align, is_loaded)
