@@ -98,6 +98,14 @@ class Daemon:
             stream.close()
 
 
+def _open_inodes(pid: int) -> set[int]:
+    inodes = set()
+    with contextlib.suppress(OSError):  # a descriptor, or the process, has gone meanwhile
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            inodes.add(descriptor.stat().st_ino)
+    return inodes
+
+
 def _comm(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
@@ -265,12 +273,15 @@ def test_both_killed_means_an_end_for_everybody_and_a_clean_start(daemons: Daemo
 def test_a_killed_keeper_is_replaced_by_one_that_holds_the_same(daemons: Daemons) -> None:
     peer, ours = _pair()
     with peer:
+        socket_number = os.fstat(ours.fileno()).st_ino
         daemon = daemons.start(server_1=ours)
         daemon.do("note", "server 1", "its note")
         keeper = daemon.keeper()
         os.kill(keeper, signal.SIGKILL)
         assert "its process has ended" in daemon.event()
         assert daemon.keeper() != keeper
+        # The daemon has nothing to catch up with before it knows that the keeper was started.
+        wait_until(lambda: socket_number in _open_inodes(daemon.keeper()), "the socket in the new keeper")
         daemon.do("catch up")
         daemon.kill()
         assert daemons.start().given == [["server 1", "its note"]]
