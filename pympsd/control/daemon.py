@@ -95,7 +95,7 @@ class RunningDaemon:
         """Return the clients and start requests that wait for a server; the first in the queue comes first.
 
         Clients wait while their server starts, while another user has the turn, or until a server has ended because
-        the maximum of servers is reached.
+        the maximum number of servers is reached.
         """
         return convert(tuple[Waiting, ...], self._query("get_waiting_list"))
 

@@ -30,7 +30,7 @@ DRIVERS_WEIGHT: Final = 3
 to a server. Any other connection takes up to two.
 """
 MAX_AT_A_TIME: Final = 64
-"""The maximum of connections to request from the keeper together: on a busy machine each exchange with
+"""The maximum number of connections to request from the keeper together: on a busy machine each exchange with
 it takes 1 ms.
 """
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -30,7 +30,7 @@ from pympsd.vocabulary.identities import NO_USER
 
 LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1,5})")
 CONNECTIONS: Final = 16
-"""The maximum of open connections; a further one replaces another."""
+"""The maximum number of open connections; a further one replaces another."""
 REQUEST_SECONDS: Final = 1.0
 """The time in seconds within which a request must be complete; otherwise the connection is closed."""
 SECONDS: Final = 5.0

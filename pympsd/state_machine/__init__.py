@@ -1,1 +1,1 @@
-"""The daemon's decisions: events in, instructions out. Sans-I/O: no clock, no sockets, no trio."""
+"""The decisions of the daemon: they turn events into instructions. Sans-I/O: no clock, no sockets, no trio."""

@@ -8,7 +8,7 @@ The idea: every handler ends with a call of `serve_queue`, which decides from th
 
 1. clients are admitted to open servers, in the order of the queue and as far as it permits;
 2. servers are started for those that wait without one, the next user's only if users take turns;
-3. if the maximum of servers is reached, servers without clients are asked to end;
+3. if the maximum number of servers is reached, servers without clients are asked to end;
 4. servers that somebody waits for get a time limit.
 
 So no handler has to find out who may start after an event, and it is harmless to call `serve_queue` once too often.
@@ -54,7 +54,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown
 
 START_TIMEOUT: Final = 60.0
-"""The time in seconds in which a server must become ready."""
+"""The seconds in which a server must become ready after its process has started."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which clients are admitted to a server. During a fault it refuses them itself, as recorded."""
@@ -203,7 +203,7 @@ def _start_servers(daemon: Daemon) -> Iterator[do.Instruction]:
         server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
     )
     for entry in _find_unserved(daemon):
-        # In protocol 2 no user waits for another's start below the maximum of servers: start_server begins one.
+        # In protocol 2 no user waits for another's start while fewer servers than allowed run: start_server begins one.
         is_next = starting[entry.uid] < daemon.options.policy.max_starts or entry.server in waited_for
         if (
             not is_next

@@ -1,4 +1,4 @@
-"""The feature memacct: limits of the memory that the clients of a cgroup hold together, and its log.
+"""Limit the memory that the clients of a cgroup hold together, and log their allocations: the feature memacct.
 
 Theory of operation
 ===================

@@ -2,7 +2,7 @@
 
 Source: MPS documents, 2.3.6.1.
 
-They take no turn: no server is started, kept or shut down for them.
+Such clients take no turn: no server is started, kept or shut down for them.
 """
 
 from collections.abc import Iterator

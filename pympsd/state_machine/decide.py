@@ -1,4 +1,4 @@
-"""The state machine's entry point: an event in, instructions out, in order.
+"""The state machine's entry point: turn an event into the instructions that follow from it.
 
 The daemon is divided into an I/O layer (`pympsd.service`), which waits, opens and forks, and this state machine,
 which decides. The machine is sans-I/O: `handle` changes the state by one event and returns a list of instructions;
@@ -61,13 +61,13 @@ from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.results import ServerStatus
 
 AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[do.Instruction]]
-"""Carries out an operator's command line (pympsd.commands.operator_line)."""
+"""A function that carries out an operator's command line (pympsd.commands.operator_line)."""
 
 Decision = Iterator[do.Instruction] | None
-"""The instructions that follow from an event; None: nothing but the change of the state."""
+"""The instructions that follow from an event; None: the event only changes the state."""
 
 ENDS = (events.ServerExited, events.ServerNotTakenOver)
-"""Events after which a server is no longer known."""
+"""The events after which the daemon no longer knows the server."""
 
 
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[do.Instruction]:
@@ -322,7 +322,7 @@ TIMED_OUT_OF_SERVERS: Final[dict[do.TimerKind, Callable[[Daemon, Server], Decisi
     do.TimerKind.RETURN: takeover.takeover_timed_out,
     do.TimerKind.TRIAL: failed_starts.end_trial,
 }
-"""The handlers of timers of a server, which are ignored if the server is gone."""
+"""The handlers of servers' timers, which are ignored if the server is gone."""
 TIMED_OUT: Final[dict[do.TimerKind, Callable[[Daemon, int], Decision]]] = {
     do.TimerKind.PLACES: lambda daemon, _: admission.forget_reservations(daemon),
     do.TimerKind.RETRY: _retry,
@@ -332,4 +332,4 @@ TIMED_OUT: Final[dict[do.TimerKind, Callable[[Daemon, int], Decision]]] = {
     do.TimerKind.DRAIN: drains.expire,
     do.TimerKind.FORCE: lambda daemon, _: shutdown.force(daemon),
 }
-"""The handlers of all other timers, by their keys."""
+"""The handlers of all other timers; each gets the timer's key."""

@@ -21,12 +21,12 @@ from pympsd.vocabulary.results import Result
 
 @frozen
 class Destination:
-    """A namespace of a server, by name, whether or not they exist."""
+    """A namespace of a server, both by name; neither needs to exist."""
 
     server: str
     namespace: str
     uid: int
-    """The user of the server."""
+    """The user that the server runs as."""
 
     def __str__(self) -> str:
         return f"{self.server}/{self.namespace}"
@@ -41,7 +41,7 @@ def find(daemon: Daemon, event: ClientConnected) -> Destination:
 
 
 def make_missing(daemon: Daemon, target: Destination) -> Iterator[Instruction]:
-    """Make the named server of a client that names none, if there is none yet."""
+    """Make a user's own server, to which clients go that name none, if the target server does not exist."""
     if daemon.options.policy.has_named_servers and target.server not in daemon.named_servers:
         yield from add(daemon, NamedServer(target.server, target.uid, source=Source.AUTO))
 
@@ -64,7 +64,7 @@ def refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tupl
 
 
 def _refusal_of(daemon: Daemon, named_server: NamedServer, uid: int, target: Destination) -> tuple[int, str] | None:
-    """Return why a client of a user cannot go to a server that exists; None: it can."""
+    """Return why a client of a user cannot go to a server that exists; None if the client can."""
     name, namespace = target.server, target.namespace
     if named_server.deleted:
         return Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
@@ -86,7 +86,7 @@ def _refusal_of(daemon: Daemon, named_server: NamedServer, uid: int, target: Des
 
 
 def _refusal_of_missing(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
-    """Return why a client cannot go to a server that does not exist; None: it can be made for it."""
+    """Return why a client cannot go to a server that does not exist; None if it can be made for the client."""
     uid = event.process.peer.uid
     if event.server:
         return Result.ERROR_MPS_CONNECTION_FAILED, f"no server named '{target.server}'"

@@ -62,7 +62,7 @@ from pympsd.vocabulary.answers import Answer, AnswerPart
 from pympsd.vocabulary.results import Result
 
 MAX_LISTED: Final = 16
-"""The maximum of remaining clients that an answer in words lists; JSON has all."""
+"""The maximum number of remaining clients that an answer in words lists; an answer in JSON lists all of them."""
 _UNSEEN: Final = (
     "its PID is not visible here, and it is not the only such client of its server: end its process where it runs"
 )

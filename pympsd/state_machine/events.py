@@ -1,4 +1,4 @@
-"""Everything that can happen to the daemon, as values.
+"""These events, as values, describe everything that can happen to the daemon.
 
 The I/O layer feeds each of them to `pympsd.state_machine.decide.handle`. An event is a fact: nothing is refused at
 this point, and an event about a server or client that is gone has no effect. Events contain what the machine cannot
@@ -33,18 +33,18 @@ class OperatorLine(Event):
     uid: int
     line: ParsedLine
     silent: tuple[int, ...] = ()
-    """The PIDs of servers that were asked for their tables before, and did not answer in time."""
+    """The PIDs of the servers that were asked for their tables before and did not answer in time."""
     file: bytes | None = None
     """The text of the file that the line names."""
     at: float = 0.0
-    """When it came, in seconds since 1970."""
+    """The time at which the line arrived, in seconds since 1970."""
     server: str = ""
-    """The server whose socket it came by, in protocol 3; empty: the daemon's own."""
+    """The server whose socket received the line (protocol 3 only); empty: the daemon's own socket."""
     namespace: str = ""
     process: Origin | None = None
-    """The process that the line names; None if there is none."""
+    """The process that the line names; None: there is no such process."""
     cgroups: frozenset[str] | None = None
-    """The existing cgroups among those whose limits end with them; None: not checked."""
+    """The cgroups that exist, among those with limits that end with the cgroup; None: not checked."""
     origins: dict[int, Origin] = field(factory=dict)
     """The properties, by PID, of clients' processes that were not known before; empty if the line needs none."""
 
@@ -61,13 +61,15 @@ class ClientConnected(Event):
     process: ClientProcess
     environment: dict[str, str] = field(factory=dict)
     traced: bool = False
-    """It is under a debugger."""
+    """True if a debugger traces the client's process."""
     joins: bool = False
-    """Its process connects once for each context, so this may be a connection of a client that was admitted."""
+    """True if the process may have another connection, of a client that was admitted: it connects once for each
+    context."""
     server: str = ""
-    """The server whose socket it came by, in protocol 3; empty: the top one."""
+    """The server whose socket the client used (protocol 3 only); empty: the top socket."""
     connection: int = 0
-    """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
+    """The id of the client's connection, which stays the same if another daemon continues the connection; 0:
+    unknown."""
 
 
 @frozen
@@ -209,7 +211,7 @@ class ServerExited(Event):
     server: int
     status: int | None
     last_stderr_line: str = ""
-    """The last line it wrote to its standard error."""
+    """The last line that the server wrote to its standard error."""
 
 
 @frozen
@@ -230,9 +232,9 @@ class PredecessorDied(Event):
 
     state: PersistentState
     devices: OtherDevices | None = None
-    """The devices of the earlier daemon, if they differ from this one's."""
+    """The devices of the earlier daemon; None if this daemon has the same ones."""
     connections: frozenset[int] = frozenset()
-    """The ids of the clients' connections to the earlier daemon that this daemon continues."""
+    """The ids of the clients' connections that this daemon continues for the earlier one."""
 
 
 @frozen

@@ -33,13 +33,13 @@ from pympsd.state_machine.state.daemon import Daemon, FailedStarts
 from pympsd.state_machine.state.server import Phase, Server
 
 PAUSES: Final = (0.1, 0.5, 2.0)
-"""Seconds before the second, third and fourth try; there is no fifth."""
+"""The seconds before the second, third and fourth try to start a server; a fifth try does not follow."""
 TRIAL: Final = 10.0
-"""Seconds after which a ready server counts as working, whether or not its clients made a context."""
+"""The seconds after which a ready server counts as working, whether or not its clients made a context."""
 FAILURE_EXPIRY: Final = 10.0
-"""Seconds for which the failure of a server that ended with its clients counts, if no client connects again."""
+"""The seconds for which the failure of a server that ended with its clients counts, if no client connects again."""
 REFUSED_FOR: Final = 5.0
-"""Seconds for which a user's clients are refused after the fourth such server."""
+"""The seconds for which a user's clients are refused after the fourth server that ended with its clients."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""The waiting clients that a drain holds, and their treatment; see `pympsd.state_machine.drains` for the theory.
+"""Hold or refuse the waiting clients that a drain covers; see `pympsd.state_machine.drains` for the theory.
 
 A held client keeps its ticket, but nobody waits behind it and no server starts for it. A request to start a server is
 held only by a drain that releases the driver: a server without clients does not disturb any other drain.

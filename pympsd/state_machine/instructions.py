@@ -1,4 +1,4 @@
-"""Everything that the state machine requests of the I/O layer, as values.
+"""These instructions, as values, are everything that the state machine requests of the I/O layer.
 
 `pympsd.service.dispatcher` carries them out in order, without waiting; a later event reports work that takes time.
 The recipient of an instruction may be gone by then: the dispatcher drops answers to operators and clients that have
@@ -23,29 +23,29 @@ class TimerKind(Enum):
     """The purpose of a timer; its key is the id of a server unless noted."""
 
     START = auto()
-    """The time until a server is ready."""
+    """The time limit for a server to become ready."""
     LEAVE = auto()
-    """The end of a server without clients, or of a forced one."""
+    """The time limit for a server to end that has no clients or is forced."""
     SILENCE = auto()
-    """A server's report that its clients, whose processes have ended, are gone."""
+    """The time limit for a server to report that its clients, whose processes have ended, are gone."""
     RETURN = auto()
-    """The return of a server of the previous daemon."""
+    """The time limit for a server of the previous daemon to return."""
     PLACES = auto()
-    """The return of clients that waited when the previous daemon died; no key."""
+    """The time limit for clients to return that waited when the previous daemon died; no key."""
     RETRY = auto()
-    """The pause before a user's next server, after the server of the key."""
+    """The pause before a user's next server; the key is the id of the server that ended before."""
     TRIAL = auto()
     """The trial period after which a ready server counts as working."""
     FAILURE_EXPIRY = auto()
-    """The time after which a server that ended with its clients no longer counts as a failed start."""
+    """The period after which a server that ended with its clients no longer counts as a failed start."""
     TURN = auto()
-    """The time for which others may overtake a queue entry; the key is its ticket."""
+    """The time for which others may overtake a queue entry; the key is the entry's ticket."""
     TERMINATION = auto()
-    """A server's answer to terminate_client; the key is the termination's id."""
+    """The time limit for a server to answer terminate_client; the key is the termination's id."""
     DRAIN = auto()
     """The time limit of a drain; the key is the drain's id."""
     FORCE = auto()
-    """A quit without force; no key."""
+    """The time limit of a quit, after which force is used; no key."""
 
 
 @frozen
@@ -85,7 +85,7 @@ class SpawnServer(Instruction):
     uid: int
     peer: Peer | None
     name: str = ""
-    """The server's name; in protocol 3 only."""
+    """The server's name (protocol 3 only)."""
 
 
 @frozen
@@ -101,7 +101,7 @@ class AdmitClient(Instruction):
     server_pid: int
     priority: int
     limits: ClientLimits | None = None
-    """The limits of the client; None: those of its server."""
+    """The limits of the client; None: the limits of the client's server hold."""
 
 
 @frozen
@@ -146,7 +146,7 @@ class ShutDownServer(Instruction):
     server: int
     forced: bool
     is_deletion: bool = False
-    """Whether the terminated clients are informed that the server is deleted."""
+    """True if the server is deleted: the clients that are terminated are informed of that."""
 
 
 @frozen
@@ -174,9 +174,9 @@ class TerminateClient(Instruction):
     token: int
     pid: int
     by_reset: bool
-    """Whether to reset a device if a kernel on it cannot be stopped."""
+    """Whether the server may reset a device if a kernel on the device cannot be stopped."""
     evicted: tuple[int, ...] = ()
-    """Clients that may not create contexts any more."""
+    """The ids of the clients that may not create contexts any more."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""The limits that apply to a client, and the device that an operator's word names."""
+"""Find the limits that apply to a client, and the device that an operator's word names."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Creating, changing and deleting named servers.
+"""Create, change and delete named servers.
 
 A named server is created by an operator, the configuration file, or the first client of a user. It may or may not
 have a process (`status` combines both)::

@@ -1,4 +1,4 @@
-"""Making, changing and deleting the namespaces of a server; see `named_servers` for the rules of refusals."""
+"""Create, change and delete the namespaces of a server; see `named_servers` for the rules of refusals."""
 
 from collections.abc import Iterator
 

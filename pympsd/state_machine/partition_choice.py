@@ -23,7 +23,7 @@ from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.partitions import MIN_CAPABILITY, ChosenPartition, SmPartition, partition_id
 
 _CREATED: Final = re.compile("Partition (.*) created")
-"""The line of ``sm_partition add``."""
+"""The pattern of the line that ``sm_partition add`` prints."""
 
 
 def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:

@@ -1,4 +1,4 @@
-"""Making and deleting static SM partitions: those of servers in protocol 3, those of the daemon in protocol 2.
+"""Create and delete static SM partitions: those of servers in protocol 3, those of the daemon in protocol 2.
 
     protocol 3   sm-partition create     create_partition   belongs to a named server, ends with it
     protocol 2   sm_partition add        add_partition      belongs to the daemon, outlasts every server
@@ -42,7 +42,7 @@ NO_STATIC_MODE: Final = (
     "set_active_thread_percentage limits the SMs of clients, and PYMPSD_BACKEND=cuda is without that server"
 )
 _OF_DAEMON: Final = ""
-"""The owner of a partition of the daemon, in place of a server's name."""
+"""The owner of the daemon's partitions, in place of a server's name."""
 
 
 class TooOld(NotPossible):

@@ -27,19 +27,19 @@ from pympsd.vocabulary.shares import (
 )
 
 SERVER_DESCRIPTORS: Final = 10
-"""The daemon's descriptors for a server: sockets of the server and of ``default`` (two each), FIFO, log, link, pidfd,
-pipe."""
+"""The daemon's descriptors for a server: two each for the sockets of the server and of ``default``, and one each
+for FIFO, log, link, pidfd and pipe."""
 NAMESPACE_DESCRIPTORS: Final = 2
-"""The daemon's descriptors for a namespace: its socket, and one in reserve for when descriptors run out."""
+"""The daemon's descriptors for a namespace: one for its socket, and one in reserve for when descriptors run out."""
 _REMEDIES: Final = {
     SERVERS: "delete one of them ('server delete <name>')",
     PROCESSES: "delete a server, or give one fewer devices (--allowed-devices)",
     NAMESPACES: "delete one of them ('namespace delete <name> --server=<server>')",
     DESCRIPTORS: "delete a server or a namespace",
 }
-"""The remedies that a user has without an administrator."""
+"""What a user can do about a refusal without an administrator, by resource."""
 _MAX_SHOWN: Final = 8
-"""The number of a user's servers that a refusal names."""
+"""The maximum number of a user's servers that a refusal names."""
 
 Cost = Mapping[SharedResource, int]
 

@@ -1,4 +1,4 @@
-"""The end of a server, and of the daemon: quit with and without a time limit, signals, and force."""
+"""End servers and the daemon: quit with and without a time limit, on a signal, and by force."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -10,10 +10,11 @@ from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.results import Result
 
 SIGNAL_TIMEOUT: Final = 2.0
-"""Seconds between SIGTERM and force: supervisors wait at least 10 s before they kill."""
+"""The seconds between SIGTERM and force: supervisors wait at least 10 s before they kill."""
 QUITTING: Final = "the MPS control daemon is quitting: no new clients"
 LEAVE_TIMEOUT: Final = 5.0
-"""Seconds a server without clients has to end after a shutdown request; forced: FORCED_TIMEOUT."""
+"""The seconds in which a server without clients has to end after a shutdown request; a forced one has
+FORCED_TIMEOUT seconds."""
 FORCED_TIMEOUT: Final = 2.0
 SILENCE_TIMEOUT: Final = 10.0
 """Seconds a server has to report that clients whose processes have ended are gone, while another client or user waits

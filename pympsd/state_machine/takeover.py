@@ -27,9 +27,10 @@ from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 
 TAKEOVER_TIMEOUT: Final = 10.0
-"""Seconds that a server has to report to the next daemon, and that the places of waiting clients are kept."""
+"""The seconds in which a server has to report to the next daemon, and for which the places of waiting clients are
+kept."""
 GENERATION_BITS: Final = 40
-"""The ids of a generation begin at its number shifted left by this."""
+"""The number of bits of an id below its generation: a generation's ids begin at its number shifted left by this."""
 
 
 def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
@@ -104,6 +105,7 @@ def takeover_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
 
 
 def _take_defaults(daemon: Daemon, saved: records.PersistentState) -> None:
+    """Restore from the state file the daemon's defaults, shares, rules, cgroup limits and configuration."""
     if saved.thread_percentage is not None:
         daemon.defaults.thread_percentage = ThreadPercentage(saved.thread_percentage)
     if saved.client_priority is not None:
@@ -171,6 +173,7 @@ def _restore_named_servers(daemon: Daemon, saved: records.PersistentState) -> It
 
 
 def _restore_server(saved_server: records.PersistentNamedServer) -> NamedServer:
+    """Return the named server that a record of the state file describes."""
     namespaces = {
         namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
         for namespace in saved_server.namespaces

@@ -30,11 +30,11 @@ from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.results import Result
 
 SERVER_TIMEOUT: Final = 10.0
-"""Seconds after which a server gives up."""
+"""The seconds after which a server stops trying to terminate a client."""
 TERMINATION_TIMEOUT: Final = 15.0
-"""Seconds a server has to answer: it gives up earlier unless it is stopped."""
+"""The seconds that the daemon waits for the server's answer, which comes earlier unless the server is stopped."""
 RESET_TIMEOUT: Final = 30.0
-"""Seconds that a server has to answer if it does not give up, but ends processes with kernels on a device."""
+"""The seconds that the daemon waits if the server does not give up, but ends processes with kernels on a device."""
 CAUSES: Final[dict[int, str]] = {
     Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
     Result.ERROR_LAUNCH_TIMEOUT: (
@@ -114,14 +114,14 @@ def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Itera
 
 
 def end_with_server(daemon: Daemon, server: Server) -> Iterator[do.Instruction]:
-    """Answer the operators whose terminations a server was working on when it ended: 806."""
+    """Answer the operators with 806 if a server ended while it was working on their terminations."""
     for token, termination in tuple(daemon.terminations.pending.items()):
         if termination.server == server.id:
             yield from end_with_answer(daemon, server.id, token, Result.ERROR_MPS_RPC_FAILURE)
 
 
 def end_with_timeout(daemon: Daemon, token: int) -> Iterator[do.Instruction]:
-    """Answer an operator whose termination the server has not answered in time: 702."""
+    """Answer an operator with 702 if the server has not answered the termination in time."""
     if (termination := daemon.terminations.pending.get(token)) is None:
         return
     code = Result.ERROR_LAUNCH_TIMEOUT
@@ -160,6 +160,7 @@ def _clients_of(server: Server, pid: int) -> list[Client]:
 
 
 def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[do.Instruction]:
+    """End a pending termination with a CUresult number, and send its session the answer."""
     termination = daemon.terminations.pending.pop(token)
     if termination.is_drain:
         daemon.terminations.results[token] = code

@@ -18,13 +18,13 @@ from pympsd.takeover.state_file import directories_left
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2
-"""A daemon that receives it ends immediately and leaves its servers to the next one."""
+"""The signal after which a daemon ends immediately and leaves its servers to the next one."""
 HAND_OVER_SECONDS: Final = 10.0
-"""Seconds that the running daemon has to end."""
+"""The seconds in which the running daemon has to end."""
 LOCK_SECONDS: Final = 5.0
-"""Seconds that a daemon may hold the lock after its end, or at its start before it has written its PID."""
+"""The seconds for which a daemon may hold the lock after its end, or at its start before it has written its PID."""
 DEAD_SECONDS: Final = 1.0
-"""Seconds that a killed daemon's lock may stay held by a server that the daemon was just starting."""
+"""The seconds for which a server that a killed daemon was just starting may hold that daemon's lock."""
 PAUSE_SECONDS: Final = 0.02
 _REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTORY for another daemon"
 
@@ -104,6 +104,7 @@ def _is_left_behind(folder: str) -> bool:
 
 
 def _hand_over(folder: str) -> None:
+    """Make the running daemon end and hand over; raise NoDaemonPid, or CannotReplace if it does not end in time."""
     pid = _pid_in(folder)
     try:
         pidfd = os.pidfd_open(pid)

@@ -133,12 +133,13 @@ class KnownProcess:
 
 
 LAST_MESSAGES_SECONDS: Final = 1.0
-"""Seconds to read the last messages of a server that has ended."""
+"""The seconds in which the last messages of a server that has ended are read."""
 MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
-"""The maximum of seconds by which the clock may have been set back since a client connected."""
+"""The maximum number of seconds by which the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
-"""Seconds that a starting daemon waits for the servers, so that answers to the first commands include them."""
+"""The seconds for which a starting daemon waits for the servers, so that answers to the first commands include
+them."""
 
 
 class ServerEnded(ProcessError):
@@ -153,11 +154,11 @@ class PendingServer:
     process: KnownProcess
     obstacle: str
     started: int
-    """The start time of its process, in clock ticks since boot."""
+    """The start time of the server's process, in clock ticks since boot."""
     resolved: trio.Event = field(factory=trio.Event, init=False)
-    """Set when the server has reported, or when it cannot."""
+    """An event that is set when the server has reported, or when it cannot report any more."""
     _serving: trio.Event | None = field(default=None, init=False)
-    """Set at the end of its session."""
+    """An event that is set at the end of the server's session; None: the session has not begun."""
 
     async def watch(self, dispatcher: Dispatcher) -> None:
         """Wait for the server's process to end, and clean up after it."""
@@ -401,6 +402,7 @@ async def _next(channel: MessageChannel) -> object:
 
 
 def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
+    """Return the client that a server's report describes; raise RemoteError if that client is impossible."""
     if not isinstance(report, link.ReturningClient):
         raise RemoteError(f"{type(report).__name__} where its clients were due")
     # This daemon's ids begin above all earlier ones.

@@ -26,14 +26,15 @@ from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 
 FORMAT: Final = 2
-"""Format 1, of pympsd before 27 November 2026, is read too."""
+"""The format in which the file is written. Format 1, of pympsd before 27 November 2026, is read too."""
 MODE: Final = 0o600
 MAX_BYTES: Final = 4 << 20
-"""The largest configuration file takes 1.4 MiB of it."""
+"""The maximum size of the file in bytes; the largest configuration file takes 1.4 MiB of it."""
 MAX_DEVICES: Final = 256
-"""Limits of devices with higher ordinals than any machine has are refused, even if the devices are not known."""
+"""The number of devices that no machine exceeds: limits of higher ordinals are refused, even if the devices are
+not known."""
 DYING_SECONDS: Final = 1.0
-"""A killed daemon releases its lock shortly before it has ended."""
+"""The seconds that a killed daemon may take to end after it has released its lock."""
 
 
 class StateRefused(FileError, ValueError):
@@ -59,12 +60,12 @@ class SavedState:
     """The start time of each server's process by PID, in clock ticks since boot (proc(5), stat, field 22)."""
     remembered: PersistentState
     writer: tuple[int, int] = (0, 0)
-    """The daemon's PID and start time."""
+    """The PID and the start time of the daemon that wrote the file."""
     backend: str = ""
     trace: str = ""
-    """The path of the trace that it writes."""
+    """The path of the trace that the daemon writes; empty: it writes none."""
     log_folders: tuple[MadeFolder, ...] = ()
-    """Folders that it, or the previous daemon, has made for the logs of servers."""
+    """The folders that the daemon, or the one before it, has made for the logs of servers."""
 
 
 def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
@@ -261,15 +262,15 @@ class StateFile:
 
     folder: str
     devices: Callable[[], tuple[str, ...]]
-    """Returns the known devices, because the driver's server may report them later."""
+    """A function that returns the known devices, because the driver's server may report them later."""
     log: Any
     is_taken_by_another: Callable[[], bool] = lambda: False
-    """Returns whether another daemon has taken the folder."""
+    """A function that returns whether another daemon has taken the folder."""
     backend: str = ""
     trace: Callable[[], str] = lambda: ""
-    """Returns the path of the trace that the daemon writes."""
+    """A function that returns the path of the trace that the daemon writes; empty: it writes none."""
     log_folders: Callable[[], tuple[MadeFolder, ...]] = tuple
-    """Returns the folders made for the logs of servers."""
+    """A function that returns the folders made for the logs of servers."""
     _written: tuple[PersistentState, str, tuple[MadeFolder, ...]] | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
@@ -298,6 +299,7 @@ class StateFile:
         self._written, self._failed = current, False
 
     def _replace(self, remembered: PersistentState) -> None:
+        """Write the state to a new file, and rename it; if OSError is raised, the old file stays."""
         if self.is_taken_by_another():
             raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
         self._started = {

@@ -1,1 +1,1 @@
-"""Types shared by all three programs: identities, statuses, limits, answers, settings, file names. Pure."""
+"""Types that all three programs share: identities, statuses, limits, answers, settings, file names. No I/O."""

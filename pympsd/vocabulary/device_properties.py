@@ -37,11 +37,11 @@ VIRTUAL_OFFSET, MAPPED_OFFSET = 2 << 38, 3 << 38
 window's end, because its kernels access only the addresses of that window. Between the first offset and this one
 clients reserve addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
-"""The addresses and sizes of mappings there are multiples of this number of bytes."""
+"""The number of bytes of which addresses and sizes of such mappings are multiples."""
 
 
 MAX_CONTEXTS_BEFORE_VOLTA = 16
-"""The client contexts on one such device at a time (MPS documents, 2.3.2)."""
+"""The maximum number of client contexts at a time on a device before Volta (MPS documents, 2.3.2)."""
 
 
 @frozen
@@ -157,11 +157,11 @@ class DeviceUse:
     """The use of one device by one server."""
 
     clients: dict[int, int]
-    """Bytes that each client holds, by the daemon's id; clients without an entry hold none."""
+    """The bytes that each client holds, by the daemon's id of the client; clients without an entry hold none."""
     launches: int = 0
-    """Kernels that the server has started there since its start."""
+    """The number of kernels that the server has started on the device since the server's start."""
     left: int = 0
-    """Bytes that exited clients still hold because their kernels are still running."""
+    """The bytes that exited clients still hold because their kernels are still running."""
     utilization: int | None = None
     """The percentage of the last sample period (at most 1 s) in which kernels ran; None: it is not counted."""
 

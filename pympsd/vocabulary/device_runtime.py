@@ -12,11 +12,12 @@ _GRID: Final = "cudaCG"
 devices."""
 
 SET_CONDITIONAL: Final = "cudaGraphSetConditional"
-"""Sets the value of a conditional handle of a graph; the emulated device has it."""
+"""The function that sets the value of a conditional handle of a graph; the emulated device has it."""
 
 
 GRID_FUNCTIONS: Final = ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize")
-"""Functions that sync() of a grid calls in numba-cuda and older cooperative groups; the emulated device has them."""
+"""The functions that sync() of a grid calls in numba-cuda and older cooperative groups; the emulated device has
+them."""
 
 EMULATED: Final = frozenset([SET_CONDITIONAL, *GRID_FUNCTIONS])
 """The functions of the device runtime that the emulated device has."""

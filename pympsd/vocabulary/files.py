@@ -23,7 +23,7 @@ NAMED_SERVERS = "pympsd.named-servers"
 that of a server or a namespace, and a program there must not run without its limits."""
 
 NVML = "pympsd.nvml"
-"""The devices, and who uses them, for libnvidia-ml.so.1 (`pympsd.devices.nvml_text`)."""
+"""The file that tells libnvidia-ml.so.1 the devices and who uses them (`pympsd.devices.nvml_text`)."""
 NEW_NVML = f"{NVML}.new"
 
 OF_THE_DAEMON = (
@@ -40,13 +40,15 @@ CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 
 CLIENTS_ONLY_MODES = {CONTROL: 0o222, OWN_CONTROL: 0o600}
-"""Modes of a daemon that refuses operators at ``control``: the mode shows that they need another socket."""
+"""The file modes of ``control`` if the daemon refuses operators there: they show that operators need another
+socket."""
 
 MAX_SOCKET_PATH = 107
-"""The most bytes in a Unix socket's path: sun_path less its terminating NUL (unix(7))."""
+"""The maximum number of bytes in a Unix socket's path: sun_path less its terminating NUL (unix(7))."""
 
 MAX_LIBCUDA_SOCKET_PATH = 106
-"""The most that libcuda can take: with one byte more a program's standard input breaks (measured on driver 580)."""
+"""The maximum number of bytes in a path that libcuda can take: with one more a program's standard input breaks
+(measured on driver 580)."""
 
 
 def machine_places(environment: "dict[str, str]") -> "tuple[str, ...]":

@@ -57,10 +57,10 @@ class Limits:
     thread_percentage: dict[int, ThreadPercentage] | None = None
     """The percentage of each client, by device index or ALL_DEVICES."""
     pinned_memory: dict[int, PinnedMemory] | None = None
-    """The memory that each client may hold, by device index; a device that is absent has no limit."""
+    """The bytes that each client may hold, by device index; a device without an entry has no limit."""
     client_priority: ClientPriority | None = None
     total_memory: dict[int, PinnedMemory] | None = None
-    """The memory that all clients together may hold, by device index; a device that is absent has no limit."""
+    """The bytes that all clients together may hold, by device index; a device without an entry has no limit."""
     sm_partition: str | None = None
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 
@@ -79,16 +79,17 @@ class ClientLimits:
     """The limits of an admitted client, as the daemon sends them to its server."""
 
     own: Limits = NO_LIMITS
-    """The limits of its namespace, or in protocol 2 of its server."""
+    """The limits of the client's namespace, or in protocol 2 of the client's server."""
     bounds: tuple[Limits, ...] = ()
-    """Limits that its own never exceed: the maxima of its server, and the limits of its rule."""
+    """The limits that ``own`` never exceeds: the maxima of the client's server, and the limits of the client's
+    rule."""
     devices: tuple[int, ...] | None = None
-    """The indices of the devices that it may see, in their order; None: all."""
+    """The indices of the devices that the client may see, in the client's order; None: all devices."""
     namespace: str = ""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
-    """By index, of devices in static use."""
+    """The client's part of each device in static use, by device index."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device index."""
+    """The limits of memory that the client shares with other clients, by device index."""
     audited: bool = False
     """True if the memory that the client takes and returns is logged."""
     static: bool = False
@@ -173,21 +174,22 @@ class LimitRow:
     """A row of the table."""
 
     name: str
-    """The name of its option (with ``max-`` before it, of a server's maximum) and of its column; see `key`."""
+    """The name of the limit's option (a server's maximum has ``max-`` before it) and of its column; see `key`."""
     field: str
     """The name of the attribute in `Limits`."""
     read: Callable[[str], Any]
-    """Reads its text; raises BadText. If it is by device: a dictionary by the name of each device, "" for all."""
+    """A function that reads the limit's text; raises BadText. For a limit by device it returns a dictionary by the
+    name of each device, "" for all."""
     form: str
     """The placeholder of the value in the usage of commands."""
     render: Callable[[Any], str]
-    """Returns the text of its value (by device: of an entry)."""
+    """A function that returns the text of the limit's value; for a limit by device, of one entry."""
     number: Callable[[Any], Any]
-    """Returns its value for JSON (by device: for an entry)."""
+    """A function that returns the limit's value for JSON; for a limit by device, of one entry."""
     combine: Callable[[Any, Any, Sequence[Any]], Any]
-    """Decides between a namespace's value, the environment's and those of bounds."""
+    """A function that decides between the values of a namespace, of the environment and of bounds."""
     default: Any = None
-    """The value (by device: the entry) where nothing is stated."""
+    """The value that holds if none is stated; for a limit by device, that of an entry."""
     is_by_device: bool = False
     is_for_all: bool = False
     """True if a value for all devices is kept as ALL_DEVICES, not as an entry for each."""
@@ -198,7 +200,7 @@ class LimitRow:
     types: tuple[type, ...] = (str,)
     """The types of its value in a configuration file."""
     driver_lacks: Callable[[Any], str] = lambda _: ""
-    """Returns why a value that was read is not possible with the driver's own server; empty: it is."""
+    """A function that returns why a value is not possible with the driver's own server; empty: it is possible."""
 
     @property
     def key(self) -> str:

@@ -22,11 +22,12 @@ from pympsd.errors import InputError
 
 _MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
 MAX_MEMORY = 1 << 50
-"""1 PiB: more is a typing error."""
+"""The largest limit of memory, 1 PiB: a larger value is a typing error."""
 ALL_DEVICES: Final = -1
-"""In a limit by device index: every device without an entry of its own."""
+"""The key, in a limit by device index, that stands for every device without an entry of its own."""
 PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
-"""If set to 1 when a client process starts, each of its contexts has its own percentage (MPS documents, 4.2.6)."""
+"""The variable that gives each context of a client its own percentage, if it is 1 when the process starts (MPS
+documents, 4.2.6)."""
 
 
 class BadLimit(InputError, ValueError):
@@ -85,10 +86,10 @@ class MemoryGroup:
     name: str
     """The group's name as sentences contain it: ``namespace a/hi``, ``cgroup /x``."""
     limit: int
-    """The bytes that they hold at most (hard limit)."""
+    """The maximum number of bytes that the group's clients hold together (hard limit)."""
     soft: int = 0
-    """The bytes that they are guaranteed (soft limit). When memory is short, clients of groups above theirs are
-    terminated."""
+    """The bytes that the group's clients are guaranteed (soft limit). When memory is short, clients of groups
+    above their soft limit are terminated."""
 
 
 @frozen
@@ -109,7 +110,7 @@ class Quota:
     priority: int
     """The level of the client's priority: 0 normal, 1 below normal."""
     chunks: tuple[int, ...] = ()
-    """The chunks of SMs (`pympsd.vocabulary.partitions`) that it runs on, and no others; empty: on any."""
+    """The chunks of SMs (`pympsd.vocabulary.partitions`) on which the context runs, and no others; empty: on any."""
     groups: tuple[MemoryGroup, ...] = ()
     """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
     audited: bool = False
@@ -138,14 +139,14 @@ class LimitsInForce:
     """The limits that apply to a client: the lowest of the limits set for it and by itself."""
 
     thread_percentage: float
-    """The percentage; if its devices differ, the highest."""
+    """The client's percentage; if it differs between devices, the highest."""
     priority: int
     memory: dict[int, int]
-    """The bytes that it may hold, by device ordinal; none for a device without a limit."""
+    """The bytes that the client may hold, by device ordinal; a device without an entry has no limit."""
     multiprocessors: dict[int, int]
-    """The SMs of each device that it sees, by ordinal."""
+    """The number of SMs that the client may use on each device that it sees, by ordinal."""
     device_percentages: dict[int, float] = field(factory=dict)
-    """By ordinal, if they differ."""
+    """The client's percentages by device ordinal, if they differ; else empty."""
     connections: int = 1
     """The connections of a device that each context of the client takes; 1 for a client of the driver's own server,
     whose number is unknown."""
@@ -167,8 +168,8 @@ class CgroupLimit:
     hard: PinnedMemory | None = None
     """The maximum in bytes that the clients of the cgroup hold together."""
     soft: PinnedMemory | None = None
-    """The bytes that these clients are guaranteed. When memory is short, clients of cgroups above theirs are
-    terminated."""
+    """The bytes that the cgroup's clients are guaranteed. When memory is short, clients of cgroups above their
+    soft limit are terminated."""
 
 
 def combine_cgroup_limits(first: CgroupLimit, second: CgroupLimit) -> CgroupLimit:

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 from pympsd.errors import BAD_USAGE
 
 SIMILARITY: Final = 0.7
-"""The least similarity of a suggestion, from 0 to 1 (difflib's ratio)."""
+"""The minimum similarity of a suggestion, from 0 to 1 (difflib's ratio)."""
 
 
 def find_similar(word: str, candidates: Iterable[str]) -> str:

@@ -60,14 +60,14 @@ def available_shared_bytes(attributes: Mapping[str, int], blocks: int) -> int:
 
 
 _MAX_CLUSTERS: Final = 8
-"""The most clusters of one block on one multiprocessor."""
+"""The maximum number of clusters of one block on one multiprocessor."""
 _CLUSTER_GROUPS: Final = (16, 16, 16, 16, 16, 16, 14, 14)
 """Multiprocessors that the blocks of one cluster can share, of an H200's 132: these sizes give, for clusters of up to
 8 blocks of 32 to 1,024 threads, the numbers that cuOccupancyMaxActiveClusters was recorded to return."""
 _ALL_MULTIPROCESSORS: Final = 132
 PORTABLE_CLUSTER: Final = 8
 LARGEST_CLUSTER: Final = 16
-"""The most blocks in a cluster on every device that has clusters, and on Hopper if a kernel allows it."""
+"""The maximum number of blocks in a cluster: on every device with clusters, and on Hopper if a kernel allows it."""
 
 
 def active_clusters(multiprocessors: int, blocks: int, size: int) -> int:

@@ -25,18 +25,18 @@ class ParsedLine:
     protocol: int = 2
     """The protocol of the daemon that got the line."""
     asks_servers: bool = False
-    """The answer depends on the servers' state."""
+    """True if the answer depends on the servers' state."""
     server_pid: int | None = None
     """The PID of the only server that ``asks_servers`` concerns; None: all."""
     process: int | None = None
     """The PID of the process that the line asks about, which need not be a client."""
     asks_cgroups: bool = False
-    """The answer depends on which cgroups exist."""
+    """True if the answer depends on which cgroups exist."""
     is_query: bool = False
-    """The command changes nothing."""
+    """True if the command changes nothing."""
     is_json_query: bool = False
-    """The line is a query with --json, which is not logged."""
+    """True if the line is a query with --json, which is not logged."""
     is_whole: bool = True
-    """False: the line was longer than a command may be. It was cut and is not carried out."""
+    """False if the line was longer than a command may be: it was cut and is not carried out."""
     asks_origins: bool = False
-    """The command depends on the cgroups of clients' processes, which may be unknown."""
+    """True if the command depends on the cgroups of clients' processes, which may be unknown."""

@@ -22,7 +22,7 @@ NO_PARTITION: Final = "none"
 MIN_CAPABILITY: Final = (8, 0)
 """The lowest compute capability of devices that have static partitions."""
 _ID_BYTES: Final = 27
-"""Random bytes in the id of a partition of protocol 3, which are 36 characters in base64."""
+"""The number of random bytes in the id of a partition of protocol 3; the id is 36 characters in base64."""
 _DAEMON_ID: Final = re.compile("D[0-9a-f]{35}")
 """The form of an id of protocol 2, which has 36 characters too."""
 
@@ -34,7 +34,7 @@ class SmPartition:
     """
 
     name: str
-    """In protocol 2 its id (`daemon_partition_id`)."""
+    """The name of the partition; in protocol 2 its id (`daemon_partition_id`)."""
     device: int
     """The daemon's ordinal of the device."""
     chunks: tuple[int, ...]

@@ -50,7 +50,7 @@ class Condition:
     """
 
     kind: str
-    """One of KINDS."""
+    """The property that the condition tests, one of KINDS."""
     values: tuple[str, ...]
 
     def __str__(self) -> str:

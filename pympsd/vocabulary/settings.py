@@ -36,7 +36,7 @@ class Settings:
     pipe_directory: str
     log_directory: str
     backend: str
-    """``auto`` until the machine's devices are known (devices/discovery.py)."""
+    """The name of the backend; ``auto`` until the machine's devices are known (devices/discovery.py)."""
     emulated_devices: str
     visible_devices: str | None
     thread_percentage: ThreadPercentage
@@ -46,11 +46,11 @@ class Settings:
     memory_limits: str = ""
     """The text of the variable (``0=1G,GPU-...=512MB``), because the devices are not known here."""
     overtaking_seconds: float = 30.0
-    """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
+    """The seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""
-    """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
+    """The path of the driver's server, for the vendor backend; empty: the first on PATH that is not pympsd's."""
     driver: int = 0
-    """The requested branch of the driver; 0: the machine's."""
+    """The requested branch of the driver; 0: the branch of the machine's driver."""
     users: str = variables.USERS[0]
     unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
@@ -149,7 +149,7 @@ _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     PERCENTAGE: (ThreadPercentage.parse, f"{PERCENTAGE} should be between (0.0, 100.0]"),
     PRIORITY: (ClientPriority.parse, f"{PRIORITY} should be between [0,1]"),
 }
-"""By variable: its parser, and the complaint of the vendor's daemon about a value that cannot be read."""
+"""The parser of each variable, and the complaint of the vendor's daemon about a value that cannot be read."""
 
 
 def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:

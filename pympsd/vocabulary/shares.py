@@ -38,9 +38,9 @@ from pympsd.vocabulary.mistyped import find_similar
 OPTION: Final = "--user-share"
 VARIABLE: Final = "PYMPSD_USER_SHARES"
 TABLE: Final = "shares"
-"""The table of a configuration file."""
+"""The name of the configuration file's table of shares."""
 RESERVE_PARTS: Final = 8
-"""Reserves are counted in eighths of a total."""
+"""The number of parts of a total in which reserves are counted: eighths."""
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30}
 _VALUE: Final = re.compile(r"([0-9]{1,12})([KMG]?)B?", re.ASCII | re.IGNORECASE)
 
@@ -57,7 +57,7 @@ class SharedResource:
     """A resource of the daemon that users share: its default, its bounds and its reserves."""
 
     name: str
-    """Its name in the option, the variable and the file."""
+    """The name of the resource in the option, the variable and the file."""
     share: int
     """The share of one user, unless an administrator sets it."""
     maximum: int

@@ -22,13 +22,13 @@ class SmRounding:
     """The figures of one architecture, in SMs."""
 
     capability: tuple[int, int]
-    """The least compute capability of the devices that the row is for."""
+    """The minimum compute capability of the devices that the row is for."""
     step: int
     """Percentages and execution affinities amount to multiples of this number of SMs."""
     minimum: int
-    """The least number of SMs that a percentage or an affinity gives."""
+    """The minimum number of SMs that a percentage or an affinity gives."""
     green_minimum: int
-    """The least number of SMs of a green context (CUDA driver API, Green Contexts)."""
+    """The minimum number of SMs of a green context (CUDA driver API, Green Contexts)."""
     green_alignment: int
     """The number of SMs in a green context is a multiple of this (same source)."""
     is_measured: bool
@@ -62,7 +62,7 @@ ROUNDINGS: Final = (
     SmRounding((8, 0), 2, 4, 4, 2, False, "the figures of green contexts"),
     SmRounding((7, 0), 2, 2, 2, 2, True, "public reports of a T4: 10 % of 40 SMs are 4, 20 % are 8, 5 % are 2"),
 )
-"""From the newest architecture to the oldest that limits SMs (MPS documents, 2.3.5.2: Volta and newer)."""
+"""The rows, from the newest architecture to the oldest that limits SMs (MPS documents, 2.3.5.2: Volta and newer)."""
 
 
 def count_multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> int:

@@ -24,7 +24,7 @@ MAX_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)
 _MAX_DIGITS: Final = 20
-"""A number with more digits is above the limit in every unit."""
+"""The maximum number of digits that are read: a number with more digits is above the limit in every unit."""
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
 
 

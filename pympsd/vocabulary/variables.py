@@ -36,7 +36,7 @@ USERS: Final = ("in-turn", "together")
 UNMAPPED_USERS: Final = ("refuse", "nobody")
 """What happens to clients whose user ID is not mapped in the daemon's user namespace: refused or served as nobody."""
 MAX_CONNECTIONS: Final = 32
-"""CUDA's maximum of hardware queues."""
+"""CUDA's maximum number of hardware queues."""
 
 BACKEND: Final = "PYMPSD_BACKEND"
 EMULATED_DEVICES: Final = "PYMPSD_EMULATED_DEVICES"
@@ -57,13 +57,14 @@ USERS_VARIABLE: Final = "PYMPSD_USERS"
 UNMAPPED_USERS_VARIABLE: Final = "PYMPSD_UNMAPPED_USERS"
 EXPLAIN: Final = "PYMPSD_EXPLAIN"
 RUN: Final = "PYMPSD_RUN"
-"""Set by pympsd-run, not by users: the id of the run, by which it finds the refusals of its processes."""
+"""The variable with the id of a run, which pympsd-run sets (not users) and by which it finds its processes'
+refusals."""
 REQUIRE_MPS: Final = "PYMPSD_REQUIRE_MPS"
 LENIENT_LIMITS: Final = "PYMPSD_LENIENT_LIMITS"
 PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
 MEMORY_LIMITS: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
-"""Both names of the variable; the documents use the second one once."""
+"""Both names of the variable for limits of memory; the documents use the second one once."""
 MEMORY_LIMIT_FORM: Final = "DEVICE=LIMIT, as in 0=1G or GPU-...=512M, several with commas"
 PERCENTAGE_FORM: Final = "DEVICE=PERCENTAGE, as in 0=50 or GPU-...=25, several with commas"
 _SHOWN: Final = 100
@@ -83,7 +84,7 @@ class Reader(Flag):
 
 
 Check = Callable[[str], str]
-"""Returns the required form of a text, as a sentence continues after "must be"; nothing if the text is valid."""
+"""A function that returns the required form of a text, as a sentence continues after "must be"; nothing if valid."""
 
 
 @frozen

@@ -23,26 +23,28 @@ class ClientProcess:
     """
 
     peer: Peer
-    """Its PID, user and groups, as the kernel reports them of the connection."""
+    """The PID, the user and the groups of the process, as the kernel reports them for the connection."""
     command: str
     pid_namespace: int = 0
-    """The inode of its PID namespace; 0: unknown."""
+    """The inode of the process's PID namespace; 0: unknown."""
     namespace: str = ""
-    """The MPS namespace whose socket it came by, in protocol 3; empty: ``default``."""
+    """The MPS namespace whose socket the client used (protocol 3 only); empty: ``default``."""
     number: int = 0
     """A number that no other process has, which distinguishes those with PID 0; 0: unknown."""
     container_pid: int = 0
-    """The PID in the process's own PID namespace; 0: it has no other one, or the daemon cannot see it."""
+    """The PID in the process's own PID namespace; 0: the process has no other PID, or the daemon cannot see it."""
     since: float = 0.0
-    """Seconds since 1970 at which it connected; 0: only an earlier daemon could know."""
+    """The time at which the client connected, in seconds since 1970; 0: unknown, an earlier daemon admitted the
+    client."""
     origin: Origin | None = None
-    """The properties that rules and limits of cgroups examine; None: this daemon did not need them."""
+    """The properties that rules and limits of cgroups examine; None: this daemon did not need these properties."""
     kernel_limits: CgroupLimits = field(factory=dict)
-    """Limits that the kernel sets for its cgroup and those above."""
+    """The limits that the kernel sets for the process's cgroup and the cgroups above."""
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        """The paths of its cgroups (see `pympsd.vocabulary.rules.Origin`); empty if the daemon could not see them."""
+        """The paths of the process's cgroups (see `pympsd.vocabulary.rules.Origin`); empty if the daemon could not
+        see them."""
         return (self.origin.cgroups if self.origin is not None else None) or ()
 
     def is_same(self, other: ClientProcess) -> bool:
@@ -69,23 +71,24 @@ class Client:
 
     id: int
     uid: int
-    """The user of its server: root with ``-m``, whoever runs the process."""
+    """The user of the client's server: root with ``-m``, whoever runs the process."""
     process: ClientProcess
     contexts: dict[int, ReportedContext] = field(factory=dict)
     memory: dict[int, int] = field(factory=dict)
-    """Bytes that it holds, by device ordinal, as its server reported; for the driver's own server, as NVML
+    """The bytes that the client holds, by device ordinal, as its server (or NVML, for the driver's own server)
     reported."""
     ended: bool = False
-    """Its process has ended, and the server has yet to report that."""
+    """True if the client's process has ended, and the server has yet to report that."""
     partitions: dict[int, str] = field(factory=dict)
-    """Its SM partition on each device that is in static use for it, by ordinal; empty: it has none there."""
+    """The client's SM partition on each device in static use for the client, by ordinal; an empty name: no
+    partition."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it came with and shares with others, by device ordinal."""
+    """The limits of memory that the client shares with others, by device ordinal, as they were when it connected."""
     limits: LimitsInForce | None = None
-    """The limits in force for it, as its server reported; for the driver's own server, those that the daemon has
-    set."""
+    """The limits in force for the client, as its server reported; for the driver's own server, those that the
+    daemon set."""
     terminated: bool = False
-    """Whether terminate_client has ended its contexts, and it has made none since."""
+    """True if terminate_client has ended the client's contexts, and the client has made none since."""
 
     def connections_on(self, device: int) -> int:
         """Return how many connections of a device the client's contexts use."""
@@ -94,5 +97,5 @@ class Client:
 
     @property
     def pid(self) -> int:
-        """Its PID as the daemon sees it; 0 if the process is in a PID namespace that the daemon cannot see."""
+        """The PID of the process as the daemon sees it; 0 if it is in a PID namespace that the daemon cannot see."""
         return self.process.peer.pid

@@ -26,17 +26,17 @@ class CompoundCommand:
 
     session: int
     texts: dict[int, str] = field(factory=dict)
-    """The printed text of each part, by its session; may be empty."""
+    """The text that each part printed, by the part's session; a text may be empty."""
     pending: set[int] = field(factory=set)
-    """The parts that are not answered yet."""
+    """The sessions of the parts that are not answered yet."""
     notes: list[str] = field(factory=list)
-    """The lines for standard error."""
+    """The lines that the command writes to standard error."""
     failed: int = 0
     """The number of parts that were refused."""
     waits_for_starts: bool = True
-    """Whether it is answered only when the servers that it starts are ready."""
+    """True if the command is answered only when the servers that it starts are ready."""
     starting: set[int] = field(factory=set)
-    """The parts that wait only for a server's start."""
+    """The sessions of the parts that wait only for a server's start."""
     answered: bool = False
 
     @property
@@ -58,19 +58,19 @@ class Configuration:
     generation: int = 0
     """The number of configurations that this daemon, and those before it, have applied."""
     source: str = ""
-    """The path of its file."""
+    """The path of the configuration file."""
     applied: str = ""
-    """The time at which it was applied, in ISO 8601."""
+    """The time at which the file was applied, in ISO 8601."""
     command: CompoundCommand | None = None
-    """Its changes, pending or done; None: an earlier daemon began them."""
+    """The command with the file's changes, pending or done; None: an earlier daemon began them."""
     refused: int = 0
-    """The number of changes that were refused, if an earlier daemon began them."""
+    """The number of changes that were refused, if an earlier daemon applied the file."""
     starts: bool = False
     """True while the daemon starts and has not applied its file yet."""
     text: bytes | None = field(default=None, repr=False)
     """The content of the file; None: no file was applied, or an earlier version of pympsd applied it."""
     plan: tuple[object, object] | None = field(default=None, eq=False, repr=False)
-    """The text as it was read last: the context and the plan (see `pympsd.configuration.in_force`)."""
+    """The last result of reading ``text``: the context and the plan (see `pympsd.configuration.in_force`)."""
 
     @property
     def failed(self) -> int:

@@ -61,11 +61,11 @@ class Defaults:
     thread_percentage: ThreadPercentage = field(factory=ThreadPercentage)
     client_priority: ClientPriority = field(factory=ClientPriority)
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
-    """By device ordinal."""
+    """The limit of memory by device ordinal; a device without an entry has no limit."""
 
     @property
     def limits(self) -> Limits:
-        """The same as `Limits`; in protocol 3 those of a new server's namespace ``default``."""
+        """The defaults as `Limits`; in protocol 3 those of a new server's namespace ``default``."""
         return Limits({ALL_DEVICES: self.thread_percentage}, dict(self.memory_limits), self.client_priority)
 
 
@@ -74,10 +74,10 @@ class ProcessLimits:
     """Limits that follow from a client's process, for clients that come later: by rule and by cgroup."""
 
     rules: tuple[Rule, ...] | None = None
-    """The rules, in order; None: there have never been any."""
+    """The rules in the order in which they are tested; None: there have never been any."""
     cgroups: CgroupLimits = field(factory=dict)
     transient_cgroups: dict[str, bool] = field(factory=dict)
-    """By cgroup whose limits a command has set: whether the cgroup has been seen. Such limits end with the cgroup."""
+    """The cgroups with limits that a command has set, which end with the cgroup; True: the cgroup has been seen."""
     accounts_cgroups: bool = True
     """Whether the limits of cgroups are enforced (the feature memacct)."""
     audits_memory: bool = False
@@ -90,10 +90,10 @@ class FailedStarts:
 
     count: int
     pausing_after: int
-    """The id of the last one during the pause before the next try, else 0."""
+    """The id of the server that ended last, during the pause before the next try; else 0."""
     unserved: int = 0
-    """The id of the last one if it ended with its clients: its failure counts for a while, because they may connect
-    again."""
+    """The id of the server that ended last, if it ended together with its clients; else 0. Its failure counts for
+    a while, because the clients may connect again."""
     refusal: str = ""
     """The reason why this user's clients are refused until the pause is over; empty: they are not refused."""
 
@@ -105,19 +105,20 @@ class Termination:
     session: int
     server: int
     timeout: float
-    """Seconds the server has to answer."""
+    """The seconds in which the server has to answer."""
     answer: Answer | None = None
-    """Replaces the number that terminate_client prints when the termination is over."""
+    """The answer that replaces the number printed by terminate_client when the termination is over; None: the
+    number."""
     pid: int = 0
-    """The client's PID."""
+    """The PID of the client that is terminated."""
     in_words: bool = False
     """Whether the answer is a sentence, not the number that terminate_client prints."""
     evicted: tuple[int, ...] = ()
-    """Clients whose namespace or SM partition was deleted, or that are drained."""
+    """The ids of the clients that are drained, or whose namespace or SM partition was deleted."""
     contexts: frozenset[int] = frozenset()
-    """The contexts that the client had when the command was given."""
+    """The ids of the contexts that the client had when the command was given."""
     is_drain: bool = False
-    """Its result is kept for the drain that began it."""
+    """True if a drain began the termination: the result is kept for that drain."""
 
 
 @define
@@ -138,13 +139,15 @@ class Quit:
 
     forced: bool = False
     over: bool = False
-    """True if Exit was issued, which is done once."""
+    """True if Exit was issued, so that it is not issued a second time."""
     by_operator: bool = False
-    """True if an operator requested it: the next daemon then continues it. A signal is meant for one daemon."""
+    """True if an operator requested the quit, which the next daemon then continues; False: a signal to this daemon
+    only."""
     timeout: float | None = None
-    """The shortest time in seconds that an operator gave; None: the clients are waited for."""
+    """The shortest time limit in seconds that an operator gave; None: the daemon waits for clients without a
+    limit."""
     changes_backend: bool = False
-    """The daemon continues with another backend when its servers have ended, unless it is to end by then."""
+    """True if the daemon continues with another backend when its servers have ended, unless it is to end by then."""
 
 
 @define
@@ -153,9 +156,9 @@ class Usage:
 
     shares: Shares = field(factory=Shares)
     taken: dict[str, Counter[int]] = field(factory=lambda: defaultdict(Counter))
-    """By resource name, for the resources that only the I/O layer counts: the amount that each user has."""
+    """The amount that each user has of the resources that only the I/O layer counts, by resource name."""
     refusals: Counter[tuple[int, str]] = field(factory=Counter)
-    """By resource name: the number of refusals of each user."""
+    """The number of refusals of each user, by resource name."""
 
 
 @define
@@ -163,13 +166,13 @@ class Lifetime:
     """This daemon's place among the daemons of its pipe directory, and its own history."""
 
     generation: int = 0
-    """The number of daemons before this one whose servers were handed on to it."""
+    """The number of earlier daemons from which servers were taken over, one after the other, up to this daemon."""
     server_ids: Ids = field(factory=Ids)
     backend_works: bool = False
     """True if a server of this backend has served a client."""
     counts: Counter[Count] = field(factory=Counter)
     now: float = 0.0
-    """When the last command or client came, in seconds since 1970."""
+    """The time at which the last command or client arrived, in seconds since 1970."""
 
 
 @define
@@ -183,17 +186,17 @@ class Daemon:
     devices: tuple[DeviceProperties, ...]
     defaults: Defaults = field(factory=Defaults)
     servers: dict[int, Server] = field(factory=dict)
-    """By id, in the order in which they were started."""
+    """The server processes by id, in the order in which they were started."""
     queue: ClientQueue = field(factory=ClientQueue)
     turns: Turns = field(factory=Turns)
     named_servers: NamedServers = field(factory=NamedServers)
     partitions: list[SmPartition] = field(factory=list)
-    """The static SM partitions, in order of creation; none without `DaemonOptions.static`."""
+    """The daemon's static SM partitions, in order of creation; empty without `DaemonOptions.static`."""
     process_limits: ProcessLimits = field(factory=ProcessLimits)
     terminations: Terminations = field(factory=Terminations)
     drains: Drains = field(factory=Drains)
     failed_starts: dict[str, FailedStarts] = field(factory=dict)
-    """By the server's name, while starts are tried again."""
+    """The failed starts by the server's name, as long as starts are tried again."""
     quitting: Quit | None = None
     compound_commands: CompoundCommands = field(factory=CompoundCommands)
     configuration: Configuration = field(factory=Configuration)
@@ -248,5 +251,5 @@ class Daemon:
 
     @property
     def is_full(self) -> bool:
-        """Whether the maximum of servers runs, so that one has to end before another can start."""
+        """Whether the maximum number of servers runs, so that one has to end before another can start."""
         return len(self.servers) >= self.options.max_servers

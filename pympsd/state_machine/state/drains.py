@@ -36,8 +36,8 @@ class DrainTarget:
 
     kind: TargetKind
     name: str = ""
-    """By kind: the UUID of a device, the number of a user, the name of a server, ``server/namespace``, the path of a
-    cgroup, the PID of a client; empty for all."""
+    """The name of the target, which depends on its kind: the UUID of a device, the number of a user, the name of a
+    server, ``server/namespace``, the path of a cgroup or the PID of a client. Empty if the target is everything."""
 
     def __str__(self) -> str:
         """Return the target as it is typed after ``undrain``."""
@@ -88,31 +88,31 @@ class Drain:
 
     target: DrainTarget
     id: int = 0
-    """The key of its timer."""
+    """The drain's id, which is the key of its timer."""
     refuses: bool = False
-    """New clients are refused; otherwise they wait."""
+    """True if new clients are refused; otherwise they wait."""
     timeout: float | None = None
-    """Seconds from the command to the time limit; None: the drain waits for running clients without a limit."""
+    """The seconds from the command to the time limit; None: the drain waits for running clients without a limit."""
     terminates: bool = True
-    """Running clients are terminated when the time limit is over; otherwise the drain has failed."""
+    """True if running clients are terminated when the time limit is over; otherwise the drain has failed then."""
     releases: bool = False
-    """Servers are ended, and none is started."""
+    """True if servers are ended, and none is started (``--release``)."""
     since: float = 0.0
-    """When it began, in seconds since 1970."""
+    """The time at which the drain began, in seconds since 1970."""
     clients: dict[int, RunningClient] = field(factory=dict)
-    """The clients that still run, by id, in the order in which they are terminated."""
+    """The clients that are still running, by id, in the order in which they are terminated."""
     terminated: set[int] = field(factory=set)
-    """The clients that it has terminated and that are still connected."""
+    """The ids of the clients that the drain has terminated and that are still connected."""
     failures: dict[int, int] = field(factory=dict)
-    """The CUresult numbers of the terminations that failed, by client."""
+    """The CUresult numbers of the terminations that failed, by client id."""
     is_expired: bool = False
-    """The time limit is over."""
+    """True if the time limit is over."""
     is_over: bool = False
-    """True after reporting that no clients remain, or which do; from then on the drain only holds new clients."""
+    """True if the drain's result was reported: from then on the drain only holds new clients."""
     token: int = 0
-    """Its pending termination; 0: there is none."""
+    """The id of the drain's pending termination; 0: none is pending."""
     terminating: tuple[int, ...] = ()
-    """The clients that the termination concerns."""
+    """The ids of the clients that the pending termination ends."""
     waiters: list[Waiter] = field(factory=list)
 
     @property

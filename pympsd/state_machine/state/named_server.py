@@ -17,7 +17,7 @@ from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.partitions import SmPartition
 
 MAX_NAMESPACES: Final = 256
-"""The maximum for one server, because each namespace takes descriptors of the daemon and its keeper."""
+"""The maximum number of namespaces in one server, because each takes descriptors of the daemon and its keeper."""
 
 
 class Source(StrEnum):
@@ -26,14 +26,14 @@ class Source(StrEnum):
     COMMAND = "command"
     CONFIG = "config"
     AUTO = "auto"
-    """Created for clients that name no server; its process starts with its first client."""
+    """The server was created for clients that name no server; its process starts with its first client."""
 
 
 class NamedStatus(StrEnum):
     """The status of a named server."""
 
     CONFIGURED = "Configured"
-    """It has no process; the next client starts one."""
+    """The server has no process; the next client starts one."""
     STARTING = "Starting"
     READY = "Ready"
     FAULT = "Fault"
@@ -49,11 +49,11 @@ class Namespace:
     limits: Limits = field(factory=Limits)
     """The limits that were set for each client."""
     creators: list[int] = field(factory=list, eq=False)
-    """Operator sessions to answer when its socket is open."""
+    """The operator sessions to answer when the namespace's socket is open."""
     clients_only: bool = False
-    """Operators are refused at its socket."""
+    """True if operators are refused at the namespace's socket."""
     unopened: str = field(default="", eq=False)
-    """The reason why its socket does not exist."""
+    """The reason why the namespace's socket does not exist; empty if there is none."""
 
 
 @define
@@ -65,37 +65,39 @@ class NamedServer:
 
     name: str
     uid: int
-    """The user that it runs as, and whose clients it accepts."""
+    """The user that the server runs as, and whose clients it accepts."""
     namespaces: dict[str, Namespace] = field(factory=lambda: {DEFAULT: Namespace(DEFAULT)})
     allowed_devices: tuple[int, ...] | None = None
-    """The ordinals of its devices, in its clients' order; None: all."""
+    """The ordinals of the server's devices, in the order in which its clients see them; None: all devices."""
     source: Source = Source.COMMAND
     failed: str = ""
-    """The reason why it could not start."""
+    """The reason why the server could not start; empty if it has not failed."""
     creators: list[int] = field(factory=list, eq=False)
-    """Operator sessions to answer when it is ready, or cannot start."""
+    """The operator sessions to answer when the server is ready, or cannot start."""
     deleters: list[int] = field(factory=list, eq=False)
-    """Operator sessions to answer when it is gone."""
+    """The operator sessions to answer when the server is gone."""
     opening: bool = field(default=True, eq=False)
-    """Its sockets are not open yet."""
+    """True if the server's sockets are not open yet."""
     unopened: str = field(default="", eq=False)
-    """The reason why its sockets do not exist."""
+    """The reason why the server's sockets do not exist; empty if there is none."""
     former_uid: int | None = field(default=None, eq=False)
     """The user to restore if the sockets cannot be made for the new one."""
     deleted: bool = field(default=False, eq=False)
     """True if the server is deleted; it is removed when its process has ended."""
     partitions: list[SmPartition] = field(factory=list)
-    """Static SM partitions, in order of creation."""
+    """The server's static SM partitions, in order of creation."""
     maximum: Limits = field(factory=Limits)
     """The maxima of the server: no client exceeds them, whatever its namespace allows."""
     created: float = 0.0
-    """When it was made, in seconds since 1970."""
+    """The time at which the server was created, in seconds since 1970."""
     contains_partitions: bool = False
-    """Whether each SM partition has its own executors if a fault would otherwise affect the other partitions."""
+    """True if each SM partition has executors of its own, where a fault would otherwise affect the other
+    partitions."""
 
     @property
     def unreachable(self) -> str:
-        """The reason why no client can connect to it: its sockets could not be created. Empty if clients can."""
+        """The reason why no client can connect to the server, because its sockets could not be created; empty if
+        clients can."""
         default = self.namespaces.get(DEFAULT)
         return self.unopened or (default.unopened if default is not None else "")
 
@@ -121,11 +123,11 @@ class NamedServers(Mapping[str, NamedServer]):
 
     _by_name: dict[str, NamedServer] = field(factory=dict, alias="by_name")
     changes: int = 0
-    """Counts changes, so that the state is saved again for the next daemon."""
+    """The number of changes so far: when it grows, the state is saved again for the next daemon."""
     default_socket: bool = True
     """Whether clients that name no server are served."""
     occupied: dict[int, SmPartition] = field(factory=dict)
-    """Deleted SM partitions in which clients still have work, by client."""
+    """The deleted SM partitions in which clients still have work, by client id."""
 
     def __getitem__(self, name: str) -> NamedServer:
         return self._by_name[name]

@@ -11,10 +11,10 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.shares import SERVERS
 
 MAX_SERVERS: Final = 16
-"""Servers at the same time when users are together: any user can cause one, and each takes memory of every device
-that it uses."""
+"""The maximum number of servers at the same time when users are together: any user can cause a server, and each
+server takes memory of every device that it uses."""
 MAX_NAMED_SERVERS: Final = SERVERS.total
-"""The maximum of servers in protocol 3, in which no server ends to make room for another."""
+"""The maximum number of servers in protocol 3, in which no server ends to make room for another."""
 
 
 @frozen
@@ -29,14 +29,15 @@ class ServerPolicy:
     failed_start_code: int
     """The CUresult number for clients of a server that cannot start."""
     keeps_queue: bool
-    """Whether the next daemon continues the queue: the order of users that take turns, and their start requests."""
+    """True if the next daemon continues the queue: the order of users that take turns, and their start requests."""
 
 
 SERVER_POLICIES: Final = {
     2: ServerPolicy(False, inf, Result.ERROR_MPS_CONNECTION_FAILED, keeps_queue=True),
     3: ServerPolicy(True, 4, Result.ERROR_MPS_SERVER_NOT_READY, keeps_queue=False),
 }
-"""By protocol. In protocol 2 each user has one server, ``uid_N``, and namespaces have no limits of their own."""
+"""The policies by protocol. In protocol 2 each user has one server, ``uid_N``, and namespaces have no limits of
+their own."""
 
 
 @frozen
@@ -48,17 +49,17 @@ class DaemonOptions:
 
     uid: int
     protocol: int = 2
-    """2: one server a user, one user at a time; 3: named servers with namespaces."""
+    """The protocol: 2 has one server for each user, 3 has named servers with namespaces."""
     multiuser: bool = False
-    """Whether one server, root's, serves the clients of all users."""
+    """True if one server, root's, serves the clients of all users."""
     max_servers: int = 1
-    """Servers at the same time, each of another user; 1: users take turns."""
+    """The maximum number of servers at the same time, each of another user; 1: users take turns."""
     clients_only: bool = False
     """True if operators are refused at ``control`` and must use another socket."""
     open_queries: bool = False
-    """Operators that use a namespace's socket see everything."""
+    """True if operators that use a namespace's socket see everything."""
     trusts_containers: bool = False
-    """Operators in other PID and user namespaces have the rights of their user."""
+    """True if operators in other PID and user namespaces have the rights of their user."""
     driver: int = DRIVER
     """The branch of the driver whose behaviour the daemon reproduces."""
     static: bool = False
@@ -94,7 +95,7 @@ class DaemonOptions:
     def serves_users_together(self) -> bool:
         """Whether users have servers at the same time.
 
-        Then no user waits for another until the maximum of servers is reached.
+        Then no user waits for another until the maximum number of servers is reached.
         """
         return self.max_servers > 1
 

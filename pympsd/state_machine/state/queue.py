@@ -47,19 +47,20 @@ class QueueEntry:
     process: ClientProcess | None = None
     joins: bool = False
     last_to_overtake: int | None = None
-    """The last ticket that may still overtake this one; None: all may, until its timer ends."""
+    """The last ticket that may still overtake this entry; None: all tickets may, until the entry's timer ends."""
     has_turn: bool = False
-    """The server that it waits for was started for it."""
+    """True if the server that the entry waits for was started for this entry."""
     server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
-    """The name of the server that it waits for."""
+    """The name of the server that the entry waits for."""
     rule: Limits | None = None
-    """The limits that hold for it by rule; None: there are no rules."""
+    """The limits that rules set for the client; None: there are no rules."""
     sm_partition: str = ""
-    """The client's CUDA_MPS_SM_PARTITION."""
+    """The value of the client's CUDA_MPS_SM_PARTITION."""
     connection: int = 0
-    """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
+    """The id of the client's connection, which stays the same if another daemon continues the connection; 0:
+    unknown."""
     visible_devices: str | None = None
-    """The value of its CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon cannot see which."""
+    """The value of the client's CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon cannot see which."""
 
 
 @define
@@ -86,11 +87,11 @@ class ClientQueue:
     entries: list[QueueEntry] = field(factory=list)
     tickets: Ids = field(factory=Ids)
     reserved: dict[int, int] = field(factory=dict)
-    """The tickets of clients that waited when the previous daemon died and have not returned, by connection."""
+    """The tickets of clients that waited when the previous daemon died and have not returned, by connection id."""
     timed: set[int] = field(factory=set)
     """The tickets whose TURN timers are running."""
     debugged: dict[int, Debugged] = field(factory=dict)
-    """Clients under a debugger, which take no turn."""
+    """The clients under a debugger, which take no turn."""
     held: list[QueueEntry] = field(factory=list)
     """The entries that a drain holds, in the order of their tickets: they take no turn either."""
 

@@ -29,12 +29,12 @@ class RefusedClient:
     """A refused client, as get_refusal_list lists it."""
 
     pid: int
-    """0: not visible here."""
+    """The client's PID; 0: not visible to the daemon."""
     uid: int
     at: float
-    """When it was refused, in seconds since 1970."""
+    """The time of the refusal, in seconds since 1970."""
     call: str
-    """The driver function that fails."""
+    """The driver function that fails in the client."""
     code: int
     """The CUresult that the program gets."""
     reason: str
@@ -47,7 +47,7 @@ class Refusals:
     """The latest refusals of each user, at most 16 of a user."""
 
     _of_users: dict[int, deque[RefusedClient]] = field(factory=dict, init=False)
-    """The user whose client was refused last comes last."""
+    """The refusals by user; the user whose client was refused last comes last."""
 
     def add(self, refusal: RefusedClient) -> None:
         """Keep a refusal. If there is no room, drop the user's oldest one, or the user whose last refusal is

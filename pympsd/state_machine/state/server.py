@@ -24,13 +24,13 @@ class Phase(Enum):
     """The phase of a server's life, as the daemon sees it. `MOVES` has the allowed transitions."""
 
     RETURNING = "returning"
-    """A server of a daemon that died, expected to return."""
+    """The server of a daemon that died is expected to return."""
     SPAWNING = "spawning"
     INITIALIZING = "initializing"
     ACTIVE = "active"
     FAULT = "fault"
     LEAVING = "leaving"
-    """Asked to end: when its clients have gone, or immediately."""
+    """The server was asked to end, when its clients have gone or immediately."""
     GONE = "gone"
 
 
@@ -69,32 +69,34 @@ class Server:
     uid: int
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
-    """The limit of each client, by device ordinal."""
+    """The limit of memory for each client, by device ordinal."""
     pid: int = 0
     phase: Phase = Phase.SPAWNING
     forced: bool = False
     starters: list[int] = field(factory=list)
-    """Operator sessions to answer when it is spawned."""
+    """The operator sessions to answer when the server is spawned."""
     clients: dict[int, Client] = field(factory=dict)
     groups: dict[tuple[int, str], tuple[int, MemoryGroup]] = field(factory=dict)
-    """Limits of memory that clients share, by device ordinal and group name: the id of the latest client with a
-    context there, and the limits that it brought."""
+    """The limits of memory that clients share, by device ordinal and group name: the id of the latest client with
+    a context there, and the limits that this client brought."""
     use: dict[int, DeviceUse] = field(factory=dict)
-    """Its latest report for each device, by ordinal; empty for the driver's own server, which does not report."""
+    """The server's latest report for each device, by ordinal; empty for the driver's own server, which does not
+    report."""
     closed: bool = False
     """True if new clients of its user wait because another user has waited long enough; kept for the log."""
     pending: bool = False
-    """True if the previous daemon had it and it has not returned yet, so its clients are unknown."""
+    """True if the server ran under the previous daemon and has not returned yet, so its clients are unknown."""
     start_refusal: str = ""
-    """The reason why it cannot start, if known: trying again would be useless."""
+    """The reason why the server cannot start, for which another try would be useless; empty: none is known."""
     violation: str = ""
-    """The unknown message that the driver's server sent."""
+    """The unknown message that the driver's server sent; empty: it has sent none."""
     verified: bool = False
-    """True if one of its clients has made a context or disconnected cleanly, or its trial period is over."""
+    """True if a client of the server has made a context or disconnected cleanly, or the server's trial period is
+    over."""
     leave_timed: bool = False
-    """Its LEAVE timer runs."""
+    """True if the server's LEAVE timer is running."""
     silence_timed: bool = False
-    """Its SILENCE timer runs."""
+    """True if the server's SILENCE timer is running."""
     name: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
 
     @property
@@ -112,7 +114,7 @@ class Server:
 
     @property
     def limits(self) -> Limits:
-        """The limits of its later clients, in protocol 2."""
+        """The limits of the server's later clients (protocol 2 only)."""
         return Limits({ALL_DEVICES: self.thread_percentage}, self.memory_limits)
 
     @property

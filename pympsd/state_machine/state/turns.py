@@ -27,7 +27,7 @@ class WaitingUser:
 
 
 TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
-"""Returns one of the users. They are in the order in which they came, and at least one."""
+"""A function that returns one of the users, who are at least one and in the order in which they came."""
 
 
 def order(argument: str = "") -> TurnPolicy:
@@ -88,8 +88,8 @@ class Turns:
     """
 
     policy: TurnPolicy = field(factory=order)
-    """Which of the waiting users is next."""
+    """The policy that chooses which of the waiting users is next."""
     overtaking_seconds: float = 30.0
-    """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
+    """The seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     counts: Counter[str] = field(factory=Counter)
-    """Turns since this daemon began, by the name of a user's server."""
+    """The number of turns since this daemon began, by the name of a user's server."""

@@ -36,12 +36,12 @@ class KeptEntries:
 
     keeper: KeeperLink | None = None
     listeners: dict[str, KeptFd[bytes]] = field(factory=dict)
-    """The listening sockets, by file; the note identifies the file (``file_note``)."""
+    """The listening sockets by file; each note identifies the file (``file_note``)."""
     links: dict[int, int] = field(factory=dict)
     """The links to servers, by the server's id."""
     clients: dict[int, KeptFd[ClientNote]] = field(factory=dict)
     new_clients: list[KeptFd[int]] = field(factory=list)
-    """The note is the id of the server that was given the other end; 0: none."""
+    """The clients' ends of connections to servers; each note is the id of the server with the other end, 0: none."""
     offers: dict[int, int] = field(factory=dict)
     connections: list[KeptFd[bytes]] = field(factory=list)
     fifo: int = -1
@@ -59,6 +59,7 @@ class KeptEntries:
         return entries
 
     def _sort(self, name: str, entry: Entry) -> None:
+        """Add an entry to those of its purpose, by its name; raise ValueError for an unknown name."""
         kind, _, argument = name.partition(" ")
         match kind:
             case "listener":

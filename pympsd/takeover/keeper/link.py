@@ -35,20 +35,21 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 WAITING_SECONDS: Final = 60.0
-"""Time for which a keeper without a daemon, and without servers, waits for the next daemon."""
+"""The seconds for which a keeper without a daemon, and without servers, waits for the next daemon."""
 FETCH_SECONDS: Final = 5.0
-"""Time for the previous daemon's keeper to send everything."""
+"""The seconds in which the previous daemon's keeper has to send everything."""
 STALLED_SECONDS: Final = 5.0
-"""Time after which a keeper whose link is full counts as stopped; on a busy machine it takes seconds to start."""
+"""The seconds after which a keeper whose link is full counts as stopped; on a busy machine its start takes
+seconds."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
-"""Seconds before each new start; the last is repeated."""
+"""The seconds before each new start of a keeper; the last pause is repeated."""
 STABLE_SECONDS: Final = 10.0
-"""A keeper that has lived for this time works: the pauses begin again."""
+"""The seconds after which a running keeper counts as working: the pauses begin with the first again."""
 ANSWER_SECONDS: Final = 0.25
-"""Time for the keeper to accept a connection; after it the daemon itself accepts."""
+"""The seconds in which the keeper has to accept a connection; after them the daemon itself accepts."""
 _NO_DESCRIPTOR: Final = -2
 CROWDED_SECONDS: Final = 0.01
-"""Pause before the next try to send if the kernel did not take a packet into a link that had space."""
+"""The seconds before the next try to send if the kernel did not take a packet into a link that had space."""
 
 
 @define(eq=False)
@@ -80,10 +81,10 @@ class KeeperLink:
     _process: KeeperProcess | None = None
     _held: dict[str, Entry] = field(factory=dict)
     _unsent: dict[str, bool] = field(factory=dict, init=False)
-    """The names whose latest state has not been sent, in order; True: with the descriptor."""
+    """The names whose latest state has not been sent, in order; True: the descriptor must be sent with the state."""
     _has_unsent: trio.Event = field(factory=trio.Event, init=False)
     _caught_up: trio.Event | None = field(default=None, init=False)
-    """Set when the link has taken everything; None: it has."""
+    """An event that is set when the link has taken everything; None: nothing is left to send."""
     _requests: dict[str, _Request] = field(factory=dict, init=False)
     """The pending requests, by the name of the connection."""
     _ending: trio.Event = field(factory=trio.Event, init=False)

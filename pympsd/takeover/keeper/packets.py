@@ -7,25 +7,25 @@ keeper's program imports this module, which therefore imports almost nothing.
 from pympsd.errors import ProtocolError
 
 HOLD = 1
-"""From a daemon: hold the descriptor in this packet under the name, in place of an earlier one of that name.
+"""Packet kind. From a daemon: hold the packet's descriptor under the name, in place of an earlier one of that name.
 
 From a keeper: an entry or, after COMPLETE, the connection that ACCEPT requested."""
 NOTE = 2
-"""Replace the note of an entry."""
+"""Packet kind from a daemon: the keeper replaces the note of an entry."""
 DROP = 3
-"""Close an entry's descriptor and remove the entry."""
+"""Packet kind from a daemon: the keeper closes an entry's descriptor and removes the entry."""
 END = 4
-"""From a daemon that exits normally: exit, too."""
+"""Packet kind from a daemon that exits normally: the keeper exits, too."""
 COMPLETE = 5
-"""From a keeper: every entry has been sent."""
+"""Packet kind from a keeper: every entry has been sent."""
 REFUSED = 6
-"""From a keeper: the descriptor of this name could not be kept; the note explains why.
+"""Packet kind from a keeper: the descriptor of this name could not be kept; the note explains why.
 
 Without a note: there was no connection for ACCEPT."""
 REPLACED = 7
-"""From a keeper: another daemon has connected; nothing more is taken from this one."""
+"""Packet kind from a keeper: another daemon has connected, and the keeper takes nothing more from this one."""
 ACCEPT = 8
-"""Accept a connection from the listening socket of this name, hold it, and send it (HOLD).
+"""Packet kind from a daemon: accept a connection at the socket of this name, hold it, and send it (HOLD).
 
 The note is the name of the connection, a zero byte, and the first bytes to send over the connection.
 """

@@ -23,7 +23,8 @@ from pympsd.takeover.keeper import packets as packets
 from pympsd.vocabulary import files
 
 SEND_BYTES: Final = 4 << 20
-"""Room in the link: some thousand packets for root, and for others what net.core.wmem_max allows, some hundred."""
+"""The size of the link's send buffer in bytes: room for some thousand packets for root, and for others as much as
+net.core.wmem_max allows, some hundred packets."""
 _SO_SNDBUFFORCE: Final = 32
 ENVIRONMENT: Final = ("LD_LIBRARY_PATH",)
 """The part of the daemon's environment that the keeper gets: some interpreters do not start without it."""

@@ -34,19 +34,19 @@ from pympsd.takeover.keeper import packets as packets
 COMM = "pympsd-keeper"
 """The name of the process in ps, pgrep and pidof."""
 SERVER_PREFIX = "server "
-"""Entries with such names are connections to servers: while one lives the keeper waits for a daemon.
+"""The prefix of the names of connections to servers: while one lives the keeper waits for a daemon.
 
 The note asks the server to end with its last client."""
 CLIENT_PREFIX = "client "
-"""Entries with such names are the processes (pidfds) of clients whose servers cannot be asked often."""
+"""The prefix of entries that are the processes (pidfds) of clients whose servers cannot be asked often."""
 LONG_WAITS = 10
-"""Each time this number of waits for a daemon has passed, servers are asked to end with their last clients."""
+"""The number of waits for a daemon after which servers are asked, each time, to end with their last clients."""
 BACKLOG = 16
 FD_BYTES = 4
 SPARE_FDS = 16
-"""Descriptors that are never used for entries: the next daemon's connection needs one."""
+"""The number of descriptors that are never used for entries: the next daemon's connection needs one."""
 CROWDED_SECONDS = 0.01
-"""Pause when the user has too many descriptors on their way in sockets (ETOOMANYREFS, unix(7))."""
+"""The seconds to pause when the user has too many descriptors on their way in sockets (ETOOMANYREFS, unix(7))."""
 
 
 class Keeper:
@@ -102,6 +102,7 @@ class Keeper:
             return self._await_daemon_by(poll, changes)
 
     def _await_daemon_by(self, poll: select.poll, changes: _Changes) -> bool:
+        """Poll for the next daemon, and drop entries whose peers have ended; return False if none is expected."""
         give_up, waits = time.monotonic() + self._waiting_seconds, 0
         watched = {fd: name for name, (_, fd) in self._held.items()}
         for fd in watched:

@@ -1,1 +1,1 @@
-"""The contents of the state file, and reading it by a daemon of other devices or of another protocol."""
+"""The contents of the state file, which a daemon with other devices or another protocol can read, too."""

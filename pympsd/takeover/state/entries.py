@@ -45,7 +45,7 @@ def new_client_name(connection: int) -> str:
 
 
 def offer_name(connection: int) -> str:
-    """Return the name of the other end, until the server has it."""
+    """Return the name of the server's end of a connection that was offered to the server, until the server has it."""
     return f"offer {connection}"
 
 
@@ -66,7 +66,7 @@ class ClientNote:
     mps_namespace: str = ""
     since: float = 0.0
     terminated: tuple[int, ...] = ()
-    """The client's contexts that an operator has terminated."""
+    """The ids of the client's contexts that an operator has terminated."""
     limits: LimitsInForce | None = None
     """The client's limits; None: its daemon did not note them."""
 
@@ -81,4 +81,5 @@ class KeptFd(Generic[T]):
     is_new: bool = False
     """True if the descriptor is this daemon's own, not an earlier daemon's."""
     offered: tuple[int, int] | None = None
-    """The server's and the client's end of a connection to a server that the client was offered."""
+    """The server's end and the client's end of a connection to a server that the client was offered; None: no
+    offer."""

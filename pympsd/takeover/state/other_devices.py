@@ -23,7 +23,7 @@ class OtherDevices:
 
     @property
     def places(self) -> dict[int, int]:
-        """By earlier ordinal of each device that still exists: its present ordinal."""
+        """The present ordinal of each device that still exists, by its earlier ordinal."""
         return {old: self.now.index(key) for old, key in enumerate(self.before) if key in self.now}
 
 
@@ -79,6 +79,7 @@ class _Move:
         return evolve(limits, **changes)
 
     def server(self, server: PersistentNamedServer) -> PersistentNamedServer:
+        """Return the record of a named server for the present devices, and note what is lost."""
         allowed, who = server.allowed_devices, f"Server '{server.name}'"
         if allowed is not None:
             self._note(who, allowed)

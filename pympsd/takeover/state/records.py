@@ -37,21 +37,21 @@ from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
 
 MAX_GENERATIONS: Final = 1 << 22
-"""With 40 bits for the ids of each generation, all fit 63 bits."""
+"""The maximum number of generations: with 40 bits for the ids of each generation, all ids fit 63 bits."""
 
 
 @frozen
 class PersistentServer:
-    """A server that ran; it reports its clients and contexts itself when it returns."""
+    """A server that ran under the daemon; it reports its clients and contexts itself when it returns."""
 
     serial: int
     pid: int
     uid: int
     thread_percentage: float
     memory_limits: dict[int, int]
-    """Bytes by device ordinal."""
+    """The limit of memory in bytes, by device ordinal."""
     leaving: bool = False
-    """It was asked to end. Own servers report that themselves."""
+    """True if the server was asked to end. pympsd's own servers report that themselves."""
     name: str = ""
 
 
@@ -82,10 +82,10 @@ class PersistentNamedServer:
 
 @frozen
 class PersistentQuit:
-    """A quit under way that an operator asked for."""
+    """A pending quit that an operator requested."""
 
     timeout: float | None = None
-    """The seconds that were given before force; 0 once it is used."""
+    """The seconds that the operator gave before force; 0 once force is used."""
 
 
 @frozen
@@ -141,7 +141,7 @@ class PersistentProcessLimits:
 
     rules: tuple[Rule, ...] | None = None
     cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
-    """Hard limits, bytes by device ordinal."""
+    """The hard limits of cgroups, in bytes by device ordinal."""
     cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
     passing_cgroups: dict[str, bool] = field(factory=dict)
     accounts_cgroups: bool = True
@@ -153,7 +153,8 @@ class PersistentState(PersistentDefaults, PersistentQueue, PersistentProcessLimi
     """A daemon's state. In the file the fields of its parts stand next to its own, by name."""
 
     generation: int = 0
-    """Counts the daemons whose servers were handed on; the ids of each lie above those of the earlier ones."""
+    """The number of daemons whose servers were handed on; the ids of each daemon are above those of the earlier
+    ones."""
     servers: tuple[PersistentServer, ...] = ()
     quit: PersistentQuit | None = None
     protocol: int = 2
@@ -161,7 +162,7 @@ class PersistentState(PersistentDefaults, PersistentQueue, PersistentProcessLimi
     default_socket: bool = True
     configuration: PersistentConfiguration | None = None
     shares: dict[str, int] = field(factory=dict)
-    """Each user's shares, by resource, of the configuration file."""
+    """The shares of each user that the configuration file sets, by resource."""
     partitions: tuple[SmPartition, ...] = ()
     """The daemon's static SM partitions (protocol 2 only)."""
     drains: tuple[PersistentDrain, ...] = ()
@@ -342,6 +343,7 @@ def _persistent(server: Server) -> PersistentServer:
 
 
 def _persistent_named(named_server: NamedServer) -> PersistentNamedServer:
+    """Return the record of a named server for the state file."""
     return PersistentNamedServer(
         named_server.name,
         named_server.uid,

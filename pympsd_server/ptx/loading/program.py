@@ -225,7 +225,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
     required = _block_shape(function.directives.get("reqntid"))
     limit = _block_shape(function.directives.get("maxntid")) or required
     threads = MAX_THREADS if limit is None else min(MAX_THREADS, limit[0] * limit[1] * limit[2])
-    # Estimate the registers: the maximum of 32-bit registers alive at the start of a block, and some for temporaries.
+    # Estimate the registers: the most 32-bit registers alive at the start of a block, and some for temporaries.
     alive = (sum(max(1, d.itemsize // 4) for d in plan.dtypes) for plan in translation.plans)
     return Kernel(
         name=function.name,
