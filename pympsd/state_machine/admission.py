@@ -203,7 +203,7 @@ def _start_servers(daemon: Daemon) -> Iterator[do.Instruction]:
         server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
     )
     for entry in _find_unserved(daemon):
-        # In protocol 2 no user waits for another's start while fewer servers than allowed run: start_server begins one.
+        # In protocol 2 no user waits for another's start while fewer servers run than are allowed.
         is_next = starting[entry.uid] < daemon.options.policy.max_starts or entry.server in waited_for
         if (
             not is_next
