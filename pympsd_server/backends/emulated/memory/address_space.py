@@ -13,8 +13,8 @@ all threads is one NumPy index into a view of it:
     |            |     |            |   | client (cuMemMap)      | client registered      |  of peers
 
 Allocations are kept as two sorted lists, starts and ends. Kernels first check the lowest and the highest address of
-an access: if both lie in the same allocation, all others do, too. Otherwise `locate` looks up each address by a binary
-search in the same lists, as arrays.
+an access: if both lie in the same allocation, all others do, too. Otherwise `locate` looks up each address by a
+binary search in the same lists, as arrays.
 
 Invariants:
 
