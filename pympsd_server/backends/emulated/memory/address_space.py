@@ -9,14 +9,13 @@ nothing until it is touched (window.py). An address minus ``base`` is an offset 
 all threads is one NumPy index into a view of it:
 
     base                                VIRTUAL_OFFSET           MAPPED_OFFSET            size
-    | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows of peers,
-    |            |512 B|            |   | client (cuMemMap)      | client registered      |  behind the own one,
-    |                                                                                     |  or their host memory
+    | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows and host memory
+    |            |     |            |   | client (cuMemMap)      | client registered      |  of peers
 
 Allocations are kept as a sorted list of starts and ends, and as arrays that `reach` makes from the list after a
-change. Kernels check the lowest and the highest address of an access first: if both lie in the same allocation, all
-in between do, too. Only if not, `locate` looks at each address with a binary search in the arrays. The free addresses
-between allocations are in `FreeRanges`. So the time of an allocation does not depend on how many there are.
+change. Kernels first check the lowest and the highest address of an access: if both lie in the same allocation, all
+others do, too. Otherwise `locate` looks up each address by a binary search in the arrays. The free addresses between
+allocations are in `FreeRanges`. So the time of an allocation does not depend on how many there are.
 
 Invariants:
 
@@ -25,9 +24,9 @@ Invariants:
   lock finds by a position may have moved there since; `_find_around` searches again if so.
 - Between two allocations lies a gap of GUARD_BYTES, so that with strict bounds an overrun faults. With the bounds of
   hardware, kernels reach the whole pages of 2 MiB in which there is an allocation, as on a GPU (`Bounds.reach`).
-- Bytes of pages without an allocation are zero and have no memory of the host: `free` zeroes an allocation and the
-  part of its pages that nobody reaches afterwards, `withdraw` that part only. New memory is zero, because `allocate`
-  zeroes what kernels reach already.
+- Pages without an allocation are zero and take no memory of the host. `free` zeroes an allocation and the part of its
+  pages that no other allocation makes reachable; `withdraw` zeroes only that part. New memory is zero, because
+  `allocate` zeroes the part of it that kernels could reach before.
 """
 
 import mmap
@@ -79,10 +78,11 @@ class Bounds:
         return offset + -offset % self.page
 
     def reach(self, starts: Array, ends: Array, size: int) -> tuple[Array, Array]:
-        """Return the ranges that kernels reach of allocations in a window of ``size`` bytes, in order.
+        """Return the ranges that kernels can access, in order, for allocations in a window of ``size`` bytes.
 
-        Allocations of cuMemAlloc with common or adjacent pages become one range. If that made more than
-        MAX_SLACK_BYTES reachable that nobody has allocated, each ends at its own 512-byte unit.
+        Allocations of cuMemAlloc whose pages touch or overlap become one range. If these ranges had more than
+        MAX_SLACK_BYTES outside of allocations, each allocation gets a range of its own instead, which ends at the
+        next multiple of 512 bytes.
         """
         count = int(np.searchsorted(starts, VIRTUAL_OFFSET))
         if self.is_strict or not count:
@@ -102,7 +102,7 @@ class Bounds:
 
 GUARD_BYTES: Final = 1024
 MAX_SLACK_BYTES: Final = 64 << 20
-"""The most bytes that a client's kernels can use without an allocation: the rest of the client's pages."""
+"""The maximum number of bytes outside of its allocations that a client's kernels can access, in the same pages."""
 HARDWARE: Final = Bounds(2 << 20, 128)
 """The bounds of cuMemAlloc as measured on an H200, and of shared memory since compute capability 8.0 (CUDA C++
 Programming Guide). A GPU checks pages: programs that run there may read or write beyond their allocations.
@@ -162,8 +162,8 @@ class _Arrays:
 class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
-    Copies of the owner can access its allocations and nothing else, kernels what `bounds` adds to them. Addresses
-    and sizes are in bytes.
+    The owner's copies can access its allocations and nothing else. Its kernels can also access the bytes that
+    `bounds` adds to the allocations. Addresses and sizes are in bytes.
     """
 
     def __init__(self, base: int, size: int, reserved: int = 0) -> None:
@@ -238,7 +238,7 @@ class AddressSpace(AccessibleMemory):
         self._change(at, at, [(start, start + nbytes)])
 
     def _clear(self, start: int, end: int) -> None:
-        """Zero the bytes of a new allocation that kernels already reach, because others are in the same pages."""
+        """Zero the bytes of a new allocation that kernels could reach before, from allocations in the same pages."""
         (_, before), (after, _) = self._find_around(start)
         for low, high in (
             (start, min(end, self.bounds.ceiling(before))),
@@ -256,7 +256,10 @@ class AddressSpace(AccessibleMemory):
         self._free.give(self.base + start, end - start + GUARD_BYTES)
 
     def _zero_unreached(self, start: int, end: int) -> None:
-        """Zero a range that was allocated, and what nobody reaches now of its pages, but not withdrawn memory."""
+        """Zero a range that is no longer allocated, and the rest of its pages that kernels can no longer reach.
+
+        Withdrawn memory is left as it is, because others still use it.
+        """
         (_, before), (after, _) = self._find_around(start)
         low = min(start, max(self.bounds.floor(start), self.bounds.ceiling(before)))
         high = max(end, min(self.bounds.ceiling(end), self.bounds.floor(after), self._window.allocatable))

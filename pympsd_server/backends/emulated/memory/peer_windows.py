@@ -1,4 +1,4 @@
-"""How the kernels of a client access its memory on other devices: executors map each other's windows.
+"""Let the kernels of a client access its memory on other devices: executors map each other's windows.
 
 A window's file has the allocations and, behind them, a table that its owner writes and its peers read. The table
 lists the bytes that kernels may access, and the files of memory that is mapped behind the allocations. The host
@@ -29,7 +29,7 @@ Range = tuple[int, int]
 """The start and the end of a range that kernels may access, as offsets in its window."""
 
 RANGES: Final = 1 << 20
-"""The most ranges in a table; peers cannot access any others."""
+"""The maximum number of ranges in a table; peers cannot access the memory of any further range."""
 SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
@@ -173,9 +173,9 @@ class PeerWindow:
     """A peer's memory, mapped in this process. Safe to use from several threads."""
 
     distance: Final[int]
-    """The bytes from the first address of the own window to the first of the peer's; may be negative."""
+    """The bytes from the first address of this process's window to the first of the peer's; may be negative."""
     place: Final[int]
-    """The offset in the mapping of the own window at which the peer's memory is mapped, behind the own memory."""
+    """The offset of the peer's memory in the mapping of this process's window; it is mapped after that window."""
     size: Final[int]
     _process: Final[int]
     _table: Final[Table]
@@ -188,7 +188,10 @@ class PeerWindow:
         self._read = -2, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def has(self, offset: Any) -> Any:
-        """Return whether an offset from the own window's base, or each one of an array, is in the peer's window."""
+        """Return whether an offset from the base of this process's window is in the peer's window.
+
+        For an array of offsets, return an array.
+        """
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
     def ranges(self) -> tuple[int, Array, Array]:
