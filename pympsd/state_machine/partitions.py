@@ -230,7 +230,10 @@ def _choose_chunks(daemon: Daemon, device: int, visible_index: int, count: int, 
 def _choose_remainder(
     daemon: Daemon, device: int, visible_index: int, server_name: str, is_requested: bool
 ) -> tuple[int, ...]:
-    """Return the chunk of the SMs that a device's chunks leave over, if it is requested; raise NotPossible."""
+    """Return the number that stands for a device's remaining SMs (`SmPartition`), if they are requested.
+
+    Raise NotPossible if there are none, or if another partition has them.
+    """
     properties = daemon.devices[device]
     remainder = sm_partitions.chunk_count(properties)
     if not is_requested:

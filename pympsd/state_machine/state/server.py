@@ -149,5 +149,5 @@ class Server:
 
 
 def title(name: str, uid: int) -> str:
-    """Return the name of a server in a sentence."""
+    """Return the words by which sentences refer to a server: its user, or its name if an operator gave it one."""
     return f"the MPS server of user {uid}" if name == server_of_user(uid) else f"the MPS server '{name}'"
