@@ -173,7 +173,7 @@ def test_a_window_that_is_never_finished_is_waited_for_once(
     monkeypatch.setattr(peer_windows, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
     try:
         table = Table(file, PAGE)
-        table.write(PAGE, ([0], [512]), [])
+        table.write(PAGE, [(0, 512)], [])
         own.map_peer(os.getpid(), File(file, 7), WINDOW)
         address = own.base + WINDOW
         assert reaches(own, address)
@@ -246,13 +246,14 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
         far = [
             Segment(at, size, File(hidden, 7)) for at, size in ((PAGE, PAGE), (-PAGE, PAGE), (0, 64 * PAGE), (0, -1))
         ]
-        Table(file, PAGE).write(2 * PAGE, ([-PAGE, 0, 16, PAGE], [-16, 8, 1 << 40, 3 * PAGE]), far)
+        ranges = [(-PAGE, -16), (0, 8), (16, 1 << 40), (PAGE, 3 * PAGE)]
+        Table(file, PAGE).write(2 * PAGE, ranges, far)
         entry.map_peer(os.getpid(), File(file, 7), -entry.base + (1 << 40))
         assert reaches(entry, 1 << 40)
         for offset in (-PAGE, 1024, PAGE, 2 * PAGE, 3 * PAGE):
             assert not reaches(entry, (1 << 40) + offset)
         assert reaches(entry, address)
-        Table(file, PAGE).write(1 << 62, ([0], [1 << 61]), [])
+        Table(file, PAGE).write(1 << 62, [(0, 1 << 61)], [])
         assert not reaches(entry, (1 << 40) + 2 * PAGE)
         with pytest.raises(ValueError, match="not a published window"):
             entry.map_peer(os.getpid(), File(file, 7), 1 << 41)
