@@ -60,8 +60,9 @@ WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality dom
 """The options of later drivers that are accepted but have no effect, each with the reason."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
-"""The equivalent commands of protocol 3, by a command of protocol 2 and its first argument, for commands whose first
-argument decides which one is equivalent.
+"""The equivalent commands of protocol 3 for commands of protocol 2 whose equivalent depends on their first argument.
+
+The key is the command and its first argument.
 """
 
 
