@@ -103,7 +103,7 @@ def note_missing_partition(server: NamedServer, namespace: str, partition: str |
 
 
 def device_named(daemon: Daemon, word: str) -> int:
-    """Return the index of the device that a word names; raise CommandRefused."""
+    """Return the ordinal of the device that a word names; raise CommandRefused."""
     index = find_device(daemon.devices, word)
     if index is None:
         raise CommandRefused(f"No device '{word}'. Devices: {list_devices(daemon.devices)}.")
@@ -111,7 +111,7 @@ def device_named(daemon: Daemon, word: str) -> int:
 
 
 def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
-    """Return the daemon's index of the device that a word names as the server's clients do; raise CommandRefused."""
+    """Return the daemon's ordinal of the device that a word names as the server's clients do; raise CommandRefused."""
     indices = server.ordinals(len(daemon.devices))
     devices = [daemon.devices[number] for number in indices]
     index = find_device(devices, word)
