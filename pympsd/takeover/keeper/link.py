@@ -45,7 +45,8 @@ seconds."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """The seconds before each new start of a keeper; the last pause is repeated."""
 STABLE_SECONDS: Final = 10.0
-"""The seconds after which a running keeper counts as working: the pauses begin with the first again."""
+"""The seconds after which a running keeper counts as working, so that the next restart begins with the first pause
+again."""
 ANSWER_SECONDS: Final = 0.25
 """The seconds in which the keeper has to accept a connection; after them the daemon itself accepts."""
 _NO_DESCRIPTOR: Final = -2
@@ -55,7 +56,12 @@ CROWDED_SECONDS: Final = 0.01
 
 @define(eq=False)
 class _Request:
-    """A connection that the keeper is to accept; ``fd`` is -1 if there was none, None if the keeper cannot."""
+    """A request to the keeper to accept a connection.
+
+    ``fd`` is the result: the connection's descriptor, -1 if no connection waited, _NO_DESCRIPTOR if this process
+    could not receive it, None if the keeper cannot accept. ``late`` is called with a descriptor that arrives when the
+    request's task no longer waits.
+    """
 
     late: Callable[[int], None]
     fd: int | None = None
