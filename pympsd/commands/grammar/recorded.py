@@ -1,4 +1,4 @@
-"""Treat words as driver 580 does, as far as a syntax cannot declare it (recorded: grammar.jsonl).
+"""Treat words as driver 580 does in cases that a `Syntax` cannot declare (recorded: grammar.jsonl).
 
 The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and has a special answer for a
 few commands without an argument. Programs depend on these answers, so protocol 2 gives them too. This module has the
