@@ -81,7 +81,7 @@ class RunningServer(Protocol):
         """
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Set the limits of the server's new clients: percent of SMs, and bytes by device index."""
+        """Set the limits of the server's new clients: percent of SMs, and bytes by device ordinal."""
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
         """End the contexts of a client process; the clients in ``evicted`` cannot create new ones.

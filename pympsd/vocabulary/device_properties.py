@@ -123,7 +123,7 @@ def window_of(ordinal: int) -> int:
     """Return the first address of a device's window.
 
     Args:
-        ordinal: The device's index among the daemon's visible devices.
+        ordinal: The device's ordinal among the daemon's visible devices.
 
     >>> ordinal_of(window_of(3) + 4096)
     3
@@ -132,7 +132,7 @@ def window_of(ordinal: int) -> int:
 
 
 def ordinal_of(address: int) -> int:
-    """Return the index of the device whose window contains an address.
+    """Return the ordinal of the device whose window contains an address.
 
     The result is negative for an address below all windows, and may be beyond the last device.
     """

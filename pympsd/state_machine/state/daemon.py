@@ -228,7 +228,7 @@ class Daemon:
         return next((server for server in self.servers.values() if server.name == name), None)
 
     def ordinals_of(self, server: Server) -> tuple[int, ...]:
-        """Return the indices of the devices that a server's clients may see, in the order in which they see them."""
+        """Return the ordinals of the devices that a server's clients may see, in the order in which they see them."""
         named_server = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named_server is None else named_server.ordinals(len(self.devices))
 

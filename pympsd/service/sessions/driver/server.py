@@ -66,7 +66,7 @@ class DriverServerSession:
     _link: ServerLink | None = field(default=None, init=False)
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
-    """The memory limits for new clients, in bytes by device index, that were last sent to the server."""
+    """The memory limits for new clients, in bytes by device ordinal, that were last sent to the server."""
     _limits_unknown: bool = field(
         default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
