@@ -135,7 +135,7 @@ class Server:
     status: str
     """``INITIALIZING``, ``ACTIVE`` or ``FAULT``, as ``get_server_status`` prints it."""
     active_thread_percentage: float
-    """In protocol 2 the percentage of the next client."""
+    """The percentage that the next client gets; it applies in protocol 2 only."""
     pinned_memory_limits: dict[int, Count]
     """In protocol 2, the memory limits of the next client: bytes by the daemon's ordinal."""
     launches: dict[int, Count]

@@ -23,7 +23,7 @@ class Elsewhere:
 
 
 def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
-    """Return the memory that clients of other servers hold, by server id and device index."""
+    """Return the memory that clients of other servers hold, by server id and device ordinal."""
     limited = _find_limited_groups(daemon)
     own = {server.id: _count_by_group(daemon, server, limited) for server in daemon.servers.values()}
     elsewhere: dict[int, dict[int, Elsewhere]] = {server_id: {} for server_id in own}

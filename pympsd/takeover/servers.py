@@ -34,6 +34,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
 from pympsd.service.processes.status import SESSION, STARTED, has_ended, process_end, start_time_of, stat
 from pympsd.service.sessions.driver.server import DriverServerSession
+from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.server import MAX_CONTEXTS, ServerSession
 from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
@@ -169,7 +170,7 @@ class PendingServer:
             with trio.move_on_after(LAST_MESSAGES_SECONDS):
                 await self._serving.wait()
         self.resolved.set()
-        dispatcher.servers.pop(self.session.id, None)
+        dispatcher.sessions.servers.pop(self.session.id, None)
         dispatcher.feed(events.ServerExited(self.session.id, None))
         if isinstance(self.session, DriverServerSession):
             self.session.handoffs.close()
@@ -178,9 +179,9 @@ class PendingServer:
         """Handle the messages on the server's link until it closes; then kill the server if it does not exit."""
         self._serving = trio.Event()
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
-        allowance = dispatcher.buffers.link(self.session.uid)
+        allowance = dispatcher.budgets.buffers.link(self.session.uid)
         try:
-            with dispatcher.drop_after(link_name(self.session.id)):
+            with dispatcher.keeper.drop_after(link_name(self.session.id)):
                 if isinstance(self.session, DriverServerSession):
                     self.resolved.set()
                     await _resume_session(self.session, PacketChannel(sock, allowance))
@@ -188,7 +189,7 @@ class PendingServer:
                     await self._serve_own(dispatcher, self.session, MessageChannel(sock, allowance=allowance))
         finally:
             self._serving.set()
-        if self.session.id in dispatcher.servers:
+        if self.session.id in dispatcher.sessions.servers:
             with trio.move_on_after(LEAVE_SECONDS):
                 await self.process.gone.wait()
             self.session.kill()
@@ -236,7 +237,7 @@ class PendingServer:
         if self.obstacle:
             channel.send(link.ServerDismissed(self.obstacle))
             self.resolved.set()
-            dispatcher.servers.pop(session.id, None)
+            dispatcher.sessions.servers.pop(session.id, None)
             dispatcher.feed(events.ServerNotTakenOver(session.id, self.obstacle))
             return False
         clients = tuple(_check_report(dispatcher, session.uid, client) for client in reports)
@@ -283,9 +284,9 @@ def take_over(dispatcher: Dispatcher, folder: str, kept_entries: KeptEntries) ->
     servers = tuple(server for server in saved.remembered.servers if server.serial in running)
     dispatcher.feed(events.PredecessorDied(evolve(saved.remembered, servers=servers), other_devices, connections))
     if pending:
-        dispatcher.ids = Ids(first_id(dispatcher.state.lifetime.generation))
+        dispatcher.sessions.ids = Ids(first_id(dispatcher.state.lifetime.generation))
     for server in pending:
-        dispatcher.servers[server.session.id] = server.session
+        dispatcher.sessions.servers[server.session.id] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
         fd = kept_entries.links.pop(server.session.id, -1)
         if fd >= 0:
@@ -437,4 +438,4 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
 
 def _origin_of(dispatcher: Dispatcher, pid: int) -> Origin | None:
     """Return the origin of a client that is taken over; None in protocol 2, or if it cannot be read."""
-    return dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None
+    return origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None

@@ -331,7 +331,10 @@ class Captures:
             return work.allocation.handle
 
     def take_free(self, context: Context, stream: int, address: int) -> bool:
-        """Take the freeing of a graph's memory; raise INVALID_VALUE for other memory in a capturing stream."""
+        """Capture a call that frees memory of the graph.
+
+        Return False if the stream is not capturing. Raise INVALID_VALUE if it is, for memory that is not the graph's.
+        """
         with self._lock:
             capture = self.find_valid((context, stream))
             if capture is not None:

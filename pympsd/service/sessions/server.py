@@ -267,7 +267,7 @@ class ServerSession:
             raise RemoteError(f"the server speaks versions {versions.oldest} to {versions.newest}")
         setup = link.ServerSetup(
             uid=self.uid,
-            control_socket=dispatcher.control_socket,
+            control_socket=dispatcher.keeper.directory.control_socket,
             backend=dispatcher.settings.backend,
             devices=dispatcher.state.devices,
             thread_percentage=dispatcher.state.servers[self.id].thread_percentage.value,

@@ -109,7 +109,7 @@ class NamedServer:
         return self.namespaces.get(name or DEFAULT) or self.namespaces[DEFAULT]
 
     def ordinals(self, count: int) -> tuple[int, ...]:
-        """Return the daemon's indices of its devices, in the order in which its clients see them.
+        """Return the daemon's ordinals of its devices, in the order in which its clients see them.
 
         Args:
             count: How many devices the daemon has.

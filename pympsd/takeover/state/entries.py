@@ -37,9 +37,10 @@ def client_name(client: int) -> str:
 
 
 def new_client_name(connection: int) -> str:
-    """Return the name of a copy of a client's end of its connection to its server, until it has answered that.
+    """Return the name of a copy of a client's end of its connection to a server.
 
-    ``connection``: the id of its connection to this daemon.
+    The keeper has the copy until the client has answered the server. ``connection``: the id of the client's
+    connection to this daemon.
     """
     return f"newcomer {connection}"
 

@@ -235,7 +235,7 @@ def load_image(image: bytes, context: Context | None = None) -> Module:
 
 
 def decode_layout(answer: bytes) -> ModuleLayout:
-    """Return the layout of a module that the executor sent; raise CudaError."""
+    """Return the layout of a module from the executor's answer; raise CudaError."""
     try:
         return ModuleLayout.decode(answer)
     except RemoteError as error:
