@@ -49,8 +49,9 @@ from pympsd_server.backends.virtual_memory import MapsMemory
 class BackendError(DeviceError):
     """A call was refused and had no effect.
 
-    Attributes: code: The CUresult that the client's call returns. reason: A sentence for the user: the error, and the
-    allowed values. Also the exception's message.
+    Attributes:
+        code: The CUresult that the client's call returns.
+        reason: A sentence for the user: the error, and the allowed values. It is also the exception's message.
     """
 
     def __init__(self, code: Result, reason: str) -> None:

@@ -177,6 +177,22 @@ def test_warp_barrier_in_both_branches() -> None:
     np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), np.where(LANES % 2, 1, 2))
 
 
+def test_lanes_that_meet_at_two_barriers_take_no_lanes_of_other_warps_along() -> None:
+    """The first warp's lanes meet at two places; the second's wait at one of them for lanes that still loop."""
+    text = f"""
+      .shared .align 4 .b32 seen; .reg .b32 %n; .reg .pred %more;
+      and.b32 %i1, %i0, 1; setp.eq.u32 %p, %i1, 0; @%p bra SAME;
+      setp.lt.u32 %p, %i0, 32; @%p bra OTHER;
+      mov.u32 %n, 0;
+    LOOP: add.u32 %n, %n, 1; setp.lt.u32 %more, %n, 20000; @%more bra LOOP;
+      st.shared.b32 [seen], %n;
+    SAME: bar.warp.sync {FULL}; ld.volatile.shared.b32 %d, [seen]; bra END;
+    OTHER: bar.warp.sync {FULL}; mov.u32 %d, 0;
+    END:"""
+    actual = run_fragment(text, "u4", VALUES[:64])
+    np.testing.assert_array_equal(actual[32:], np.full(32, 20000))
+
+
 PASCAL = HEADER.replace("8.0", "6.0").replace("sm_80", "sm_60")
 WITHOUT_SYNC = [
     "vote.ballot.b32 %i1, %p;",

@@ -21,7 +21,7 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.errors import RemoteError
-from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.dispatcher import Dispatcher, Sessions
 from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
@@ -373,7 +373,7 @@ class Replay:
         (conversation,) = [server for server in self.recording.servers() if server.pid == self.pid]
         ready, defaults = registration(conversation)
         dispatcher = cast(
-            Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, client_memory=None)
+            Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, sessions=Sessions(print))
         )
         session = DriverServerSession(dispatcher, self.server_id, 0, self.pid, kill=lambda: None)
         own_end, peer_end = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

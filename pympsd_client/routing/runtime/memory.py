@@ -102,8 +102,8 @@ def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int | None = None
 def pointer_attributes(place: int, address: int) -> None:
     """Write the cudaPointerAttributes of an address.
 
-    Memory without attributes has the type Unregistered. Addresses at which the device or the program cannot access the
-    memory are NULL.
+    Memory without attributes has the type Unregistered. An address is NULL if the device, or the program, cannot
+    access the memory.
     """
     check_not_null("the cudaPointerAttributes", place)
     try:

@@ -190,10 +190,10 @@ def find_registered_kernel(host: int) -> int:
 
 
 def function_at(host: int) -> int:
-    """Return the function of a host function in the current context.
+    """Return the driver's function, in the current context, for the address of a kernel's host function.
 
-    Raise INVALID_DEVICE_FUNCTION for anything else. (For an unknown address the other functions raise INVALID_HANDLE,
-    as recorded.)
+    Raise INVALID_DEVICE_FUNCTION for any other address. (The other functions here raise INVALID_HANDLE for an unknown
+    address, as recorded.)
     """
     try:
         kernel = find_registered_kernel(host)

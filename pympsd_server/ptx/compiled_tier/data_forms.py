@@ -33,7 +33,9 @@ from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
 @writes("ld ldu")
 def _load(text: MemoryText, operation: Operation) -> None:
-    """Write a load: of a parameter from the launch's parameters, otherwise checked and by the fastest way."""
+    """Write a load. A parameter comes from the launch's parameters; any other load is checked, and takes the fastest
+    way that its addresses allow.
+    """
     target, memory = operation.operands[:2]
     items, bits = items_of(target), BITS[operation.type]
     if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:

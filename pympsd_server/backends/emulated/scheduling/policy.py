@@ -95,7 +95,10 @@ class ContextQueue:
     ready: list[Runnable] = field(factory=list)
     """The work that could run now, blocked or not; the policy adds and removes it."""
     floor: int = 0
-    """The used time that the stream which ran last had when it began, in nanoseconds times weight."""
+    """The used time, in nanoseconds times weight, of the stream whose work was chosen last, when it was chosen.
+
+    A stream that gets work while the context has none begins with at least this used time.
+    """
 
     def first(self) -> Runnable | None:
         """Return the work that runs next in this context.

@@ -272,10 +272,11 @@ class Scheduler:
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
         """End the unfinished work of a faulted or ended context, except items that run or cannot be stopped."""
         # Running items are left to their thread, because their host bytes and device memory are in use until then.
-        for item in [
-            pending for pending in owner.pending if not pending.running and not self._is_unstoppable(pending)
-        ]:
+        ended = [item for item in owner.pending if not item.running and not self._is_unstoppable(item)]
+        for item in ended:
+            # First all of them, because one may wait for another through an event of another context.
             item.mark_finished()
+        for item in ended:
             self._report(item)
             successors, item.successors = item.successors, []
             owner.remove(item)
