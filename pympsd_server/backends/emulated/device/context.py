@@ -26,7 +26,7 @@ The end of a context has three parts that must not be mixed up:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from threading import Event as Flag
 from typing import Final
@@ -38,13 +38,11 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.module import EmulatedModule, load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
-from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Condition, ContextLimit, Event, Status
-from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
@@ -78,7 +76,7 @@ class EmulatedContext:
     busy: dict[WorkStream, None] = field(factory=dict)
     """The streams that have unfinished items."""
     _status: Status = field(factory=Status)
-    _modules: dict[EmulatedModule, None] = field(factory=dict)
+    modules: dict[EmulatedModule, None] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
     """The source of the numbers for new streams."""
 
@@ -88,6 +86,7 @@ class EmulatedContext:
         self._facilities = Facilities(
             DeviceHeap(self.memory.borrow_heap), ended=self.cancel, client=client, user=client.user
         )
+        self.mapped = self.memory.mapped
         self.default_stream = EmulatedStream(self, weight_of_priority(0), blocking=True)
         """The legacy default stream."""
 
@@ -114,51 +113,10 @@ class EmulatedContext:
 
         self.notify(release)
 
-    def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> EmulatedMemory:
-        """Return new memory without an address."""
-        self.check()
-        return self.memory.mapped.create(count, shareable, charge)
-
-    def import_memory(self, secret: int) -> EmulatedMemory:
-        """Return memory that another context has exported."""
-        self.check()
-        return self.memory.mapped.import_(secret)
-
     def share_allocation(self, address: int) -> tuple[int, int]:
         """Return the secret of an allocation, and its offset in the memory that is imported."""
         self.check()
         return self.memory.share(address)
-
-    def publish_window(self, address: int) -> File:
-        """Return the file with the client's allocations, or its host memory."""
-        self.check()
-        return self.memory.mapped.publish(address)
-
-    def map_peer(self, address: int, process: int, file: File) -> None:
-        """Make the client's allocations on another device accessible, or its host memory there."""
-        self.check()
-        self.memory.mapped.map_peer(address, process, file)
-
-    def import_peers_memory(self, process: int, file: File, count: int) -> EmulatedMemory:
-        """Return the object for memory that the client has created on another device."""
-        self.check()
-        return self.memory.mapped.import_peers(process, file, count)
-
-    def unmap_peer(self, address: int) -> None:
-        """Undo `map_peer`."""
-        self.memory.mapped.unmap_peer(address)
-
-    def map_memory(self, memory: PhysicalMemory, address: int) -> None:
-        """Map memory at an address, not accessible yet."""
-        self.memory.mapped.map(memory, address)
-
-    def unmap_memory(self, address: int, count: int) -> None:
-        """Unmap a range of whole mappings."""
-        self.memory.mapped.unmap(address, count)
-
-    def set_access(self, address: int, count: int, accessible: bool) -> None:
-        """Make a range of whole mappings accessible, or not."""
-        self.memory.mapped.set_access(address, count, accessible)
 
     def memory_info(self) -> tuple[int, int]:
         """Return the free and the total device memory of the client, in bytes."""
@@ -173,23 +131,9 @@ class EmulatedContext:
         module = EmulatedModule(
             self, program, self.memory.link(program, self.properties.multiprocessors, self._facilities)
         )
-        self._modules[module] = None
+        self.modules[module] = None
         self.trace.add("modules_loaded")
         return module
-
-    def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
-        """Move managed variables of a module to page-locked memory of the client."""
-        self.check()
-        self.memory.place_managed(module.loaded, addresses)
-
-    def unload(self, module: EmulatedModule) -> None:
-        """Free a module's memory after the work queued before; a faulted context keeps it until it is destroyed."""
-
-        def release(status: Status) -> None:
-            if status.code is Result.SUCCESS and self._modules.pop(module, module) is None:
-                self.memory.unlink(module.loaded)
-
-        self.notify(release)
 
     # --- streams and events
 
@@ -347,5 +291,5 @@ class EmulatedContext:
 
     def _free_all(self) -> None:
         # A completion of earlier work may still try to free memory, and then does nothing.
-        self._modules.clear()
+        self.modules.clear()
         self.memory.close()
