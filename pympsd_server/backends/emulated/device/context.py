@@ -1,18 +1,7 @@
 """One client context on the emulated device: its memory, modules, streams, and all its unfinished work.
 
 A context belongs to one client process, which may have several on a device; they share its address space. The context
-decides in which order its own work runs (`order`), the scheduler decides when.
-
-Order is a graph. A stream keeps only its *tail*, its last unfinished item, and ``busy`` has the streams with a tail.
-New work comes after the tail of its stream. CUDA's legacy default stream and all blocking streams also wait for each
-other, so an item in one of them comes after the tail of the other, too:
-
-    stream 1 (blocking)      A ──── B
-                               ╲      ╲
-    default stream               ╲──── C ──── D      C comes after A and B: B is the tail, and B comes after A
-                                               ╲
-    stream 1                                     E    E comes after B and, because stream 1 blocks, after D
-    stream 2 (non-blocking)  F                        F comes after nothing
+decides in which order its own work runs (`WorkOrder`), the scheduler decides when.
 
 The end of a context has three parts that must not be mixed up:
 
@@ -26,7 +15,7 @@ The end of a context has three parts that must not be mixed up:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from threading import Event as Flag
 from typing import Final
@@ -41,7 +30,7 @@ from pympsd_server.backends.emulated.device.stream import EmulatedEvent, Emulate
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
-from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
+from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkOrder
 from pympsd_server.backends.interface import BackendError, Completion, Condition, ContextLimit, Event, Status
 from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
@@ -52,10 +41,7 @@ _DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroye
 
 @define(eq=False, slots=False)
 class EmulatedContext:
-    """A context of one client, created by EmulatedDevice.
-
-    The scheduler's lock guards ``pending``, ``busy`` and the streams' tails.
-    """
+    """A context of one client, created by EmulatedDevice."""
 
     properties: DeviceProperties
     scheduler: Scheduler
@@ -72,9 +58,6 @@ class EmulatedContext:
     _abandoned: float = 0.0
     """The time at which the context was abandoned, in seconds of the monotonic clock; 0 if it was not."""
     _is_ending: bool = False
-    pending: dict[WorkItem, None] = field(factory=dict)
-    busy: dict[WorkStream, None] = field(factory=dict)
-    """The streams that have unfinished items."""
     _status: Status = field(factory=Status)
     modules: dict[EmulatedModule, None] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
@@ -89,6 +72,7 @@ class EmulatedContext:
         self.mapped = self.memory.mapped
         self.default_stream = EmulatedStream(self, weight_of_priority(0), blocking=True)
         """The legacy default stream."""
+        self.order = WorkOrder(self.default_stream)
 
     # --- memory
 
@@ -185,41 +169,6 @@ class EmulatedContext:
     def take_output(self) -> tuple[bytes, bytes]:
         """Return the text that kernels have printed since the last call, for standard output and standard error."""
         return self._facilities.output.take()
-
-    # --- order of work; the scheduler calls these under its lock
-
-    def predecessors(self, stream: WorkStream | None) -> list[WorkItem]:
-        """Return the unfinished items that new work in a stream (None: all streams) comes after."""
-        if stream is None:
-            tails: Iterable[WorkItem | None] = [busy.tail for busy in self.busy]
-        elif stream is self.default_stream:
-            tails = [busy.tail for busy in self.busy if busy.blocking]
-        elif stream.blocking:
-            tails = (stream.tail, self.default_stream.tail)
-        else:
-            tails = (stream.tail,)
-        return [tail for tail in tails if tail is not None]
-
-    def order(self, item: WorkItem) -> list[WorkItem]:
-        """Append an item to its stream; return the items that it must wait for."""
-        stream = item.stream
-        if isinstance(item, Marker) and item.also_after is not None:
-            before = [] if item.is_alone else self.predecessors(stream)
-            before.append(item.also_after)
-        else:
-            before = self.predecessors(stream)
-        if stream is not None:
-            stream.tail = item
-            self.busy[stream] = None
-        return before
-
-    def remove(self, item: WorkItem) -> None:
-        """Remove a finished item from its stream and from the context."""
-        self.pending.pop(item, None)
-        stream = item.stream
-        if stream is not None and stream.tail is item:
-            stream.tail = None
-            self.busy.pop(stream, None)
 
     # --- its end
 
