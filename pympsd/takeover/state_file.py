@@ -98,7 +98,7 @@ def _read_own(folder: str) -> bytes | None:
 
 
 def list_lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
-    """Return, in words, the state left by a daemon that one of protocol 2 with these defaults could not use."""
+    """Describe the parts of the saved state that a daemon of protocol 2 with these defaults could not use."""
     if (saved := _read_left(folder)) is None:
         return []
     running = tuple(

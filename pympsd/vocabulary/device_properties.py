@@ -37,7 +37,7 @@ VIRTUAL_OFFSET, MAPPED_OFFSET = 2 << 38, 3 << 38
 window's end, because its kernels access only the addresses of that window. Between the first offset and this one
 clients reserve addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
-"""The number of bytes of which addresses and sizes of such mappings are multiples."""
+"""The unit in bytes of such mappings: their addresses and sizes are multiples of it."""
 
 
 MAX_CONTEXTS_BEFORE_VOLTA = 16

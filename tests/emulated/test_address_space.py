@@ -13,6 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.memory import address_space
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace, NotAnAllocation
 from pympsd_server.backends.emulated.memory.transfers import fill
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
@@ -116,6 +118,20 @@ def test_out_of_memory_is_code_2() -> None:
     with pytest.raises(OutOfMemory, match="5000 bytes") as caught:
         space.allocate(5000)
     assert caught.value.code == 2
+
+
+def test_allocations_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers could not access them, because their table would be full."""
+    monkeypatch.setattr(address_space, "MAX_CLIENT_ALLOCATIONS", 3)
+    space = AddressSpace(BASE, 1 << 20)
+    addresses = [space.allocate_at_end(4, 4), space.allocate(100), space.allocate(100)]
+    for allocate in (space.allocate, space.allocate_at_end):
+        with pytest.raises(OutOfMemory, match="at most 3 allocations on a device; free some") as refusal:
+            allocate(100, 512)
+        assert refusal.value.code == Result.ERROR_OUT_OF_MEMORY
+    space.free(addresses[1])
+    assert space.allocate(100) == addresses[1]
+    space.close()
 
 
 def measure(call: Callable[[], object]) -> tuple[int, int]:

@@ -101,7 +101,7 @@ class Server:
 
     @property
     def title(self) -> str:
-        """The name of the server in a sentence."""
+        """The words by which sentences refer to the server (`title`)."""
         return title(self.name, self.uid)
 
     def become(self, phase: Phase) -> None:

@@ -233,7 +233,7 @@ class KeeperLink:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a keeper running; return after ``end``, or when it serves another daemon.
 
-        Started after the first try to start one: everything held until then has been sent.
+        ``task_status`` is set after the first try to start one. By then everything held so far has been sent.
         """
         started, failures = False, 0
         while not self._ending.is_set():
@@ -254,7 +254,7 @@ class KeeperLink:
                 await self._ending.wait()
 
     async def _start(self) -> str:
-        """Start a process and have it hold everything; return why that failed, or nothing."""
+        """Start a process and send it everything that is held; return why that failed, or nothing."""
         try:
             self._process = await KeeperProcess.start(self.directory, self.waiting_seconds)
         except OSError as error:

@@ -155,7 +155,7 @@ class ClientContext:
 
 @define(eq=False)
 class Images:
-    """The images of which parts have arrived, by the handle that the module will have."""
+    """The incomplete images, which arrive in parts, by the handle that the module will have."""
 
     _parts: dict[int, bytearray] = field(factory=dict, init=False)
     _bytes: int = field(default=0, init=False)

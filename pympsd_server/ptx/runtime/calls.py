@@ -83,7 +83,7 @@ def address_in_block(address: Value, rank: Value) -> Value:
 
 
 def rank_of_address(address: Value, own_rank: Value) -> Value:
-    """getctarank: return the rank of the block to which a shared address belongs; `own_rank` is the own block's."""
+    """getctarank: return the rank of the block to which a shared address belongs; `own_rank` is the thread's own."""
     kind = address.dtype.type
     rank = ((address + kind(_HALF_RANGE)) >> kind(RANK_SHIFT) & kind(255)).astype(np.uint32)
     return np.where(rank > 0, rank - np.uint32(1), own_rank).astype(np.uint32)

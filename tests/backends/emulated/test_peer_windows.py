@@ -20,7 +20,7 @@ from pympsd.channel.mapping import make_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, PINNED_BITS, WINDOW_BITS
 from pympsd_server.backends.emulated.memory import peer_windows
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
-from pympsd_server.backends.emulated.memory.peer_windows import Segment, Table
+from pympsd_server.backends.emulated.memory.peer_windows import MAX_CLIENT_ALLOCATIONS, MAX_MAPPINGS, Segment, Table
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import HOST_FILE_BYTES, TABLE_BYTES, File, file_name, new_secret
 from pympsd_server.ptx.isa.faults import IllegalAddress
@@ -190,6 +190,20 @@ def test_a_window_that_is_never_finished_is_waited_for_once(
             table._head[0] += 1
             assert not reaches(own, address)
             assert now < before + 0.02
+    finally:
+        os.close(file)
+
+
+def test_a_table_has_places_for_all_that_a_client_may_have() -> None:
+    file = make_sealed(f"pympsd-memory-{7:032x}", PAGE + TABLE_BYTES)
+    try:
+        count, size = MAX_CLIENT_ALLOCATIONS + MAX_MAPPINGS, 1 << WINDOW_BITS
+        segments = [Segment(at * PAGE, PAGE, File(at, 7)) for at in range(MAX_MAPPINGS)]
+        Table(file, PAGE).write(size, ((at, at + 1) for at in range(count)), segments)
+        _, starts, ends, read = Table(file, PAGE).read(size)
+        assert np.array_equal(starts, np.arange(count))
+        assert np.array_equal(ends, starts + 1)
+        assert read == set(segments)
     finally:
         os.close(file)
 

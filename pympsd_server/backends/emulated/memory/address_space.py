@@ -44,7 +44,7 @@ from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.budget import GRANULE_BYTES
-from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Range, holds
+from pympsd_server.backends.emulated.memory.peer_windows import MAX_CLIENT_ALLOCATIONS, PeerWindow, Range, holds
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.free_ranges import FreeRanges, NoRange
 from pympsd_server.backends.virtual_memory import File
@@ -224,6 +224,9 @@ class AddressSpace(AccessibleMemory):
     def _take(self, take: Callable[[int, int], int], nbytes: int, alignment: int) -> int:
         """Allocate bytes in the free range that ``take`` selects; return their address."""
         _check_size(nbytes, alignment)
+        if len(self._ranges) - 2 >= MAX_CLIENT_ALLOCATIONS:
+            reason = f"a client has at most {MAX_CLIENT_ALLOCATIONS} allocations on a device"
+            raise OutOfMemory(f"{reason}; free some, or allocate larger ones and divide them")
         try:
             address = take(nbytes + GUARD_BYTES, alignment)
         except NoRange:

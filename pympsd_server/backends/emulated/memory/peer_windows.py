@@ -28,12 +28,14 @@ from pympsd_server.ptx.isa.datatypes import Array
 Range = tuple[int, int]
 """The start and the end of a range that kernels may access, as offsets in its window."""
 
-RANGES: Final = 1 << 20
-"""The maximum number of ranges in a table; peers cannot access the memory of any further range."""
-SEGMENTS: Final = 8192
+MAX_MAPPINGS: Final = 4096
+"""The maximum number of mappings of one client. Each is a mapping of this process, of which Linux allows 65,530."""
+_RANGES: Final = 1 << 20
+MAX_CLIENT_ALLOCATIONS: Final = _RANGES - MAX_MAPPINGS
+"""The maximum number of allocations of one client on a device, so that each range has a place in the table."""
 _HEAD: Final = 4
 _WORDS: Final = 6
-assert 8 * (_HEAD + 2 * RANGES + _WORDS * SEGMENTS) <= TABLE_BYTES
+assert 8 * (_HEAD + 2 * _RANGES + _WORDS * MAX_MAPPINGS) <= TABLE_BYTES
 _READ_TIMEOUT_SECONDS: Final = 1.0
 _SHORT_TIMEOUT_SECONDS: Final = 0.002
 """The longest wait in seconds for a table that is being written, after an earlier read has waited in vain.
@@ -69,9 +71,9 @@ class Table:
         words = np.frombuffer(mapping, np.int64)
         map_file_over(fd, TABLE_BYTES, words.ctypes.data, offset)
         self._head = words[:_HEAD]
-        self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
-        at = _HEAD + 2 * RANGES
-        self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
+        self._starts, self._ends = (words[at : at + _RANGES] for at in (_HEAD, _HEAD + _RANGES))
+        at = _HEAD + 2 * _RANGES
+        self._segments = words[at : at + _WORDS * MAX_MAPPINGS].reshape(-1, _WORDS)
         self._places: dict[int, int] = {}
         """The place of each range by its start. The owner does not read them in the table, which peers can write."""
         self._empty: list[int] = []
@@ -106,7 +108,7 @@ class Table:
         """Replace the segments."""
         self._head[0] += 1
         self._head[2] = len(segments)
-        for row, segment in zip(self._segments, segments, strict=False):
+        for row, segment in zip(self._segments[: len(segments)], segments, strict=True):
             high, low = (_convert_to_signed(segment.file.secret >> shift) for shift in (64, 0))
             row[:] = segment.offset, segment.size, segment.file.descriptor, segment.file.offset, high, low
         self._head[0] += 1
