@@ -483,15 +483,11 @@ class EvaluatesConditions(Protocol):
         """
 
 
-class Context(EvaluatesConditions, Protocol):
+class Context(MapsMemory, EvaluatesConditions, Protocol):
     """One client context: its memory, modules and streams. Destroying it frees all of them.
 
     Contexts of one client share its address space and its memory limit (``Device.create_context``).
     """
-
-    @property
-    def mapped(self) -> MapsMemory:
-        """The memory that the client maps; without ``maps_virtual_memory`` its calls raise NOT_SUPPORTED."""
 
     def allocate(self, count: int) -> int:
         """Return the address of ``count`` bytes of new memory.
@@ -508,15 +504,6 @@ class Context(EvaluatesConditions, Protocol):
 
         Raises:
             BackendError: INVALID_VALUE, immediately, unless an allocation starts at the address.
-        """
-
-    def share_allocation(self, address: int) -> tuple[int, int]:
-        """Return the secret under which an allocation is imported, and its offset in the imported memory, in bytes.
-
-        A freed allocation cannot be imported; its memory stays as long as it is mapped.
-
-        Raises:
-            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
     def memory_info(self) -> tuple[int, int]:

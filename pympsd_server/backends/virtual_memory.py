@@ -80,7 +80,7 @@ class PhysicalMemory(Protocol):
         """
 
     def publish(self) -> File:
-        """Return the file by which the client's other executors find it (``MapsMemory.import_peers``).
+        """Return the file by which the client's other executors find it (``MappableMemory.import_peers``).
 
         Raises:
             BackendError: INVALID_VALUE unless its client created it.
@@ -93,10 +93,10 @@ class PhysicalMemory(Protocol):
         """
 
 
-class MapsMemory(Protocol):
-    """The part of a context for memory that clients map: it creates, imports, shares and maps it.
+class MappableMemory(Protocol):
+    """Memory that a client creates or imports, and maps; it is released with its context.
 
-    Memory that the client has created and mapped is released with the context.
+    Without ``Capabilities.maps_virtual_memory`` all calls raise BackendError NOT_SUPPORTED.
     """
 
     def create(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
@@ -172,4 +172,21 @@ class MapsMemory(Protocol):
 
         Raises:
             BackendError: INVALID_VALUE unless the range consists of whole mappings.
+        """
+
+
+class MapsMemory(Protocol):
+    """The part of a context for memory that clients map or share."""
+
+    @property
+    def mapped(self) -> MappableMemory:
+        """The memory that the client maps."""
+
+    def share_allocation(self, address: int) -> tuple[int, int]:
+        """Return the secret under which an allocation is imported, and its offset in the imported memory, in bytes.
+
+        A freed allocation cannot be imported; its memory stays as long as it is mapped.
+
+        Raises:
+            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """

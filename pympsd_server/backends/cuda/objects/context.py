@@ -41,7 +41,7 @@ from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.objects.stream import CudaStream, create_handle
 from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQueue
 from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Event, Status
-from pympsd_server.backends.virtual_memory import MapsMemory
+from pympsd_server.backends.virtual_memory import MappableMemory
 
 
 def _refuse_memory(*arguments: Any, **options: Any) -> NoReturn:
@@ -91,7 +91,7 @@ class ContextOwner(Protocol):
 class CudaContext(NoConditions):
     """A client context, created by CudaDevice. Its work goes through ``queue``."""
 
-    mapped: Final[MapsMemory] = NoVirtualMemory()
+    mapped: Final[MappableMemory] = NoVirtualMemory()
     share_allocation = _refuse_memory
 
     def __init__(
