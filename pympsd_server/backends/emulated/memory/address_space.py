@@ -191,7 +191,7 @@ class AddressSpace(AccessibleMemory):
         return self._window.views
 
     def _change(self, at: int, end: int, ranges: list[Range]) -> None:
-        """Replace the ranges from a position on up to another by others, here and for peers."""
+        """Replace the ranges at the positions from ``at`` up to ``end`` (exclusive), here and for peers."""
         before = self._ranges[at:end]
         self._ranges[at:end] = ranges
         self._changes += 1
