@@ -77,7 +77,7 @@ class RunningServer(Protocol):
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Ask the server to end: with its last client, or immediately if ``forced``.
 
-        ``is_deletion``: clients are told that the server was deleted.
+        ``is_deletion``: clients get the reason that the server was deleted.
         """
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:

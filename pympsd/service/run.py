@@ -122,7 +122,7 @@ class DaemonSetup:
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
-    """Run until the daemon is told to quit; call ``ready`` when both sockets accept. Return the exit status.
+    """Run until the daemon is asked to quit; call ``ready`` when both sockets accept. Return the exit status.
 
     From here on, a signal of HANDLED_SIGNALS does not end the process by itself.
     """

@@ -105,7 +105,7 @@ class Quota:
     memory_bytes: int
     """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
 
-    The value of its first context applies as long as it has any.
+    The value of the process's first context applies as long as the process has contexts.
     """
     priority: int
     """The level of the client's priority: 0 normal, 1 below normal."""

@@ -142,7 +142,7 @@ class ShutDown:
 
     forced: bool
     is_deletion: bool = False
-    """True if the clients whose work ends are told that the server was deleted."""
+    """True if the clients whose work ends get the reason that the server was deleted."""
 
 
 @message(40)

@@ -73,7 +73,7 @@ class Interceptor(Protocol):
     """
 
     def take_record(self, record: bytes) -> bool:
-        """Take a record."""
+        """Take a packed record of the command stream."""
 
     def take_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory, whose bytes are not in a record.

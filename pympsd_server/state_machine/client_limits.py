@@ -268,7 +268,7 @@ def count_requested_sms(
     environment: Mapping[str, str],
     request: OpenContext,
 ) -> int:
-    """Return the number of SMs of a requested context, with which a client can only lower that of its process.
+    """Return the number of SMs of a requested context; a request can only lower the number of the client's process.
 
     ``visible``: the devices that the client sees; ``environment``: the client's when it connected. Raise
     PartitionRefused, AffinityRefused, or BadLimit for an invalid percentage of a device.

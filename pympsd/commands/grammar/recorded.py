@@ -37,7 +37,7 @@ class Recorded:
     prints_anyway: bool = False
     """True if the answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
-    """The word for which words at the beginning of the arguments stand, by these words."""
+    """Other forms of an argument: words at the beginning of the arguments, and the one word that replaces them."""
 
 
 AS_DECLARED: Final = Recorded()

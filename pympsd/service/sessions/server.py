@@ -100,7 +100,7 @@ class ServerSession:
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Request that the server end after its last client or, if ``forced``, immediately.
 
-        ``is_deletion``: clients are told that the server was deleted.
+        ``is_deletion``: clients get the reason that the server was deleted.
         """
         self.send(link.ShutDown(forced, is_deletion))
 

@@ -91,7 +91,7 @@ class NamedServer:
     created: float = 0.0
     """The time at which the server was created, in seconds since 1970."""
     contains_partitions: bool = False
-    """True if each SM partition has executors of its own, where a fault would otherwise affect the other
+    """True if each SM partition has executors of its own, on devices where a fault would otherwise affect the other
     partitions."""
 
     @property

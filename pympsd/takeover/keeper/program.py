@@ -36,7 +36,7 @@ COMM = "pympsd-keeper"
 SERVER_PREFIX = "server "
 """The prefix of the names of connections to servers: while one lives the keeper waits for a daemon.
 
-The note asks the server to end with its last client."""
+The note of such an entry is the message that asks the server to end with its last client."""
 CLIENT_PREFIX = "client "
 """The prefix of entries that are the processes (pidfds) of clients whose servers cannot be asked often."""
 LONG_WAITS = 10

@@ -19,9 +19,10 @@ def listener_name(file: str) -> str:
 
 
 def link_name(server: int) -> str:
-    """Return the name of the daemon's end of a server's link. The keeper stays while one has a living peer.
+    """Return the name of the daemon's end of a server's link. The keeper stays while a link has a living peer.
 
-    The note asks the server to end if it has no clients: the keeper sends it after a long time without a daemon.
+    The entry's note is a message that asks the server to end with its last client (the driver's server refuses if it
+    has clients). The keeper sends it to the server after a long time without a daemon.
     """
     return f"server {server}"
 

@@ -35,8 +35,7 @@ def copy(destination: int, source: int, count: int, kind: int, stream: int | Non
     if not destination or not source:
         raise invalid_value("an address of the copy is NULL")
     if not to_device and not from_device:
-        if stream is not None:
-            api.cuStreamSynchronize(stream)
+        api.cuStreamSynchronize(stream or 0)  # earlier work may access the same page-locked or managed memory
         ctypes.memmove(destination, source, count)
         return
     name = "cuMemcpyDtoD" if to_device and from_device else "cuMemcpyHtoD" if to_device else "cuMemcpyDtoH"

@@ -62,7 +62,6 @@ cudaGraphInstantiateWithFlags cuGraphInstantiate
 cudaHostAlloc cuMemHostAlloc
 cudaHostGetDevicePointer cuMemHostGetDevicePointer
 cudaHostGetFlags cuMemHostGetFlags
-cudaHostRegister cuMemHostRegister
 cudaHostUnregister cuMemHostUnregister
 cudaMallocFromPoolAsync cuMemAllocFromPoolAsync
 cudaMallocHost cuMemAllocHost
@@ -120,6 +119,7 @@ cudaMallocPitch(out void *devPtr, out size_t pitch, size_t width, size_t height)
 cudaMalloc3D(out cudaPitchedPtr pitchedDevPtr, cudaExtent extent) = allocate_3d
 cudaFree(void *devPtr) = free
 cudaFreeHost(void *ptr) = free_host
+cudaHostRegister(void *ptr, size_t size, unsigned int flags) = register
 cudaPointerGetAttributes(cudaPointerAttributes *attributes, void *ptr) = pointer_attributes
 cudaMemset(void *devPtr, int value, size_t count) = fill
 cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream) = fill

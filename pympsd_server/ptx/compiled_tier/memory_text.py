@@ -34,7 +34,7 @@ _OWN_SPACES = frozenset({"shared", "local", "param"})
 """The state spaces whose addresses count from 0."""
 _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
-"""The end of accesses, in bytes from their base, from which on a check in 32 bits could wrap."""
+"""A check in 32 bits cannot wrap if the accesses end fewer bytes than this after their base."""
 _WARPS_AHEAD, _LINE = 4, 64
 """The number of warps ahead that a warp prefetches, and the bytes of a cache line."""
 FRAGMENT_BYTES = 8192
