@@ -27,8 +27,11 @@ FOLLOWERS: Final = {
 Only that line shows which event such a sentence belongs to.
 """
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
-"""Two events for our own servers, which drop a context at the documented time in one dialect, and at driver 580's
-time in the other; the line of the driver's own server has the documented form."""
+"""The event whose documented sentence replaces that of another event, in lines of the driver's own server.
+
+pympsd's own servers report both, at different times: one has only a documented sentence, the other only one of driver
+580.
+"""
 
 
 @frozen

@@ -103,7 +103,7 @@ class Capabilities:
     passes_waiting_kernels: bool = True
     """Whether a kernel can begin while an earlier kernel of another stream waits for free SMs."""
     maps_virtual_memory: bool = False
-    """Whether clients map memory at addresses that they choose (``create_memory``, ``map_memory`` ...)."""
+    """Whether clients map memory at addresses that they choose (``Context.mapped``)."""
     maps_host_memory: bool = False
     """Whether kernels can access memory passed to ``register_host_memory`` by its address."""
     evaluates_conditions: bool = False

@@ -6,7 +6,7 @@ that gathers the fragments of all warps into matrices, multiplies these, and sca
 
 - mma: the fragments are as in the PTX ISA's figures. ldmatrix, stmatrix and movmatrix load, store and transpose them.
 - wmma: the PTX ISA does not specify the fragments; here they are the same as for mma.
-- wgmma: A is in registers or shared memory, B in shared memory; descriptors say where. The product is complete when
+- wgmma: A is in registers or shared memory, B in shared memory; descriptors state where. The product is complete when
   it is issued, so fences and waits write nothing.
 """
 
