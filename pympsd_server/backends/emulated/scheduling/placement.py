@@ -137,7 +137,7 @@ class Placement:
         self._only: ResidentBlocks | None = None
         """The resident blocks if one `place` placed them all, as is usual. They are not subtracted from _free."""
         self._free_counts: dict[BlockSize, int] = {}
-        """The results of `free_blocks` since blocks began or ended last, because each blocked kernel asks every slice."""
+        """The results of `free_blocks` since blocks began or ended last. Blocked kernels ask in every slice."""
         self.resident = 0
         self.high_water = 0
         """The largest number of blocks that were resident together."""

@@ -113,10 +113,9 @@ class ContextQueue:
         first = min(self.ready, key=_rank, default=None)
         if first is None or not first.is_blocked:
             return first
-        # Only now ask all others, because a program may have thousands of streams, and each answer takes microseconds.
-        return min(
-            (work for work in self.ready if work is not first and not work.is_blocked), key=_rank, default=None
-        )
+        # The others are asked only now: a program may have thousands of streams, and each answer takes microseconds.
+        able = (work for work in self.ready if work is not first and not work.is_blocked)
+        return min(able, key=_rank, default=None)
 
 
 class Policy(Protocol):
