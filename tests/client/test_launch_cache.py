@@ -129,7 +129,7 @@ class Launcher:
         return answer, [item.body for item in self.executor.seen if item.opcode == OPCODES["LAUNCH"]]
 
     def expect_the_same(self, kernel: Any, types: tuple[Any, ...], values: tuple[Any, ...], plain: bool) -> None:
-        """Compare a launch with one by keywords, which the cache never takes; if ``plain``, it must take the first."""
+        """Compare a launch with one by keywords, which the cache never takes; if ``plain``, it takes the first."""
         call = (kernel, *ONE, 0, (values, types), 0)
         before = self.launches.slow
         repeated = self.result_of(*call)

@@ -1,4 +1,4 @@
-"""Arguments that are numbers, and options without effect: a command reaches only the process or user that it names."""
+"""Arguments that are numbers, and options without effect: a command reaches only the process or user it names."""
 
 from __future__ import annotations
 
