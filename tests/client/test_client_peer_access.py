@@ -157,7 +157,8 @@ def test_what_kernels_do_not_reach_of_a_peer(what: str, own: int, peers: list[An
         ok(cuda.cuCtxDisablePeerAccess(peers[1 - own]))
     if what == "freed":
         ok(cuda.cuMemFree(address))
-    address += {"beyond": 4 * WORDS + 512, "before": -512, "misaligned": 2}.get(what, 0)
+    beyond = GRANULE - address % GRANULE  # the end of the page, as on the own device
+    address += {"beyond": beyond, "before": -512, "misaligned": 2}.get(what, 0)
     code = R.CUDA_ERROR_MISALIGNED_ADDRESS if what == "misaligned" else R.CUDA_ERROR_ILLEGAL_ADDRESS
     assert add_one(address, 100) == (code,)
     assert f"{address:#x}" in last_error()
