@@ -645,8 +645,7 @@ OWN = 12345 / 1024
 """The percentage that a resuming daemon sets, and no other daemon."""
 PERCENTAGES = st.integers(1, 100 << 10).map(lambda number: number / 1024).filter(lambda one: one != OWN)
 QUERIES = (5, 6, 7, 13, 14, 17, 24)
-"""The questions that a daemon asks a server. It asks for the percentage when it resumes, and never for limits of memory.
-"""
+"""The questions that a daemon asks a server. Only a daemon that resumes asks for the percentage."""
 
 
 def resume(packets: list[bytes]) -> Any:
