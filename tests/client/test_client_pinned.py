@@ -70,7 +70,7 @@ def test_unified_addressing_copies_either_way(host: int) -> None:
 
 @pytest.mark.parametrize(("size", "number"), [(PAGE, 20), (16 << 20, 3)])
 def test_it_lies_elsewhere_than_the_programs_own_memory(host: int, size: int, number: int) -> None:
-    """Its program image, for example: here pages where the executor would have given the next addresses."""
+    """The program may have mapped anything, here pages at the addresses that the executor would give next."""
     start, own = host + (1 << 20), 8 << 20
     assert map_nothing(own, start) == start
     try:
