@@ -441,8 +441,12 @@ class Module(Protocol):
         0 if the module has no managed variables, or if the driver places them itself.
         """
 
-    def place_managed(self, address: int) -> None:
-        """Move the managed variables to ``managed_bytes`` of zeroed memory at an address, before the first launch.
+    def place_managed(self, address: int, *, is_in_use: bool) -> None:
+        """Move the managed variables to ``managed_bytes`` of memory at an address, before the first launch.
+
+        Args:
+            address: The address of zeroed memory, or of the variables of another module with the same code.
+            is_in_use: Whether they are another module's variables, whose values stay.
 
         Raises:
             BackendError: NOT_SUPPORTED, or INVALID_VALUE if it is too late.
