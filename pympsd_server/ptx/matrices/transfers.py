@@ -124,11 +124,8 @@ def load_fragment(
         place = evolve(place, stride=place.stride // np.uint32(_WORD_BITS))
     dtype = STORED[kind]
     addresses = _addresses(state, threads, fragment, place, dtype.itemsize)
-    elements = [
-        spread(load(state, threads, place.space, at, dtype, dtype.itemsize, guard), threads.count)
-        for at in addresses.T
-    ]
-    return pack(np.stack(elements, axis=1), fragment)
+    loaded = (load(state, threads, place.space, at, dtype, dtype.itemsize, guard) for at in addresses.T)
+    return pack(np.stack([spread(element, threads.count) for element in loaded], axis=1), fragment)
 
 
 def store_fragment(
