@@ -66,7 +66,7 @@ def _strikable(testbed: Testbed) -> list[Life]:
 
 
 async def _client_fault(testbed: Testbed, action: Action) -> None:
-    # The incident begins when the client reports that it does it. A client with another one under way is left alone.
+    # The incident begins when the client reports the fault. A client that still handles a command is left alone.
     life = pick(_list_attached(testbed), action.pick)
     faults = FAULTS if testbed.setup.backend is Backend.EMULATED else FAULTS[:1]
     if life is not None:
@@ -168,10 +168,10 @@ async def _keeper_stop(testbed: Testbed, action: Action) -> None:
     servers_before, affected = len(testbed.logs.servers), testbed.logs.running()
     with testbed.incident(action.kind, action.number, pid=keeper.pid):
         await _stop(keeper, action)
-        # A daemon that has much to tell it kills it after a while.
+        # A daemon that has many packets for a stopped keeper kills it after a while.
         await _wait_for_kept(testbed, None)
         if testbed.setup.backend is Backend.VENDOR:
-            # They do not see the end of a client that was being handed over, and may be killed for that.
+            # Servers do not see the end of a client that was being handed over, and may be killed for that.
             affected += testbed.logs.servers[servers_before:]
             testbed.killed |= {server.process for server in affected}
 
@@ -257,7 +257,7 @@ async def _over(testbed: Testbed, cause: str, everything: set[ProcessKey], serve
         testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {cause}")
         strike(testbed.daemon, signal.SIGKILL)
     testbed.listen()
-    # Started before the daemon heard that it was to end.
+    # These servers were started before the daemon received the request to end.
     late = {server.process for server in testbed.logs.servers[servers_before:]}
     testbed.forced |= late
     everything |= late

@@ -1,7 +1,7 @@
 """The loop of every client of a soak: it works until its time is over or its context is lost.
 
-It reports each step in a line (client_protocol). A line on standard input names the fault to cause next. What a step
-is, its driver says: ours (client), or the fake one (driver_client).
+It reports each step in a line (client_protocol). A line on standard input names the fault to cause next. The steps
+depend on the driver: pympsd's own functions (client), or the fake driver (driver_client).
 """
 
 from __future__ import annotations

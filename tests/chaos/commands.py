@@ -52,7 +52,7 @@ async def lists(testbed: Testbed, action: Action) -> None:
             if not _is_known(testbed, server, output, requested_at):
                 testbed.counts["left out: lists, the server could not be asked"] += 1
                 continue
-            await trio.sleep(SLACK)  # until then what clients have said has been heard
+            await trio.sleep(SLACK)  # after that, the reports of clients have been read
             shown = pids(output, server.pid, column)
             testbed.counts["clients seen in lists"] += len(shown)
             for problem in differences(testbed.history, server.uid, shown, requested_at, answered):

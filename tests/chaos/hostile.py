@@ -27,11 +27,12 @@ CONNECTIONS: Final = 80
 KINDS: Final = (("servers", "namespaces"), ("unresponsive", "idle", "half_frames", "unread", "garbage"))
 """What each of the two users does."""
 MAX_MEMORY: Final = 112 << 20
-"""Of the daemon: 64 MiB without them; for each of them three times 4 MiB of buffers, and 300 connections of 40 KiB
-(20 KiB, and as much for those that have just ended).
+"""The maximum memory of the daemon: 64 MiB without hostile users, and for each of them three times 4 MiB of buffers
+and 300 connections of 40 KiB (20 KiB, and as much for connections that have just ended).
 """
 MAX_DESCRIPTORS: Final = 1000
-"""Of the daemon: two for each of their 600 connections at most, of which most take one, and those of the honest."""
+"""The maximum number of the daemon's descriptors: one, rarely two, for each of the hostile users' 600 connections,
+and those of the honest users."""
 LOOK_SECONDS: Final = 0.2
 
 

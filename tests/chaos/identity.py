@@ -17,7 +17,7 @@ class ProcessKey(NamedTuple):
 
     pid: int
     started: int = 0
-    """GONE: it had ended before it was looked at."""
+    """The start time; GONE if the process had ended before this was read."""
 
 
 NO_PROCESS: Final = ProcessKey(0, GONE)

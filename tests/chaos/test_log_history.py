@@ -151,7 +151,7 @@ def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     first, second = logs.servers
     assert (first.process, second.process) == (ProcessKey(7, 11), ProcessKey(7, 22))
     assert second.executors == {ProcessKey(70, 33): 1}
-    # ProcessKey killed the one has not killed the other.
+    # A kill of the first does not explain the end of the second.
     assert judge(logs, {first.process}, (), ()) == ["server 7 ended with status -9, and was not killed"]
     assert judge(logs, {first.process, second.process}, (), ()) == []
 

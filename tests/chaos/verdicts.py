@@ -111,18 +111,17 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.QUERIES: {},
     Kind.LIMITS: {},
 }
-"""Kind of chaos -> role -> the CUresults that it may get."""
-"""On devices of today. Elsewhere a fault of a client's reaches"""
+"""Kind of chaos -> role -> the CUresults that it may get, on devices from Volta on that do not contain faults."""
 WITHIN_THE_CLIENT: Final = {Role.VICTIM: frozenset({CULPRITS})}
-"""only its context, where the machine contains faults;"""
+"""The results of a client's fault on a machine that contains faults: the fault reaches only its context."""
 THE_WHOLE_SERVER: Final = {
     **TABLE[Kind.CLIENT_FAULT],
-    # Its end may be met before what the fault was.
+    # A client may see the server's end before it gets the error of the fault.
     Role.SERVED: frozenset({LAUNCH_FAILED, RPC_FAILURE}),
     Role.CONNECTING: frozenset({SERVER_NOT_READY, CONNECTION_FAILED}),
     Role.OPENING: frozenset({SERVER_NOT_READY, RPC_FAILURE}),
 }
-"""all clients, with the server itself, before Volta (as the loss of an executor does)."""
+"""The results of a client's fault before Volta: like the loss of an executor, it ends the server and all clients."""
 _CUT_OFF: Final = {
     Role.SERVED: frozenset({CONNECTION_FAILED, RPC_FAILURE}),
     Role.CONNECTING: frozenset({CONNECTION_FAILED, RPC_FAILURE}),
@@ -132,13 +131,13 @@ _NO_DAEMON: Final = {
     Role.CONNECTING: _CUT_OFF[Role.CONNECTING] | {NO_DEVICE},
 }
 VENDOR_TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
-    # In every device that clients connect with the culprit's, by the same code.
+    # The fault reaches every device that clients connect with the culprit's, with the same code.
     Kind.CLIENT_FAULT: {
         **dict.fromkeys((Role.VICTIM, Role.SAME_DEVICE, Role.CONNECTED), frozenset({CULPRITS})),
         **dict.fromkeys((Role.CONNECTING, Role.OPENING), frozenset({SERVER_NOT_READY})),
     },
     Kind.CLIENT_TERMINATE: TABLE[Kind.CLIENT_TERMINATE],
-    # Its daemon frees the server from it (docs/decisions/013).
+    # The daemon frees the server from a silent client (docs/decisions/013).
     Kind.CLIENT_STOP: {Role.SILENCED: frozenset({RPC_FAILURE})},
     Kind.SERVER_KILL: _CUT_OFF,
     Kind.BOTH_KILL: _NO_DAEMON,
@@ -147,9 +146,9 @@ VENDOR_TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.SHUTDOWN_SERVER_FORCED: _CUT_OFF,
     Kind.SERVER_MISBEHAVES: _CUT_OFF,
 }
-"""The same with the fake driver's server and clients. Kinds that are not listed must not affect clients.
+"""The same as TABLE for the fake driver's server and clients. Kinds that are not listed must not affect clients.
 
-Its clients meet the end of a server while they connect to it, and the end of the daemon when they make a context.
+These clients see the end of a server while they connect to it, and the end of the daemon when they make a context.
 """
 KILLED_SERVER: Final = TABLE[Kind.SERVER_KILL]
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})

@@ -277,7 +277,7 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
 
 
 def test_memory_that_is_mapped_behind_the_allocations(spaces: list[AddressSpace]) -> None:
-    """A peer follows what is mapped, made accessible and unmapped, and a bigger mapping of its own keeps it all."""
+    """A peer sees what is mapped, made accessible and unmapped, even after its own mapping was made larger."""
     first, second, third = spaces
     place, file = second.base + ROOM, make_sealed(f"pympsd-memory-{9:032x}", PAGE)
     memory = mmap.mmap(file, PAGE)
