@@ -11,7 +11,7 @@ by their starts and ends, so that taking a range and giving it back do not look 
 from bisect import bisect_left, insort
 
 from pympsd.errors import DeviceError
-from pympsd_server.backends.budget import GRANULE_BYTES, round_up_to_granules
+from pympsd_server.backends.budget import GRANULE_BYTES
 
 
 class NoRange(DeviceError):
@@ -19,17 +19,18 @@ class NoRange(DeviceError):
 
 
 class FreeRanges:
-    """The free ranges of an area. Lengths are rounded up to whole granules."""
+    """The free ranges of an area. Lengths are rounded up to multiples of a granule."""
 
-    def __init__(self, base: int, size: int) -> None:
+    def __init__(self, base: int, size: int, granule: int = GRANULE_BYTES) -> None:
         """Make all ``size`` addresses from ``base`` on free."""
+        self._granule = granule
         self._by_length: list[tuple[int, int]] = []
         """The length and the start of each range, in order."""
         self._ends: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._add(base, base + size)
 
-    def take(self, count: int, alignment: int = GRANULE_BYTES) -> int:
+    def take(self, count: int, alignment: int = 1) -> int:
         """Take the start of the shortest range that fits, or its first aligned address, and return it.
 
         Args:
@@ -39,7 +40,7 @@ class FreeRanges:
         Raises:
             NoRange: No free range is long enough.
         """
-        size = round_up_to_granules(count)
+        size = self._round_up(count)
         for at in range(bisect_left(self._by_length, (size,)), len(self._by_length)):
             length, low = self._by_length[at]
             start = -(-low // alignment) * alignment
@@ -49,7 +50,7 @@ class FreeRanges:
 
     def take_at_end(self, count: int, alignment: int) -> int:
         """Do as `take`, but take the end of the last range that fits. This looks at all ranges."""
-        size = round_up_to_granules(count)
+        size = self._round_up(count)
         for low in sorted(self._ends, reverse=True):
             start = (self._ends[low] - size) // alignment * alignment
             if start >= low:
@@ -58,13 +59,16 @@ class FreeRanges:
 
     def give(self, start: int, count: int) -> None:
         """Give back a range that was taken."""
-        low, high = start, start + round_up_to_granules(count)
+        low, high = start, start + self._round_up(count)
         if high in self._ends:
             high = self._remove(high)
         if low in self._starts:
             low = self._starts[low]
             self._remove(low)
         self._add(low, high)
+
+    def _round_up(self, count: int) -> int:
+        return -(-count // self._granule) * self._granule
 
     def _cut(self, low: int, start: int, size: int) -> int:
         """Take ``size`` addresses from ``start`` on out of the range that begins at ``low``; return ``start``."""

@@ -9,7 +9,8 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory import pointer
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import AttributeValue, check_not_null
-from pympsd_client._objects.memory.pinned import DEVICE_MAP, PORTABLE
+from pympsd_client._objects.context import current
+from pympsd_client._objects.memory.pinned import DEVICE_MAP
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 
@@ -39,6 +40,21 @@ def allocate_async(size: int, stream: int) -> int:
     return int(api.cuMemAllocAsync(size, stream)) if size else 0
 
 
+def allocate_host(size: int, flags: int = 0) -> int:
+    """Return the address of new page-locked memory, 0 for 0 bytes; raise OUT_OF_MEMORY."""
+    return int(api.cuMemHostAlloc(size, flags)) if size else 0
+
+
+def host_flags(address: int) -> int:
+    """Return the flags of page-locked memory, which is always mapped (recorded on an H200)."""
+    return int(api.cuMemHostGetFlags(address)) | DEVICE_MAP
+
+
+def allocate_managed(size: int, flags: int) -> int:
+    """Return the address of new managed memory, 0 for 0 bytes; raise OUT_OF_MEMORY."""
+    return int(api.cuMemAllocManaged(size, flags)) if size else 0
+
+
 def allocate_pitch(width: int, height: int) -> tuple[int, int]:
     """Return the address of memory for rows, and the bytes from row to row."""
     if not width or not height:
@@ -55,20 +71,19 @@ def allocate_3d(extent: bytes) -> bytes:
 
 
 def free(address: int) -> None:
-    """Free device memory; 0 is ignored."""
-    if address:
-        api.cuMemFree(address)
+    """Free device memory; 0 has no effect, but the error of a fault is raised."""
+    api.cuMemFree(address)
 
 
 def register(address: int, size: int, flags: int) -> None:
-    """Count memory of the program as page-locked; with unified addressing it is always mapped and portable."""
-    api.cuMemHostRegister(address, size, flags | PORTABLE | DEVICE_MAP)
+    """Count memory of the program as page-locked; with unified addressing it is always mapped."""
+    api.cuMemHostRegister(address, size, flags | DEVICE_MAP)
 
 
 def free_host(address: int) -> None:
-    """Free page-locked host memory; 0 is ignored."""
-    if address:
-        api.cuMemFreeHost(address)
+    """Free page-locked host memory; 0 has no effect, but the error of a fault is raised."""
+    current().usable()
+    api.cuMemFreeHost(address)
 
 
 def fill(address: int, value: int, count: int, stream: int | None = None) -> None:
@@ -92,10 +107,10 @@ def fill_2d(address: int, pitch: int, value: int, width: int, height: int, strea
 
 
 def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int | None = None) -> None:
-    """Set the bytes of rows of slices as `fill_2d` does."""
+    """Set the bytes of rows of slices as `fill_2d` does; set none if not all are in an allocation."""
     address, pitch, _, rows = _PITCHED.unpack(pitched)
     width, height, depth = _EXTENT.unpack(extent)
-    for index in range(depth):
+    for index in reversed(range(depth)):  # the last one is the first to be beyond the end
         fill_2d(address + index * pitch * rows, pitch, value, width, height, stream)
 
 

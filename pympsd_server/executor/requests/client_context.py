@@ -1,6 +1,6 @@
 """A context of a client, as records use it: objects by handle, partial images, and the error to deliver.
 
-The client allocates the handles, ``generation << 40 | count``. Each kind of object has a `ObjectTable`.
+The client allocates the handles, ``generation << 40 | count``. Each kind of object has an `ObjectTable`.
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pympsd.channel.mapping import make_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, PINNED_BITS, WINDOW_BITS
 from pympsd_server.backends.emulated.memory import peer_windows
-from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
+from pympsd_server.backends.emulated.memory.address_space import HARDWARE, STRICT, AddressSpace, Bounds
 from pympsd_server.backends.emulated.memory.peer_windows import MAX_CLIENT_ALLOCATIONS, MAX_MAPPINGS, Segment, Table
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import HOST_FILE_BYTES, TABLE_BYTES, File, file_name, new_secret
@@ -277,7 +277,7 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
 
 
 def test_memory_that_is_mapped_behind_the_allocations(spaces: list[AddressSpace]) -> None:
-    """A peer follows what is mapped, made accessible and unmapped, and a bigger mapping of its own keeps it all."""
+    """A peer sees what is mapped, made accessible and unmapped, even after its own mapping was made larger."""
     first, second, third = spaces
     place, file = second.base + ROOM, make_sealed(f"pympsd-memory-{9:032x}", PAGE)
     memory = mmap.mmap(file, PAGE)
@@ -357,6 +357,27 @@ def test_host_memory_is_mapped_alone_and_takes_the_addresses_of_a_quarter(
     second.detach(piece)
     assert not reaches(first, piece)
     assert reaches(first, later)
+
+
+@pytest.mark.parametrize("bounds", [HARDWARE, STRICT], ids=["hardware", "strict"])
+def test_kernels_reach_as_much_around_a_peers_allocations_as_around_their_own(bounds: Bounds) -> None:
+    """Copies and host memory are exact."""
+    first, second = (AddressSpace(at << WINDOW_BITS, 4 * HARDWARE.page, 1 << WINDOW_BITS) for at in (1, 2))
+    first.bounds = second.bounds = bounds
+    host, address = HostMemory(second), second.allocate(100, HARDWARE.page)
+    for begin, start, size in ((second.base, address, bounds.ceiling(100)), (host.base, host.add(PAGE), PAGE)):
+        first.map_peer(os.getpid(), second.publish(begin), begin - first.base)
+        for own in (first, second):
+            own.locate(np.array([start, start + size - 4]) - own.base, 4, 4)
+            for beyond in (start - 4, start + size):
+                with pytest.raises(IllegalAddress):
+                    own.locate(np.array([beyond]) - own.base, 4, 4)
+    assert first.read(address, 100) == bytes(100)
+    with pytest.raises(IllegalAddress):
+        first.read(address, 101)
+    os.close(host.file.descriptor)
+    for space in (first, second):
+        space.close()
 
 
 def test_both_parts_of_a_window_are_mapped_and_unmapped_by_themselves(

@@ -78,13 +78,13 @@ class Bounds:
         return offset + -offset % self.page
 
     def reach(self, starts: Array, ends: Array, size: int) -> tuple[Array, Array]:
-        """Return the ranges that kernels can access, in order, for allocations in a window of ``size`` bytes.
+        """Return the ranges that kernels can access, in order, in a window with ``size`` bytes for allocations.
 
         Allocations of cuMemAlloc whose pages touch or overlap become one range. If these ranges had more than
         MAX_SLACK_BYTES outside of allocations, each allocation gets a range of its own instead, which ends at the
         next multiple of 512 bytes.
         """
-        count = int(np.searchsorted(starts, VIRTUAL_OFFSET))
+        count = int(np.searchsorted(starts, size))
         if self.is_strict or not count:
             return starts, ends
         own = ends[:count]
@@ -427,11 +427,11 @@ class AddressSpace(AccessibleMemory):
         arrays = self._arrays
         if arrays is None or arrays.changes != changes or arrays.peers != generations:
             ranges = self._ranges[1:-1]
-            starts, ends = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges)).reshape(-1, 2).T.copy()
-            own = self.bounds.reach(starts, ends, self._window.allocatable)
-            all_starts = [own[0], *(peer.place + low for peer, _, low, _ in peers)]
-            all_ends = [own[1], *(peer.place + high for peer, _, _, high in peers)]
-            arrays = _Arrays(changes, generations, np.concatenate(all_starts), np.concatenate(all_ends))
+            starts, ends = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges)).reshape(-1, 2).T
+            windows = [(starts, ends, self._window.allocatable, 0)]
+            windows += [(low, high, peer.allocatable, peer.place) for peer, _, low, high in peers]
+            reached = [np.stack(self.bounds.reach(low, high, size)) + place for low, high, size, place in windows]
+            arrays = _Arrays(changes, generations, *np.concatenate(reached, axis=1))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 

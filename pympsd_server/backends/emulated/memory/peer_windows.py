@@ -179,6 +179,8 @@ class PeerWindow:
     place: Final[int]
     """The offset of the peer's memory in the mapping of this process's window; it is mapped after that window."""
     size: Final[int]
+    allocatable: Final[int]
+    """The number of bytes at the beginning of the peer's memory that are for allocations; 0 for host memory."""
     _process: Final[int]
     _table: Final[Table]
     _mapping: Final[MapsFiles]

@@ -191,7 +191,7 @@ class Window:
                 self._placed[place] = allocatable, None
         finally:
             os.close(opened)
-        return PeerWindow(distance, place, size, process, table, self)
+        return PeerWindow(distance, place, size, allocatable if is_first_part else 0, process, table, self)
 
     # --- its end
 

@@ -79,6 +79,10 @@ class Runnable(Protocol):
         """
 
 
+def _rank(work: Runnable) -> tuple[int, int]:
+    return work.time_share.rank
+
+
 @define(eq=False)
 class ContextQueue:
     """The ready work of one context.
@@ -106,11 +110,12 @@ class ContextQueue:
         This is the work that is not blocked and whose stream has the lowest `TimeShare.rank`. Return None if all work
         is blocked, or if none is ready.
         """
-        if len(self.ready) == 1:
-            only = self.ready[0]
-            return None if only.is_blocked else only
-        able = [work for work in self.ready if not work.is_blocked]
-        return min(able, key=lambda work: work.time_share.rank) if able else None
+        first = min(self.ready, key=_rank, default=None)
+        if first is None or not first.is_blocked:
+            return first
+        # The others are asked only now: a program may have thousands of streams, and each answer takes microseconds.
+        able = (work for work in self.ready if work is not first and not work.is_blocked)
+        return min(able, key=_rank, default=None)
 
 
 class Policy(Protocol):
