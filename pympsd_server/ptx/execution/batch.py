@@ -54,6 +54,7 @@ _MAX_LOCAL_BYTES = 256 << 20
 _STEPS_BEFORE_BURST = 1024
 _BURST = 32
 _IN_TURN = 8
+_NO_IDS = np.zeros(0, np.int64)
 
 
 def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
@@ -337,10 +338,11 @@ class Batch:
         return released
 
     def _release(self, at: int, group: Group, ready: Array) -> bool:
-        if not ready.any() or at in self._run:
+        if not ready.any():
             return False
         ready_group = group.select(ready)
-        self._run[at], self._released[at] = [ready_group], ready_group.threads.indices()
+        self._run.setdefault(at, []).append(ready_group)
+        self._released[at] = np.append(self._released.get(at, _NO_IDS), ready_group.threads.indices())
         del self._parked[at]
         if not ready.all():
             self._parked[at] = [group.select(~ready)]
