@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import struct
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pympsd_server.ptx.isa.faults import DeviceAssertion, IllegalAddress, LaunchFailed
+from pympsd_server.ptx.isa.faults import Cancelled, DeviceAssertion, IllegalAddress, LaunchFailed
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.loading.program import load_program
+from pympsd_server.ptx.math.c_format import MAX_STRING
+from pympsd_server.ptx.runtime import printing
 from pympsd_server.ptx.runtime.facilities import PrintBuffer
-from tests.emulated.harness import HEADER, Device
+from tests.emulated.harness import HEADER, Device, Never, batches
 
 # Each thread prints with the format at `form` and the arguments at `values`, and stores what vprintf returned.
+SECONDS = 30.0
 PRINT = """
 .extern .func (.param .b32 result) vprintf (.param .b64 form, .param .b64 values);
 .visible .entry show(.param .u64 form, .param .u64 values, .param .u64 out)
@@ -64,6 +69,47 @@ def test_a_compiler_may_declare_no_result() -> None:
     form, out = device.put(np.frombuffer(b"once\n\0", "u1")), device.put(np.zeros(1, "i4"))
     device.launch(module, "show", 1, 1, form, form, out)
     assert module.facilities.output.take() == (b"once\n", b"")
+
+
+def print_string(device: Device, text: int, cancel: Any = None) -> bytes:
+    """What a thread prints of the string at an address."""
+    module = LoadedModule(load_program((HEADER + PRINT).encode()), device.space)
+    form, values = device.put(np.frombuffer(b"%s\0", "u1")), device.put(np.array([text]))
+    (batch,) = batches(module, "show", (1, 1, 1), (1, 1, 1), (form, values, device.put(np.zeros(1, "i4"))))
+    batch.step(SECONDS, cancel or Never())
+    return module.facilities.output.take()[0]
+
+
+def test_the_memory_behind_a_string_is_not_read() -> None:
+    device = Device(1 << 26)
+    text = device.space.allocate(32 << 20)
+    device.space.write(text, b"x" * 1000)
+    assert print_string(device, text) == b"x" * 1000
+    assert device.space.is_untouched(text + (1 << 20), 31 << 20)
+
+
+def test_a_string_without_an_end() -> None:
+    """It is a fault, unless its first bytes are all that is printed of it."""
+    device = Device(1 << 24)
+    text = device.put(np.full(MAX_STRING + 1, ord("x"), "u1"))
+    assert print_string(device, text) == b"x" * MAX_STRING
+    with pytest.raises(IllegalAddress, match="has no end"):
+        print_string(device, text + 1)
+
+
+def test_printing_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flag is looked at for each string, because many threads may print long ones."""
+    device, cancel = Device(1 << 24), Event()
+    text = device.put(np.frombuffer(b"text\0", "u1"))
+    reads = printing._format
+
+    def cancel_first(*arguments: Any) -> Any:
+        cancel.set()
+        return reads(*arguments)
+
+    monkeypatch.setattr(printing, "_format", cancel_first)
+    with pytest.raises(Cancelled):
+        print_string(device, text, cancel)
 
 
 BIG = 2**40 + 5

@@ -52,11 +52,11 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "m
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
 _MAX_PENDING = 2_000_000
-"""The maximum number of pairs of a segment that runs and a segment at which lanes may be pending meanwhile. A pair
-takes 35 bytes of memory."""
+"""The maximum number of pairs of segments (a, b) in which lanes may be pending at b while a runs. A pair takes 35
+bytes of memory."""
 _WAITING_WEIGHT = 4096
-"""The fuel that a round of a loop takes if the loop waits for time. A warp gets less fuel for a turn, so it reads the
-time once in each turn."""
+"""The fuel that one round takes of a loop that reads a clock until a time has passed. A warp gets less fuel for a
+turn, so it reads the clock once in each turn."""
 
 
 def access_bytes(operation: Operation) -> int:

@@ -302,7 +302,10 @@ class KernelText(StopText):
         return "\n".join(parts) + "\n"
 
     def _check_size(self) -> None:
-        """Raise NotCompiled if the text is already too long, because some would become a thousand times longer."""
+        """Raise NotCompiled if the text is already too long, before the rest of it is written.
+
+        The whole text of some kernels would be a thousand times longer than allowed.
+        """
         self._characters += sum(map(len, self.lines[self._counted :]))
         self._counted = len(self.lines)
         if self._characters > MAX_TEXT:

@@ -13,7 +13,8 @@ _CONVERSION: Final = re.compile(
 _WIDE: Final = frozenset((b"ll", b"l", b"j", b"z", b"t"))
 _MAX_WIDTH: Final = 1 << 12
 """The maximum width of a field in characters: a client chooses it, but all clients share the executor's memory."""
-_MAX_STRING: Final = 1 << 16
+MAX_STRING: Final = 1 << 16
+"""The maximum size of a format, and of a string that it prints, in bytes; the rest is not printed."""
 _SHORT: Final = {b"h": 16, b"hh": 8}
 _libc: Final = ctypes.CDLL(None)
 
@@ -52,7 +53,7 @@ class Conversion:
         if isinstance(value, float):
             return _snprintf(b"%" + field + self.type, ctypes.c_double(value))
         if isinstance(value, bytes):
-            return _snprintf(b"%" + field + b"s", ctypes.c_char_p(value[:_MAX_STRING]))
+            return _snprintf(b"%" + field + b"s", ctypes.c_char_p(value))
         if self.type == b"c":
             # %c may print a NUL, which a C string cannot contain.
             text = _snprintf(b"%" + field + b"c", ctypes.c_int(value & 255 or 1))

@@ -5,33 +5,49 @@ from functools import lru_cache
 import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import Array, Value
-from pympsd_server.ptx.isa.faults import DeviceAssertion, IllegalAddress
+from pympsd_server.ptx.isa.faults import Cancelled, DeviceAssertion, IllegalAddress
 from pympsd_server.ptx.isa.machine import SPACE_OF_WINDOW, WINDOW_BITS
-from pympsd_server.ptx.math.c_format import Conversion, parse_format
+from pympsd_server.ptx.math.c_format import MAX_STRING, Conversion, parse_format
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.spaces import load
 from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _BYTE = np.dtype("u1")
 _POINTER = np.dtype("u8")
+_FIRST_PIECE = 256
+"""The number of bytes in which the end of a string is looked for first."""
 _parse = lru_cache(maxsize=256)(parse_format)
 
 
 def read_string(state: BatchState, thread: int, address: int) -> bytes:
-    """Return the string at a thread's generic address, up to the NUL. Raises IllegalAddress if it has no end."""
+    """Return the string at a thread's generic address, up to the NUL, or its first MAX_STRING bytes.
+
+    Raises IllegalAddress if the string has no end, and Cancelled if the batch was cancelled.
+    """
+    if state.cancel.is_set():  # the threads may print long strings
+        raise Cancelled
     space = SPACE_OF_WINDOW.get(address >> WINDOW_BITS)
+    content: memoryview
     if space is None:
         start, size = state.space.find(address)
-        content = state.space.read(address, start + size - address)
+        content = state.space.view(address, start + size - address)
     else:
         offset = address & ((1 << WINDOW_BITS) - 1)
         reader = Threads(np.array([thread]), 1)
         base = 0 if space == "param" else int(state.frame_bases(reader, space, 0)[0])
-        content = state.view(space, _BYTE)[base + offset : base + state.frame_size(space)].tobytes()
-    text, end, _ = content.partition(b"\0")
-    if not end:
-        raise IllegalAddress(f"the string at {address:#x} has no end")
-    return text
+        content = state.view(space, _BYTE)[base + offset : base + state.frame_size(space)].data
+    content = content[: MAX_STRING + 1]
+    text, begin, count = b"", 0, _FIRST_PIECE
+    while begin < len(content):
+        # In pieces, because the string may be at the beginning of a large allocation.
+        piece, end, _ = bytes(content[begin : begin + count]).partition(b"\0")
+        text += piece
+        if end:
+            return text
+        begin, count = begin + count, 2 * count
+    if len(text) > MAX_STRING:
+        return text[:MAX_STRING]
+    raise IllegalAddress(f"the string at {address:#x} has no end")
 
 
 def device_print(state: BatchState, threads: Threads, form: Value, arguments: Value) -> Value:
