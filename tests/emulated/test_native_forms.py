@@ -39,6 +39,23 @@ MATCHES = (
         "match.any.sync.b32 %d, %d, %m; SKIP: bar.warp.sync -1;"
     ),
 )
+REDUCTIONS = (
+    *(
+        f"{masks} redux.sync.{function} %d, %a, %m;"
+        for function in ("add.s32", "min.s32", "max.u32", "and.b32", "xor.b32")
+        for masks in (
+            "mov.b32 %m, -1;",
+            "and.b32 %e0, %i, 24; shl.b32 %m, 0xff, %e0;",
+            "and.b32 %e0, %i, 3; shl.b32 %m, 0x11111111, %e0;",
+        )
+    ),
+    "mov.b32 %e7, -1; redux.sync.max.s32 %d, %b, %e7;",
+    (
+        "setp.lt.u32 %t, %a, %b; @%t bra LESS; activemask.b32 %m; redux.sync.or.b32 %d, %c, %m; "
+        "bra MEET; LESS: activemask.b32 %m; redux.sync.min.u32 %d, %c, %m; MEET: bar.warp.sync -1;"
+    ),
+)
+"""Reductions by one mask of the warp, by masks of parts of it, and of lanes that have diverged."""
 TO_HALF = (
     *(f"cvt.rn.f16.{t}32 %h, %a; mov.b32 %d, {{%h, %h}};" for t in "us"),
     *(f"cvt.rn.f16.{t}64 %h, %x; mov.b32 %d, {{%h, %h}};" for t in "us"),
@@ -217,6 +234,11 @@ def test_bit_fields_and_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("threads", [COUNT, COUNT - 20])
 def test_matches_of_whole_and_partial_warps(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     check(monkeypatch, MATCHES, threads)
+
+
+@pytest.mark.parametrize("threads", [COUNT, COUNT - 20])
+def test_reductions_by_masks_in_registers(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    check(monkeypatch, REDUCTIONS, threads)
 
 
 def test_conversions_of_integers_to_halves(monkeypatch: pytest.MonkeyPatch) -> None:
