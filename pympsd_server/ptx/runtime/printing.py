@@ -15,7 +15,7 @@ from pympsd_server.ptx.runtime.threads import Threads, spread
 _BYTE = np.dtype("u1")
 _POINTER = np.dtype("u8")
 _FIRST_PIECE = 256
-"""The number of bytes in which the end of a string is looked for first."""
+"""The size in bytes of the first piece of a string in which its end is looked for."""
 _parse = lru_cache(maxsize=256)(parse_format)
 
 
