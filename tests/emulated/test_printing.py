@@ -90,7 +90,7 @@ def test_the_memory_behind_a_string_is_not_read() -> None:
 
 
 def test_a_string_without_an_end() -> None:
-    """It is a fault, unless its first bytes are all that is printed of it."""
+    """A string without a NUL is a fault, unless it has more than MAX_STRING bytes; the first ones are printed."""
     device = Device(1 << 24)
     text = device.put(np.full(MAX_STRING + 1, ord("x"), "u1"))
     assert print_string(device, text) == b"x" * MAX_STRING
@@ -99,7 +99,7 @@ def test_a_string_without_an_end() -> None:
 
 
 def test_printing_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flag is looked at for each string, because many threads may print long ones."""
+    """The cancel flag is tested before each string, because many threads may print long ones."""
     device, cancel = Device(1 << 24), Event()
     text = device.put(np.frombuffer(b"text\0", "u1"))
     reads = printing._format

@@ -224,7 +224,7 @@ def _put_barriers(text: MemoryText, place: Argument) -> None:
     if not isinstance(place, Memory):
         raise text.refuse()
     group = text.groups[text.index]
-    addresses = text.host_addresses(group, text.check(group, text.active()), place.offset)
+    addresses = text.host_addresses(text.check(group, text.active()), place.offset)
     text.store(text.vector.of("i64"), addresses, "%scratch0")
 
 

@@ -17,7 +17,7 @@ _POINTER = np.dtype("u8")
 _THREADS_TOGETHER = 64
 """The number of threads whose texts are in memory at a time, because each may be a megabyte long."""
 _FIRST_PIECE = 256
-"""The number of bytes in which the end of a string is looked for first."""
+"""The size in bytes of the first piece of a string in which its end is looked for."""
 _parse = lru_cache(maxsize=256)(parse_format)
 
 
