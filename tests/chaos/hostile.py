@@ -1,8 +1,8 @@
-"""Two hostile users next to the honest ones of a soak, and what they may cost the daemon.
+"""Two hostile users next to the honest ones of a soak, and the limits of what they may cost the daemon.
 
-One makes servers and namespaces (in protocol 3), the other keeps all the connections that it can get: unresponsive
-ones, idle ones, half frames, answers that it does not read, garbage. The honest users' clients and commands are
-judged as in every round, by the same limits.
+One makes servers and namespaces (in protocol 3). The other keeps all the connections that it can get: it sends
+nothing, or garbage, or parts of messages, or does not read the answers. The clients and commands of the honest users
+are judged as in every round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOOK_SECONDS: Final = 0.2
 
 
 def hostile_users() -> tuple[int, ...]:
-    """Return uids that no other run uses, and no honest user of this one."""
+    """Return uids that neither another run nor an honest user of this run has."""
     last = users()[USERS - 1]
     return tuple(last + 1 + index for index in range(len(KINDS)))
 

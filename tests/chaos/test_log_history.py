@@ -88,7 +88,7 @@ def test_dropped_lines_leave_the_books_open() -> None:
 def test_a_killed_daemons_server_may_go_on() -> None:
     killed = START + "2 Starting control daemon using socket /x\n"
     assert judge(history_of(killed + "2 Exit with status 0", MET), {ProcessKey(1)}, (), [50]) == []
-    # The daemon that adopted it may log its end.
+    # The daemon that took it over may log its end.
     assert (
         judge(
             history_of(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET),

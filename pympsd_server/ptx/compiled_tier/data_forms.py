@@ -107,7 +107,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         _act_on_all_lanes(text, operation, inputs[0], pointers, memory.offset)
         text.jump(on)
         text.place(part)
-    text.store(vector.of("i64"), text.host_addresses(group, pointers, memory.offset), "%scratch0")
+    text.store(vector.of("i64"), text.host_addresses(pointers, memory.offset), "%scratch0")
     for index, value in enumerate(values):
         text.store(vector.of(f"i{bits}"), value, f"%scratch{index + 1}")
 

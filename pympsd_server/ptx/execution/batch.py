@@ -54,6 +54,7 @@ _MAX_LOCAL_BYTES = 256 << 20
 _STEPS_BEFORE_BURST = 1024
 _BURST = 32
 _IN_TURN = 8
+_NO_IDS = np.zeros(0, np.int64)
 
 
 def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
@@ -105,7 +106,7 @@ class Batch:
         undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
         self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
         self._parked: dict[int, list[Group]] = {}
-        # By block: the threads there that no longer wait for their partners.
+        # The threads that no longer wait for their partners, by the basic block in which they were parked.
         self._released: dict[int, Array] = {}
         self._impatience = 0
         self._burst, self._favoured = 0, -1
@@ -299,7 +300,10 @@ class Batch:
     # Lanes of a warp that must meet.
 
     def _meet(self, at: int, plan: BlockPlan, group: Group, released: Array | None) -> Group | None:
-        """Return the released threads and those whose partners are all here, None without any; park the others."""
+        """Park the threads that must wait for partners; return the others, None if there are no others.
+
+        Threads in `released` do not wait.
+        """
         mask = self._mask(plan, group)
         ready = have_all_arrived(self._state, group.threads, mask, plan.warps)
         if released is not None:
@@ -337,10 +341,11 @@ class Batch:
         return released
 
     def _release(self, at: int, group: Group, ready: Array) -> bool:
-        if not ready.any() or at in self._run:
+        if not ready.any():
             return False
         ready_group = group.select(ready)
-        self._run[at], self._released[at] = [ready_group], ready_group.threads.indices()
+        self._run.setdefault(at, []).append(ready_group)
+        self._released[at] = np.append(self._released.get(at, _NO_IDS), ready_group.threads.indices())
         del self._parked[at]
         if not ready.all():
             self._parked[at] = [group.select(~ready)]
