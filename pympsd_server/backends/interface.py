@@ -436,17 +436,12 @@ class Module(Protocol):
 
     @property
     def managed_bytes(self) -> int:
-        """The bytes that ``place_managed`` needs.
-
-        0 if the module has no managed variables, or if the driver places them itself.
-        """
+        """The bytes that ``place_managed`` needs; 0 if there are none, or if the driver places the variables itself."""
 
     def place_managed(self, address: int, *, is_in_use: bool) -> None:
-        """Move the managed variables to ``managed_bytes`` of memory at an address, before the first launch.
+        """Move the managed variables to ``managed_bytes`` of zeroed memory at an address, before the first launch.
 
-        Args:
-            address: The address of zeroed memory, or of the variables of another module with the same code.
-            is_in_use: Whether they are another module's variables, whose values stay.
+        With ``is_in_use`` the memory has the variables of another module with the same code, whose values stay.
 
         Raises:
             BackendError: NOT_SUPPORTED, or INVALID_VALUE if it is too late.
