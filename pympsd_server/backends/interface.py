@@ -436,7 +436,7 @@ class Module(Protocol):
 
     @property
     def managed_bytes(self) -> int:
-        """The bytes that ``place_managed`` needs; 0 if there are none, or if the driver places the variables itself."""
+        """The bytes that ``place_managed`` needs; 0 if there are none, or if the driver places them itself."""
 
     def place_managed(self, address: int, *, is_in_use: bool) -> None:
         """Move the managed variables to ``managed_bytes`` of zeroed memory at an address, before the first launch.
