@@ -187,8 +187,11 @@ def narrow(value: Value, dtype: DType, mode: str) -> Value:
     return select(wrong, _step(nearest, away), nearest)
 
 
-def round_directed(operation: str, mode: str, a: Value, b: Value, c: Value | None = None) -> Value:
-    """Return an f32 add, sub, mul, div or fma rounded by `mode`."""
+def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
+    """Return an f32 add, sub, mul, div or fma rounded by `mode`.
+
+    `ftz` flushes results that are tiny after rounding, as if floats had any exponent (recorded on an H200).
+    """
     x, y = a.astype(np.float64), b.astype(np.float64)
     if operation == "fma":
         assert c is not None
@@ -199,6 +202,9 @@ def round_directed(operation: str, mode: str, a: Value, b: Value, c: Value | Non
         # A product is exact. A quotient is never so close to an f32 that its double rounds to that f32.
         total = x * y if operation == "mul" else x / y
     result = narrow(total, np.dtype("f4"), mode)
+    if ftz:
+        is_tiny = np.abs(narrow(total * 2.0**64, np.dtype("f4"), mode)) < 2.0 ** (64 - 126)
+        result = select(is_tiny, np.copysign(np.float32(0), result), result)
     if mode == "rm" and operation in ("add", "sub", "fma"):
         # When rounding down, a sum that is exactly zero is -0, unless both terms are +0.
         first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c.astype(np.float64))

@@ -94,7 +94,7 @@ def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType)
     writer.refuse_if(rounding and dtype != F32, f"modifier .{rounding}")
     name = "fma" if operation.name == "mad" else operation.name
     if rounding:
-        return f"round_directed({name!r}, {rounding!r}, {', '.join(names)})"
+        return f"round_directed({name!r}, {rounding!r}, {operation.has('ftz')}, {', '.join(names)})"
     return _nearest(writer, operation, names, dtype)
 
 
