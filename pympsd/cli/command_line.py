@@ -134,7 +134,7 @@ def _bad_option(error: BadOption) -> str:
 
 
 def _bad_option_of_trace(option: str) -> int:
-    """Refuse an option of trace other than --help, which would become part of the file's name."""
+    """Refuse an option of `trace` other than --help, because trace would use it as part of a file's name."""
     from pympsd.vocabulary.mistyped import suggest
 
     sys.stderr.write(f"pympsd trace: there is no option {option}{suggest(option, ('--help',))}\n")

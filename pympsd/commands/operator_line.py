@@ -17,6 +17,7 @@ from pympsd.commands import manual
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision, first_words, verbs_of
 from pympsd.commands.grammar.strict import suggest_word
+from pympsd.commands.grammar.syntax import JSON_OPTION
 from pympsd.commands.v3.output import data
 from pympsd.configuration.in_force import count_change, defaults_of
 from pympsd.state_machine.events import OperatorLine
@@ -35,7 +36,8 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
 
     This function is an argument of the state machine's ``handle``.
     """
-    if not event.line.is_json_query:
+    # Monitors send queries with --json again and again.
+    if not (event.line.is_query and JSON_OPTION in event.line.words):
         # A line end in the command would begin a new line of the log.
         yield Log("command", {"line": event.line.text.replace("\r", " ").replace("\n", " ")})
     caller = Caller(event.session, event.uid, event.at, event.server, event.namespace, event.process)

@@ -43,7 +43,7 @@ def _path(tables: Tables, place: Path, raw: Any) -> str:
 
 
 def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, CgroupLimit]:
-    """Return the limits in one ``[[cgroups]]`` table by device index; wrong limits are noted and left out."""
+    """Return the limits in one ``[[cgroups]]`` table by device ordinal; wrong limits are noted and left out."""
     problem_count = len(tables.problems)
     hard, soft = (
         tables.key_by_index(

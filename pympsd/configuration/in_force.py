@@ -1,5 +1,4 @@
-"""Compute the hash of a daemon's configuration in force, and find the settings of its file that have been changed
-since.
+"""Compute the hash of a daemon's configuration in force, and find the settings that differ from its file.
 
 The daemon keeps the text of the last applied file, not only its plan: after a restart, devices may have other
 indices, for which the text is read again. A plan is computed once for each set of devices and settings, because

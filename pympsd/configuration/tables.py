@@ -129,7 +129,7 @@ class Tables:
     def key_by_index(
         self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
     ) -> dict[int, Any]:
-        """Return the entries of a limit by device index; ``value`` has them by names as in `device`."""
+        """Return the entries of a limit by device ordinal; ``value`` has them by names as in `device`."""
         entries = {self.device(path, word, allowed) if word else ALL_DEVICES: entry for word, entry in value.items()}
         return row.apply_change(None, entries, range(len(self.context.devices)))
 

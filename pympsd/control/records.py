@@ -19,11 +19,12 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 def convert(kind: type[T], value: Any) -> T:
-    """Return an answer of the daemon, as json.loads returns it, as records of a type.
+    """Convert an answer of the daemon to records of a type.
 
     Args:
         kind: A record of this module, or a tuple of one: ``tuple[Server, ...]``.
-        found: The value. Keys that the record does not have are ignored, so a newer daemon can be asked.
+        value: The answer, as json.loads returns it. Keys that the record does not have are ignored, so a newer daemon
+            can be asked.
 
     Raises:
         CannotAsk: The value does not fit the type, for example because a program of another kind answered. The
@@ -134,7 +135,7 @@ class Server:
     status: str
     """``INITIALIZING``, ``ACTIVE`` or ``FAULT``, as ``get_server_status`` prints it."""
     active_thread_percentage: float
-    """In protocol 2 the percentage of the next client."""
+    """The percentage that the next client gets; it applies in protocol 2 only."""
     pinned_memory_limits: dict[int, Count]
     """In protocol 2, the memory limits of the next client: bytes by the daemon's ordinal."""
     launches: dict[int, Count]

@@ -250,7 +250,10 @@ def _chunks(table: dict[str, Any], key: str) -> tuple[int, int] | None:
 
 
 def _check_chunks(device: DeviceProperties, table: dict[str, Any]) -> None:
-    """Raise BadMachine for chunks that the device's SMs, or its chunks of protocol 3, cannot make."""
+    """Raise BadMachine for chunks that a device cannot have.
+
+    The device may be too old or have too few SMs. A chunk of protocol 2 must consist of whole chunks of protocol 3.
+    """
     keys = [key for key in _CHUNKS if key in table]
     if keys and device.compute_capability < MIN_CAPABILITY:
         raise BadMachine(f"{keys[0]}: static SM partitions need compute capability 8.0")

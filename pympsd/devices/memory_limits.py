@@ -103,7 +103,7 @@ def read_percentages(
 def _read_by_device(
     devices: Sequence[DeviceProperties], text: str, owner: str, parse: Callable[[str], V | None], form: str
 ) -> tuple[dict[int, V], list[BadEntry]]:
-    """Return the values that ``parse`` reads, by device index, and the entries that are not of this form."""
+    """Return the values that ``parse`` reads, by device ordinal, and the entries that are not of this form."""
     limits: dict[int, V] = {}
     bad: list[BadEntry] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):

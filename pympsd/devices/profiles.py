@@ -30,8 +30,7 @@ class Profile:
     memory_bytes: int
     attributes: dict[str, int] = field(factory=dict)
     sm_chunks: tuple[int, int] | None = None
-    """The attribute ``sm_chunks`` of DeviceProperties: recorded with an H100, and assumed to be the same on an H200.
-    """
+    """The attribute ``sm_chunks`` of DeviceProperties; the module's docstring states the sources."""
     reserved_bytes: int = 0
     """The attribute ``reserved_bytes`` of DeviceProperties: the bytes by which NVML's total exceeds CUDA's. 0 if only
     one is known."""

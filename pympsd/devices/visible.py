@@ -88,7 +88,7 @@ def list_devices(devices: Sequence[DeviceProperties]) -> str:
 
 
 def find_device(devices: Sequence[DeviceProperties], entry: str) -> int | None:
-    """Return the index of the device that a word names, or None if it names none or several.
+    """Return the ordinal of the device that a word names, or None if it names none or several.
 
     Args:
         devices: The devices.

@@ -1,6 +1,7 @@
-"""One log line: ``[YYYY-MM-DD HH:MM:SS.mmm WHO PID] text`` in local time, the PID right-aligned in 5; or JSON.
+"""Format a log line: ``[YYYY-MM-DD HH:MM:SS.mmm WHO PID] text``, or a JSON object.
 
-A `Line` has an event's sentences in the three dialects of the logs.
+The time is local, and the PID is right-aligned in five columns. A `Line` has the sentences of an event in the text
+dialects of the logs.
 """
 
 import json

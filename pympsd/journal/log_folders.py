@@ -22,9 +22,9 @@ from attrs import define, evolve, field, frozen
 from pympsd.vocabulary.files import SERVER_LOG
 
 MAX_KEPT: Final = 16
-"""Folders of a user's deleted servers that are kept."""
+"""The maximum number of folders of a user's deleted servers that are kept."""
 _MAX_LOGS: Final = 64
-"""Files of a folder of logs: one with more is not looked through, which may take long."""
+"""The maximum number of files in a folder of logs; a folder with more is kept without a look at all of them."""
 
 
 @frozen

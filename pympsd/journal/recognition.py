@@ -22,10 +22,16 @@ FOLLOWERS: Final = {
     "fault_clients": "fault_client",
     "server_failed": "server_failed_reason",
 }
-"""Events whose sentence is only a field ("0"). They are recognised by the line before."""
+"""The events whose sentence is only a field, such as "0", by the event of the line before them.
+
+Only that line shows which event such a sentence belongs to.
+"""
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
-"""Two events for our own servers, which drop a context at the documented time in one dialect, and at driver 580's
-time in the other; the line of the driver's own server has the documented form."""
+"""The event whose documented sentence replaces that of another event, in lines of the driver's own server.
+
+pympsd's own servers report both, at different times: one has only a documented sentence, the other only one of driver
+580.
+"""
 
 
 @frozen
@@ -52,7 +58,7 @@ _READERS: Final[dict[str, tuple[str, _Reader]]] = {
 
 @define
 class _Pattern:
-    """A sentence that can be read; it reads only what it would write."""
+    """The sentence of an event, by which texts are read. It reads exactly the texts that it would write."""
 
     event: str
     sentence: str
@@ -102,7 +108,7 @@ class Recogniser:
     """Recognises the lines of servers, in the order in which each wrote them."""
 
     _pending: dict[int, str] = field(factory=dict, init=False)
-    """By server: the event that its next line stands for, if that line has no words of its own."""
+    """The event of each server's next line, by the server's PID, unless that line fits a sentence with words."""
 
     def recognise(self, pid: int, text: str) -> Recognised | None:
         """Return the event of a line of server ``pid``; None if the catalogue has none."""

@@ -35,7 +35,7 @@ class Journal:
     _named: dict[str, LogFile] = field(factory=dict, init=False)
     """The logs of named servers, by name."""
     _given: dict[str, int] = field(factory=dict, init=False)
-    """The users who own the folders of named servers' logs."""
+    """The users who own the folders of named servers' logs, by the server's name."""
     _names: dict[int, str] = field(factory=dict, init=False)
     """The names of servers by the PIDs of their latest processes."""
 

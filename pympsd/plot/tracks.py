@@ -95,10 +95,10 @@ MAX_PERIODS = 4
 
 
 def busy_periods(tracks: Iterable[Track]) -> list[tuple[float, float]]:
-    """Return start and end, in milliseconds, of the periods in which something happened, at most MAX_PERIODS.
+    """Return the start and the end, in milliseconds, of the periods in which something happened.
 
-    Two periods are separate if the gap between them is longer than all the remaining time. So two traces that were
-    written an hour apart have a period each. If there are too many gaps, only the longest separate periods.
+    There are at most MAX_PERIODS. A gap separates two periods if it is longer than all of the time without this gap
+    and the gaps that are longer still. So two traces that were written an hour apart have a period each.
     """
     times = [(slice_.began, slice_.ended) for track in tracks for slice_ in track.slices]
     times += [(moment.at, moment.at) for track in tracks for moment in track.moments]

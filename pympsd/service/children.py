@@ -83,12 +83,13 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
         dispatcher.feed(spawn_failed(instruction, error))
         return
     channel = MessageChannel(
-        trio.socket.from_stdlib_socket(own_end), allowance=dispatcher.buffers.link(instruction.uid)
+        trio.socket.from_stdlib_socket(own_end), allowance=dispatcher.budgets.buffers.link(instruction.uid)
     )
     session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
 
     async def run() -> None:
-        with dispatcher.hold_during(link_name(instruction.server), own_end.fileno(), messages.encode(EndIfAlone())):
+        name, note = link_name(instruction.server), messages.encode(EndIfAlone())
+        with dispatcher.keeper.hold_during(name, own_end.fileno(), note):
             await session.run(dispatcher)
 
     await attend(dispatcher, instruction, session, process, run)
@@ -112,7 +113,7 @@ async def attend(
     ``run`` returns when the server's link has ended. Until then, and for DRAIN_SECONDS after, the server's standard
     error is logged.
     """
-    dispatcher.servers[instruction.server] = session
+    dispatcher.sessions.servers[instruction.server] = session
     if instruction.name:
         dispatcher.journal.open_for_server(instruction.name, instruction.uid, process.pid)
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
@@ -122,7 +123,7 @@ async def attend(
         await run()
         status = await reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
-    del dispatcher.servers[instruction.server]
+    del dispatcher.sessions.servers[instruction.server]
     dispatcher.feed(ServerExited(instruction.server, status, last_line[-1] if last_line else ""))
 
 
@@ -144,8 +145,9 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) ->
     if spec is None or spec.origin is None:
         raise CannotSpawn("the package pympsd_server is not installed next to pympsd")
     main = os.path.join(os.path.dirname(spec.origin), "__main__.py")
-    arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
-    if dispatcher.state.options.multiuser:
+    options = dispatcher.state.options
+    arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", options.show_server_as]
+    if options.multiuser:
         arguments.append("--multiuser-server")
     names = PASSED_ENVIRONMENT + (OWN_ENVIRONMENT if instruction.uid == os.geteuid() else ())
     return await open_process(

@@ -11,29 +11,28 @@ The protocols below describe the sessions, which import this module.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 from attrs import Factory, define, field
 
-from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
 from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line, servers_to_ask
-from pympsd.errors import LimitExceeded
 from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import find_existing_cgroups
-from pympsd.service.pacing import COMMAND_SECONDS, Pacing
+from pympsd.service.pacing import COMMAND_SECONDS
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import may_queue, may_watch
-from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, lines_to_limit
+from pympsd.service.rate_limit import CONNECT_LINES, lines_to_limit
+from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.tracing import Tracing
-from pympsd.state_machine import events, shares
+from pympsd.service.user_budgets import UserBudgets
+from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import Timer
@@ -41,7 +40,6 @@ from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.refusals import MAX_REASON, RefusedClient
 from pympsd.takeover.keeper.link import KeeperLink
-from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Ids, Peer
 from pympsd.vocabulary.limit_table import ClientLimits
@@ -49,7 +47,6 @@ from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
-from pympsd.vocabulary.shares import BUFFERS
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -80,11 +77,11 @@ class RunningServer(Protocol):
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Ask the server to end: with its last client, or immediately if ``forced``.
 
-        ``is_deletion``: clients are told that the server was deleted.
+        ``is_deletion``: clients get the reason that the server was deleted.
         """
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Set the limits of the server's new clients: percent of SMs, and bytes by device index."""
+        """Set the limits of the server's new clients: percent of SMs, and bytes by device ordinal."""
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
         """End the contexts of a client process; the clients in ``evicted`` cannot create new ones.
@@ -158,13 +155,13 @@ class ConnectedOperator(Protocol):
 
 
 class Sockets(Protocol):
-    """The sockets of servers and namespaces (namespace_sockets).
+    """The sockets of servers and namespaces (namespace_sockets)."""
 
-    ``open`` returns why a socket cannot be opened, or an empty text.
-    """
+    opened: list[events.NamespaceOpened]
+    """The results of ``open``, to report to the state machine when all instructions of an event are carried out."""
 
-    def open(self, server: str, namespace: str, uid: int) -> str:
-        """Open the socket of a namespace for a user; return why it cannot be opened, or an empty text."""
+    def open(self, server: str, namespace: str, uid: int) -> None:
+        """Open the socket of a namespace for a user; add the result to ``opened``."""
 
     def close(self, server: str, namespace: str) -> None:
         """Close a namespace's socket and remove it."""
@@ -174,131 +171,57 @@ class Sockets(Protocol):
 
 
 @define
+class Sessions:
+    """The connected sessions, by id, and the function that begins a server's session."""
+
+    spawn: Callable[[Dispatcher, do.SpawnServer], Any]
+    client_memory: ClientMemory | None = None
+    """The reader of the memory of the driver's clients; None if servers report the memory themselves."""
+    operators: dict[int, ConnectedOperator] = field(factory=dict)
+    clients: dict[int, WaitingClient] = field(factory=dict)
+    servers: dict[int, RunningServer] = field(factory=dict)
+    ids: Ids = field(factory=Ids)
+    """The allocator of the ids of clients and operators."""
+
+
+@define
+class Ending:
+    """The end of the daemon: whether it has begun, and what follows it."""
+
+    done: trio.Event = field(factory=trio.Event)
+    """The event that is set when the daemon is to end."""
+    status: int = 0
+    """The exit status."""
+    handed_over: bool = False
+    """Whether another daemon takes over; if so, this daemon leaves the state file for it."""
+    changes_backend: bool = False
+    """Whether the daemon ends and then starts again with the other backend."""
+
+
+@define
 class Dispatcher:
     """The running daemon: its state and its connected sessions."""
 
     state: Daemon
     settings: Settings
-    control_socket: str
-    show_server_as: str
     journal: Journal
     log: FilteringBoundLogger
     nursery: trio.Nursery
-    spawn: Callable[[Dispatcher, do.SpawnServer], Any]
-    operators: dict[int, ConnectedOperator] = field(factory=dict)
-    clients: dict[int, WaitingClient] = field(factory=dict)
-    servers: dict[int, RunningServer] = field(factory=dict)
+    keeper: KeeperLink
+    """The keeper, which holds descriptors for the next daemon in case this one is killed."""
+    sessions: Sessions
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The scopes of the running timers; a new timer replaces an equal one."""
-    ids: Ids = field(factory=Ids)
-    """The allocator of the ids of clients and operators."""
-    connections: Ids = field(factory=Ids)
-    """The allocator of the ids of connections; the keeper's entries contain these ids."""
-    status: int = 0
-    done: trio.Event = field(factory=trio.Event)
-    handed_over: bool = False
-    """Whether another daemon takes over; if so, this daemon leaves the state file for it."""
-    changes_backend: bool = False
-    """Whether the daemon ends and then starts again with the other backend."""
-    pipe_directory: str = ""
-    """The full path of the pipe directory."""
-    keeper: KeeperLink | None = None
-    """The keeper, which holds descriptors for the next daemon in case this one is killed."""
+    ending: Ending = field(factory=Ending)
     sockets: Sockets | None = None
-    save: Callable[[], None] = lambda: None
-    """The function that saves the state for the next daemon."""
-    must_save: Callable[[], bool] = lambda: False
-    """Returns whether the saved state was lost."""
-    origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
-    """The function that returns the properties of a process on which rules depend; it returns None if the process
-    does not exist.
-    """
-    client_memory: ClientMemory | None = None
-    """The reader of the memory of the driver's clients; None if servers report the memory themselves."""
+    save: Callable[[bool], None] = lambda only_if_lost: None
+    """The function that saves the state for the next daemon; if True is passed, only if the saved state was lost."""
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """The event that is set when the state may have changed."""
-    buffers: BufferBudget = field(
-        default=Factory(
-            lambda self: BufferBudget(
-                lambda uid, count: shares.problem(self.state, uid, {BUFFERS: count}),
-                self.state.usage.taken[BUFFERS.name],
-            ),
-            takes_self=True,
-        ),
-        init=False,
+    budgets: UserBudgets = field(
+        default=Factory(lambda self: UserBudgets(self.state, self.log), takes_self=True), init=False
     )
-    """The bytes that are kept in memory for all connections."""
-    _opened: list[events.NamespaceOpened] = field(factory=list, init=False)
-    """The sockets to report to the state machine when all instructions of an event are carried out."""
-    _rate_limits: UserRateLimits = field(
-        default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.options.uid})), takes_self=True),
-        init=False,
-    )
-    pacing: Pacing = field(
-        default=Factory(lambda self: Pacing(frozenset({0, self.state.options.uid})), takes_self=True), init=False
-    )
-    """The pacing of users whose connections and commands take too much of this process's time."""
-
-    def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Let the keeper hold a copy of a descriptor, which stays the caller's; drop the copy if the note is too
-        long.
-
-        Args:
-            name: The name by which the next daemon recognises the descriptor; an earlier one of that name is
-                replaced.
-            fd: The descriptor, which the keeper copies.
-            note: The data that the next daemon needs to continue, such as a hello; at most NOTE_BYTES.
-        """
-        if self.keeper is None:
-            return
-        if len(note) <= NOTE_BYTES:
-            self.keeper.hold(name, fd, note)
-        else:
-            self.keeper.drop(name)
-
-    def drop(self, name: str) -> None:
-        """Let the keeper close its copy of a descriptor. Call this before the descriptor is closed here."""
-        if self.keeper is not None:
-            self.keeper.drop(name)
-
-    @contextlib.contextmanager
-    def hold_during(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
-        """Let the keeper hold a descriptor during a block.
-
-        If this daemon is ending, the keeper holds it also after the block, for the next daemon.
-        """
-        self.hold(name, fd, note)
-        with self.drop_after(name):
-            yield
-
-    @contextlib.contextmanager
-    def drop_after(self, name: str) -> Iterator[None]:
-        """On leaving the block, let the keeper close a descriptor that it held before, unless this
-        daemon is ending.
-        """
-        is_cancelled = True
-        try:
-            yield
-            is_cancelled = False
-        except Exception:
-            is_cancelled = False
-            raise
-        finally:
-            if not is_cancelled:
-                self.drop(name)
-
-    def may_log(self, uid: int, *texts: str) -> bool:
-        """Return whether a user may cause a log line, or one for each text.
-
-        First log how many of the user's lines were dropped.
-        """
-        if not self._rate_limits.take(uid, texts or ("",), trio.current_time()):
-            return False
-        dropped = self._rate_limits.take_dropped(uid)
-        if dropped:
-            self.log.info("user_lines_dropped", count=dropped, uid=uid)
-        return True
 
     def feed(self, event: events.Event, *, quiet: bool = False) -> None:
         """Handle an event and carry out the instructions; ``quiet``: omit the log lines about a client.
@@ -306,7 +229,7 @@ class Dispatcher:
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
         uid, _ = lines_to_limit(event, self.state)
-        with self.pacing.charge(uid):
+        with self.budgets.pacing.charge(uid):
             # Only before these events, which are not frequent, because this checks all sockets.
             if self.sockets is not None and isinstance(
                 event, events.OperatorLine | events.ClientConnected | events.ServerExited
@@ -314,8 +237,8 @@ class Dispatcher:
                 self.sockets.look()
             self._handle(event, quiet)
             # In a loop, because a configuration may open more sockets than calls can be nested.
-            while self._opened:
-                self._handle(self._opened.pop(0), quiet=False)
+            while self.sockets is not None and self.sockets.opened:
+                self._handle(self.sockets.opened.pop(0), quiet=False)
 
     def _handle(self, event: events.Event, quiet: bool) -> None:
         """Let the state machine handle one event, save the state, and carry out the instructions."""
@@ -324,8 +247,7 @@ class Dispatcher:
             instructions = handle(self.state, event, answer_line)
             # Save first, because the next daemon needs a record of everything that is answered or begun below.
             is_query = isinstance(event, events.OperatorLine) and event.line.is_query
-            if not is_query or self.must_save():
-                self.save()
+            self.save(is_query)
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
@@ -334,15 +256,15 @@ class Dispatcher:
             self.tracing.observe(self.state)
             self.changed.set()
             if self.state.queue:
-                for server in self.servers.values():
+                for server in self.sessions.servers.values():
                     server.note_waiting()
         except IllegalMove:
             raise
         except Exception as error:
             self.log.error("daemon_defect", reason=repr(error))
-            if isinstance(event, events.OperatorLine) and event.session in self.operators and not is_answered:
+            if isinstance(event, events.OperatorLine) and not is_answered:
                 reason = f"the daemon met an internal error: {error!r}; control.log has it too"
-                self.operators[event.session].answer(refusal(diagnostic=reason))
+                self._carry_out(do.Reply(event.session, refusal(diagnostic=reason)))
 
     async def feed_line(
         self, session: int, uid: int, line: bytes, file: bytes | None = None, place: tuple[str, str] = ("", "")
@@ -352,7 +274,7 @@ class Dispatcher:
         ``file``: the text of the file that the line names; ``place``: the server and namespace of the operator's
         socket.
         """
-        await self.pacing.wait(uid, COMMAND_SECONDS)
+        await self.budgets.pacing.wait(uid, COMMAND_SECONDS)
         silent: list[int] = []
 
         async def refresh(server: RunningServer) -> None:
@@ -363,9 +285,9 @@ class Dispatcher:
         if servers := servers_to_ask(self.state, parsed):
             async with trio.open_nursery() as nursery:
                 for server in servers:
-                    if server.id in self.servers:
-                        nursery.start_soon(refresh, self.servers[server.id])
-        process = None if parsed.process is None else self.origin_of_pid(parsed.process)
+                    if server.id in self.sessions.servers:
+                        nursery.start_soon(refresh, self.sessions.servers[server.id])
+        process = None if parsed.process is None else origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
         cgroups = find_existing_cgroups(passing) if passing and parsed.asks_cgroups else None
         origins = self._find_unknown_origins() if parsed.asks_origins else {}
@@ -380,53 +302,52 @@ class Dispatcher:
         processes = [client.process for server in servers for client in server.clients.values()]
         processes += [entry.process for entry in self.state.queue.all_entries if entry.process is not None]
         pids = {process.peer.pid for process in processes if process.origin is None}
-        return {pid: origin for pid in pids if pid and (origin := self.origin_of_pid(pid)) is not None}
+        return {pid: origin for pid in pids if pid and (origin := origin_of_pid(pid)) is not None}
 
     def _lines_over_limit(self, event: events.Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit because a user is over its rate limit."""
         uid, lines = lines_to_limit(event, self.state)
         logs = (instruction for instruction in instructions if isinstance(instruction, do.Log))
         texts = [" ".join(map(str, log.fields.values())) for log in logs if log.event in lines]
-        return frozenset() if not texts or self.may_log(uid, *texts) else lines
+        return frozenset() if not texts or self.budgets.may_log(uid, *texts) else lines
 
     def _carry_out(self, instruction: do.Instruction) -> None:
         """Carry out one instruction. Do nothing if the session that it is for has ended."""
         match instruction:
             case do.Log(event, fields):
                 self.log.info(event, **fields)
-            case do.Reply(session, answer) if session in self.operators:
-                self.operators[session].answer(answer)
-            case do.Working(session) if session in self.operators:
-                self.operators[session].report_working()
-            case do.Note(session, text, is_output) if session in self.operators:
-                self.operators[session].note(text, is_output)
+            case do.Reply(session, answer) if session in self.sessions.operators:
+                self.sessions.operators[session].answer(answer)
+            case do.Working(session) if session in self.sessions.operators:
+                self.sessions.operators[session].report_working()
+            case do.Note(session, text, is_output) if session in self.sessions.operators:
+                self.sessions.operators[session].note(text, is_output)
             case do.SpawnServer():
-                self.nursery.start_soon(self.spawn, self, instruction)
+                self.nursery.start_soon(self.sessions.spawn, self, instruction)
             case do.AdmitClient():
                 self._admit(instruction)
             case do.RefuseClient(client, code, reason):
                 self._refuse(client, code, reason)
-            case do.ContinueWithoutMps(client, reason) if client in self.clients:
-                self.clients[client].go_without_mps(reason)
-            case do.ShutDownServer(server, forced, is_deletion) if server in self.servers:
-                self.servers[server].shut_down(forced, is_deletion)
-            case do.UpdateServerLimits(server, percentage, limits) if server in self.servers:
-                self.servers[server].set_limits(percentage, limits)
-            case do.TerminateClient(server, token, pid, by_reset, evicted) if server in self.servers:
-                self.servers[server].terminate(token, pid, by_reset, evicted)
-            case do.WatchClient(client, server, pid) if server in self.servers:
-                self.servers[server].watch_by_pid(self, client, pid)
-            case do.KillServer(server) if server in self.servers:
-                self.servers[server].kill()
-            case do.OpenNamespace(server, namespace, uid):
-                problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
-                self._opened.append(events.NamespaceOpened(server, namespace, problem))
+            case do.ContinueWithoutMps(client, reason) if client in self.sessions.clients:
+                self.sessions.clients[client].go_without_mps(reason)
+            case do.ShutDownServer(server, forced, is_deletion) if server in self.sessions.servers:
+                self.sessions.servers[server].shut_down(forced, is_deletion)
+            case do.UpdateServerLimits(server, percentage, limits) if server in self.sessions.servers:
+                self.sessions.servers[server].set_limits(percentage, limits)
+            case do.TerminateClient(server, token, pid, by_reset, evicted) if server in self.sessions.servers:
+                self.sessions.servers[server].terminate(token, pid, by_reset, evicted)
+            case do.WatchClient(client, server, pid) if server in self.sessions.servers:
+                self.sessions.servers[server].watch_by_pid(self, client, pid)
+            case do.KillServer(server) if server in self.sessions.servers:
+                self.sessions.servers[server].kill()
+            case do.OpenNamespace(server, namespace, uid) if self.sockets:
+                self.sockets.open(server, namespace, uid)
             case do.CloseNamespace(server, namespace) if self.sockets:
                 self.sockets.close(server, namespace)
             case do.StartTrace(session, file):
-                times_devices = self.settings.backend != "vendor"
-                self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
-                self.save()
+                servers, times_devices = self.sessions.servers.values(), self.settings.backend != "vendor"
+                self._reply(session, self.tracing.start(file, self.state, servers, times_devices))
+                self.save(False)
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
             case do.ReopenLogs(session):
@@ -441,19 +362,19 @@ class Dispatcher:
                 self.timers.pop(timer).cancel()
             case do.Exit(status):
                 self.tracing.end()
-                self.status = status
-                self.done.set()
+                self.ending.status = status
+                self.ending.done.set()
             case do.ChangeBackend():
-                self.changes_backend = True
-                self.done.set()
+                self.ending.changes_backend = True
+                self.ending.done.set()
 
     async def _stop_trace(self, session: int) -> None:
-        self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
-        self.save()
+        self._reply(session, await self.tracing.stop(self.state, tuple(self.sessions.servers.values())))
+        self.save(False)
 
     async def _release_driver(self, answers: tuple[do.Reply, ...]) -> None:
-        if self.client_memory is not None:
-            await self.client_memory.close()
+        if self.sessions.client_memory is not None:
+            await self.sessions.client_memory.close()
         for reply in answers:
             self._reply(reply.session, reply.answer)
 
@@ -462,12 +383,12 @@ class Dispatcher:
             self._carry_out(instruction)
 
     def _admit(self, instruction: do.AdmitClient) -> None:
-        client = self.clients.get(instruction.client)
-        server = self.servers.get(instruction.server)
+        client = self.sessions.clients.get(instruction.client)
+        server = self.sessions.servers.get(instruction.server)
         if client is None or server is None:
             return
         try:
-            if not (server.has_room and may_queue(server, self.servers.values(), exempt_users(self.state))):
+            if not (server.has_room and may_queue(server, self.sessions.servers.values(), exempt_users(self.state))):
                 stuck = f"the server of user {server.uid} accepts no clients: it is stopped or stuck"
                 raise OSError(errno.EBUSY, stuck)
             client.grant(server, instruction.priority, instruction.limits)
@@ -476,7 +397,7 @@ class Dispatcher:
 
     def may_watch(self, server: RunningServer) -> bool:
         """Return whether the process of another client of a server may be watched."""
-        return may_watch(server, self.servers.values(), exempt_users(self.state))
+        return may_watch(server, self.sessions.servers.values(), exempt_users(self.state))
 
     def refuse_after_admission(self, client: int, server: int, error: OSError) -> None:
         """Refuse an admitted client, because its session with the server could not be made.
@@ -488,9 +409,9 @@ class Dispatcher:
         self.feed(events.ClientGonePushed(server, client))
 
     def _refuse(self, client: int, code: int, reason: str) -> None:
-        session = self.clients.get(client)
+        session = self.sessions.clients.get(client)
         if session is not None:
-            self.log_refused(session.peer, reason)
+            self.budgets.log_refused(session.peer, reason)
             # The driver's wire has the same answer to all refusals: the end of the connection.
             shown_code = code if self.state.options.has_own_servers else Result.ERROR_MPS_CONNECTION_FAILED
             self.note_refusal(session.peer, shown_code, reason, session.run_id)
@@ -502,21 +423,6 @@ class Dispatcher:
         """
         refusal = RefusedClient(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
         self.state.refusals.add(refusal)
-
-    def log_refused(self, peer: Peer, reason: str) -> None:
-        """Log that a client is refused."""
-        if self.may_log(peer.uid, reason):
-            self.log.info("client_refused", pid=peer.pid, uid=peer.uid, reason=reason)
-
-    def log_closed(self, uid: int, error: LimitExceeded) -> None:
-        """Log that a connection is closed because it exceeds a limit."""
-        if self.may_log(uid, str(error)):
-            self.log.warning("connection_closed", uid=uid, reason=str(error))
-
-    def log_refused_operator(self, peer: Peer) -> None:
-        """Log that an operator is refused at a socket for clients only."""
-        if self.may_log(peer.uid):
-            self.log.info("operator_refused", pid=peer.pid, uid=peer.uid)
 
     async def _timer(self, timer: Timer, seconds: float, scope: trio.CancelScope) -> None:
         with scope:

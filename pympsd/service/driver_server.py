@@ -69,19 +69,19 @@ def _environment(dispatcher: Dispatcher) -> dict[str, str]:
     # Full paths, because the daemon's own environment may have relative ones.
     if "CUDA_MPS_LOG_DIRECTORY" in environment:
         environment["CUDA_MPS_LOG_DIRECTORY"] = dispatcher.settings.log_directory
-    return {**environment, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.pipe_directory}
+    return {**environment, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.state.options.pipe_directory}
 
 
 def note_line(dispatcher: Dispatcher, pid: int, text: str) -> None:
     """Pass a line that a driver's server has logged to that server's session."""
-    for server in dispatcher.servers.values():
+    for server in dispatcher.sessions.servers.values():
         if server.pid == pid and isinstance(server, DriverServerSession):
             server.note_line(text)
 
 
 def is_driver_server(dispatcher: Dispatcher, pid: int) -> bool:
     """Return whether a process is a driver's server that this daemon manages."""
-    servers = dispatcher.servers.values()
+    servers = dispatcher.sessions.servers.values()
     if any(server.pid == pid and isinstance(server, DriverServerSession) for server in servers):
         return True
     # A server may write its first lines before this daemon has noted its PID.

@@ -56,7 +56,7 @@ class MemorySharing:
         """Report the changes since the last call."""
         last_reports, self._sent = self._sent, {}
         for server_id, devices in memory_elsewhere(self.dispatcher.state).items():
-            session = self.dispatcher.servers.get(server_id)
+            session = self.dispatcher.sessions.servers.get(server_id)
             if not isinstance(session, ServerSession) or not session.is_set_up:
                 continue
             self._sent[server_id] = devices

@@ -134,13 +134,13 @@ class Listener:
         return fd >= 0
 
     def _next_name(self) -> str:
-        return connection_name(self.dispatcher.connections.take(), self.file)
+        return connection_name(self.dispatcher.keeper.connections.take(), self.file)
 
     async def _accept_at_the_keeper(self, name: str) -> int | None:
         """Let the keeper accept a connection; return its descriptor, -1 if no connection waits, None if the keeper
         cannot accept.
         """
-        if self.dispatcher.keeper is None or self._reserve < 0:
+        if self._reserve < 0:
             return None
         os.close(os.dup(self._reserve))  # raises OSError if no descriptor is left for the connection
         return await self.dispatcher.keeper.accept(
@@ -156,13 +156,13 @@ class Listener:
             # Before the keeper holds it: the next daemon assumes that held peers have received the greeting.
             with contextlib.suppress(OSError):
                 sock.send(self.greeting, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        self.dispatcher.hold(name, sock.fileno())
+        self.dispatcher.keeper.hold(name, sock.fileno())
         return sock.detach()
 
     def _start(self, fd: int, name: str) -> None:
         """Serve a connection that this daemon and the keeper hold."""
         if self._nursery is None:
-            self.dispatcher.drop(name)
+            self.dispatcher.keeper.drop(name)
             os.close(fd)
             return
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
@@ -196,11 +196,11 @@ class Listener:
         uid: int | None = None
         try:
             # The peer does not see the connection close while the keeper has a copy.
-            with self.dispatcher.drop_after(entry.name):
+            with self.dispatcher.keeper.drop_after(entry.name):
                 peer = self._peer(sock)
                 if peer is not None:
                     uid = peer.uid
-                    if entry.is_new and self.dispatcher.may_log(peer.uid):
+                    if entry.is_new and self.dispatcher.budgets.may_log(peer.uid):
                         self.dispatcher.log.info("connection_accepted")
                     await self._admit(sock, peer, entry)
         except OSError as error:
@@ -214,7 +214,7 @@ class Listener:
 
     def _log_refusal(self, error: OSError, uid: int | None) -> None:
         reason = explain(error)
-        if uid is None or self.dispatcher.may_log(uid, reason):
+        if uid is None or self.dispatcher.budgets.may_log(uid, reason):
             self.dispatcher.log.error("connection_refused", reason=reason)
 
     def _peer(self, sock: trio.socket.SocketType) -> Peer | None:
@@ -230,16 +230,16 @@ class Listener:
         weight = DRIVERS_WEIGHT if self.greeting else 1
         # Refuse now if no memory is left for a frame: the connection would be closed later, after work that delays
         # others.
-        reason = self.dispatcher.buffers.problem(peer.uid, MAX_BODY) or shares.take(
+        reason = self.dispatcher.budgets.buffers.problem(peer.uid, MAX_BODY) or shares.take(
             self.dispatcher.state, CONNECTIONS, peer.uid, weight
         )
         if reason:
-            if self.dispatcher.may_log(peer.uid):
+            if self.dispatcher.budgets.may_log(peer.uid):
                 self.dispatcher.log.error("connection_refused", reason=reason)
             return
         try:
             if entry.is_new:
-                await self.dispatcher.pacing.wait(peer.uid, CONNECTION_SECONDS)
+                await self.dispatcher.budgets.pacing.wait(peer.uid, CONNECTION_SECONDS)
             await self.converse(sock, peer, entry)
         finally:
             shares.give_back(self.dispatcher.state, CONNECTIONS, peer.uid, weight)

@@ -1,8 +1,7 @@
 """Read the log FIFO. Any user may write to it, so its lines are sanitised, rate-limited and marked Other.
 
-If the daemon runs the driver's own servers, their records are logged as lines of these servers. The writer of a FIFO
-is
-unknown: as with the vendor's daemon, any user can write a record with a server's PID.
+If the daemon runs the driver's own servers, their records are logged as lines of these servers. The writer of a line
+is unknown: as with the vendor's daemon, any user can write a record with a server's PID.
 """
 
 import math

@@ -174,11 +174,11 @@ class MetricsServer:
                 if not waiting.cancelled_caught:
                     scraper.is_requested = True
                     answer = await self._answer(request)
-                    with self.dispatcher.buffers.allowance(user).keep(len(answer)):
+                    with self.dispatcher.budgets.buffers.allowance(user).keep(len(answer)):
                         await peer.send_all(answer)
                     await peer.send_eof()
         except LimitExceeded as error:
-            self.dispatcher.log_closed(user, error)
+            self.dispatcher.budgets.log_closed(user, error)
         finally:
             with contextlib.suppress(ValueError):  # closed to make room for another connection
                 self._open.remove(scraper)
@@ -201,7 +201,7 @@ class MetricsServer:
         if trio.current_time() - self._made_at > FRESH_SECONDS:
             self._made_at = trio.current_time()  # until it is written, other scrapers get the previous text
             with trio.move_on_after(SECONDS / 2):
-                for server in list(self.dispatcher.servers.values()):
+                for server in list(self.dispatcher.sessions.servers.values()):
                     await server.refresh()
             self._text = metrics_text(self.dispatcher.state, self.dispatcher.settings.backend).encode()
         return self._text or metrics_text(self.dispatcher.state, self.dispatcher.settings.backend).encode()

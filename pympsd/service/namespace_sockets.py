@@ -28,7 +28,7 @@ from pympsd.service.listeners import Listener
 from pympsd.service.log_fifo import read_fifo
 from pympsd.service.sessions.conversation import OwnConversation
 from pympsd.service.sessions.driver.conversation import DriverConversation
-from pympsd.state_machine.events import NamespaceLost
+from pympsd.state_machine.events import NamespaceLost, NamespaceOpened
 from pympsd.takeover.keeper.entries import KeptEntries, file_note
 from pympsd.takeover.state.entries import listener_name
 from pympsd.vocabulary import files
@@ -61,6 +61,8 @@ class NamespaceSockets:
     """The descriptors that an earlier daemon left; empty after this daemon has started."""
     is_taken_by_another: Callable[[], bool] = lambda: False
     """The function that returns whether another daemon has taken the pipe directory."""
+    opened: list[NamespaceOpened] = field(factory=list, init=False)
+    """The results of ``open``, for the state machine."""
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
     """The sockets by server and namespace; the namespace of a server's own socket is empty."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)
@@ -69,18 +71,17 @@ class NamespaceSockets:
     """The time before which sockets are not checked again."""
     _looks_soon: bool = field(default=False, init=False)
 
-    def open(self, server: str, namespace: str, uid: int) -> str:
+    def open(self, server: str, namespace: str, uid: int) -> None:
         """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open.
 
-        Return why it cannot be opened, or an empty text. While a server's own socket cannot be opened, its namespaces
-        have none.
+        The result is added to ``opened``. While a server's own socket cannot be opened, its namespaces have none.
         """
         entry = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
         if not self._is_there(entry):
             self._stop(entry)
             own = self._sockets.get((server, "")) if namespace else None
             entry.problem = (own.problem if own is not None else "") or self._open(entry, server, namespace, uid)
-        return entry.problem
+        self.opened.append(NamespaceOpened(server, namespace, entry.problem))
 
     def look(self) -> None:
         """Recreate missing sockets, which were removed or could not be created.
@@ -125,7 +126,7 @@ class NamespaceSockets:
     def _open(self, entry: _Socket, server: str, namespace: str, uid: int) -> str:
         """Open a socket and start its listener; return why it cannot be opened, or an empty text."""
         try:
-            with namespace_directory.open_directory(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
+            with namespace_directory.open_directory(self._directory, server, namespace, uid) as folder:
                 if not namespace:
                     self._read_log(server, uid, namespace_directory.open_fifo(folder))
                 listening = self._open_listener(folder, server, namespace)
@@ -133,7 +134,7 @@ class NamespaceSockets:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
         file = self._file(server, namespace)
         entry.file = self._file_at(entry.path)
-        self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(entry.path))
+        self.dispatcher.keeper.hold(listener_name(file), listening.fileno(), file_note(entry.path))
         speaks = DriverConversation if self._is_vendor else OwnConversation
         conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
         entry.listener = Listener(
@@ -156,7 +157,7 @@ class NamespaceSockets:
 
         A socket behind a symbolic link does not count: the folders belong to users, who may put links there.
         """
-        place = self.dispatcher.pipe_directory
+        place = self._directory
         *folders, _ = path.removeprefix(place).strip("/").split("/")
         try:
             for name in folders:
@@ -170,7 +171,7 @@ class NamespaceSockets:
 
     def _stop(self, entry: _Socket) -> None:
         if entry.listener is not None:
-            self.dispatcher.drop(listener_name(entry.listener.file))
+            self.dispatcher.keeper.drop(listener_name(entry.listener.file))
             entry.listener.stop()
             entry.listener = None
 
@@ -179,7 +180,7 @@ class NamespaceSockets:
         # Other files, such as a user's own, stay, and so does their directory.
         with (
             contextlib.suppress(OSError),
-            namespace_directory.open_existing(self.dispatcher.pipe_directory, parent) as folder,
+            namespace_directory.open_existing(self._directory, parent) as folder,
         ):
             with namespace_directory.open_subdirectory(folder, name) as own:
                 namespace_directory.remove(own, files.CONTROL)
@@ -208,6 +209,10 @@ class NamespaceSockets:
             os.close(fifo)
 
     @property
+    def _directory(self) -> str:
+        return self.dispatcher.state.options.pipe_directory
+
+    @property
     def _is_vendor(self) -> bool:
         return self.dispatcher.settings.backend == "vendor"
 
@@ -215,4 +220,4 @@ class NamespaceSockets:
         return "/".join(filter(None, (server, namespace, files.CONTROL)))
 
     def _path(self, server: str, namespace: str) -> str:
-        return os.path.join(self.dispatcher.pipe_directory, self._file(server, namespace))
+        return os.path.join(self._directory, self._file(server, namespace))

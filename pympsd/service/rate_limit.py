@@ -1,16 +1,13 @@
 """Limit the rates of actions that others can cause any number of times, such as log lines."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import define, field
+from attrs import define
 
 from pympsd.state_machine.events import ClientConnected, Event, NamespaceLost, NamespaceOpened, OperatorLine
 from pympsd.state_machine.state.daemon import Daemon
 
-LINES_PER_SECOND: Final = 1000
-"""The number of log lines per second that one user's connections, clients and commands may cause."""
 LINE_BYTES: Final = 200
 """The length in bytes up to which a line counts as one; a longer one counts as several."""
 _COMMAND_LINES: Final = frozenset({"command", "answer"})
@@ -72,30 +69,3 @@ class RateLimit:
     def resets_at(self) -> float:
         """Return the time at which the full amount is available again."""
         return self._second + 1
-
-
-@define
-class UserRateLimits:
-    """A rate limit for each user's log lines; ``trusted`` users have none."""
-
-    trusted: frozenset[int]
-    _limits: dict[int, RateLimit] = field(factory=dict, init=False)
-    _dropped: Counter[int] = field(factory=Counter, init=False)
-
-    def take(self, uid: int, texts: Sequence[str], now: float) -> bool:
-        """Return whether lines with these texts may be logged for a user; if not, count them as dropped.
-
-        ``now`` is in seconds of any clock that does not go back. Either all lines are granted or none.
-        """
-        if uid in self.trusted:
-            return True
-        limit = self._limits.setdefault(uid, RateLimit(LINES_PER_SECOND))
-        cost = min(LINES_PER_SECOND, cost_of(texts))
-        if limit.take(cost, now) == cost:
-            return True
-        self._dropped[uid] += len(texts)
-        return False
-
-    def take_dropped(self, uid: int) -> int:
-        """Return the number of a user's lines dropped since the last call."""
-        return self._dropped.pop(uid, 0)

@@ -26,7 +26,7 @@ from pympsd.journal.setup import Journal, control_logger
 from pympsd.process.spawn import map_buffers
 from pympsd.process.version import CUDA_VERSIONS
 from pympsd.service.children import spawn_server
-from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.dispatcher import Dispatcher, Ending, Sessions
 from pympsd.service.driver_server import NAME, is_driver_server, note_line, spawn_driver_server
 from pympsd.service.files.pipe_directory import DRIVERS_PID_MODE, PID_MODE, PipeDirectory
 from pympsd.service.followers import MemorySharing, follow
@@ -40,7 +40,6 @@ from pympsd.service.processes.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.sessions.conversation import OwnConversation
 from pympsd.service.sessions.driver.conversation import DriverConversation
 from pympsd.service.sessions.operator import apply_configuration
-from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.shares import shares_text
@@ -123,7 +122,7 @@ class DaemonSetup:
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
-    """Run until the daemon is told to quit; call ``ready`` when both sockets accept. Return the exit status.
+    """Run until the daemon is asked to quit; call ``ready`` when both sockets accept. Return the exit status.
 
     From here on, a signal of HANDLED_SIGNALS does not end the process by itself.
     """
@@ -135,11 +134,11 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     # After an internal error, files and servers stay for another daemon.
     handed_over = True
     try:
-        dispatcher = trio.run(_main, setup, ready, early)
-        if dispatcher.changes_backend:
-            dispatcher = trio.run(_main, _replace_backend(setup), lambda: None, early)
-        handed_over = dispatcher.handed_over
-        return dispatcher.status
+        ending = trio.run(_main, setup, ready, early)
+        if ending.changes_backend:
+            ending = trio.run(_main, _replace_backend(setup), lambda: None, early)
+        handed_over = ending.handed_over
+        return ending.status
     finally:
         _ignore_signals()
         if setup.metrics is not None:
@@ -168,7 +167,7 @@ def _replace_backend(setup: DaemonSetup) -> DaemonSetup:
     return evolve(setup, machine=machine, settings=evolve(setup.settings, backend=machine.backend, vendor_server=""))
 
 
-async def _main(setup: DaemonSetup, ready: Callable[[], None], early: list[int]) -> Dispatcher:
+async def _main(setup: DaemonSetup, ready: Callable[[], None], early: list[int]) -> Ending:
     # Receive signals before the daemon is visible, so that none is lost.
     with trio.open_signal_receiver(*HANDLED_SIGNALS) as signals:
         while early:
@@ -176,8 +175,8 @@ async def _main(setup: DaemonSetup, ready: Callable[[], None], early: list[int])
         return await _work(setup, ready, signals)
 
 
-async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Dispatcher:
-    """Open or take over everything that the daemon needs, and run its tasks until it ends; return the dispatcher."""
+async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIterator[int]) -> Ending:
+    """Open or take over everything that the daemon needs, and run its tasks until it ends; return how it ends."""
     directory = setup.directory
     log = control_logger(setup.journal)
     # Two running daemons must not accept on the same sockets.
@@ -220,22 +219,22 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         ready()
         notify(READY)
         nursery.start_soon(run_watchdog)
-        await dispatcher.done.wait()
+        await dispatcher.ending.done.wait()
         notify(STOPPING)
         with trio.move_on_after(FINAL_ANSWER_SECONDS):
-            for operator in list(dispatcher.operators.values()):
+            for operator in list(dispatcher.sessions.operators.values()):
                 await operator.drain()
-        if not dispatcher.handed_over:
+        if not dispatcher.ending.handed_over:
             sockets.remove_all()
             keeper.end()
-        if dispatcher.changes_backend:
+        if dispatcher.ending.changes_backend:
             with trio.move_on_after(FINAL_ANSWER_SECONDS):
                 await keeper_ended.wait()
         nursery.cancel_scope.cancel()
-    if dispatcher.client_memory is not None:
-        await dispatcher.client_memory.close()
+    if dispatcher.sessions.client_memory is not None:
+        await dispatcher.sessions.client_memory.close()
     os.close(fifo)
-    return dispatcher
+    return dispatcher.ending
 
 
 async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
@@ -303,14 +302,18 @@ def _save_and_take_over(
         dispatcher.journal.folders.list_made,
     )
     dispatcher.journal.folders.take(log_folders_left(directory.path))
-    dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
-    dispatcher.must_save = lambda: file.must_be_written
-    dispatcher.connections = Ids(kept_entries.next_connection())
+
+    def save(only_if_lost: bool) -> None:
+        if not only_if_lost or file.must_be_written:
+            file.save(snapshot(dispatcher.state, initial))
+
+    dispatcher.save = save
+    dispatcher.keeper.connections = Ids(kept_entries.next_connection())
     pending = take_over(dispatcher, directory.path, kept_entries)
     if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.list_running_servers():
             dispatcher.journal.open_for_server(server.name, server.uid, server.pid)
-    dispatcher.save()
+    dispatcher.save(False)
     return pending
 
 
@@ -338,6 +341,7 @@ def _dispatcher(
             has_other_backend=setup.machine.instead is not None,
             pipe_directory=setup.directory.path,
             has_own_servers=settings.backend != "vendor",
+            show_server_as=setup.show_server_as,
         ),
         setup.machine.devices,
         Defaults(settings.thread_percentage, settings.client_priority, limits),
@@ -348,24 +352,16 @@ def _dispatcher(
         usage=Usage(Shares(settings.user_shares, fd_limit())),
         configuration=Configuration(starts=setup.configuration is not None),
     )
-    return Dispatcher(
-        state=state,
-        settings=settings,
-        control_socket=os.path.join(setup.directory.requested_path, files.CONTROL),
-        show_server_as=setup.show_server_as,
-        journal=setup.journal,
-        log=keeper.log,
-        nursery=nursery,
-        keeper=keeper,
-        spawn=spawn_driver_server if settings.backend == "vendor" else spawn_server,
-        pipe_directory=setup.directory.path,
-        origin_of_pid=origin_of_pid,
-        client_memory=ClientMemory(keeper.log, nursery) if settings.backend == "vendor" else None,
+    sessions = (
+        Sessions(spawn_driver_server, ClientMemory(keeper.log, nursery))
+        if settings.backend == "vendor"
+        else Sessions(spawn_server)
     )
+    return Dispatcher(state, settings, setup.journal, keeper.log, nursery, keeper, sessions)
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:
-    dispatcher.log.info("daemon_starting", socket=dispatcher.control_socket)
+    dispatcher.log.info("daemon_starting", socket=dispatcher.keeper.directory.control_socket)
     dispatcher.log.info("daemon_connect_hint", directory=setup.directory.requested_path)
     dispatcher.log.info("daemon_version", version=CUDA_VERSIONS[setup.machine.driver])
     dispatcher.log.info("daemon_backend", backend=setup.machine.backend, reason=setup.machine.reason)
@@ -385,9 +381,9 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
             dispatcher.log.info("daemon_hands_over")
             if dispatcher.tracing.path:
                 dispatcher.log.warning("trace_ends", file=dispatcher.tracing.path)
-                await dispatcher.tracing.stop(dispatcher.state, tuple(dispatcher.servers.values()))
-            dispatcher.handed_over = True
-            dispatcher.done.set()
+                await dispatcher.tracing.stop(dispatcher.state, tuple(dispatcher.sessions.servers.values()))
+            dispatcher.ending.handed_over = True
+            dispatcher.ending.done.set()
         else:
             dispatcher.feed(StopSignal())
 

@@ -26,6 +26,7 @@ def machine(warn: Callable[[str], None]) -> str:
     """Return the description of the machine; raise BadMachine if the daemon has GPUs.
 
     If the machine is a daemon's, set this process's PYMPSD_STATE_DIRECTORY and PYMPSD_DRIVER to the daemon's values.
+    ``warn`` gets sentences about variables that differ from the daemon's, and about a daemon that is ignored.
     """
     text = add_machine_file(os.environ).get(VARIABLE) or DEFAULT_MACHINE
     answer = _ask(warn)

@@ -133,8 +133,10 @@ def note_client(daemon: Daemon, event: ClientConnected) -> None:
 
 
 def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction]:
-    """Drop the limits, set by a command, of cgroups that have been seen, exist no longer and have no client. Limits
-    from a file stay, because the cgroup may come again, and so do those of a cgroup that has not existed yet.
+    """Drop the limits of cgroups that no longer exist and have no client.
+
+    Only limits that a command has set are dropped. Those from a file stay, because the cgroup may be created again;
+    those of a cgroup that has never been seen stay, too.
     """
     used = clients_by_cgroup(daemon)
     for path, is_seen in tuple(daemon.process_limits.transient_cgroups.items()):
@@ -146,8 +148,10 @@ def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction
 
 
 def note_context(server: Server, client: Client, ordinal: int) -> None:
-    """Note that a client has a context on a device. From now on the group limits that came with this client hold for
-    all its groups, as in the executor, until a later client brings others.
+    """Note that a client has a context on a device.
+
+    The limits of its groups on that device then replace those that earlier clients of the groups came with, as in the
+    executor.
     """
     for group in client.groups.get(ordinal, ()):
         if client.id >= server.groups.get((ordinal, group.name), (0, group))[0]:

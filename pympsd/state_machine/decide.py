@@ -67,7 +67,7 @@ Decision = Iterator[do.Instruction] | None
 """The instructions that follow from an event; None: the event only changes the state."""
 
 ENDS = (events.ServerExited, events.ServerNotTakenOver)
-"""The events after which the daemon no longer knows the server."""
+"""The events that remove a server from the state."""
 
 
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[do.Instruction]:

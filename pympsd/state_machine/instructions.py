@@ -31,7 +31,7 @@ class TimerKind(Enum):
     RETURN = auto()
     """The time limit for a server of the previous daemon to return."""
     PLACES = auto()
-    """The time limit for clients to return that waited when the previous daemon died; no key."""
+    """The time for which the queue has places for the clients that waited when the previous daemon died; no key."""
     RETRY = auto()
     """The pause before a user's next server; the key is the id of the server that ended before."""
     TRIAL = auto()

@@ -138,8 +138,8 @@ def resolve_in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> Limi
     combined = server.limits if grant.limits is None else grant.limits.combine()
     percentage = percentage_on(combined)
     multiprocessors = {
-        index: count_multiprocessors(percentage, device)
-        for index, device in enumerate(daemon.devices)
+        ordinal: count_multiprocessors(percentage, device)
+        for ordinal, device in enumerate(daemon.devices)
         if device.multiprocessors  # the driver's server does not report their number
     }
     return LimitsInForce(percentage.value, grant.priority, count_bytes(combined.pinned_memory), multiprocessors)

@@ -23,7 +23,7 @@ class Elsewhere:
 
 
 def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
-    """Return the memory that clients of other servers hold, by server id and device index."""
+    """Return the memory that clients of other servers hold, by server id and device ordinal."""
     limited = _find_limited_groups(daemon)
     own = {server.id: _count_by_group(daemon, server, limited) for server in daemon.servers.values()}
     elsewhere: dict[int, dict[int, Elsewhere]] = {server_id: {} for server_id in own}
@@ -40,9 +40,7 @@ def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
 
 
 def _find_limited_groups(daemon: Daemon) -> set[str]:
-    """Return the cgroup groups that have limits, and those that clients came with because the kernel had limits for
-    them then.
-    """
+    """Return the names of the groups of cgroups that have limits now, and of all groups in the limits of clients."""
     clients = [client for server in daemon.servers.values() for client in server.clients.values()]
     names = {group.name for client in clients for groups in client.groups.values() for group in groups}
     return names.union(map(cgroup_group, daemon.process_limits.cgroups))

@@ -230,7 +230,10 @@ def _choose_chunks(daemon: Daemon, device: int, visible_index: int, count: int, 
 def _choose_remainder(
     daemon: Daemon, device: int, visible_index: int, server_name: str, is_requested: bool
 ) -> tuple[int, ...]:
-    """Return the chunk of the SMs that a device's chunks leave over, if it is requested; raise NotPossible."""
+    """Return the number that stands for a device's remaining SMs (`SmPartition`), if they are requested.
+
+    Raise NotPossible if there are none, or if another partition has them.
+    """
     properties = daemon.devices[device]
     remainder = sm_partitions.chunk_count(properties)
     if not is_requested:
@@ -262,7 +265,7 @@ def _check_clients_reported(servers: Iterable[Server]) -> None:
 
 
 def _check_nobody_outside(device: int, visible_index: int, present: Sequence[Client]) -> None:
-    """Raise NotPossible if some future neighbours of a partition may run on all SMs of its device."""
+    """Raise NotPossible if some clients, which would run next to a new partition, may use all SMs of its device."""
     outside = [client for client in present if device not in client.partitions]
     if outside:
         remedy = (

@@ -101,7 +101,7 @@ def list_users(daemon: Daemon) -> list[int]:
 
 
 def is_own(named_server: NamedServer) -> bool:
-    """Return whether a server is that of its user's clients that name none."""
+    """Return whether a server is its user's own: the one for clients that do not name a server."""
     return named_server.name == server_of_user(named_server.uid)
 
 

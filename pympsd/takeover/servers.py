@@ -1,15 +1,15 @@
 """Take over the servers of the previous daemon: those that the state file names, over the links that the keeper held.
 
-They are not children of this daemon: a pidfd shows their end and kills them, and their exit status is unknown. There
-is nothing to take over from a daemon that was PID 1 of a container: nothing survives it.
+The servers are not children of this daemon, so it watches and kills their processes through pidfds, and their exit
+statuses are unknown. If the previous daemon was PID 1 of a container, the kernel has killed its servers with it.
 
-Each is a `PendingServer` until it has reported: `take_over` starts its two tasks, `watch` for the end of its process
-and `serve` for its link. One of pympsd's own servers is asked for a report (`link_messages.ReportRequest`), and the
-report is checked as if an enemy had written it: the server runs as another user. The driver's server cannot report;
-its clients are those whose pidfds the keeper held, and their notes contain the previous daemon's data on them.
+A server is a `PendingServer` until it has reported. `take_over` starts two tasks for it: `watch` waits for the end of
+its process, and `serve` reads the link that the keeper held. One of pympsd's own servers is asked for a report
+(`link_messages.ReportRequest`), and nothing in the report is trusted, because the server runs as another user. The
+driver's server cannot report: its clients are those whose pidfds the keeper held, and the notes with these pidfds
+have the previous daemon's data on them.
 
-A `KnownProcess` is such a server's, watched and killed by pidfd; `kill_session` kills the others of its session
-(setsid(2)).
+`KnownProcess` is the process of such a server; `kill_session` kills the other processes of its session (setsid(2)).
 """
 
 import os
@@ -34,6 +34,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
 from pympsd.service.processes.status import SESSION, STARTED, has_ended, process_end, start_time_of, stat
 from pympsd.service.sessions.driver.server import DriverServerSession
+from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.server import MAX_CONTEXTS, ServerSession
 from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
@@ -66,7 +67,7 @@ def kill_session(leader: int, uid: int, started: int) -> list[int]:
         except OSError:
             continue
         try:
-            # Checked again with the pidfd open: the PID may have become another process's.
+            # Check again now that the pidfd is open, because the PID may belong to another process by now.
             if _is_member(pid, leader, uid) and not _is_reused(leader, started):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 killed.append(pid)
@@ -133,13 +134,13 @@ class KnownProcess:
 
 
 LAST_MESSAGES_SECONDS: Final = 1.0
-"""The seconds in which the last messages of a server that has ended are read."""
+"""The maximum number of seconds for reading the last messages of a server that has ended."""
 MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
 """The maximum number of seconds by which the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
-"""The seconds for which a starting daemon waits for the servers, so that answers to the first commands include
-them."""
+"""The maximum number of seconds that a starting daemon waits for the servers' reports, so that its first answers
+include them."""
 
 
 class ServerEnded(ProcessError):
@@ -163,24 +164,24 @@ class PendingServer:
     async def watch(self, dispatcher: Dispatcher) -> None:
         """Wait for the server's process to end, and clean up after it."""
         await self.process.watch()
-        # Init may have reaped it: its process group ID may be in use again.
+        # Init may have reaped it, so the start time shows whether the ID of its session is in use again.
         kill_session(self.session.pid, self.session.uid, self.started)
         if self._serving is not None:
             with trio.move_on_after(LAST_MESSAGES_SECONDS):
                 await self._serving.wait()
         self.resolved.set()
-        dispatcher.servers.pop(self.session.id, None)
+        dispatcher.sessions.servers.pop(self.session.id, None)
         dispatcher.feed(events.ServerExited(self.session.id, None))
         if isinstance(self.session, DriverServerSession):
             self.session.handoffs.close()
 
     async def serve(self, dispatcher: Dispatcher, fd: int) -> None:
-        """Handle the messages on its link until the link closes; then kill the server if it does not exit."""
+        """Handle the messages on the server's link until it closes; then kill the server if it does not exit."""
         self._serving = trio.Event()
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
-        allowance = dispatcher.buffers.link(self.session.uid)
+        allowance = dispatcher.budgets.buffers.link(self.session.uid)
         try:
-            with dispatcher.drop_after(link_name(self.session.id)):
+            with dispatcher.keeper.drop_after(link_name(self.session.id)):
                 if isinstance(self.session, DriverServerSession):
                     self.resolved.set()
                     await _resume_session(self.session, PacketChannel(sock, allowance))
@@ -188,7 +189,7 @@ class PendingServer:
                     await self._serve_own(dispatcher, self.session, MessageChannel(sock, allowance=allowance))
         finally:
             self._serving.set()
-        if self.session.id in dispatcher.servers:
+        if self.session.id in dispatcher.sessions.servers:
             with trio.move_on_after(LEAVE_SECONDS):
                 await self.process.gone.wait()
             self.session.kill()
@@ -208,7 +209,7 @@ class PendingServer:
     async def _take_over_while_sending(
         self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel
     ) -> bool:
-        """Run ``_take_over`` and a sender at the same time: the link may be full of earlier messages."""
+        """Run ``_take_over`` and a sender at the same time, because the link may be full of earlier messages."""
         is_taken_over, failure = False, None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(channel.run_sender)
@@ -221,7 +222,7 @@ class PendingServer:
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
-            # Raised here: the nursery would wrap it in a group.
+            # Raise it outside the nursery, which would wrap it in a group.
             raise failure
         return is_taken_over
 
@@ -236,7 +237,7 @@ class PendingServer:
         if self.obstacle:
             channel.send(link.ServerDismissed(self.obstacle))
             self.resolved.set()
-            dispatcher.servers.pop(session.id, None)
+            dispatcher.sessions.servers.pop(session.id, None)
             dispatcher.feed(events.ServerNotTakenOver(session.id, self.obstacle))
             return False
         clients = tuple(_check_report(dispatcher, session.uid, client) for client in reports)
@@ -283,9 +284,9 @@ def take_over(dispatcher: Dispatcher, folder: str, kept_entries: KeptEntries) ->
     servers = tuple(server for server in saved.remembered.servers if server.serial in running)
     dispatcher.feed(events.PredecessorDied(evolve(saved.remembered, servers=servers), other_devices, connections))
     if pending:
-        dispatcher.ids = Ids(first_id(dispatcher.state.lifetime.generation))
+        dispatcher.sessions.ids = Ids(first_id(dispatcher.state.lifetime.generation))
     for server in pending:
-        dispatcher.servers[server.session.id] = server.session
+        dispatcher.sessions.servers[server.session.id] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
         fd = kept_entries.links.pop(server.session.id, -1)
         if fd >= 0:
@@ -317,7 +318,7 @@ def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
 def _find_server(
     dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, kept_entries: KeptEntries, obstacle: str
 ) -> PendingServer | None:
-    """Return a server that is still the same process; None if it is not, or cannot be watched."""
+    """Return a server whose process still runs; None if it has ended, or cannot be watched."""
     if saved.backend == "vendor" and obstacle:
         return None  # it ends when its link is closed
     try:
@@ -328,7 +329,7 @@ def _find_server(
         if start_time_of(server.pid) == saved.started.get(server.pid):
             dispatcher.log.warning("server_not_taken_over", server=server.pid, reason=descriptors.explain(error))
         return None
-    # Checked with the pidfd open: no later process of this PID can be mistaken for it.
+    # Check this with the pidfd open: no later process with this PID can be mistaken for the server.
     if process.ended or start_time_of(server.pid) != saved.started.get(server.pid):
         os.close(process.pidfd)
         return None
@@ -381,7 +382,7 @@ async def _receive_report(
 ) -> tuple[link.ServerReturn, list[object]]:
     """Receive the server's report with this token. Only log lines among earlier messages are handled.
 
-    Raise RemoteError, or Ended.
+    Raise RemoteError for an impossible number of clients, and ServerEnded.
     """
     while True:
         message = await _next(channel)
@@ -437,4 +438,4 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
 
 def _origin_of(dispatcher: Dispatcher, pid: int) -> Origin | None:
     """Return the origin of a client that is taken over; None in protocol 2, or if it cannot be read."""
-    return dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None
+    return origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None

@@ -98,7 +98,7 @@ def _read_own(folder: str) -> bytes | None:
 
 
 def list_lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
-    """Return, in words, the state left by a daemon that one of protocol 2 with these defaults could not use."""
+    """Describe the parts of the saved state that a daemon of protocol 2 with these defaults could not use."""
     if (saved := _read_left(folder)) is None:
         return []
     running = tuple(
@@ -108,7 +108,7 @@ def list_lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
 
 
 def partitions_left(folder: str) -> list[str]:
-    """Return the SM partitions of its own that a daemon of protocol 2 left, as ``<UUID>/<id>``."""
+    """Return the SM partitions that the previous daemon itself had (in protocol 2), as ``<UUID>/<id>``."""
     saved = _read_left(folder)
     if saved is None:
         return []
@@ -134,7 +134,7 @@ def trace_left(folder: str) -> str:
 
 
 def log_folders_left(folder: str) -> tuple[MadeFolder, ...]:
-    """Return the folders that the daemon before made for the logs of servers."""
+    """Return the folders that the previous daemon made for the logs of servers."""
     saved = _read_left(folder)
     return saved.log_folders if saved is not None else ()
 

@@ -37,7 +37,7 @@ VIRTUAL_OFFSET, MAPPED_OFFSET = 2 << 38, 3 << 38
 window's end, because its kernels access only the addresses of that window. Between the first offset and this one
 clients reserve addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
-"""The number of bytes of which addresses and sizes of such mappings are multiples."""
+"""The unit in bytes of such mappings: their addresses and sizes are multiples of it."""
 
 
 MAX_CONTEXTS_BEFORE_VOLTA = 16
@@ -123,7 +123,7 @@ def window_of(ordinal: int) -> int:
     """Return the first address of a device's window.
 
     Args:
-        ordinal: The device's index among the daemon's visible devices.
+        ordinal: The device's ordinal among the daemon's visible devices.
 
     >>> ordinal_of(window_of(3) + 4096)
     3
@@ -132,7 +132,7 @@ def window_of(ordinal: int) -> int:
 
 
 def ordinal_of(address: int) -> int:
-    """Return the index of the device whose window contains an address.
+    """Return the ordinal of the device whose window contains an address.
 
     The result is negative for an address below all windows, and may be beyond the last device.
     """

@@ -23,7 +23,7 @@ NAMED_SERVERS = "pympsd.named-servers"
 that of a server or a namespace, and a program there must not run without its limits."""
 
 NVML = "pympsd.nvml"
-"""The file that tells libnvidia-ml.so.1 the devices and who uses them (`pympsd.devices.nvml_text`)."""
+"""The file from which libnvidia-ml.so.1 reads the devices and who uses them (`pympsd.devices.nvml_text`)."""
 NEW_NVML = f"{NVML}.new"
 
 OF_THE_DAEMON = (

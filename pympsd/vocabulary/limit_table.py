@@ -21,9 +21,9 @@ else loops over the rows:
       \\____________________\\_____________ combine ______________/
                 device 0: 40 %    device 1: 30 %    priority 1
 
-A limit by device is a dictionary by the daemon's device index. The percentage also has the key ALL_DEVICES, for every
-device without an entry of its own: it can be set before the devices are known. A limit of memory for all devices
-becomes an entry for each, because no entry means no limit.
+A limit by device is a dictionary by the daemon's device ordinal. The percentage also has the key ALL_DEVICES, for
+every device without an entry of its own: it can be set before the devices are known. A limit of memory for all
+devices becomes an entry for each, because no entry means no limit.
 
 Invariants: neither a rule nor the environment ever raises a limit above the namespace's, and nothing raises one above
 a maximum. The environment replaces one limit only, the namespace's client priority, but never with a higher priority
@@ -55,12 +55,12 @@ class Limits:
     """
 
     thread_percentage: dict[int, ThreadPercentage] | None = None
-    """The percentage of each client, by device index or ALL_DEVICES."""
+    """The percentage of each client, by device ordinal or ALL_DEVICES."""
     pinned_memory: dict[int, PinnedMemory] | None = None
-    """The bytes that each client may hold, by device index; a device without an entry has no limit."""
+    """The bytes that each client may hold, by device ordinal; a device without an entry has no limit."""
     client_priority: ClientPriority | None = None
     total_memory: dict[int, PinnedMemory] | None = None
-    """The bytes that all clients together may hold, by device index; a device without an entry has no limit."""
+    """The bytes that all clients together may hold, by device ordinal; a device without an entry has no limit."""
     sm_partition: str | None = None
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 
@@ -84,12 +84,12 @@ class ClientLimits:
     """The limits that ``own`` never exceeds: the maxima of the client's server, and the limits of the client's
     rule."""
     devices: tuple[int, ...] | None = None
-    """The indices of the devices that the client may see, in the client's order; None: all devices."""
+    """The ordinals of the devices that the client may see, in the client's order; None: all devices."""
     namespace: str = ""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
-    """The client's part of each device in static use, by device index."""
+    """The client's part of each device in static use, by device ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """The limits of memory that the client shares with other clients, by device index."""
+    """The limits of memory that the client shares with other clients, by device ordinal."""
     audited: bool = False
     """True if the memory that the client takes and returns is logged."""
     static: bool = False
@@ -143,7 +143,7 @@ def find_differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[i
 
 
 def count_bytes(memory: Mapping[int, PinnedMemory] | None) -> dict[int, int]:
-    """Return limits of memory in bytes, by device index."""
+    """Return limits of memory in bytes, by device ordinal."""
     return {index: limit.value for index, limit in (memory or {}).items()}
 
 
@@ -253,7 +253,7 @@ class LimitRow:
         return self.entries(first, tuple(indices)) != self.entries(second, tuple(indices))
 
     def indices(self, *places: Limits) -> list[int]:
-        """Return the device indices and ALL_DEVICES under which some places have entries; none if not by device."""
+        """Return the device ordinals and ALL_DEVICES under which some places have entries; none if not by device."""
         return (
             sorted({ALL_DEVICES, *(index for place in places for index in self.of(place) or ())})
             if self.is_by_device
@@ -261,7 +261,7 @@ class LimitRow:
         )
 
     def apply_change(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
-        """Return the entries of a limit by device after a change, by device index or ALL_DEVICES; None removes an
+        """Return the entries of a limit by device after a change, by device ordinal or ALL_DEVICES; None removes an
         entry.
 
         ``indices``: those of all devices.

@@ -24,7 +24,7 @@ _MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
 MAX_MEMORY = 1 << 50
 """The largest limit of memory, 1 PiB: a larger value is a typing error."""
 ALL_DEVICES: Final = -1
-"""The key, in a limit by device index, that stands for every device without an entry of its own."""
+"""The key, in a limit by device ordinal, that stands for every device without an entry of its own."""
 PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
 """The variable that gives each context of a client its own percentage, if it is 1 when the process starts (MPS
 documents, 4.2.6)."""
@@ -105,7 +105,7 @@ class Quota:
     memory_bytes: int
     """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
 
-    The value of its first context applies as long as it has any.
+    The value of the process's first context applies as long as the process has contexts.
     """
     priority: int
     """The level of the client's priority: 0 normal, 1 below normal."""
@@ -152,7 +152,7 @@ class LimitsInForce:
     whose number is unknown."""
 
     def percentage_on(self, ordinal: int) -> float:
-        """Return the percentage on a device, by the device's index."""
+        """Return the percentage on a device, by the device's ordinal."""
         return self.device_percentages.get(ordinal, self.thread_percentage)
 
     @property

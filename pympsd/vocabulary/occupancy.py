@@ -62,8 +62,9 @@ def available_shared_bytes(attributes: Mapping[str, int], blocks: int) -> int:
 _MAX_CLUSTERS: Final = 8
 """The maximum number of clusters of one block on one multiprocessor."""
 _CLUSTER_GROUPS: Final = (16, 16, 16, 16, 16, 16, 14, 14)
-"""Multiprocessors that the blocks of one cluster can share, of an H200's 132: these sizes give, for clusters of up to
-8 blocks of 32 to 1,024 threads, the numbers that cuOccupancyMaxActiveClusters was recorded to return."""
+"""The sizes of groups of an H200's 132 multiprocessors; the blocks of a cluster are placed within one group. For
+clusters of up to 8 blocks of 32 to 1,024 threads, these sizes give the numbers that cuOccupancyMaxActiveClusters was
+recorded to return."""
 _ALL_MULTIPROCESSORS: Final = 132
 PORTABLE_CLUSTER: Final = 8
 LARGEST_CLUSTER: Final = 16

@@ -34,8 +34,6 @@ class ParsedLine:
     """True if the answer depends on which cgroups exist."""
     is_query: bool = False
     """True if the command changes nothing."""
-    is_json_query: bool = False
-    """True if the line is a query with --json, which is not logged."""
     is_whole: bool = True
     """False if the line was longer than a command may be: it was cut and is not carried out."""
     asks_origins: bool = False

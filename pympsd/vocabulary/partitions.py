@@ -29,8 +29,10 @@ _DAEMON_ID: Final = re.compile("D[0-9a-f]{35}")
 
 @frozen
 class SmPartition:
-    """A partition of a server or the daemon. The chunk after a device's last one stands for the SMs that the chunks
-    leave over.
+    """A partition of a server or the daemon.
+
+    A device's chunks are numbered from 0. The number after the last one stands for the remaining SMs, which are too
+    few for a chunk.
     """
 
     name: str

@@ -97,7 +97,7 @@ def add_shares(settings: Settings, texts: Sequence[str], protocol: int) -> Setti
 
 
 def check_executor_settings(environment: Mapping[str, str], backend: str) -> None:
-    """Raise BadSetting for a setting that would end every executor under a running daemon, one context after another.
+    """Raise BadSetting for a setting with which no executor could start, although the daemon could.
 
     ``backend`` is the resolved one: only executors on a GPU read the number of queues.
     """

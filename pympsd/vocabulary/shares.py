@@ -209,7 +209,7 @@ def read_shares(texts: Iterable[str]) -> dict[str, int]:
         texts: Values of the option or the variable: ``servers=16,buffers=64M``.
 
     Raises:
-        BadShare: A resource does not exist, or its share is not allowed.
+        BadResourceShare: A resource does not exist, or its share is not allowed.
 
     >>> read_shares(["servers=16,buffers=64M"])
     {'servers': 16, 'buffers': 67108864}
@@ -231,7 +231,7 @@ def read_share(name: str, value: object) -> int:
         value: A number with or without K, M or G, or an integer from a configuration file.
 
     Raises:
-        BadShare: The resource does not exist, or the share is not allowed.
+        BadResourceShare: The resource does not exist, or the share is not allowed.
     """
     resource = BY_NAME.get(name)
     if resource is None:

@@ -43,7 +43,8 @@ EMULATED_DEVICES: Final = "PYMPSD_EMULATED_DEVICES"
 WORKER: Final = "PYMPSD_WORKER"
 LAUNCHES: Final = "PYMPSD_LAUNCHES"
 CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
-"""The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
+"""The number of hardware queues of an executor. Each makes its start longer, but on the driver's default of 8 queues,
+16 clients run no more work at the same time than 8."""
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU can access exactly the requested bytes; 0: also those up to the hardware's next
 unit."""

@@ -142,7 +142,7 @@ class ShutDown:
 
     forced: bool
     is_deletion: bool = False
-    """True if the clients whose work ends are told that the server was deleted."""
+    """True if the clients whose work ends get the reason that the server was deleted."""
 
 
 @message(40)
@@ -272,7 +272,7 @@ class ReturningClient(ClientIdentity):
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions by device ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that the client shares with other clients, by device index."""
+    """Limits of memory that the client shares with other clients, by device ordinal."""
     limits: LimitsInForce | None = None
     """The limits that apply to the client; None if the client was not accepted yet."""
 

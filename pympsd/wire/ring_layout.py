@@ -3,7 +3,7 @@
 Offsets are bytes from the ring's start, words are 64 bits. One side writes each word, and each word that the other
 side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo
 RING_BYTES, in two pieces if it reaches the end. If ASLEEP is set after a client has moved TAIL, the client sends any
-byte on the stream's socket, and the executor then reads the ring. Source: DESIGN, "The command stream".
+byte on the stream's socket, and the executor then reads the ring.
 
 ::
 

@@ -103,7 +103,11 @@ class ReceivedFds:
         """Whether every thread that reads the stream receives descriptors from now on."""
         self._unread: Final[list[Message]] = []
         self._with_fd: Final[list[Message]] = []
-        """Messages with a descriptor, in order; the kernel ends a message after the bytes a descriptor came with."""
+        """The received messages that brought a descriptor, in order.
+
+        Each belongs to one answer, because recvmsg returns no bytes after those with which a descriptor was sent
+        (unix(7)).
+        """
         self._claimed: Final[dict[int, Message]] = {}
         """The messages whose answer has come, by the answer's sequence number."""
         self._bodies: Final[dict[int, bytes]] = {}

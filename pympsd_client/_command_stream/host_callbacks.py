@@ -117,7 +117,7 @@ callback_threads: Final = CallbackThreads()
 
 
 ROOM_CHECK_INTERVAL: Final = 1024
-"""The number of records after which the client, while functions are pending, asks whether the executor reads on."""
+"""While functions are pending, the client checks after this number of records that the executor still reads them."""
 
 
 class _Running(threading.local):

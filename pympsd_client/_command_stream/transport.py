@@ -66,31 +66,35 @@ HostFunction = tuple[int, int, Callable[[int], None]]
 
 
 class Interceptor(Protocol):
-    """Takes work in place of the command stream, or refuses it with a CudaError."""
+    """Takes work in place of the command stream, for example to capture it in a graph.
+
+    Each method that takes work returns whether it has done so; if not, the caller continues as without an
+    interceptor. A method raises a CudaError to refuse work.
+    """
 
     def take_record(self, record: bytes) -> bool:
-        """Take a record and return True, or return False to have it sent."""
+        """Take a packed record of the command stream."""
 
     def take_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
-        """Take a copy with pageable host memory, whose bytes are not in the record; return False to have it made.
+        """Take a copy with pageable host memory, whose bytes are not in a record.
 
         ``make`` returns the copy's description.
         """
 
     def take_allocation(self, context: Any, stream: int, size: int, kind: Any) -> int:
-        """Take an allocation from a pool of this kind and return its address, or return 0 to have it made."""
+        """Take an allocation from a pool of this kind. Return its address, or 0 if it was not taken."""
 
     def take_free(self, context: Any, stream: int, address: int) -> bool:
-        """Take the freeing of an address, or return False to have it done."""
+        """Take a call that frees the memory at an address in stream order."""
 
     def make_programmatic(self, context: Any, stream: int) -> None:
         """Note that the kernel just taken may begin before the previous kernel has ended."""
 
     def take_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
-        """Take the recording of an event, or the wait for one; return False to have it done."""
+        """Take the recording of an event, or the wait for one."""
 
     def take_host_function(self, context: Any, stream: int, work: HostFunction | None) -> bool:
-        """Take a host function, or return False to have it queued; refuse a callback (``work`` is None)."""
+        """Take a host function. ``work`` is None for a callback, which can only be refused."""
 
 
 class _Intercepted:

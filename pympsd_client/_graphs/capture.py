@@ -331,7 +331,10 @@ class Captures:
             return work.allocation.handle
 
     def take_free(self, context: Context, stream: int, address: int) -> bool:
-        """Take the freeing of a graph's memory; raise INVALID_VALUE for other memory in a capturing stream."""
+        """Capture a call that frees memory of the graph.
+
+        Return False if the stream is not capturing. Raise INVALID_VALUE if it is, for memory that is not the graph's.
+        """
         with self._lock:
             capture = self.find_valid((context, stream))
             if capture is not None:
@@ -358,7 +361,7 @@ class Captures:
         return self.add((context, stream), lambda: HostWork(*work, context))
 
     def take_record(self, record: bytes) -> bool:
-        """Take a record of a capturing stream and return True, or return False to have it sent.
+        """Take a record of a capturing stream and return True; return False if the record must be sent.
 
         Raise CudaError for a record that conflicts with a capture, which becomes invalid.
         """
@@ -410,7 +413,7 @@ class Captures:
     def _take_event(
         self, operation: Operation, flags: int, place: StreamKey | None, event: int, capture: Any
     ) -> bool:
-        """Take an operation on an event and return True, or return False to have it sent; raise CudaError."""
+        """Take an operation on an event and return True; return False if it must be sent. Raise CudaError."""
         if operation.name == "RECORD_EVENT" and place is not None:
             if capture is None:
                 self._events.pop(event, None)
@@ -463,7 +466,7 @@ class Captures:
         return True
 
     def _leave(self, operation: Operation, flags: int) -> bool:
-        """Return False to have a record sent; raise CudaError if a capture prohibits the call in this thread.
+        """Return False: the record must be sent. Raise CudaError if a capture prohibits the call in this thread.
 
         A quiet record, such as one that frees memory in stream order, is not a call of the program and is sent.
         """

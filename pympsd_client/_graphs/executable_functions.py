@@ -1,11 +1,10 @@
 """Functions on executable graphs: instantiation, launch, update (CUDA driver API, Graph Management).
 
 Each takes the handles of the API and raises CudaError. A change of one node builds the new work as for a graph's
-node, then checks that an executable graph takes that change (`update.check_work`), and only then replaces the
-copy's work.
+node, then checks that an executable graph allows the change, and only then replaces the copy's work.
 
-`check_work` and `pairs` decide which changes an executable graph takes: of one node's work, and of a whole graph
-(cuGraphExecUpdate).
+Two functions decide which changes an executable graph allows: `check_work` for the work of one node, `pairs` for a
+whole graph (cuGraphExecUpdate).
 """
 
 from collections.abc import Iterator

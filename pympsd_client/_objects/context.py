@@ -171,7 +171,8 @@ class Context:
     def open(self, connection: Connection) -> None:
         """Open the context if it is closed; raise CudaError: the device's earlier fault, or the server's refusal.
 
-        Call the functions in `when_opened`, which for example give the context peer access.
+        Call the functions in `when_opened`, which for example give the context peer access. If one of them raises an
+        error, close the context and raise the error.
         """
         with self._changing:
             if self.opened is None:
@@ -180,8 +181,13 @@ class Context:
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
                 self.id = self.opened.context_id
                 self._sticky_error = None
-                for call in when_opened:
-                    call(self)
+                try:
+                    for call in when_opened:
+                        call(self)
+                except BaseException:
+                    with suppress(CudaError):
+                        self.close(connection)
+                    raise
 
     def close(self, connection: Connection) -> None:
         """Close the context and free its objects, even after a fault; no effect if it is closed.

@@ -187,7 +187,7 @@ class Primary:
         self._changing: Final = RLock()  # a finalizer that runs when the context closes may release it too
 
     def retain(self, connection: Connection) -> Context:
-        """Count one more user, and open the context if it is closed; return it. Raise CudaError."""
+        """Add a user, and open the context if it is closed; return it. Raise CudaError."""
         with self._changing:
             context = self.context or Context(self.device, self.flags, primary=True)
             context.flags = self.flags if not context.active else context.flags

@@ -99,7 +99,7 @@ class _Link:
     inputs: list[tuple[int, bytes, bytes]] = field(factory=list)
     """Each input's type, data and name; a library's data is empty."""
     code: bytes | None = None
-    """What a request for machine code returns, or None for nvJitLink's own output."""
+    """The result of a request for machine code; None: nvJitLink's own output."""
 
 
 def _read_file(path: bytes) -> bytes:

@@ -217,7 +217,7 @@ def _names(row: Signature) -> dict[str, Any]:
 
 
 def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str, ...]) -> tuple[str, bool]:
-    """Return a function's source, and whether the function is direct."""
+    """Return the Python text of a function, and whether the function is direct."""
     inputs = [(parameter, type) for parameter, type in zip(parameters, types, strict=True) if not parameter.is_output]
     names = ", ".join(parameter.name for parameter, _ in inputs)
     lines = [f"def {row.name}({names}):"]

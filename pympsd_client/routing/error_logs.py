@@ -40,7 +40,7 @@ def _unregister(handle: int) -> None:
 
 
 def _current(place: int, flags: int) -> None:
-    """Write an iterator to the end of the log."""
+    """Write to ``place`` an iterator that refers to the end of the log."""
     if not place:
         raise invalid_value("Iterator cannot be NULL")
     ctypes.c_uint32.from_address(place).value = error_log.end()

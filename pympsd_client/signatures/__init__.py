@@ -6,7 +6,7 @@ in ``pympsd_client``, in the chapter's module unless the row names another. It g
 arguments in its own parentheses, as plain ints, structures, names and `HostMemory`. It returns the outputs as plain
 values, and raises CudaError.
 
-One row makes three functions: the Python function of `pympsd_client.driver` (`_api.entry_point`), the C function for
+One row makes three things: the Python function of `pympsd_client.driver` (`_api.entry_point`), the C function for
 programs under pympsd-run (`routing.driver`), and the core's place in the documentation. An example::
 
     cuMemcpyHtoD(CUdeviceptr dstDevice, void *srcHost, size_t ByteCount)

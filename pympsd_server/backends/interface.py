@@ -49,8 +49,9 @@ from pympsd_server.backends.virtual_memory import MapsMemory
 class BackendError(DeviceError):
     """A call was refused and had no effect.
 
-    Attributes: code: The CUresult that the client's call returns. reason: A sentence for the user: the error, and the
-    allowed values. Also the exception's message.
+    Attributes:
+        code: The CUresult that the client's call returns.
+        reason: A sentence for the user: the error, and the allowed values. It is also the exception's message.
     """
 
     def __init__(self, code: Result, reason: str) -> None:
@@ -102,7 +103,7 @@ class Capabilities:
     passes_waiting_kernels: bool = True
     """Whether a kernel can begin while an earlier kernel of another stream waits for free SMs."""
     maps_virtual_memory: bool = False
-    """Whether clients map memory at addresses that they choose (``create_memory``, ``map_memory`` ...)."""
+    """Whether clients map memory at addresses that they choose (``Context.mapped``)."""
     maps_host_memory: bool = False
     """Whether kernels can access memory passed to ``register_host_memory`` by its address."""
     evaluates_conditions: bool = False

@@ -80,7 +80,7 @@ class PhysicalMemory(Protocol):
         """
 
     def publish(self) -> File:
-        """Return the file by which the client's other executors find it (``MapsMemory.import_peers_memory``).
+        """Return the file by which the client's other executors find it (``MappableMemory.import_peers``).
 
         Raises:
             BackendError: INVALID_VALUE unless its client created it.
@@ -93,36 +93,27 @@ class PhysicalMemory(Protocol):
         """
 
 
-class MapsMemory(Protocol):
-    """The part of a context for memory that clients map: it creates, imports, shares and maps it.
+class MappableMemory(Protocol):
+    """Memory that a client creates or imports, and maps; it is released with its context.
 
-    Memory that the client has created and mapped is released with the context.
+    Without ``Capabilities.maps_virtual_memory`` all calls raise BackendError NOT_SUPPORTED.
     """
 
-    def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
+    def create(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
         """Return new memory without an address; raise BackendError OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
 
         ``shareable``: the memory can be exported to other processes. With ``charge`` it is host memory, whose bytes
         ``charge`` counts, and always shareable.
         """
 
-    def import_memory(self, secret: int) -> PhysicalMemory:
+    def import_(self, secret: int) -> PhysicalMemory:
         """Return memory that another context exported, by the secret in its file's name.
 
         Raises:
             BackendError: INVALID_VALUE if nothing has this secret; NOT_SUPPORTED.
         """
 
-    def share_allocation(self, address: int) -> tuple[int, int]:
-        """Return the secret under which an allocation is imported, and its offset in the imported memory, in bytes.
-
-        A freed allocation cannot be imported; its memory stays as long as it is mapped.
-
-        Raises:
-            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
-        """
-
-    def publish_window(self, address: int) -> File:
+    def publish(self, address: int) -> File:
         """Return a file with a part of the client's memory on the device, which other executors map by `map_peer`.
 
         Args:
@@ -140,7 +131,7 @@ class MapsMemory(Protocol):
         """Make a part of the client's memory on another device accessible to its kernels here, at the same addresses.
 
         Args:
-            address: The address that `publish_window` was called with there.
+            address: The address that `publish` was called with there.
             process: The PID of the executor that published the part.
             file: The result of that call.
 
@@ -148,7 +139,7 @@ class MapsMemory(Protocol):
             BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
-    def import_peers_memory(self, process: int, file: File, count: int) -> PhysicalMemory:
+    def import_peers(self, process: int, file: File, count: int) -> PhysicalMemory:
         """Return memory of ``count`` bytes that the client has created on another device, and published there.
 
         Raises:
@@ -162,14 +153,14 @@ class MapsMemory(Protocol):
             BackendError: INVALID_VALUE, NOT_SUPPORTED.
         """
 
-    def map_memory(self, memory: PhysicalMemory, address: int) -> None:
+    def map(self, memory: PhysicalMemory, address: int) -> None:
         """Map a whole piece of memory at an address (cuMemMap). Accesses fault until ``set_access``.
 
         Raises:
             BackendError: INVALID_VALUE if the range is not free.
         """
 
-    def unmap_memory(self, address: int, count: int) -> None:
+    def unmap(self, address: int, count: int) -> None:
         """Unmap a range of whole mappings (cuMemUnmap), without waiting: work that still accesses it faults.
 
         Raises:
@@ -181,4 +172,21 @@ class MapsMemory(Protocol):
 
         Raises:
             BackendError: INVALID_VALUE unless the range consists of whole mappings.
+        """
+
+
+class MapsMemory(Protocol):
+    """The part of a context for memory that clients map or share."""
+
+    @property
+    def mapped(self) -> MappableMemory:
+        """The memory that the client maps."""
+
+    def share_allocation(self, address: int) -> tuple[int, int]:
+        """Return the secret under which an allocation is imported, and its offset in the imported memory, in bytes.
+
+        A freed allocation cannot be imported; its memory stays as long as it is mapped.
+
+        Raises:
+            BackendError: INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """

@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        # The device's memory is this process's. If memory runs out, the kernel should kill it before the machine's
-        # other work.
+        # The device's memory is this process's memory. If it runs out, the kernel should kill this process before the
+        # machine's other work.
         file.write(_OOM_SCORE)
     link = OwnerLink(socket.socket(fileno=options.link_fd))
     try:

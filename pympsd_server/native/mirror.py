@@ -76,7 +76,7 @@ class NativeMirror:
             self._worker.drop_module(self._context_id, handle)
 
     def set_deferred(self, deferred: bool) -> None:
-        """Leave calls that wait to Python while an error must be delivered."""
+        """Set whether an error must be delivered: as long as there is one, Python handles the calls that wait."""
         self._state.deferred = int(deferred)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The devices of a server, which it checks and registers at its start, in their current compute modes.
+"""The devices of a server, which it checks and registers at its start, according to their current compute modes.
 
 If registering a shared device is blocked (any user can keep the folder locked), the server uses the device anyway and
 registers it as soon as possible. Until then a server that needs the device exclusively does not notice this server.

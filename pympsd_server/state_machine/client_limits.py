@@ -143,8 +143,8 @@ def combine_with_environment(
 ) -> tuple[ClientLimits, list[BadEntry]]:
     """Return a client's limits combined with those in its environment, and the invalid entries in the environment.
 
-    ``ordinals``: the server's indices of the devices that the client sees; ``visible``: these devices, which a number
-    in a variable counts. Before Volta, memory and SMs are not limited.
+    ``ordinals``: the server's ordinals of the devices that the client sees; ``visible``: these devices, which a
+    number in a variable counts. Before Volta, memory and SMs are not limited.
     """
     requested, bad = read_environment(environment, ordinals, visible)
     own = limits.combine(requested)
@@ -156,11 +156,11 @@ def combine_with_environment(
 def read_environment(
     environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[Limits, list[BadEntry]]:
-    """Return the limits that a client's variables request, by the server's device index, and the invalid entries.
+    """Return the limits that a client's variables request, by the server's device ordinal, and the invalid entries.
 
     Args:
         environment: The variables that the client sent with its hello.
-        ordinals: The server's indices of the devices that the client sees.
+        ordinals: The server's ordinals of the devices that the client sees.
         visible: These devices, in the same order; a number or UUID in a variable names one of them.
 
     Returns:
@@ -205,7 +205,7 @@ def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
 def memory_on(limits: ClientLimits, ordinal: int) -> int:
     """Return the number of bytes that a client may hold on a device; 0 without a limit.
 
-    ``ordinal`` is the server's index of the device. The limit applies to all contexts of the client there together.
+    ``ordinal`` is the server's ordinal of the device. The limit applies to all contexts of the client there together.
     """
     return count_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
@@ -215,7 +215,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
 
     Args:
         limits: The client's limits, combined with its environment.
-        ordinal: The server's index of the device.
+        ordinal: The server's ordinal of the device.
         multiprocessors: The number of SMs of this context, as `count_requested_sms` returns it.
         client: The client, whose priority, memory groups, audit setting and user the quota contains for the executor.
     """
@@ -243,7 +243,7 @@ def limit_properties(limits: ClientLimits, ordinal: int, device: DevicePropertie
 def resolve_in_force(
     limits: ClientLimits, ordinals: Sequence[int], devices: Sequence[DeviceProperties], environment: Mapping[str, str]
 ) -> tuple[LimitsInForce, dict[int, str]]:
-    """Return the limits that apply to a client, and its partitions, by the indices of the devices that it sees.
+    """Return the limits that apply to a client, and its partitions, by the ordinals of the devices that it sees.
 
     ``environment``: the client's, which decides how many connections each of its contexts takes.
     """
@@ -268,7 +268,7 @@ def count_requested_sms(
     environment: Mapping[str, str],
     request: OpenContext,
 ) -> int:
-    """Return the number of SMs of a requested context, with which a client can only lower that of its process.
+    """Return the number of SMs of a requested context; a request can only lower the number of the client's process.
 
     ``visible``: the devices that the client sees; ``environment``: the client's when it connected. Raise
     PartitionRefused, AffinityRefused, or BadLimit for an invalid percentage of a device.

@@ -17,7 +17,7 @@ MAX_CONNECTIONS: Final = 32
 
 
 class PoolExhausted(DeviceError):
-    """A device has too few free connections for another context; ``size``: the number of its slots.
+    """A device has too few free connections for another context.
 
     Args:
         size: The number of the device's slots.

@@ -1,4 +1,4 @@
-"""Talking to the daemon imports almost nothing: health probes run it in loops (DESIGN, 7)."""
+"""The command line that talks to a daemon imports almost nothing, because health probes run it in loops."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_no_module_name_is_vague(modules: tuple[Module, ...]) -> None:
 
 
 def test_every_module_says_what_it_is_for(modules: tuple[Module, ...]) -> None:
-    # A stub that is compiled at every start, and empty package files, say nothing.
+    # Stubs that are compiled at every start, and empty package files, need no docstring.
     silent = {module.name for module in modules if module.lines and not ast.get_docstring(module.tree)}
     assert silent <= {"pympsd.__main__", "pympsd_server.__main__"}
 

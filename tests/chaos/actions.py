@@ -53,7 +53,7 @@ async def _client_stop(testbed: Testbed, action: Action) -> None:
     life = pick(_strikable(testbed), action.pick)
     if life is not None:
         with testbed.incident(action.kind, action.number, pid=life.pid, client=life.plan.number, uid=life.uid):
-            # Whether it connects is known only once it is stopped.
+            # Whether the client is connecting is known only once it is stopped.
             life.silent_until = FOR_EVER
             await _stop(life.process, action)
             life.silent_until = now() + SILENT_SECONDS
@@ -66,7 +66,7 @@ def _strikable(testbed: Testbed) -> list[Life]:
 
 
 async def _client_fault(testbed: Testbed, action: Action) -> None:
-    # The incident begins when the client reports that it does it. A client with another one under way is left alone.
+    # The incident begins when the client reports the fault. A client that still handles a command is left alone.
     life = pick(_list_attached(testbed), action.pick)
     faults = FAULTS if testbed.setup.backend is Backend.EMULATED else FAULTS[:1]
     if life is not None:
@@ -123,7 +123,7 @@ async def _server_stop(testbed: Testbed, action: Action) -> None:
     if server is not None:
         with testbed.incident(action.kind, action.number, pid=server.pid, uid=server.uid) as incident:
             await _stop(server.process, action)
-        # On a busy machine it may have been for longer than was planned.
+        # On a busy machine the stop may last longer than planned.
         if incident.ended - incident.began > KILLED_AFTER:
             testbed.killed.add(server.process)
 
@@ -168,16 +168,16 @@ async def _keeper_stop(testbed: Testbed, action: Action) -> None:
     servers_before, affected = len(testbed.logs.servers), testbed.logs.running()
     with testbed.incident(action.kind, action.number, pid=keeper.pid):
         await _stop(keeper, action)
-        # A daemon that has much to tell it kills it after a while.
+        # The daemon kills a keeper that takes nothing for some seconds, and starts another.
         await _wait_for_kept(testbed, None)
         if testbed.setup.backend is Backend.VENDOR:
-            # They do not see the end of a client that was being handed over, and may be killed for that.
+            # Servers do not see the end of a client that was being handed over, and may be killed for that.
             affected += testbed.logs.servers[servers_before:]
             testbed.killed |= {server.process for server in affected}
 
 
 async def _wait_for_kept(testbed: Testbed, before: ProcessKey | None) -> None:
-    """Wait until a new keeper has everything; until then the daemon's sockets end with the daemon."""
+    """Wait until a keeper, not ``before``, has all entries; until then the daemon's sockets end with the daemon."""
     if await testbed.until_so(
         lambda: (new := testbed.keeper()) is not None and new != before and _has_entries(new), NOTICE_SECONDS
     ):
@@ -198,7 +198,7 @@ async def _both_kill(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
         everything, servers_before = _everything(testbed)
         testbed.killed.add(testbed.daemon)
-        # Stopped, the daemon starts no other keeper.
+        # A stopped daemon cannot start another keeper.
         strike(testbed.daemon, signal.SIGSTOP)
         if keeper is not None:
             strike(keeper, signal.SIGKILL)
@@ -252,12 +252,12 @@ async def _drain(testbed: Testbed, action: Action) -> None:
 
 
 async def _over(testbed: Testbed, cause: str, everything: set[ProcessKey], servers_before: int) -> None:
-    """Check that the daemon ends and leaves nothing; report what it leaves, and kill it."""
+    """Check that the daemon ends, and leaves no servers or executors; kill it if it does not end in time."""
     if not await testbed.until_gone(testbed.daemon, END_SECONDS):
         testbed.blame(f"daemon {testbed.daemon.pid} is there {END_SECONDS:.0f} s after {cause}")
         strike(testbed.daemon, signal.SIGKILL)
     testbed.listen()
-    # Started before the daemon heard that it was to end.
+    # The daemon started these servers before it received the request to end.
     late = {server.process for server in testbed.logs.servers[servers_before:]}
     testbed.forced |= late
     everything |= late
@@ -267,7 +267,10 @@ async def _over(testbed: Testbed, cause: str, everything: set[ProcessKey], serve
 
 
 def _everything(testbed: Testbed) -> tuple[set[ProcessKey], int]:
-    """Return the running servers, which are forced to end, and their executors; and the number of servers so far."""
+    """Return the running servers with their executors, and the number of servers so far.
+
+    Record that these servers are forced to end.
+    """
     testbed.listen()
     servers = [server for server in testbed.logs.running() if there(server.process)]
     testbed.forced |= {server.process for server in servers}
@@ -296,7 +299,7 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
     """Make the driver's servers that start in the next seconds misbehave, then kill those that run."""
     name, value = pick(MISBEHAVIOURS, action.pick) or ("", "")
     testbed.listen()
-    # Those that are about to start may not have read their behaviour yet.
+    # Servers that are not ready yet may read the new behaviour.
     servers_before = len(testbed.logs.servers)
     affected = [entry for entry in testbed.logs.running() if not entry.ready]
     with testbed.incident(action.kind, action.number, note=f"{name}: {value}"):
@@ -306,7 +309,7 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
             await say(testbed, f"shutdown_server {server.pid}")
         await trio.sleep(stop_seconds(action.extent))
         testbed.misbehave()
-        # One that was about to start may have read its behaviour and not be in the log yet.
+        # A server may have read this behaviour and not be in the log yet.
         await trio.sleep(START_SECONDS)
         testbed.listen()
         affected += testbed.logs.servers[servers_before:]

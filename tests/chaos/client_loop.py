@@ -1,7 +1,7 @@
 """The loop of every client of a soak: it works until its time is over or its context is lost.
 
-It reports each step in a line (client_protocol). A line on standard input names the fault to cause next. What a step
-is, its driver says: ours (client), or the fake one (driver_client).
+It reports each step in a line (client_protocol). A line on standard input names the fault to cause next. The steps
+depend on the driver: pympsd's own functions (client), or the fake driver (driver_client).
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ class Bench(Protocol):
 
 
 class Client:
-    """One process's work: ``start`` is cuInit, ``make`` a context on a device, ``proof`` a step that needs one."""
+    """The work of one process.
+
+    ``start`` calls cuInit, ``make`` makes a context on a device, and ``proof`` is the name of a step in a context.
+    """
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Client:
         return step("close", bench.device, number, bench.close)
 
     def work(self, command: str) -> int:
-        """Do one step in a context of this client; if it fails, check that every later step in the context fails."""
+        """Do one step in a context of this client; if it fails, do more steps, whose results the judge checks."""
         number = self.source.choice(sorted(self.benches))
         name = self.source.choice(self.steps)
         if not command and name == "contexts":
@@ -111,7 +114,7 @@ class Client:
         return code
 
     def in_all(self, name: str) -> None:
-        """Do a step in every context, and ignore the results."""
+        """Do a step in every context, whatever the results."""
         for bench in sorted(self.benches):
             self.step_in(bench, name)
 
@@ -127,15 +130,15 @@ class Client:
         return step(name, bench.device, number, do)
 
     def other_context(self) -> int:
-        """Destroy a context and make another one."""
+        """Make one more context, or destroy one."""
         if len(self.benches) < MAX_CONTEXTS and (len(self.benches) == 1 or self.source.random() < 0.5):
             code = self.open(self.source.choice(self.devices))
-            # The others are as they were.
+            # A server that is not ready refuses the new context; the other contexts remain usable.
             return 0 if code == NOT_READY else code
         return self.close(self.source.choice(sorted(self.benches)))
 
     def begin_again(self) -> bool:
-        """Make a new context after a termination, as a process may."""
+        """Make a new context after a termination, which a process is allowed to do; return whether that succeeded."""
         for number in list(self.benches):
             self.close(number)
         return self.open(self.source.choice(self.devices)) == 0

@@ -39,7 +39,7 @@ def step(name: str, device: int, context: int, work: Callable[[], int]) -> int:
 
 
 def read_command(seconds: float) -> str:
-    """Return the command read within that many seconds: "", a fault's name, or "end" at the end of the input."""
+    """Return the command that arrives within that many seconds: a fault's name, "end" at the end of input, or ""."""
     if not select.select([sys.stdin], [], [], seconds)[0]:
         return ""
     return sys.stdin.readline().strip() or "end"

@@ -26,7 +26,7 @@ VOLTA: Final = 7
 
 
 def check(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Make a driver call; return what it returns except its result, or raise Failed."""
+    """Make a driver call; return its values without the CUresult, or raise Failed."""
     result, *values = call(*arguments)
     if int(result):
         raise Failed(call.__name__, int(result), last_error())
@@ -160,7 +160,7 @@ class Bench:
                 for at in (int(address), int(address) + CHUNK - mark.nbytes):
                     check(cuda.cuMemcpyHtoD, at, mark, mark.nbytes)
         except Failed as failed:
-            # The limit, or the neighbours' share, is reached: that is what this step is for.
+            # That is expected if a limit is reached, or other clients have the rest of the memory.
             if (failed.call, failed.code) != ("cuMemAlloc", OUT_OF_MEMORY):
                 raise
         wrong = int(len(held) * CHUNK > int(total))
@@ -176,7 +176,7 @@ class Bench:
         """Run host functions in stream order, between kernels; before Volta they are refused."""
         if check(cuda.cuDeviceGetAttribute, MAJOR, self.device) < VOLTA:
             refused = int(cuda.cuLaunchHostFunc(0, print, 0)[0]) == NOT_SUPPORTED
-            check(cuda.cuCtxSynchronize)  # the refusal asks no server, and would say nothing of the context
+            check(cuda.cuCtxSynchronize)  # the refusal involves no server, so it does not show an ended context
             return int(not refused)
         stream, word = check(cuda.cuStreamCreate, 1), check(cuda.cuMemAlloc, 4)
         called: list[int] = []

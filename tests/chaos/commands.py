@@ -34,12 +34,12 @@ LIMITS: Final = (
 
 
 def pick(among: Sequence[_Any], share: float) -> _Any | None:
-    """Return one of several values; None if there are none."""
+    """Return the value at a share, 0 to 1, of a sequence; None if it is empty."""
     return among[min(int(share * len(among)), len(among) - 1)] if among else None
 
 
 async def lists(testbed: Testbed, action: Action) -> None:
-    """Check that lists have every client with a lasting context, and no client that had ended."""
+    """Check that lists have every client that had a context all the time, and no client that had ended before."""
     server = testbed.server()
     if server is None:
         return
@@ -52,7 +52,7 @@ async def lists(testbed: Testbed, action: Action) -> None:
             if not _is_known(testbed, server, output, requested_at):
                 testbed.counts["left out: lists, the server could not be asked"] += 1
                 continue
-            await trio.sleep(SLACK)  # until then what clients have said has been heard
+            await trio.sleep(SLACK)  # so that the clients' reports up to the answer have been read
             shown = pids(output, server.pid, column)
             testbed.counts["clients seen in lists"] += len(shown)
             for problem in differences(testbed.history, server.uid, shown, requested_at, answered):
@@ -60,7 +60,7 @@ async def lists(testbed: Testbed, action: Action) -> None:
 
 
 def _is_known(testbed: Testbed, server: ServerHistory, answer: str, since: float) -> bool:
-    """Whether a server could report: it and its daemon ran all the time, and it was not connecting a client."""
+    """Whether a server could report its clients: it and its daemon ran, and nothing prevented its answer."""
     return not (
         testbed.troubled(since)
         or server.status is not None

@@ -39,7 +39,7 @@ CODES: Final = {
     "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED": 808,
     "CUDA_ERROR_MPS_CLIENT_TERMINATED": 810,
 }
-"""Results by name. (libcuda continues without MPS if there is no daemon: here that means no device.)"""
+"""Results by name. (Without a daemon, libcuda continues without MPS; the soak's machine then has no device.)"""
 ALLOCATION: Final = 1 << 20
 CHAIN_STEPS: Final = 20
 MULTIPROCESSORS: Final = range(2, 134, 2)
@@ -58,7 +58,7 @@ def check(call: str, do: Callable[[], _Any]) -> _Any:
 
 
 class Bench:
-    """A context of the fake driver's, and steps in it."""
+    """A context of the fake driver, and steps in it."""
 
     def __init__(self, program: Program, device: int) -> None:
         """Make the context; raise Failed."""
@@ -77,7 +77,7 @@ class Bench:
         return 0
 
     def chain(self) -> int:
-        """Make computations, each of which needs the one before."""
+        """Do computations, each with the result of the one before."""
         wrong = 0
         for _ in range(CHAIN_STEPS):
             self.value = (self.value * STEP_FACTOR + STEP_TERM + self.steps) % STEP_MODULUS

@@ -1,4 +1,4 @@
-"""The contexts that must have ended: since when nothing may succeed in them, and why."""
+"""Finds steps that succeed in contexts that must have ended, with the reason why they must have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTAINED_SECONDS: Final = 4.0
 STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
 """Errors after which a context returns only errors; after 806, all contexts of the process.
 
-(A client of the fake driver's may have a context of the next server, too.)
+(A client of the fake driver can have contexts of the next server, so there 806 ends only the one context.)
 """
 
 
@@ -56,7 +56,7 @@ def _ends_by(history: History, life: Life, step: Step, span: Span, incident: Inc
 
 
 def _find_met(history: History, life: Life, span: Span, incident: Incident) -> float | None:
-    """Return when a fault that surely reaches a context was detected; None if none must have."""
+    """Return when a fault was detected, if it surely reaches a context; None if it need not."""
     if incident.uid != life.uid:
         return None
     same_device = incident.device == span.device
@@ -69,7 +69,7 @@ def _find_met(history: History, life: Life, span: Span, incident: Incident) -> f
 
 
 def _culprits_error(history: History, incident: Incident) -> float | None:
-    """Return when the culprit got its own error, or None if another end came first."""
+    """Return when the culprit got the error of its fault; None if it got none, or another error first."""
     met = find_culprit_error(history.lives, incident)
     codes = {
         step.code for life in history.lives for step in life.steps
@@ -79,7 +79,7 @@ def _culprits_error(history: History, incident: Incident) -> float | None:
 
 
 def _all_of_it_ends(history: History) -> bool:
-    """Whether a fault in one context of a process is the end of all its contexts."""
+    """Whether a fault in one context of a process ends all contexts of the process."""
     return history.containment is not Containment.CLIENT
 
 

@@ -26,9 +26,9 @@ class Step:
     began: float
     ended: float
     device: int
-    """The device; -1: none."""
+    """The device, -1 if there is none."""
     context: int
-    """The client's own number of its context; -1: none."""
+    """The number that the client gives its context, -1 if there is none."""
     code: int
     call: str = ""
     why: str = ""
@@ -44,7 +44,7 @@ class Span:
     device: int
     began: float
     opened: float = FOR_EVER
-    """When its cuInit was answered."""
+    """The time at which the context had been made."""
     ended: float = FOR_EVER
 
 
@@ -59,10 +59,10 @@ class Life:
     ended: float = FOR_EVER
     status: int | None = None
     killed: bool = False
-    """Whether this tool killed it."""
+    """Whether the soak killed it."""
     hung: bool = False
     heard: float = 0.0
-    """The time of its last line."""
+    """The time of the last report on its standard output."""
     doing: str = "starting"
     attached: float = FOR_EVER
     """The time at which its cuInit had succeeded."""
@@ -123,9 +123,9 @@ class Life:
 
 @define
 class Incident:
-    """An action, from before it to after it. ``pid`` and ``uid``: the target's, if it has them.
+    """An action, from before it to after it. ``pid`` and ``uid`` are the target's, if it has them.
 
-    ``client`` is the number of a client it was done to (a PID may come again).
+    ``client`` is the number of the client that is the target, because another client may get the same PID.
     """
 
     kind: Kind
@@ -137,7 +137,7 @@ class Incident:
     uid: int = -1
     device: int = -1
     context: int = -1
-    """The culprit's own number of the context, if the action is a fault."""
+    """The number that the culprit gives the context, if the action is a fault."""
     code: int = 0
     """The CUresult of a fault."""
     note: str = ""
@@ -153,7 +153,7 @@ class History:
     backend: Backend = Backend.EMULATED
 
     def around(self, life: Life) -> History:
-        """Return the incidents that may matter to a client; after an hour most of them do not."""
+        """Return the part of the history that may matter to a client: what was not over long before it started."""
         since = life.started - HORIZON
         return History(
             [other for other in self.lives if other.ended >= since and other.started <= life.ended],

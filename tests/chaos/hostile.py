@@ -1,8 +1,8 @@
-"""Two hostile users next to the honest ones of a soak, and what they may cost the daemon.
+"""Two hostile users next to the honest ones of a soak, and the limits of what they may cost the daemon.
 
-One makes servers and namespaces (in protocol 3), the other keeps all the connections that it can get: unresponsive
-ones, idle ones, half frames, answers that it does not read, garbage. The honest users' clients and commands are
-judged as in every round, by the same limits.
+One makes servers and namespaces (in protocol 3). The other keeps all the connections that it can get: it sends
+nothing, or garbage, or parts of messages, or does not read the answers. The clients and commands of the honest users
+are judged as in every round.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ CONNECTIONS: Final = 80
 KINDS: Final = (("servers", "namespaces"), ("unresponsive", "idle", "half_frames", "unread", "garbage"))
 """What each of the two users does."""
 MAX_MEMORY: Final = 112 << 20
-"""Of the daemon: 64 MiB without them; for each of them three times 4 MiB of buffers, and 300 connections of 40 KiB
-(20 KiB, and as much for those that have just ended).
+"""The maximum memory of the daemon: 64 MiB without hostile users, and for each of them three times 4 MiB of buffers
+and 300 connections of 40 KiB (20 KiB, and as much for connections that have just ended).
 """
 MAX_DESCRIPTORS: Final = 1000
-"""Of the daemon: two for each of their 600 connections at most, of which most take one, and those of the honest."""
+"""The maximum number of the daemon's descriptors: one, rarely two, for each of the hostile users' 600 connections,
+and those of the honest users."""
 LOOK_SECONDS: Final = 0.2
 
 
 def hostile_users() -> tuple[int, ...]:
-    """Return uids that no other run uses, and no honest user of this one."""
+    """Return uids that neither another run nor an honest user of this run has."""
     last = users()[USERS - 1]
     return tuple(last + 1 + index for index in range(len(KINDS)))
 

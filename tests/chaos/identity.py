@@ -17,7 +17,7 @@ class ProcessKey(NamedTuple):
 
     pid: int
     started: int = 0
-    """GONE: it had ended before it was looked at."""
+    """The start time; GONE if the process had ended before this was read."""
 
 
 NO_PROCESS: Final = ProcessKey(0, GONE)
@@ -36,7 +36,10 @@ def there(process: ProcessKey) -> bool:
 
 @contextmanager
 def open_pidfd(pid: int) -> Iterator[int]:
-    """Hold a process's descriptor for a block: no later process gets its PID. Raise OSError if it has ended."""
+    """Hold a descriptor of a process for a block; it never refers to a later process of the same PID.
+
+    Raise OSError if no process has the PID.
+    """
     watched = os.pidfd_open(pid)
     try:
         yield watched
@@ -47,7 +50,7 @@ def open_pidfd(pid: int) -> Iterator[int]:
 def strike(process: ProcessKey, number: int) -> bool:
     """Send a signal to a process if it is still the same; return whether it was sent."""
     with suppress(OSError), open_pidfd(process.pid) as watched:
-        # Now that it is held: a later process of this PID cannot be taken for it.
+        # The check comes after the descriptor is opened, so both are about the same process.
         if there(process):
             signal.pidfd_send_signal(watched, number)
             return True
@@ -56,7 +59,7 @@ def strike(process: ProcessKey, number: int) -> bool:
 
 def _state_and_start(pid: int) -> tuple[str, int]:
     try:
-        # The second field, the name in parentheses, may hold blanks: count from its end.
+        # The second field, the name in parentheses, may contain blanks, so the fields are counted from its end.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], int(fields[19])
     except (OSError, IndexError):

@@ -20,7 +20,7 @@ PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
 STAYS: Final = frozenset({"control", "control_lock", "control_privileged"})
 """The files that an orderly end leaves in the pipe directory (recorded)."""
 VENDOR_STAYS: Final = STAYS | {"pympsd.control"}
-"""The same of a daemon that manages the driver's server."""
+"""The files that an orderly end leaves there if the daemon manages the driver's server."""
 
 GOING_SECONDS: Final = 15.0
 """Seconds within which ending processes, and temporary files of other tests, must disappear."""
@@ -69,7 +69,7 @@ def _list_left(before: Before, directory: Path, uids: Collection[int], stays: fr
     leftovers += [
         f"{name} in the log directory"
         for name in sorted(_list_names(directory / "log") - {"control.log", "server.log"})
-        if not (directory / "log" / name / "server.log").exists()  # that of a named server stays
+        if not (directory / "log" / name / "server.log").exists()  # the log of a named server stays
     ]
     return leftovers
 

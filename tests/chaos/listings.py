@@ -16,7 +16,7 @@ FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
 
 
 def pids(listing: str, server: int, column: int | None) -> set[int]:
-    """Return the PIDs in a list; of a table, those in the server's rows (``column``: the server's column)."""
+    """Return the PIDs in a list; if it has a ``column`` of servers, only those in the rows of this server."""
     rows = [line.split() for line in listing.splitlines() if line[:1].isdigit()]
     return {int(row[0]) for row in rows if column is None or row[column] == str(server)}
 
@@ -32,9 +32,10 @@ def differences(history: History, uid: int, shown: set[int], requested_at: float
 
 
 def _stays(history: History, life: Life, requested_at: float, answered: float) -> bool:
-    """Whether a client surely had a context all the time. Its server may detect the end before the client does.
+    """Whether a client surely had a context all the time.
 
-    A context that is being closed may be in the list.
+    This is not sure of a client that was killed or terminated, or that a fault may have reached: its server may
+    detect the end before the client does. Nor is it sure of a context that was closed soon after the answer.
     """
     struck = any(
         incident.client == life.plan.number

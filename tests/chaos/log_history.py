@@ -1,6 +1,6 @@
 """The history in the logs, read line by line: which processes began and ended, and whether that is consistent.
 
-Lines are those of the documented dialect or of r580 (docs/log-lines.md), which has less. Nothing here reads files.
+Lines are those of the documented dialect or of r580 (docs/log-lines.md), which has fewer. Nothing here reads files.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class ServerHistory:
     """PID -> how often the client connected minus how often it left."""
     contexts: dict[tuple[int, int], int] = field(factory=dict)
     executors: dict[ProcessKey, int] = field(factory=dict)
-    """Process -> device, of those that run. (The end of its executors at its own end is not logged.)"""
+    """Process -> device, of the executors that run. (If they end with the server, their end is not logged.)"""
     met: set[int] = field(factory=set)
     complete: bool = True
     """Whether no line of its log was dropped."""
     gone_on: bool = False
-    """Whether its daemon was killed: the next one may take it over, and lines in between may be lost."""
+    """Whether its daemon was killed. The next daemon may take it over, and log lines in between may be lost."""
     lost: bool = False
-    """Whether it was found dead while no daemon could report it: its PID may soon be another's."""
+    """Whether it ended while no daemon could report that. Another process may get its PID."""
     by_fault: bool = False
     """Whether it reported that a fatal fault ends it (before Volta)."""
 
@@ -81,7 +81,7 @@ class ServerHistory:
 
 @define
 class LogHistory:
-    """Follows both logs. ``identify`` returns the process that has a PID now: asked when the PID is logged."""
+    """Follows both logs. ``identify``, called when a PID is logged, returns the process that has the PID then."""
 
     identify: Callable[[int], ProcessKey] = ProcessKey
     servers: list[ServerHistory] = field(factory=list)

@@ -1,7 +1,7 @@
-"""A round of protocol 3: servers and namespaces made, deleted and applied again under their clients, and killed.
+"""A round of protocol 3: servers and namespaces are made, changed and deleted while they have clients.
 
-One operator changes them, command after command, and compares the lists with what each command was to do. Meanwhile
-daemon, keeper, servers and clients are killed. Every client's error needs a cause at its place.
+One operator gives the commands, one after the other, and compares the lists with the expected effect of each.
+Meanwhile daemon, keeper, servers and clients are killed. Every error of a client needs a cause at the client's place.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Change:
     touched: Places
     ended: float = FOR_EVER
     left: Places | None = None
-    """The places after it; None: as before."""
+    """The places after it, or None if they are the same as before."""
 
 
 @define
@@ -98,7 +98,7 @@ class NamedSoak(Soak):
     ) -> ClientPlan:
         server, namespace = place
         user = (SERVERS.index(server) + other_user) % len(SERVERS) if server else 0
-        # Namespace default is also reached by its server's own socket.
+        # Clients can reach namespace default through the server's directory, too.
         short = namespace == "default" and source.random() < 0.5
         folder = "/".join(filter(None, (str(self.testbed.directory / "pipe"), server, "" if short else namespace)))
         work, devices = source.choice(WORKS), tuple(source.sample(range(3), source.choice((1, 1, 2))))
@@ -108,7 +108,7 @@ class NamedSoak(Soak):
         )
 
     def _place_of(self, plan: ClientPlan) -> tuple[str, str]:
-        """Return the server and namespace of a client; nothing for a client of the top directory."""
+        """Return the server and namespace of a client; empty names for a client of the top directory."""
         folder = dict(plan.settings)["CUDA_MPS_PIPE_DIRECTORY"]
         server, _, namespace = folder.removeprefix(str(self.testbed.directory / "pipe")).strip("/").partition("/")
         return server, (namespace or "default") if server else ""
@@ -167,7 +167,7 @@ class NamedSoak(Soak):
         if after is None:
             self.testbed.blame(f"{words}: the lists cannot be had afterwards")
             return
-        # A daemon that is killed answers nobody: then either is right.
+        # If the command failed, the daemon may have been killed before or after the change.
         allowed = {0: (target,)}.get(status, (before, target))  # type: ignore[arg-type]
         if after not in allowed and not (status != 0 and "apply" in words):
             self.testbed.blame(f"{words}: status {status}, and there are {sorted(after)}, not {sorted(target)}")
@@ -286,12 +286,12 @@ class NamedSoak(Soak):
     # --- the end
 
     async def _wait_until_calm(self) -> None:
-        """Check that what ends disappears: clients from the lists, servers, their sockets and directories."""
+        """Check that no client is listed, that all servers can be used, and that deleted servers leave nothing."""
         testbed = self.testbed
         if (listed := await self._until_said(("[]\n",), "client", "list", "--all", "--format=json")) != "[]\n":
             testbed.blame(f"all clients have ended, and client list shows {listed}")
         for name in sorted({server for server, _ in self.places}):
-            # One that was killed without clients is started for its next one.
+            # A server that was killed while it had no clients is configured, and starts for its next client.
             output = await self._until_said(("Ready\n", "Configured\n"), "server", "get", name, "status")
             if output not in ("Ready\n", "Configured\n"):
                 testbed.blame(f"server {name} is {output!r} at the end")
@@ -304,7 +304,7 @@ class NamedSoak(Soak):
             testbed.blame(f"all servers are deleted, and server list shows {listed}")
 
     async def _until_said(self, expected: tuple[str, ...], *words: str) -> str:
-        """Repeat a query until it returns one of the expected texts or its time is over; return the last answer."""
+        """Repeat a query until it returns an expected text, or the time is over; return the last answer."""
         give_up = now() + CALM_SECONDS
         while (output := (await self._say(*words))[1]) not in expected and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)

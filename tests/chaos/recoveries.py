@@ -1,4 +1,4 @@
-"""Times in which a server handles fatal faults: how far each fault may have reached, and when all of it was over."""
+"""The periods in which servers handle fatal faults: what each fault may have reached, and when that was over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTICED: Final = 5.0
 
 @define
 class Recovery:
-    """Faults of one user's clients that overlap: devices and clients (by number) that they may have reached."""
+    """A period of overlapping faults of one user's clients; the devices and clients that they may have reached."""
 
     began: float
     ended: float
@@ -46,7 +46,7 @@ def recoveries(history: History, uid: int) -> list[Recovery]:
 
 
 def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[set[int], list[Life]]:
-    """Return the devices connected with one through clients that may have been there in a time, and the clients."""
+    """Return the devices that clients may have connected with a device in a period, and these clients."""
     spread = {life.plan.number: (life, life.on_devices(since - SLACK, until)) for life in lives}
     devices, reached = {device}, {}
     while True:
@@ -59,7 +59,7 @@ def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[s
 
 
 def end_of_interval(incidents: Iterable[Incident], since: float, seconds: float) -> float:
-    """Return when every process has had that many seconds since a time: later if one was stopped."""
+    """Return when every process has had that many seconds since a time, which is later if one was stopped."""
     until = since + seconds
     for stop in sorted(
         (incident for incident in incidents if incident.kind in STOPS), key=lambda incident: incident.began
@@ -101,7 +101,10 @@ def _find_reached(
 
 
 def _find_noticed(history: History, lives: list[Life], incident: Incident) -> float:
-    """Return the time by which a fault was surely detected: by the culprit's error, or some time for its executor."""
+    """Return the time by which a fault was surely detected.
+
+    That is some seconds after the culprit's error or end, or after the executor was killed.
+    """
     if incident.kind is Kind.EXECUTOR_KILL:
         return end_of_interval(history.incidents, incident.began, NOTICED)
     met = find_culprit_error(lives, incident)

@@ -1,6 +1,6 @@
-"""A soak: rounds of clients and chaos, every client judged at its end, and at the end of each round nothing left.
+"""A soak: rounds of clients and chaos. Every client is judged at its end, and a round must leave nothing behind.
 
-Call `soak`; it returns a summary that can be written as JSON. Its ``problems`` are empty when all was well.
+Call `soak`; it returns a summary that can be written as JSON. Its ``problems`` are empty if all was well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def soak(
     pace: float = 1.0,
     backends: Collection[Backend] = tuple(Backend),
 ) -> dict[str, Any]:
-    """Run a soak; return its summary. ``journal`` is written as it goes; ``keep``: a folder for logs of failures."""
+    """Run a soak; return its summary.
+
+    Write the events to ``journal`` as they happen, and copy the logs of rounds with problems to ``keep``.
+    """
     total = Summary(seed, seconds, pace, sorted(kinds))
     adopt_orphans()
     try:
@@ -44,7 +47,7 @@ def soak(
             for part in rounds(seed, seconds, backends):
                 total.add(part, *_round(part, frozenset(kinds), pace, file, keep / f"round-{part.number}"))
     finally:
-        adopt_orphans(False)  # the orphans of later tests in this process are not its own
+        adopt_orphans(False)  # later tests in this process do not expect to get orphans
     return total.as_json()
 
 

@@ -1,4 +1,4 @@
-"""Soaks pympsd (scripts/soak): clients of several users at work, and everything killable killed at random.
+"""Soaks pympsd (scripts/soak): clients of several users work while processes of every kind are killed at random.
 
 The summary goes to --json (default: standard output), a journal of what was done and when next to it. Exit status 1
 if anything was wrong.

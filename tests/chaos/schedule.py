@@ -1,4 +1,4 @@
-"""What a soak does, where and when: a pure function of the seed. Targets are picked among those then alive."""
+"""The plan of a soak, a pure function of the seed. A target is picked among the processes that run at the time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Backend(StrEnum):
     EMULATED = "emulated"
     """Our own server."""
     VENDOR = "vendor"
-    """The fake driver's, with its clients (tests/support/fake_mps)."""
+    """The fake driver's server and its clients (tests/support/fake_mps)."""
 
 
 @frozen
 class Setup:
-    """A machine, the dialect of its daemon's logs, and whose server it leads."""
+    """A machine, the dialect of its daemon's logs, the backend, and the protocol."""
 
     containment: Containment = Containment.DEVICE
     dialect: str = "documented"
@@ -175,7 +175,7 @@ class ClientPlan:
 
 @frozen
 class Action:
-    """Chaos at a time. ``pick`` chooses the target and ``extent`` how much (how long it is stopped), both 0 to 1."""
+    """An action at a time. ``pick``, 0 to 1, chooses the target; ``extent``, 0 to 1, for example a stop's length."""
 
     at: float
     number: int
@@ -185,8 +185,9 @@ class Action:
 
 
 def rounds(seed: int, seconds: float, backends: Collection[Backend] = tuple(Backend)) -> tuple[Round, ...]:
-    """Return the parts of a run, a plain one first and one of protocol 3 after it; each variant has its turn in a run
-    of three minutes.
+    """Return the rounds of a run, a plain one first and one of protocol 3 after it.
+
+    A run of three minutes has a round of each variant.
     """
     source = random.Random(f"{seed}/rounds")
     first = next(entry for entry in (PLAIN, VENDOR) if entry.backend in backends)
@@ -200,7 +201,7 @@ def rounds(seed: int, seconds: float, backends: Collection[Backend] = tuple(Back
 
 
 def stop_seconds(extent: float) -> float:
-    """Return how long something is stopped."""
+    """Return the seconds for which a process is stopped."""
     if extent < 1 - LONG_STOPS:
         return extent * STOP_SECONDS
     least, most = LONG_STOP_SECONDS
@@ -210,12 +211,12 @@ def stop_seconds(extent: float) -> float:
 def clients(
     seed: int, seconds: float, pace: float = 1.0, backend: Backend = Backend.EMULATED
 ) -> tuple[ClientPlan, ...]:
-    """Return the clients that start within that many seconds, in order; ``pace`` 2 is twice as many."""
+    """Return the clients that start within that many seconds, in order; with ``pace`` 2 there are twice as many."""
     return tuple(_clients(random.Random(f"{seed}/clients"), seconds, pace, WORKS[backend]))
 
 
 def actions(seed: int, seconds: float, kinds: Iterable[Kind], pace: float = 1.0) -> tuple[Action, ...]:
-    """Return the chaos of the chosen kinds within that many seconds, in order; ``pace`` 2 is twice as much."""
+    """Return the actions of the chosen kinds within that many seconds, in order; ``pace`` 2 means twice as many."""
     chosen = [kind for kind in Kind if kind in frozenset(kinds)]
     return tuple(_actions(random.Random(f"{seed}/actions"), seconds, chosen, pace)) if chosen else ()
 
@@ -224,7 +225,7 @@ def _clients(source: random.Random, seconds: float, pace: float, works: Mapping[
     at, number = 0.0, 0
     while at < seconds:
         number += 1
-        # Mostly of the last client's user: a server with one client only would show little.
+        # Most clients have the user of the client before, so that servers have several clients.
         if number == 1 or source.random() < 0.25:
             user = source.randrange(USERS)
         work = source.choices(tuple(works), tuple(works.values()))[0]

@@ -67,8 +67,8 @@ class Soak:
         while True:
             self.testbed.listen()
             self.testbed.reap()
-            # Another client may explain a moment later what this one met. All that was reported until then
-            # is heard first: this process, too, may have had no time for long.
+            # What explains a client's error may be reported a moment later, by another client. So a client is judged
+            # after SLACK, and after everything that was reported in that time has been read.
             due = now() - SLACK
             await trio.sleep(LISTEN_SECONDS)
             self._judge_until(due)
@@ -131,7 +131,7 @@ class Soak:
         await trio.sleep(life.plan.seconds)
         if Kind.CLIENT_TERMINATE in self.kinds and life.plan.seed % 3:
             await terminate(self.testbed, life, 0)
-            # What comes of that is judged; it continues with another one.
+            # The client gets an error, which is judged, and runs an endless kernel in a new context.
             await trio.sleep(life.plan.seconds)
         life.killed = True
         strike(life.process, signal.SIGKILL)
@@ -174,7 +174,7 @@ class Soak:
             elif action.kind in NEEDS_ITS_DAEMON and self.testbed.has_silent_new_client():
                 self.testbed.counts["left out: actions, a server may wait for a silent client"] += 1
             else:
-                # Said now: the next one may be due before this one has its first turn.
+                # Set before the task starts, because the next action may be due before that.
                 self.testbed.busy = action.kind in ON_THE_DAEMON
                 cast.start_soon(self._act, action)
 
@@ -188,7 +188,7 @@ class Soak:
     # --- the end
 
     async def _wait_until_calm(self) -> None:
-        """Check, when all clients have ended, that nothing of theirs is left in the lists or on the devices."""
+        """Check that clients that have ended leave nothing in the lists, on the devices or in the processes."""
         await self._listed()
         testbed, server = self.testbed, self.testbed.server()
         for device in range(DEVICES if server and testbed.setup.backend is Backend.EMULATED else 0):
@@ -202,7 +202,7 @@ class Soak:
             testbed.blame(problem)
 
     async def _listed(self) -> str:
-        """Return the output of ps, after it had time to become empty."""
+        """Return the output of ps as soon as it has no clients, or after some seconds."""
         give_up = now() + CALM_SECONDS
         while (listed := (await self.testbed.tool("ps\n"))[1]) not in NO_CLIENTS and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
@@ -225,7 +225,7 @@ class Soak:
 
 
 def _pid(process: ProcessKey | None) -> int:
-    """Return a process's PID; 0 if it does not exist."""
+    """Return a process's PID, or 0 if the process does not exist."""
     return process.pid if process is not None and there(process) else 0
 
 

@@ -13,7 +13,7 @@ from tests.chaos.testbed import Testbed
 
 @define
 class Summary:
-    """Adds up rounds."""
+    """Adds up the counts and problems of rounds."""
 
     seed: int
     seconds: float
@@ -24,7 +24,7 @@ class Summary:
     problems: list[str] = field(factory=list)
 
     def add(self, part: Round, testbed: Testbed, judged: int, left: int) -> None:
-        """Add a round that is over; ``left``: the number of its leaks."""
+        """Add a round that is over. ``judged`` is the number of clients judged, ``left`` that of leaks."""
         clients = len(testbed.history.lives)
         self.counts += testbed.counts
         self.counts += Counter(
@@ -41,7 +41,7 @@ class Summary:
         self.problems += [f"round {part.number}: {problem}" for problem in testbed.problems]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it."""
+        """Return the summary as an object for JSON."""
         counts = self.counts
         return {
             "seed": self.seed,

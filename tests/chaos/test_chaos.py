@@ -1,4 +1,4 @@
-"""A soak as scripts/soak runs it, a minute long, and what it takes for one to fail."""
+"""A soak as scripts/soak runs it, a minute long, and soaks that must find a problem."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_minute_of_chaos(tmp_path: Path, backend: Backend) -> None:
 def test_an_error_without_a_cause_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: Backend
 ) -> None:
-    """The server is killed, and the judge does not get that: as if the product had lost it."""
+    """The soak kills the server without recording it, so to the judge the product lost its server."""
 
     async def kill(running: testbed.Testbed, action: Action) -> None:
         server = running.server()
@@ -101,7 +101,7 @@ def test_a_process_with_too_many_descriptors_is_seen() -> None:
 
 
 def test_a_daemon_that_hostile_users_cost_too_much_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A process of its own stands for the daemon: this one has what other tests have left in memory.
+    # A new process stands for the daemon, because this one has memory that other tests took.
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert list(excess(process.pid)) == []
         monkeypatch.setattr(hostile, "MAX_MEMORY", 1)

@@ -88,7 +88,7 @@ def test_dropped_lines_leave_the_books_open() -> None:
 def test_a_killed_daemons_server_may_go_on() -> None:
     killed = START + "2 Starting control daemon using socket /x\n"
     assert judge(history_of(killed + "2 Exit with status 0", MET), {ProcessKey(1)}, (), [50]) == []
-    # The daemon that adopted it may log its end.
+    # The daemon that took it over may log its end.
     assert (
         judge(
             history_of(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET),
@@ -151,7 +151,7 @@ def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     first, second = logs.servers
     assert (first.process, second.process) == (ProcessKey(7, 11), ProcessKey(7, 22))
     assert second.executors == {ProcessKey(70, 33): 1}
-    # ProcessKey killed the one has not killed the other.
+    # A kill of the first does not explain the end of the second.
     assert judge(logs, {first.process}, (), ()) == ["server 7 ended with status -9, and was not killed"]
     assert judge(logs, {first.process, second.process}, (), ()) == []
 

@@ -18,7 +18,7 @@ THERE = frozenset({("a", "default"), ("a", "hi"), ("b", "default")})
 
 @pytest.fixture
 def judge(tmp_path: Path) -> NamedSoak:
-    """Servers a, with namespace hi, and b are there from 2 s on; from 10 to 11 s a/hi is deleted."""
+    """Return the judge of a round that has the places THERE from 2 s on; from 10 to 11 s, a/hi is deleted."""
     running = NamedSoak(testbed.Testbed(tmp_path, UIDS, io.StringIO(), NAMED), 1, 60, DEFAULT_KINDS)
     running.changes = [
         Change(1, THERE, 2, THERE),

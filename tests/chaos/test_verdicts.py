@@ -17,7 +17,7 @@ ALICE, BOB = 1001, 1002
 
 
 def a_life(number: int, uid: int = ALICE, devices: tuple[int, ...] = (0,), ended: float = 50.0) -> Life:
-    """A client that came at 0, had a context on each device from 2 on, and left in order."""
+    """Return a client that came at 0, had a context on each device from 2 on, and ended in an orderly way."""
     plan = ClientPlan(0.0, number, 0, "mixed", devices, 3.0, 1)
     life = Life(plan, 100 + number, uid, 0.0, ended, status=0, init_began=0.5, attached=1.0)
     for context, device in enumerate(devices, 1):
@@ -214,7 +214,7 @@ def test_a_neighbour_that_a_fault_must_reach_does_not_go_on(
     late = a_step(0, 5.3 + CONTAINED_SECONDS, device)
     problems = judge(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
     assert [("must have reached" in problem) for problem in problems] == [True] * ends
-    # One that came later has nothing to do with it.
+    # The fault does not reach a context that was made after it.
     new_client = a_life(3, devices=(device,))
     new_client.contexts[1].opened = 5.1
     assert judge(new_client, late, others=(culprit,), incidents=(incident,), containment=containment) == []

@@ -67,14 +67,14 @@ SILENT_SECONDS: Final = 3.0
 
 @define
 class Tail:
-    """A log that grows."""
+    """Reads a log while it grows."""
 
     path: Path
     _offset: int = 0
     _rest: str = ""
 
     def more(self) -> str:
-        """Return whole lines that have come since."""
+        """Return the complete lines since the last call."""
         if not self.path.exists():
             return ""
         with self.path.open("rb") as file:
@@ -98,18 +98,18 @@ class Testbed:
     counts: Counter[str] = field(factory=Counter)
     problems: list[str] = field(factory=list)
     killed: set[ProcessKey] = field(factory=set)
-    """Daemons, servers and executors that this tool killed, or made the daemon kill."""
+    """Daemons, servers and executors that the soak killed, or that the daemon killed because of the soak."""
     forced: set[ProcessKey] = field(factory=set)
     """Servers that were ordered to end immediately."""
     misbehaving: set[ProcessKey] = field(factory=set)
-    """The driver's servers that were to misbehave."""
+    """The driver's servers that may have misbehaved."""
     is_misbehaving: bool = False
     """Whether the driver's servers that start now misbehave."""
     stdin: dict[int, Any] = field(factory=dict)
     """Client number -> its standard input, which takes commands."""
     daemon: ProcessKey = NO_PROCESS
     busy: bool = False
-    """Whether the daemon is being ended or started."""
+    """Whether an action ends, stops or starts the daemon at present."""
     began: float = 0.0
     _tails: tuple[Tail, Tail] = field(init=False)
     _rivals: list[int] = field(factory=list)
@@ -154,7 +154,7 @@ class Testbed:
             (self.directory / "machine.toml").write_text(machine(self.setup.containment))
 
     def misbehave(self, **keys: object) -> None:
-        """Set the behaviour of the driver's servers that start from now on; without keys they behave well."""
+        """Set how the driver's servers that start from now on misbehave; without keys they do not."""
         self.is_misbehaving = bool(keys)
         install.misbehave(self.directory / install.NAME, devices=DEVICES, **keys)
 
@@ -179,7 +179,7 @@ class Testbed:
         )
 
     def server(self) -> ServerHistory | None:
-        """Return the running server, as the log has it."""
+        """Return the last running server in the log, if it exists."""
         return next((entry for entry in reversed(self.logs.running()) if there(entry.process)), None)
 
     # --- records
@@ -209,7 +209,7 @@ class Testbed:
             incident.ended = now()
 
     def troubled(self, since: float) -> bool:
-        """Whether the daemon was stopped or did not run at some time since."""
+        """Whether an action on the daemon was in progress at or after a time, so that it may not have answered."""
         return any(incident.kind in ON_THE_DAEMON and incident.ended >= since for incident in self.history.incidents)
 
     async def until(self, at: float) -> None:
@@ -219,7 +219,7 @@ class Testbed:
     # --- processes
 
     async def spawn(self, command: list[str], **options: Any) -> trio.Process:
-        """Start a process of our own."""
+        """Start a process of the soak, which `reap` leaves alone."""
         self._spawning += 1
         try:
             process = await trio.lowlevel.open_process(command, **options)
@@ -245,7 +245,7 @@ class Testbed:
         return life, process
 
     def release(self, pid: int) -> None:
-        """Drop a process of our own that has been reaped: its PID may be reused."""
+        """Forget a process of the soak that has been reaped, because its PID may be reused."""
         self._own.discard(pid)
 
     async def tool(self, text: str, options: tuple[str, ...] = (), uid: int = 0) -> tuple[int | None, str]:
@@ -282,7 +282,7 @@ class Testbed:
         if self.setup.protocol == 3:
             return
         control, server = self._tails
-        # The other order would meet a server's lines before its start.
+        # Read in the other order, server.log could have lines of a server whose start has not been read.
         server_lines = server.more()
         for line in read(control.more()):
             self.logs.hear_control(line)
@@ -298,7 +298,7 @@ class Testbed:
     def reap(self) -> None:
         """Reap orphans that have ended: daemons, and servers and executors whose parent was killed."""
         if self._spawning:
-            return  # a tool of ours would be taken for one
+            return  # a process that is being spawned is not in _own yet
         for pid in set(children_of(os.getpid())) - self._own:
             if not alive(pid):
                 with suppress(ChildProcessError):
@@ -312,7 +312,7 @@ class Testbed:
         return not there(process)
 
     async def until_so(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Poll for a condition that no descriptor signals; return whether it came about in time."""
+        """Poll for a condition that no descriptor signals; return whether it became true in time."""
         with trio.move_on_after(seconds):
             while not condition():
                 await trio.sleep(0.02)
@@ -338,6 +338,6 @@ def machine(containment: Containment) -> str:
 
 
 def users() -> tuple[int, ...]:
-    """Return uids that no other run uses."""
+    """Return uids that no other run has."""
     base = 1_000_000 + 10 * os.getpid()
     return tuple(base + index for index in range(USERS))

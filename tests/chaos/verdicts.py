@@ -1,7 +1,7 @@
-"""Which errors a client may see: one table, and the judge that holds every step of a client against it.
+"""The table of the errors that a client may get, and the judge that compares every step of a client with it.
 
-The sources are the contract (MPS documents 2.3.3.2 and 4.1.2.8 among them) and what the recorded sessions show. What
-is not in the table is a failure: an error that no action explains, a success where there must be none.
+The sources are the contract (MPS documents 2.3.3.2 and 4.1.2.8 among them) and the recorded sessions. An error that
+no action explains is a failure, and so is a success in a context that must have ended.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tests.chaos.recoveries import SLACK, Recovery, recoveries
 from tests.chaos.schedule import STOPS, TAKEOVER, Backend, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
-"""The longest time to a client's answer, in addition to the time for which it or its server was stopped."""
+"""The longest time between two reports of a client, in addition to the time for which a process was stopped."""
 STARTS: Final = 15.0
-"""Seconds in which a new daemon may await the servers of the one before."""
+"""Seconds for which a new daemon may wait for the servers of the previous one."""
 
 NO_DEVICE, CONNECTION_FAILED, SERVER_NOT_READY = 100, 805, 807
 FIRST_ANSWER_SECONDS: Final = 0.8
@@ -44,7 +44,7 @@ FAULT_CODES: Final = {
 
 
 class Role(Enum):
-    """What a client is to an incident."""
+    """The relation of a client to an incident."""
 
     VICTIM = "the process it was done to"
     SILENCED = "made silent where it had to answer its server"
@@ -56,7 +56,7 @@ class Role(Enum):
 
 
 CULPRITS: Final = -1
-"""The culprit's own code, in the table."""
+"""Stands in the table for the code of the culprit's fault."""
 
 TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.CLIENT_KILL: {},
@@ -82,7 +82,8 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     },
     Kind.SERVER_STOP: {},
     Kind.DAEMON_STOP: {},
-    # However long there is no daemon: the keeper has its sockets, servers keep running, new clients wait.
+    # Clients get no error, however long there is no daemon: the keeper holds its sockets, servers keep running, and
+    # new clients wait.
     Kind.DAEMON_KILL: {},
     Kind.DAEMON_REPLACE: {},
     Kind.KEEPER_KILL: {},
@@ -111,18 +112,17 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.QUERIES: {},
     Kind.LIMITS: {},
 }
-"""Kind of chaos -> role -> the CUresults that it may get."""
-"""On devices of today. Elsewhere a fault of a client's reaches"""
+"""Kind of chaos -> role -> the CUresults that it may get, on devices from Volta on that do not contain faults."""
 WITHIN_THE_CLIENT: Final = {Role.VICTIM: frozenset({CULPRITS})}
-"""only its context, where the machine contains faults;"""
+"""The results of a client's fault on a machine that contains faults: the fault reaches only its context."""
 THE_WHOLE_SERVER: Final = {
     **TABLE[Kind.CLIENT_FAULT],
-    # Its end may be met before what the fault was.
+    # A client may see the server's end before it gets the error of the fault.
     Role.SERVED: frozenset({LAUNCH_FAILED, RPC_FAILURE}),
     Role.CONNECTING: frozenset({SERVER_NOT_READY, CONNECTION_FAILED}),
     Role.OPENING: frozenset({SERVER_NOT_READY, RPC_FAILURE}),
 }
-"""all clients, with the server itself, before Volta (as the loss of an executor does)."""
+"""The results of a client's fault before Volta: like the loss of an executor, it ends the server and all clients."""
 _CUT_OFF: Final = {
     Role.SERVED: frozenset({CONNECTION_FAILED, RPC_FAILURE}),
     Role.CONNECTING: frozenset({CONNECTION_FAILED, RPC_FAILURE}),
@@ -132,13 +132,13 @@ _NO_DAEMON: Final = {
     Role.CONNECTING: _CUT_OFF[Role.CONNECTING] | {NO_DEVICE},
 }
 VENDOR_TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
-    # In every device that clients connect with the culprit's, by the same code.
+    # The clients of every device that clients connect with the culprit's get the same code.
     Kind.CLIENT_FAULT: {
         **dict.fromkeys((Role.VICTIM, Role.SAME_DEVICE, Role.CONNECTED), frozenset({CULPRITS})),
         **dict.fromkeys((Role.CONNECTING, Role.OPENING), frozenset({SERVER_NOT_READY})),
     },
     Kind.CLIENT_TERMINATE: TABLE[Kind.CLIENT_TERMINATE],
-    # Its daemon frees the server from it (docs/decisions/013).
+    # The daemon frees the server from a silent client (docs/decisions/013).
     Kind.CLIENT_STOP: {Role.SILENCED: frozenset({RPC_FAILURE})},
     Kind.SERVER_KILL: _CUT_OFF,
     Kind.BOTH_KILL: _NO_DAEMON,
@@ -147,9 +147,9 @@ VENDOR_TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.SHUTDOWN_SERVER_FORCED: _CUT_OFF,
     Kind.SERVER_MISBEHAVES: _CUT_OFF,
 }
-"""The same with the fake driver's server and clients. Kinds that are not listed must not affect clients.
+"""The same as TABLE for the fake driver's server and clients. Kinds that are not listed must not affect clients.
 
-Its clients meet the end of a server while they connect to it, and the end of the daemon when they make a context.
+These clients see the end of a server while they connect to it, and the end of the daemon when they make a context.
 """
 KILLED_SERVER: Final = TABLE[Kind.SERVER_KILL]
 FAULTS: Final = frozenset({Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL})
@@ -187,7 +187,7 @@ def explanation(history: History, repairs: list[Recovery], life: Life, step: Ste
 
 
 def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int]]:
-    """Return the CUresults that an incident allows by role, on this machine and with what else was done then."""
+    """Return the CUresults that an incident allows by role, on this machine and with the other incidents."""
     if history.backend is Backend.VENDOR:
         return VENDOR_TABLE.get(incident.kind, {})
     if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, TAKEOVER, history):
@@ -226,7 +226,7 @@ def _roles(history: History, incident: Incident, repairs: list[Recovery], life: 
         yield Role.SILENCED
     if is_init and _overlap(incident, step) and _is_connecting(incident, life):
         yield Role.CONNECTING
-    # From the beginning of its cuInit on: it may be stopped between the server's welcome and its own answer.
+    # A client is served from the beginning of its cuInit, because it may be stopped before it reports the result.
     if not is_init and incident.uid in (life.uid, -1) and life.init_began <= incident.ended:
         yield Role.SERVED
 
@@ -243,21 +243,24 @@ def _roles_in_fault(
         own = incident.client == life.plan.number and incident.kind is Kind.CLIENT_FAULT
         if own and (history.containment is not Containment.CLIENT or incident.context == step.context):
             yield Role.VICTIM
-        # A process that a fault has reached gets no context any more: its sticky error instead.
+        # A process that a fault has reached gets its sticky error instead of a new context.
         if step.device == incident.device or step.name == "open" or _has_one_error(history, incident, life, step):
             yield Role.SAME_DEVICE
         if step.device != incident.device or step.name == "open":
             yield Role.CONNECTED
         if history.containment is Containment.SERVER:
             yield Role.SERVED
-    # The driver's server takes nobody while it handles a fault, whatever the device.
+    # The driver's server refuses all clients while it handles a fault, whatever the device.
     refuses = step.device in recovery.devices or history.backend is Backend.VENDOR
     if step.name == "open" and refuses and step.began <= recovery.ended:
         yield Role.OPENING
 
 
 def _has_one_error(history: History, incident: Incident, life: Life, step: Step) -> bool:
-    """Whether a server's last message, with one error for all contexts of a process, may have that of a fault."""
+    """Whether all contexts of a process may get the error of a fault on one device.
+
+    The last message of a server that ends has one error for all of them.
+    """
     devices = life.on_devices(incident.began - SLACK, step.ended)
     return history.containment is Containment.SERVER and incident.device in devices
 
@@ -275,7 +278,7 @@ def _is_connecting(incident: Incident, life: Life) -> bool:
 
 
 def remaining_seconds(history: History, life: Life, now: float) -> float:
-    """Return how many seconds a client may still be silent."""
+    """Return for how many more seconds a client may report nothing."""
     since = max(life.heard, life.started)
     stopped = sum(
         min(incident.ended, now) - max(incident.began, since)

@@ -36,7 +36,7 @@ def describe(width: int, height: int, depth: int, format: Any = FLOAT, channels:
 
 
 def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, int]]) -> Any:
-    """Return a CUDA_MEMCPY3D: of each side its type, what it is, and where the copy begins; packed if no array."""
+    """Return a CUDA_MEMCPY3D. A side is a memory type, an address or array, and the place where the copy begins."""
     description = cuda.CUDA_MEMCPY3D()
     description.WidthInBytes, description.Height, description.Depth = extent
     for name, (kind, operand, (x, y, z)) in sides.items():

@@ -28,7 +28,7 @@ SECONDS = 30.0
 
 @define(eq=False)
 class Finalizer:
-    """Runs once, at one of the lines of some classes' methods that a call comes through."""
+    """Calls ``run`` once, before the line number ``at`` of those that a call executes in the given code."""
 
     run: Callable[[], Any]
     at: int
@@ -40,7 +40,7 @@ class Finalizer:
         return self.line if frame.f_code in self.codes else None
 
     def line(self, frame: FrameType, event: str, argument: object) -> Any:
-        """Come to a line."""
+        """Count a line, and call ``run`` at the chosen one."""
         if event == "line":
             self.passed += 1
             if self.passed == self.at:
@@ -54,9 +54,9 @@ def codes_of(*classes: type) -> frozenset[CodeType]:
 
 
 def at_every_line(context: Any, classes: tuple[type, ...], prepare: Callable[[], tuple[Any, Any, Any]]) -> int:
-    """Call what ``prepare`` returns first, with the second as a finalizer at each line in turn, and then the third.
+    """Run a finalizer at each line that a call executes in the methods of ``classes``; return the number of lines.
 
-    Return how many lines there were.
+    ``prepare`` is called for each line, and returns the call, the finalizer, and a check to make afterwards.
     """
     codes, lines = codes_of(*classes), 0
 

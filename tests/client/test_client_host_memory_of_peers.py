@@ -16,6 +16,7 @@ from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, contexts
+from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.shared_pages import share
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
@@ -204,10 +205,7 @@ def test_freeing_within_a_host_function_waits_for_nothing(peers: list[Any]) -> N
     assert add_one(pages.address) == ILLEGAL
 
 
-@pytest.mark.parametrize("code", [Result.ERROR_OUT_OF_MEMORY, Result.ERROR_ILLEGAL_ADDRESS])
-def test_memory_that_another_device_cannot_map_is_refused_unless_it_has_failed(
-    code: Result, peers: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _refuse_mapping(patch: pytest.MonkeyPatch, code: Result) -> None:
     call = Context.call
 
     def refuse_mapping(context: Context, operation: Any, *operands: int) -> bytes:
@@ -215,9 +213,46 @@ def test_memory_that_another_device_cannot_map_is_refused_unless_it_has_failed(
             raise CudaError(code, "the memory of the peer cannot be mapped")
         return call(context, operation, *operands)
 
-    ok(cuda.cuCtxDestroy(peers[1]))
+    patch.setattr(Context, "call", refuse_mapping)
+
+
+@pytest.mark.parametrize("code", [Result.ERROR_OUT_OF_MEMORY, Result.ERROR_ILLEGAL_ADDRESS])
+@pytest.mark.parametrize("is_primary", [False, True])
+def test_a_context_whose_device_cannot_map_it_is_refused_unless_a_device_has_failed(
+    is_primary: bool, code: Result, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the refusal its kernels would fault later, in memory that is valid."""
+
+    def create() -> tuple[Any, Any]:
+        return cuda.cuDevicePrimaryCtxRetain(1) if is_primary else cuda.cuCtxCreate(None, 0, 1)
+
+    address, _ = _allocate()
+    at(address, SIZE)[:] = 0
+    before = len(contexts)
     with monkeypatch.context() as patch:
-        patch.setattr(Context, "call", refuse_mapping)
+        _refuse_mapping(patch, code)
+        if code == Result.ERROR_OUT_OF_MEMORY:
+            assert create() == (cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+            assert "cannot be mapped" in last_error()
+            assert len(contexts) == before
+        else:
+            created = ok(create())
+            ok(cuda.cuDevicePrimaryCtxRelease(1) if is_primary else cuda.cuCtxDestroy(created))
+    use(context)
+    assert add_one(address) == DONE, last_error()
+    use(ok(create()))
+    assert add_one(address) == DONE, last_error()
+    assert (at(address, SIZE).view(np.float32) == 2).all()
+
+
+@pytest.mark.parametrize("code", [Result.ERROR_OUT_OF_MEMORY, Result.ERROR_ILLEGAL_ADDRESS])
+def test_memory_that_another_device_cannot_map_is_refused_unless_it_has_failed(
+    code: Result, peers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ok(cuda.cuCtxDestroy(peers[1]))
+    monkeypatch.setattr(peer_access, "_sharing", set())  # earlier tests have allocated such memory
+    with monkeypatch.context() as patch:
+        _refuse_mapping(patch, code)
         again = ok(cuda.cuCtxCreate(None, 0, 1))
         use(peers[0])
         if code == Result.ERROR_OUT_OF_MEMORY:

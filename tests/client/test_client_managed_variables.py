@@ -70,7 +70,7 @@ def test_program_and_kernels_reach_managed_variables(module: Any) -> None:
 
 
 def test_attributes_of_managed_variables(module: Any) -> None:
-    """As of an H100: each is a range of its own, of no context, whose freeing is refused."""
+    """As on an H100, each variable is a range of its own that belongs to no context and cannot be freed."""
     address, size = ok(cuda.cuModuleGetGlobal(module, b"sums"))
     address = int(address)
     assert size == 32

@@ -157,7 +157,8 @@ def test_what_kernels_do_not_reach_of_a_peer(what: str, own: int, peers: list[An
         ok(cuda.cuCtxDisablePeerAccess(peers[1 - own]))
     if what == "freed":
         ok(cuda.cuMemFree(address))
-    address += {"beyond": 4 * WORDS + 512, "before": -512, "misaligned": 2}.get(what, 0)
+    beyond = GRANULE - address % GRANULE  # the end of the page, as on the own device
+    address += {"beyond": beyond, "before": -512, "misaligned": 2}.get(what, 0)
     code = R.CUDA_ERROR_MISALIGNED_ADDRESS if what == "misaligned" else R.CUDA_ERROR_ILLEGAL_ADDRESS
     assert add_one(address, 100) == (code,)
     assert f"{address:#x}" in last_error()
@@ -284,7 +285,7 @@ def test_mapped_memory_is_accessible_as_it_is_set(own: int, peers: list[Any]) ->
 
 @pytest.mark.parametrize("shared", [True, False], ids=["both have access", "the memory's device alone has access"])
 def test_memory_of_several_devices_in_one_range_of_addresses(shared: bool, peers: list[Any]) -> None:
-    """As vectorAddMMAP of NVIDIA's samples does: the range is of the current context's device, the memory of both."""
+    """NVIDIA's vectorAddMMAP does this: the addresses belong to the current device, the memory to both devices."""
     address = reserve(2 * GRANULE)
     handles = [make(address + number * GRANULE, number) for number in (0, 1)]
     if shared:
@@ -375,7 +376,7 @@ def test_all_of_a_range_is_unmapped_though_the_memory_s_context_has_failed(peers
 
 
 def test_memory_stays_mapped_where_that_of_the_addresses_device_is_freed(devices: None) -> None:
-    """No context is the program's; what opens one to map memory keeps it as long as it is needed."""
+    """The program has no context. Mapping memory opens one, which stays open as long as it is needed."""
     address = reserve(2 * GRANULE)
     handles = [make(address + number * GRANULE, number) for number in (0, 1)]
     for number in (0, 1):
@@ -418,7 +419,7 @@ def test_a_pools_access_holds_for_later_contexts(devices: None) -> None:
 
 
 def test_copies_reach_a_pools_memory_with_its_access_alone(peers: list[Any]) -> None:
-    """As on a GPU, where those of cuMemAlloc are reached by copies without any."""
+    """As on a GPU, copies need the pool's access. (Copies of memory of cuMemAlloc need none.)"""
     use(peers[1])
     pool = ok(cuda.cuDeviceGetDefaultMemPool(1))
     theirs = int(ok(cuda.cuMemAllocAsync(64, 0)))

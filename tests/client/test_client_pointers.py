@@ -142,7 +142,7 @@ def test_without_a_context(devices: None) -> None:
 
 
 def test_synchronous_memory_operations(context: Any) -> None:
-    """A fill behind work that waits returns immediately, and of a synchronous allocation when it is done."""
+    """A fill of an allocation with SYNC_MEMOPS returns when it is done, even if earlier work of the stream waits."""
     address = int(ok(cuda.cuMemAlloc(BYTES)))
     sync = A.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     assert ok(_get("SYNC_MEMOPS", address)) is False

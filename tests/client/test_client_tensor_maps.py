@@ -141,7 +141,7 @@ def test_the_corners_of_more_dimensions_are_smaller(context: Any, rank: int, mos
     ],
 )
 def test_what_is_allowed(context: Any, arguments: dict[str, Any]) -> None:
-    """The first element stride is ignored; strides need not be as long as what they lead past."""
+    """The first element stride is ignored; a stride may be shorter than the extent of the dimension below it."""
     assert len(bytes_of(ok(encode_tiled(**arguments)))) == 128
 
 
@@ -195,7 +195,7 @@ cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ret; }
 
 
 def test_a_kernel_copies_by_maps(context: Any) -> None:
-    """Blocks of 32 by 32 elements change their places, at the edges less of them."""
+    """The kernel exchanges rows and columns of blocks of 32 by 32 elements, or of what is left at the edges."""
     data = np.arange(70 * 100, dtype="f4").reshape(70, 100)
     source, target = (ok(cuda.cuMemAlloc(4 * 8000)) for _ in range(2))
     assert cuda.cuMemcpyHtoD(source, data, data.nbytes) == DONE
@@ -217,7 +217,7 @@ def test_a_kernel_copies_by_maps(context: Any) -> None:
 
 
 def test_a_map_of_memory_that_is_not_there(context: Any) -> None:
-    """The address is the program's word: the kernel that uses it meets the fault of any other access."""
+    """Encoding does not check the address: a kernel that uses the map faults, as with any other access."""
     map = ok(encode_tiled(tensorRank=2, boxDim=[32, 32], globalDim=[100, 70], globalStrides=[400], swizzle=0))
     kernel = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(KERNEL.encode())), b"turn"))
     assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((map, map), (None, None)), 0) == DONE

@@ -129,7 +129,7 @@ class Launcher:
         return answer, [item.body for item in self.executor.seen if item.opcode == OPCODES["LAUNCH"]]
 
     def expect_the_same(self, kernel: Any, types: tuple[Any, ...], values: tuple[Any, ...], plain: bool) -> None:
-        """Launch with and without the cache, which takes no call by keywords; ``plain``: it must take the other."""
+        """Compare a launch with one by keywords, which the cache never takes; if ``plain``, it takes the first."""
         call = (kernel, *ONE, 0, (values, types), 0)
         before = self.launches.slow
         repeated = self.result_of(*call)
@@ -270,7 +270,7 @@ def test_handles_are_taken_as_int_takes_them(launcher: Launcher) -> None:
 def test_an_executor_that_sleeps_is_woken(launcher: Launcher) -> None:
     kernel = launcher.familiar((ctypes.c_uint,))
     ok(cuda.cuCtxSynchronize())
-    # Who waits rings a second time, and its answer may come before that is counted.
+    # A call that waits rings the bell a second time, and its answer may come before that bell is counted.
     wait_until(lambda: not launcher.executor.has_unread_bells)
     for value in range(5):
         bells, seen = launcher.executor.bells, len(launcher.executor.seen)

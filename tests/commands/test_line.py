@@ -6,8 +6,10 @@ import pytest
 
 from pympsd.commands.grammar.line import MAX_LINE_BYTES, parse
 from pympsd.commands.grammar.registry import COMMANDS
-from pympsd.commands.operator_line import servers_to_ask
+from pympsd.commands.operator_line import answer_line, servers_to_ask
 from pympsd.devices.machine import describe
+from pympsd.state_machine.events import OperatorLine
+from pympsd.state_machine.instructions import Log
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
@@ -92,11 +94,19 @@ def test_the_process_that_rules_test_names_is_looked_at(line: str, process: int 
 
 def test_what_else_a_line_asks() -> None:
     assert [parse(line, 3).asks_cgroups for line in (b"memacct list", b"config show", b"ps")] == [True, True, False]
-    lines = (b"ps --json", b"server list --json", b"quit --json", b"ps")
-    assert [parse(line, 3).is_json_query for line in lines] == [True, True, False, False]
     changes = (b"quit", b"server create a", b"set_default_client_priority 1", b"nonsense")
-    assert all(parse(line, 3).is_query for line in (*lines[:2], b"ps", b"namespace list"))
+    assert all(parse(line, 3).is_query for line in (b"ps --json", b"server list --json", b"ps", b"namespace list"))
     assert not any(parse(line, 3).is_query for line in changes)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_logged"),
+    [("ps --json", False), ("server list --json", False), ("quit --json", True), ("ps", True), ("none --json", True)],
+)
+def test_all_lines_but_queries_with_json_are_logged(line: str, is_logged: bool) -> None:
+    daemon = Daemon(DaemonOptions(0, protocol=3), describe("H200"))
+    instructions = list(answer_line(daemon, OperatorLine(1, 0, parse(line.encode(), 3))))
+    assert (Log("command", {"line": line}) in instructions) == is_logged
 
 
 @pytest.mark.parametrize(

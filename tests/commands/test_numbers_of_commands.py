@@ -1,4 +1,4 @@
-"""Arguments that are numbers, and options that do nothing: no command is for another process or user than it says."""
+"""Arguments that are numbers, and options without effect: a command reaches only the process or user it names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pympsd.vocabulary.limits import ThreadPercentage
 
 INT_MAX = (1 << 31) - 1
 MISREAD = ("{}x", "{}.5", "{}e0", "{}_0", "00000000000000000000{}9999999999", "+{}x")
-"""What C's atoi reads as a number in its place, or clamps."""
+"""Texts that C's atoi misreads as a number, or clamps."""
 
 
 @pytest.fixture

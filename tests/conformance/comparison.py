@@ -1,4 +1,4 @@
-"""How what ours reports differs from what is recorded: texts and logs, PIDs mapped."""
+"""Compares what pympsd writes with what is recorded, texts and logs, with the recorded PIDs mapped to ours."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from tests.conformance.correspondence import Correspondence
 
 @frozen
 class Comparison:
-    """Compares with what is known of the processes, and learns of them where it agrees."""
+    """A comparison that uses the pairs of PIDs known by now, and adds the pairs that an equal text shows."""
 
     known: Correspondence
 
     def of_log(self, step: dict[str, Any], lines: list[str], commands: list[str], repeated: list[str]) -> str:
-        """Compare a log: ``lines`` are what ours gained, ``commands`` what operators reported that the steps record.
+        """Compare the new lines of a log with a step's; return the differences, an empty text if there are none.
 
-        ``repeated`` are those that were given again and again until their answer was there.
+        ``commands`` are those that recorded steps gave since control.log was last compared. ``repeated`` are those
+        that the replay gave again because the expected answer was not there yet, once for each time.
         """
         name = step["do"]
         entries = logs.without_vendors_only(logs.entries(step.get("lines", [])))
@@ -28,7 +29,7 @@ class Comparison:
             entries = logs.without_garbage(entries)
         ours = logs.without_repeated(logs.entries(lines), repeated)
         if step.get("either"):
-            # What only the vendor's server writes is there, for it is that.
+            # The server is the driver's own here, so our log has the lines that only the vendor's server writes.
             ours = logs.without_vendors_only(ours)
         if step.get("either") and name == "server.log":
             ours, entries = logs.without_refusals(logs.without_garbage(ours)), logs.without_refusals(entries)
@@ -56,7 +57,7 @@ class Comparison:
         return "\n".join(wrong)
 
     def _reordered(self, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[logs.Entry]:
-        """Bring recorded lines into the order that ours have."""
+        """Return the recorded lines in the order of our equal lines; those that ours lack come last."""
         waiting, reordered = list(recorded), []
         for entry in ours:
             same = next((candidate for candidate in waiting if self.known.agrees(candidate.text, entry.text)), None)
@@ -66,12 +67,12 @@ class Comparison:
         return reordered + waiting
 
     def _not_met(self, name: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
-        """Return the recorded lines of a partly shown log that ours lacks, or has in another order."""
+        """Return a complaint of each voice of a partly shown log whose lines are not in ours, in their order."""
         our_lines = logs.VOICES[name](ours)
         wrong: list[str] = []
         for voice, output in sorted(logs.VOICES[name](recorded).items()):
             our_pid = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
-            # A client that only this log names may be any that is not known yet.
+            # A recorded client that only this log names may be any of our clients that has no recorded PID yet.
             unknown_pids = [entry for entry in our_lines if entry.isdecimal() and int(entry) not in self.known.theirs]
             missing = [self._missing(output, our_lines[pid]) for pid in ([our_pid] if our_pid else unknown_pids)]
             wrong += min(missing, key=len, default=[f"no client of ours is left for {voice}"])
@@ -112,7 +113,7 @@ def _struck_out(
 ) -> tuple[list[logs.Entry], list[str]]:
     """Leave out one line for each text; return the rest, and a complaint of each text that no line has.
 
-    A line is looked for from where the one before was: some say the same of several clients.
+    Each search begins where the last line was left out, because several clients may have lines of the same text.
     """
     kept, unmet, last = list(entries), [], 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""Daemons on the recorded machines, in the r580 dialect; whatever a test leaves is ended."""
+"""A fixture that makes daemons on the recorded machines, in the r580 dialect, and stops them after the test."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _orphans_are_adopted() -> Iterator[None]:
 
 @pytest.fixture
 def make_daemon() -> Iterator[Callable[..., ReplayDaemon]]:
-    """Make daemons, each in a folder of its own that every user can reach, on a recorded machine."""
+    """Return a function that makes a daemon on a recorded machine, in its own folder, which every user can reach."""
     replay_daemons: list[ReplayDaemon] = []
 
     def make(machine: str = "one-h200", uid: int = 0, **settings: str) -> ReplayDaemon:
         directory = Path(tempfile.mkdtemp(prefix="pympsd-replay-"))
         directory.chmod(0o755)
-        # The users of the replay can read it wherever the checkout is.
+        # A copy, because the replay's users may not be able to read the checkout.
         shutil.copy(HERE / f"{machine}.toml", directory / "machine.toml")
         (directory / "machine.toml").chmod(0o644)
         for name in ("pipe", "log"):

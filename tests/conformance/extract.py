@@ -1,15 +1,21 @@
-"""Makes the tables of steps (sessions/NAME.json) from the recorded sessions and what was decided of each step.
+"""Makes the tables of steps (sessions/NAME.json) from the recorded sessions and the review of their steps.
 
-``recorded/NAME.txt`` is the recording, ``sessions/NAME.toml`` the review by hand: which steps belong to a replay,
-which are deliberately different and why, which cannot be replayed and why, and what the recorder did without saying
-so. Run it after a change of either (``python tests/conformance/extract.py``): a test fails while a table is old.
+``recorded/NAME.txt`` is the recording. ``sessions/NAME.toml`` is the review, written by hand: which steps belong to a
+replay, which are deliberately different and why, which cannot be replayed and why, and what the recorder did without
+showing it. After a change of either, run ``python tests/conformance/extract.py``: a test fails while a table is old.
 
-A step of the review has its numbers, its mark and, unless it is equal, its reason; and what more it needs:
-environment, uid, at: whose client or daemon it is; do, pid, step, result, stdin ... instead of what the recording
-reports in words; ours (and ours_status): what ours answers where it is different; lacks and adds: the lines of a log
-that only the recording, or only ours, has (lacks_for_each: with % for the PID of each); reordered: the same lines in
-another order; some: a log of which only some lines are shown; until: done again until it is so; rows: only how many
-rows there are; row: only that one.
+A step of the review has the numbers of the recorded steps, their mark and, unless that is ``equal``, the reason. What
+else it may have:
+
+- environment, uid, at: the client's environment and user, and the number of the daemon;
+- do, pid, step, result, stdin and others: what the step is, where the recording only describes it;
+- ours, ours_status: what pympsd answers where it is different;
+- lacks, adds: the lines of a log that only the recording has, and those that only ours has;
+- each, lacks_for_each: PIDs of clients, and the lines that lack for each of them, with % for the PID;
+- reordered: the log has the same lines in another order;
+- some: the recording shows only some lines of the log;
+- until: the step is repeated until its result is the expected one;
+- rows, row: only the number of rows is compared, or only that row.
 """
 
 from __future__ import annotations
@@ -37,9 +43,9 @@ RUN = re.compile(
 CLIENT = re.compile(r"   client (?P<pid>\d+): (?P<step>.*?) -> (?P<result>.*?)\s+\([0-9.]+ ms\)")
 OUTPUT = re.compile(r"  (out|err|log)\| ?(.*)", re.DOTALL)
 ELIDED: Final = "  ... (more lines of this shape)"
-"""What is left out of a log reports it, and is not a step; how such a log is compared the review reports (elided)."""
+"""Stands in a recording for lines of a log that are left out; it is not a step."""
 TIMES = re.compile(r" [0-9]+\.[0-9]{6}(?= |$)")
-"""How long a client's step took; the recorder wrote seconds."""
+"""Seconds that a client's step took, in its recorded result."""
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
@@ -87,7 +93,7 @@ def _step(line: str) -> dict[str, Any]:
 
 
 def reviewed(steps: list[dict[str, Any]], review: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the steps with their marks and reasons; every step that no replay reaches has a reason."""
+    """Return the steps with their marks and reasons; every step that is not marked ``equal`` has a reason."""
     for step in steps:
         step["mark"] = "equal"
     covered: set[int] = set()
@@ -101,7 +107,7 @@ def reviewed(steps: list[dict[str, Any]], review: dict[str, Any]) -> list[dict[s
             assert decision["mark"] in MARKS, decision
             extra = {name: value for name, value in decision.items() if name not in PLAIN}
             if "each" in decision:
-                # In a line that is lacking for each of several clients % stands for its PID.
+                # A line that lacks for each of several clients has % in place of the PID.
                 lines = [
                     text.replace("%", str(pid)) for pid in decision["each"] for text in decision["lacks_for_each"]
                 ]
@@ -113,7 +119,7 @@ def reviewed(steps: list[dict[str, Any]], review: dict[str, Any]) -> list[dict[s
 
 
 def numbers(text: str) -> list[int]:
-    """Read ``3, 7-9``."""
+    """Return the numbers that a text such as ``3, 7-9`` lists."""
     listed: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
@@ -123,11 +129,11 @@ def numbers(text: str) -> list[int]:
 
 def table(name: str) -> str:
     """Return the text of a session's table."""
-    # Not every byte of a recording is text.
+    # Not every byte of a recording is UTF-8.
     steps = parsed((HERE / "recorded" / f"{name}.txt").read_text("utf-8", "surrogateescape"))
     review = tomllib.loads((HERE / "sessions" / f"{name}.toml").read_text())
     for step in steps:
-        # What was printed and logged stays in the recording.
+        # The table does not repeat what was printed and logged; the tests read that from the recording.
         for output in ("stdout", "stderr", "lines"):
             step.pop(output, None)
     rows = ",\n".join(json.dumps(step) for step in reviewed(steps, review))

@@ -1,8 +1,8 @@
-"""What of a log is compared: its lines by voice, each voice in its order.
+"""Takes a log apart into voices, whose lines are compared in order, and leaves out what is not compared.
 
-Several conversations write one log at a time; how they interleave is timing. So a log is taken apart into voices: the
-operators', the daemon's own, the clients' requests; in server.log the server's own and each client's. Within a voice
-every line counts and the order is strict.
+Several conversations write to a log at the same time, and how their lines interleave depends on timing. So a log is
+taken apart into voices: in control.log the operators', the daemon's own and the clients'; in server.log the server's
+own and each client's. Within a voice every line counts, and so does the order.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ VENDORS_ONLY: Final = {
     "Created anonymous shared memory region": "the vendor's shared memory has a name to log; ours has none",
     "Received device query command": "device_query is answered from the daemon's table, the server is not asked",
 }
-"""Beginnings of lines that ours never writes, with the reason."""
+"""Beginnings of the lines that pympsd never writes, each with the reason."""
 POLLED: Final = re.compile(r"Try shutting down server \d+, backoff is enabled")
-"""Begins a round of the vendor's polling, which repeats what it reported the first time."""
+"""The first line of a round of the vendor's polling, which repeats lines of the first round."""
 OWN: Final = re.compile(
     r"Starting (control|new server)|To connect CUDA|CUDA MPS Control binary|CUDA_MPS_\w+ should be|NEW SERVER|"
     r"Try shutting down|Server \d+ (has \d+ active|exited)|Force shutting|quit command issued|Exit with status"
 )
 CLIENT_LINES: Final = re.compile(r"NEW CLIENT|Refusing client")
 ALSO: Final = re.compile(r"NEW CLIENT (\d+) |(\d+) +\d+ +\d+ +GPU-")
-"""Begins a line of control.log that names a client: the daemon's, and a row of ps."""
+"""The beginning of a line of control.log that names a client: the daemon's line of a new client, or a row of ps."""
 CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
 GARBAGE: Final = "Received new client request for {PID: "
 REFUSAL: Final = ("Server has been notified to shutdown", "Server was unable to shutdown")
-"""What a server reports of a request to end that it refuses; the first also before it ends."""
+"""The two lines that a server writes when it refuses to end. It writes the first also when it ends."""
 ANSWERS: Final = ("Client {PID: ", "Server teardown in progress. Refusing to accept new client {PID: ")
-"""Begin what a server reports to a request."""
+"""Beginnings of the lines with which a server answers a client's request."""
 
 
 @frozen
@@ -61,7 +61,7 @@ def entries(lines: list[str]) -> list[Entry]:
 
 
 def without_vendors_only(recorded: list[Entry]) -> list[Entry]:
-    """Leave out what only the vendor's daemon writes: lines of VENDORS_ONLY, and the rounds of its polling."""
+    """Leave out what only the vendor's programs write: lines of VENDORS_ONLY, and the rounds of the polling."""
     entries: list[Entry] = []
     polled = False
     for entry in recorded:
@@ -77,7 +77,10 @@ def without_vendors_only(recorded: list[Entry]) -> list[Entry]:
 
 
 def control_voices(log: list[Entry]) -> dict[str, list[Entry]]:
-    """Take control.log apart. Accepted connections are left out: the vendor has one a context, ours one a process."""
+    """Take control.log apart into voices, without the accepted connections.
+
+    The vendor's clients open a connection for each context, ours one for each process.
+    """
     voices: dict[str, list[Entry]] = defaultdict(list)
     for entry in log:
         if entry.text == "Accepting connection...":
@@ -88,7 +91,10 @@ def control_voices(log: list[Entry]) -> dict[str, list[Entry]]:
 
 
 def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
-    """Take server.log apart by client; a line that names none continues with the one before."""
+    """Take server.log apart into the server's lines and each client's.
+
+    A line that ends with "is associated" names no client, and belongs to the voice of the line before it.
+    """
     voices: dict[str, list[Entry]] = defaultdict(list)
     voice = "server"
     log = _without_repeated_queries(log)
@@ -105,7 +111,7 @@ VOICES: Final = {"control.log": control_voices, "server.log": server_voices}
 
 
 def _without_repeated_queries(log: list[Entry]) -> list[Entry]:
-    """Leave out a refusal to shut down that follows another: the vendor's daemon asks as often as it polls."""
+    """Leave out a refusal to end that follows an equal one: the vendor's daemon asks again whenever it polls."""
     refusal = list(REFUSAL)
     entries: list[Entry] = []
     for entry in log:
@@ -117,7 +123,10 @@ def _without_repeated_queries(log: list[Entry]) -> list[Entry]:
 
 
 def with_workers_first(log: list[Entry]) -> list[Entry]:
-    """Put a worker thread's creation before its client's connection: two threads of the driver's server report it."""
+    """Put the line of a worker thread's creation before that of its client's connection.
+
+    Two threads of the driver's server write these lines, so either may come first.
+    """
     ordered = list(log)
     for place, (entry, after) in enumerate(itertools.pairwise(log)):
         client = re.fullmatch(r"Client (\{.*\}) connected", entry.text)
@@ -127,7 +136,7 @@ def with_workers_first(log: list[Entry]) -> list[Entry]:
 
 
 def without_garbage(recorded: list[Entry]) -> list[Entry]:
-    """Give each request its client's PID and context: the vendor prints uninitialised memory there."""
+    """Give the line of each request its client's PID and context, where the vendor prints uninitialised memory."""
     mended = list(recorded)
     for place, entry in enumerate(recorded):
         if entry.text.startswith(GARBAGE):
@@ -139,12 +148,12 @@ def without_garbage(recorded: list[Entry]) -> list[Entry]:
 
 
 def is_of_refusal(text: str) -> bool:
-    """Whether a line is of a server's refusal to end while it has clients."""
+    """Whether a line is one of those that a server writes when it refuses to end."""
     return text.startswith(REFUSAL)
 
 
 def without_refusals(log: list[Entry]) -> list[Entry]:
-    """Leave out that a server was asked to end and refused: the vendor's daemon asks again and again, ours seldom."""
+    """Leave out a server's refusals to end: the vendor's daemon asks again and again, ours seldom."""
     entries: list[Entry] = []
     for entry in log:
         if entries and entries[-1].text == REFUSAL[0] and entry.text.startswith(REFUSAL[1]):
@@ -155,14 +164,17 @@ def without_refusals(log: list[Entry]) -> list[Entry]:
 
 
 def without_nameless(recorded: list[Entry]) -> list[Entry]:
-    """Leave out, of a log of which only some lines are shown, those of which then nothing reports whose they were."""
+    """Leave out the lines that name no client, or none that can be trusted, from a log that is only partly shown."""
     return [
         entry for entry in recorded if not entry.text.startswith(GARBAGE) and not entry.text.endswith("is associated")
     ]
 
 
 def without_unshown(recorded: list[Entry], commands: list[str]) -> list[Entry]:
-    """Leave out the operators that the recorder ran without showing them: it polled get_server_list and ps."""
+    """Leave out the sessions that have only get_server_list and ps, unless their commands are next in ``commands``.
+
+    The recorder polled with these two commands, and its recording does not show them as steps.
+    """
     waiting = list(commands)
     entries: list[Entry] = []
     session: list[Entry] = []
@@ -175,13 +187,13 @@ def without_unshown(recorded: list[Entry], commands: list[str]) -> list[Entry]:
 
 
 def without_repeated(entries: list[Entry], repeated: list[str]) -> list[Entry]:
-    """Leave out, in our log, the operators that asked again until what they waited for was there."""
+    """Leave out, from our log, the sessions of operators whose commands the replay repeated."""
     waiting = list(repeated)
     kept: list[Entry] = []
     session: list[Entry] = []
     for entry in entries:
         if OWN.match(entry.text) or CLIENT_LINES.match(entry.text):
-            kept.append(entry)  # another voice's
+            kept.append(entry)  # a line of another voice
             continue
         session.append(entry)
         if entry.text == "UI closed":

@@ -1,4 +1,4 @@
-"""Plays the steps of a recorded session against live daemons, servers and clients, and reports where we differ."""
+"""Plays the steps of a recorded session with running daemons, servers and clients, and returns the differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conformance.correspondence import Correspondence
 from tests.conformance.this_machine import CLIENT, LEADS, as_here, clients_settings
 
 SETTLES: Final = 4.0 if LEADS else SECONDS
-"""How long a log may take to contain what it should."""
+"""The seconds in which a log must have the expected lines, and a repeated step the expected result."""
 NOT_FOUND: Final = "Cannot find MPS control daemon process"
 ELIDED: Final = "(usage text"
 UNRECOGNIZED: Final = "Unrecognized option "
@@ -31,22 +31,22 @@ OURS_ONLY: Final = {
     "pympsd.control": "the socket of our own tools and clients where control is libcuda's",
     "pympsd.keeper": "where another daemon gets what this one's keeper holds",
 }
-"""Files in the pipe directory that the vendor's daemon has not, with the reason."""
+"""Files in the pipe directory that the vendor's daemon does not have, each with its purpose."""
 NAMESPACE: Final = "4026531836"
 
 
 class ReplayDaemon(DaemonProcess):
-    """A daemon whose tools run in its own folder, so that relative paths mean it."""
+    """A daemon whose command line tools run in its folder, so that relative paths start there."""
 
     @property
     def tools_directory(self) -> Path:
-        """Its own folder."""
+        """The daemon's folder."""
         return self.directory
 
     def run(
         self, arguments: list[str], text: str = "", uid: int | None = None, tool: str = "pympsd"
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command line tool; an argument of several words is several."""
+        """Run a command line tool; an argument is split at its spaces."""
         return subprocess.run(
             [str(BIN / tool), *(word for argument in arguments for word in argument.split())],
             env=self.environment,
@@ -59,7 +59,7 @@ class ReplayDaemon(DaemonProcess):
         )
 
     def run_as_vendors(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command line tool under the vendor's name."""
+        """Run pympsd under the name of the vendor's command line tool."""
         link = self.directory / DROP_IN_NAME
         if not link.is_symlink():
             link.symlink_to(BIN / "pympsd")
@@ -67,13 +67,13 @@ class ReplayDaemon(DaemonProcess):
 
 
 Said = Callable[[dict[str, Any]], str]
-"""Says how what ours did differs from a step; nothing when it does not."""
+"""Returns how what our programs did differs from a step, and an empty text if it does not."""
 DECISIONS: Final = {"ours", "lacks", "adds", "reordered"}
-"""What the review may say of a step that is different: then ours is that, and nothing else."""
+"""Keys of a step marked ``different`` that give the exact difference; without one of them, any is accepted."""
 
 
 def _instead(step: dict[str, Any]) -> dict[str, Any]:
-    """Return a step with what ours does in place of what is recorded."""
+    """Return a step with the answer of pympsd, if the review has one, in place of the recorded answer."""
     if "ours" not in step:
         return step
     output = "result" if step["do"] == "client" else "stdout"
@@ -95,7 +95,7 @@ class Replay:
     repeated: list[str] = field(factory=list)
 
     def daemon(self, at: int) -> ReplayDaemon:
-        """Return the daemon of a place; a place is a pipe directory and a log directory."""
+        """Return the daemon with a number, made at the first call; each has its own pipe and log directory."""
         if at not in self.daemons:
             uid = self.plan.get("uids", {}).get(str(at), 0)
             settings = {name: as_here(value) for name, value in self.plan.get("env", {}).items()}
@@ -103,7 +103,7 @@ class Replay:
         return self.daemons[at]
 
     def play(self, step: dict[str, Any]) -> str:
-        """Do a step; return how what ours does differs from what was decided of it, nothing when it does not."""
+        """Play a step; return how our programs differ from what the review expects, an empty text if they do not."""
         for action in self.plan.get("before", {}).get(str(step["number"]), []):
             self._unshown(*action.split(maxsplit=1))
         if step["mark"] == "not_replayable":
@@ -134,7 +134,7 @@ class Replay:
             message = f"Server {server} exited"
             wait_until(lambda: any(line.startswith(message) for line in self.daemon(0).log()), message)
         elif verb == "reap":
-            # Its server is gone, or it was not a client: its end is not logged.
+            # No line of a log follows: the client's server is gone, or the process was not a client.
             self.clients.pop(int(rest)).end()
         elif verb == "gone":
             self._await_count("Client process", int(rest))
@@ -183,7 +183,7 @@ class Replay:
             self.commands[0] = []
 
     def _hung_up(self) -> bool:
-        """Whether the daemon has reported that all operators have gone, but for those that still wait."""
+        """Whether the daemon's log has the end of each operator's session, but for those in the background."""
         daemon = self.daemon(0)
         return self._counted(daemon, "NEW UI") - self._counted(daemon, "UI closed") <= len(self.background)
 
@@ -201,12 +201,12 @@ class Replay:
         if step.get("background"):
             return self._run_aside(daemon, stdin)
         if "".join(step.get("ours") or ()).startswith(UNRECOGNIZED):
-            # Only under the vendor's name an unknown option is answered as recorded.
+            # pympsd answers an unknown option as recorded only if it runs under the vendor's name.
             done = daemon.run_as_vendors(step["arguments"])
         elif "-d" in step["arguments"] and step["status"] == 0:
             done = daemon.start(*step["arguments"])
         else:
-            # As the vendor's tool does, which gives another user's daemon all commands.
+            # The vendor's tool sends all commands also to another user's daemon.
             trusting = [] if step["arguments"] else ["--trust-daemon"]
             done = daemon.run([*trusting, *step["arguments"]], stdin, step["uid"], step.get("tool", "pympsd"))
         give_up = time.monotonic() + SETTLES
@@ -227,18 +227,18 @@ class Replay:
             recorded, ours = recorded[:-1], ours[: len(recorded) - 1]
         wrong = [] if done.returncode == step["status"] else [f"status {done.returncode}, not {step['status']}"]
         wrong += self._compared.differences("stdout", recorded, ours)
-        # Ours reports to root, too, whose daemon it is.
+        # Our tool warns root, too, of a daemon that another user runs.
         complaints = [line for line in done.stderr.splitlines() if not line.endswith(", neither root nor you")]
         if complaints[:1] == [NOT_FOUND]:
-            # Ours reports in one line more which socket it was, and what is wrong with it.
+            # Our tool adds a line that names the socket, and what is wrong with it.
             complaints = complaints[:1] + complaints[2:]
-        # Where the vendor says nothing on standard error, ours may say in one line what was refused.
+        # Where the vendor's tool writes nothing to standard error, ours may write one line, about what was refused.
         if step.get("stderr") or len(complaints) > 1:
             wrong += self._compared.differences("stderr", step.get("stderr", []), complaints)
         return "\n".join(wrong)
 
     def _ask(self, stdin: str) -> subprocess.CompletedProcess[str]:
-        """Give a command that the recording shows in the log only."""
+        """Give a command that the recording shows only in the log."""
         self.commands.setdefault(0, []).extend(stdin.splitlines())
         return self.daemon(0).run([], stdin)
 
@@ -256,7 +256,7 @@ class Replay:
         return lambda _: wrong
 
     def _wait_until_settled(self, stdin: str, at: int = 0) -> None:
-        """Wait for what a command begins: the vendor's daemon answers no one."""
+        """Wait until the server that ``start_server`` starts is there, or until the daemon that quits has ended."""
         daemon = self.daemon(at)
         if stdin.startswith("start_server"):
             wait_until(lambda: self._counted(daemon, "Starting new server") == self._counted(daemon, "NEW SERVER"))
@@ -264,7 +264,7 @@ class Replay:
             wait_until(lambda: not alive(daemon.pid), "the daemon's end")
 
     def _await_count(self, beginning: str, count: int) -> None:
-        """Wait until that many different lines of server.log begin so; the driver's server repeats some."""
+        """Wait until ``count`` different lines of server.log begin so; the driver's server writes some twice."""
 
         def counted() -> int:
             return len({line for line in self.daemon(0).log("server.log") if line.startswith(beginning)})
@@ -302,7 +302,7 @@ class Replay:
         environment = {**self.daemon(0).environment, "PYMPSD_REQUIRE_MPS": "1", **clients_settings()}
         environment |= step.get("environment", {})
         if "CUDA_VISIBLE_DEVICES" not in step.get("environment", {}):
-            # The daemon's settings are not its clients'.
+            # The daemon's own setting must not choose the devices of its clients.
             environment.pop("CUDA_VISIBLE_DEVICES", None)
         return ClientProcess.start(environment, step.get("uid", 0), CLIENT)
 
@@ -311,9 +311,9 @@ class Replay:
         paths = sorted(path for path in (directory / "pipe").iterdir() if path.name not in OURS_ONLY)
         ours = [_describe_file(path) for path in paths]
         ours += [f"log dir: {_describe_file(path)}" for path in sorted((directory / "log").iterdir())]
-        # Sizes of logs and PIDs are as long as paths and numbers happen to be.
+        # The sizes of logs and pid files depend on the lengths of paths and PIDs.
         recorded = [re.sub(r"size=\d+", "size=", line).strip() for line in step.get("lines", [])]
-        # Under its own name pympsd lets nobody else write the pid file.
+        # Under its own name, pympsd makes a pid file that no other user may write.
         recorded = [re.sub(r"^-rw-rw-rw-(.*\.pid )", r"-rw-r--r--\1", line) for line in recorded]
         return lambda _: "\n".join(self._compared.differences("listing", recorded, ours))
 
@@ -334,7 +334,7 @@ class Replay:
         start = self.shown.get((at, name), 0)
         commands = self.commands.get(at, [])
         repeated = [self.known.translated(text) for text in self.repeated]
-        # How it differs is not said: there is nothing to wait for.
+        # If the review does not give the exact difference, there is nothing to wait for.
         anyhow = step["mark"] == "different" and not DECISIONS & step.keys()
         while True:
             lines = self._lines(at, name)
@@ -349,7 +349,7 @@ class Replay:
         return lambda expected: self._compared.of_log(expected, lines[start:], commands, repeated)
 
     def close(self) -> None:
-        """End every client and command of the replay."""
+        """End all clients and background commands of the replay."""
         self._unshown("hang-up")
         for client in self.clients.values():
             if client.process.poll() is None:

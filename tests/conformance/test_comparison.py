@@ -1,4 +1,4 @@
-"""The comparison itself: what it lets pass, and that it lets nothing else pass."""
+"""The comparison itself: which differences it accepts, and that it accepts no others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _wrong(ours: list[str], **decided: Any) -> str:
     step = {"do": "server.log", "lines": _log(SERVER, *LINES), **decided}
     correspondence = Correspondence(frozenset({1, 2, SERVER}))
     if "some" not in decided:
-        # The clients that the steps name are known, those of a log of which some lines are shown may not be.
+        # Clients that the steps name have their pairs of PIDs; those of a log that is partly shown may have none.
         assert correspondence.bind(1, 11)
         assert correspondence.bind(2, 12)
     return Comparison(correspondence).of_log(step, ours, [], [])

@@ -22,7 +22,7 @@ CASES: Final[list[dict[str, Any]]] = [
 DIFFERENCES: Final[list[dict[str, Any]]] = tomllib.loads((HERE / "differences.toml").read_text())["difference"]
 MOST: Final = 20
 NO_CASES: Final = ("Accepting connection...", "NEW UI", "UI closed", "Starting new server", "NEW SERVER")
-"""Begin lines that the recording of a case leaves out; a server is ready when it is."""
+"""Beginnings of lines that the recording of a case leaves out; when a server is ready depends on timing."""
 
 
 def test_the_table_of_differences_is_short_and_names_its_cases() -> None:
@@ -36,7 +36,7 @@ def test_the_table_of_differences_is_short_and_names_its_cases() -> None:
 
 
 def _answer(daemon: DaemonProcess, case: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Give a case's line; return what is recorded of a case, and standard error."""
+    """Give a case's line to the tool; return what a case records of the answer, and standard error."""
     before = len(daemon.log())
     done = daemon.run([], case["stdin"])
     wait_until(lambda: "UI closed" in daemon.log()[before:], "the end of the session")
@@ -46,7 +46,7 @@ def _answer(daemon: DaemonProcess, case: dict[str, Any]) -> tuple[dict[str, Any]
 
 
 def _select_expected(case: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    # Of a few cases the recording does not say what was logged.
+    # The recording of a few cases has no log.
     return {"stdout": case["stdout"], "exit": case["exit"], "log": case.get("log", answer["log"])}
 
 
@@ -71,13 +71,13 @@ def test_every_case_is_answered_as_recorded_or_as_the_table_says(make_daemon: Ca
         assert complaint.count("\n") <= 1, (case["stdin"], complaint)
         as_recorded = answer == _select_expected(case, answer)
         if index in differences:
-            # A case whose log was not recorded differs by its standard output.
+            # A case that has no recorded log can differ only in its standard output or status.
             unneeded += [case["stdin"]] if as_recorded else []
             as_recorded = answer == _ours(differences[index], case, daemon)
         if not as_recorded:
             wrong.append((index, case["stdin"][:80], answer, _select_expected(case, answer)))
         if case.get("daemon_died"):
-            # The recorded daemon was gone: the next case met a fresh one.
+            # The recorded daemon died here, so the next case has a new one.
             daemon.stop()
             daemon = None
     assert wrong == []

@@ -1,4 +1,4 @@
-"""The recorded sessions, as tables of steps: what can be replayed is, and every other step reports why it is not."""
+"""Replays the recorded sessions from their tables of steps; every step that is not replayed has a reason there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT: Final = [
     )
     or name in ("several-gpus-daemon-sees-0,2", "start-up-start-and-second-start", "start-up-percentage-40")
 ]
-"""All but variants of a start, and two long ones."""
+"""All replays but two long ones and most variants of a start."""
 
 
 @pytest.mark.parametrize("name", extract.NAMES)
@@ -54,7 +54,7 @@ def _find_recorded_pids(steps: list[dict[str, Any]]) -> frozenset[int]:
 
 
 def _find_mentioned(steps: list[dict[str, Any]]) -> set[int]:
-    # The PIDs that the vendor prints for the client of a request are uninitialised memory.
+    # Lines of requests do not count: the vendor prints uninitialised memory for their clients' PIDs.
     lines = [line for step in steps for line in step.get("lines", []) if logs.GARBAGE not in line]
     match = [logs.ALSO.match(line.partition("] ")[2]) or logs.CLIENTS.search(line) for line in lines]
     return {int(entry[1] or entry[2]) for entry in match if entry}
@@ -69,7 +69,7 @@ def test_a_session_goes_as_recorded(
         pytest.skip(reason)
     recording = (extract.HERE / "recorded" / f"{name}.txt").read_text("utf-8", "surrogateescape")
     whole = extract.parsed(recording)
-    # Where ours starts a process for which the recording has none, the plan gives it a PID to be called by.
+    # The plan gives a PID to each process that our daemon starts and the recording does not have.
     correspondence = Correspondence(_find_recorded_pids(whole) | frozenset(plan.get("more_pids", [])))
     replay = Replay(plan, make_daemon, correspondence)
     correspondence.words |= {"./client": f"{sys.executable} {this_machine.CLIENT}"}
@@ -90,7 +90,7 @@ def test_a_session_goes_as_recorded(
 
 
 def test_what_comes_before_a_servers_setup_reaches_it_after(make_daemon: Callable[..., ReplayDaemon]) -> None:
-    """The recorded quit met a server that was initialising: here the daemon is fast enough to meet it before."""
+    """A quit before the server is set up is carried out after it; the recorded one came during the set-up."""
     daemon = make_daemon()
     assert daemon.start().returncode == 0
     done = daemon.run([], "start_server -uid 0\nset_default_active_thread_percentage 50\nquit\n")

@@ -1,9 +1,10 @@
-"""The recorded machine and the one that a session is replayed on: the same, but for scripts/test-gpu.
+"""The machine on which a session is replayed: an emulated copy of the recorded one, or this machine with its GPUs.
 
-There sessions that were recorded on one H200 run on this machine's GPU, and those that were recorded on four and see
-two of them on two: their names stand for the recorded ones, and a few steps are played otherwise (on_gpu.toml says
-which and why). With PYMPSD_TEST_CONFORMANCE=vendor the daemon leads
-the driver's own server, the clients are programs of cuda.bindings, and on_vendor.toml reports what is different.
+With scripts/test-gpu, the sessions that were recorded on one H200 run on this machine's GPU. The names of this
+machine's GPUs replace the recorded ones, and a few steps are played otherwise (on_gpu.toml has them and the reasons).
+
+With PYMPSD_TEST_CONFORMANCE=vendor the daemon leads the driver's own server, the clients are programs of
+cuda.bindings, and on_vendor.toml has the differences. Sessions that were recorded on four GPUs then run on two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.gpu.cuda_programs import running
 
 HERE = Path(__file__).parent
 LEADS: Final = os.environ.get("PYMPSD_TEST_CONFORMANCE") == "vendor"
-"""Whether servers are the driver's own (the fakes, in a rehearsal)."""
+"""Whether the servers are the driver's own (in a rehearsal, the fakes)."""
 SUPPORT: Final = HERE.parent / "support"
 CLIENT: Final = str(SUPPORT / ("fake_recorded_client.py" if LEADS and rehearses() else "recorded_client.py"))
 """The program of the clients."""
@@ -29,12 +30,12 @@ RECORDED: Final = {
     name: tomllib.loads((HERE / f"{name}.toml").read_text())["device"] for name in ("one-h200", "four-h200")
 }
 SHORT: Final = (22, 12)
-"""The numbers of characters of a UUID that ps shows, and that a session gives for all of it."""
+"""The lengths of the two prefixes of a UUID in recordings: the one that ps shows, and the one that operators give."""
 PREFIX: Final = len("GPU-")
 
 
 def settings(machine: str, copy: Path) -> dict[str, str]:
-    """Return a daemon's settings of its machine; ``copy`` is a description that every user can read."""
+    """Return a daemon's settings for its machine; ``copy`` is a machine description that every user can read."""
     if LEADS:
         settings = running.settings(copy.parent)
         if machine == "four-h200":
@@ -46,18 +47,18 @@ def settings(machine: str, copy: Path) -> dict[str, str]:
 
 
 def why_not(plan: str) -> str:
-    """Return why a replay cannot be rehearsed, nothing if it can."""
+    """Return why a replay cannot be rehearsed, and an empty text if it can."""
     cannot = LEADS and rehearses() and plan in ("terminate, faults, kills", "connection limit")
     return "the fake client has no such lines" if cannot else ""
 
 
 def clients_settings() -> dict[str, str]:
-    """Return what clients have in their environment in addition to the daemon's."""
+    """Return the variables that clients have in addition to the daemon's environment."""
     return {tested_driver.VARIABLE: "bindings", **with_machine({})} if LEADS else {}
 
 
 def names() -> dict[str, str]:
-    """Return recorded names and those of this machine's GPUs for them."""
+    """Return the names that replace recorded ones on a GPU, by the recorded name."""
     if not on_gpu():
         return {}
     replacements = {f"count CUDA_SUCCESS {len(RECORDED['four-h200'])}": f"count CUDA_SUCCESS {len(gpus())}"}
@@ -77,7 +78,7 @@ def as_here(text: str) -> str:
 
 
 def played(session: str, step: dict[str, Any]) -> dict[str, Any]:
-    """Return a step as it is played here."""
+    """Return a step with the changes for this machine's GPU and for the driver's own server, where they apply."""
     for table in ("on_gpu.toml",) * on_gpu() + ("on_vendor.toml",) * LEADS:
         for entry in tomllib.loads((HERE / table).read_text()).get("step", []):
             if (entry["session"], entry["number"]) == (session, step["number"]):

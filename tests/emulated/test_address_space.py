@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.memory import address_space
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace, NotAnAllocation
 from pympsd_server.backends.emulated.memory.transfers import fill
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
@@ -110,6 +118,62 @@ def test_out_of_memory_is_code_2() -> None:
     with pytest.raises(OutOfMemory, match="5000 bytes") as caught:
         space.allocate(5000)
     assert caught.value.code == 2
+
+
+def test_allocations_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers could not access more allocations, because the table that peers read would be full."""
+    monkeypatch.setattr(address_space, "MAX_CLIENT_ALLOCATIONS", 3)
+    space = AddressSpace(BASE, 1 << 20)
+    addresses = [space.allocate_at_end(4, 4), space.allocate(100), space.allocate(100)]
+    for allocate in (space.allocate, space.allocate_at_end):
+        with pytest.raises(OutOfMemory, match="at most 3 allocations on a device; free some") as refusal:
+            allocate(100, 512)
+        assert refusal.value.code == Result.ERROR_OUT_OF_MEMORY
+    space.free(addresses[1])
+    assert space.allocate(100) == addresses[1]
+    space.close()
+
+
+def measure(call: Callable[[], object]) -> tuple[int, int]:
+    """Return the number of lines that a call executes, and the bytes that it allocates at the same time."""
+    lines, before = 0, sys.gettrace()
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    call()  # so that no list grows later
+    tracemalloc.start()
+    try:
+        call()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    sys.settrace(count)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines, peak
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_the_cost_of_an_allocation_does_not_depend_on_how_many_there_are(is_published: bool) -> None:
+    """The cost of a free does not either: no loop is over the other allocations, and no list of them is copied."""
+    costs = []
+    for count in (20, 2000):
+        space = AddressSpace(BASE, 1 << 26)
+        if is_published:
+            space.publish(BASE)
+        addresses = [space.allocate(100) for _ in range(count)]
+        for address in addresses[::2]:
+            space.free(address)
+        costs.append(measure(lambda space=space: space.free(space.allocate(5000))))  # type: ignore[misc]
+        space.close()
+    (few_lines, few_bytes), (many_lines, many_bytes) = costs
+    assert many_lines < few_lines + 50
+    assert many_bytes < few_bytes + 2048
 
 
 def test_find_returns_the_allocation_around_an_address() -> None:

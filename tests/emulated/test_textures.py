@@ -166,6 +166,34 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
             np.testing.assert_allclose(colour[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
 
 
+@pytest.mark.parametrize("mode", [CLAMP, BORDER])
+def test_coordinates_beyond_every_integer(machine: Machine, mode: int) -> None:
+    """Infinite coordinates are on their own side of the texture, however many elements it has."""
+    texels = np.arange(1, 32769, dtype="f4").reshape(1, 1, -1, 1)
+    how = {"address_modes": (mode,) * 3, "filter": 1, "flags": NORMALIZED}
+    texture = machine.object(F32, 1, machine.array(texels), **how)
+    text = module("tex.1d.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0}];")
+    rows = np.zeros((4, 4), "f4")
+    rows[:, 0] = (np.inf, -np.inf, 1e30, -1e30)
+    expected = [32768, 1, 32768, 1] if mode == CLAMP else [BORDER_COLOUR[0]] * 4
+    np.testing.assert_array_equal(machine.run(text, texture, rows).view("f4")[:, 0], np.array(expected, "f4"))
+
+
+@pytest.mark.parametrize("mode", [WRAP, CLAMP, MIRROR, BORDER])
+def test_integer_coordinates_are_not_normalized(machine: Machine, mode: int) -> None:
+    """Integer coordinates neither wrap nor are mirrored, not even in a texture with normalized coordinates."""
+    texture = machine.object(
+        U32, 1, machine.array(np.arange(1, 5, dtype="u4").reshape(1, 1, 4, 1)),
+        address_modes=(mode,) * 3, flags=NORMALIZED | AS_INTEGER,
+    )  # fmt: skip
+    text = module("tex.1d.v4.u32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
+    rows = np.zeros((6, 4), "i4")
+    rows[:, 0] = (-6, -1, 0, 3, 4, 9)
+    outside = (BITS[0],) * 2
+    expected = [*outside, 1, 4, *outside] if mode == BORDER else [1, 1, 1, 4, 4, 4]
+    np.testing.assert_array_equal(machine.run(text, texture, rows)[:, 0], expected)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("format", DTYPES)
 def test_formats(machine: Machine, format: int, channels: int) -> None:
@@ -438,6 +466,31 @@ def test_accesses_that_fault(machine: Machine) -> None:
     machine.device.space.free(freed.address)
     with pytest.raises(IllegalAddress, match="outside of the allocations"):
         machine.run(sample, texture, zeros + 200)
+
+
+@pytest.mark.parametrize("beyond", ["trap", "clamp", "zero"])
+@pytest.mark.parametrize(
+    "text", ["suld.b.1d.v{}.b{}.{} {}, [%d1, {{%r4}}];", "sust.b.1d.v{}.b{}.{} [%d1, {{%r4}}], {};"]
+)
+@pytest.mark.parametrize(("length", "bits"), [(2, 8), (4, 8), (2, 16), (2, 32), (4, 32), (2, 64)])
+def test_a_vector_of_a_surface_is_aligned_as_a_whole(
+    machine: Machine, length: int, bits: int, text: str, beyond: str
+) -> None:
+    level = machine.array(np.zeros((1, 1, 16, 1), "u4"))
+    surface = machine.object(U32, 1, level, kind=TexturedKind.SURFACE)
+    kind = {8: "h", 16: "h", 32: "r", 64: "d"}[bits]
+    registers = [f"%{kind}{5 + k if bits == 64 else k}" for k in range(length)]
+    values = ", ".join(registers)
+    order = (length, bits, beyond, f"{{{values}}}")
+    kernel = module(text.format(*order))
+    rows, nbytes = np.zeros((1, 4), "i4"), length * bits // 8
+    for start in range(0, 2 * nbytes, bits // 8):
+        rows[0, 0] = start
+        if start % nbytes == 0:
+            machine.run(kernel, surface, rows)
+            continue
+        with pytest.raises(MisalignedAddress, match=f"{nbytes} bytes: misaligned"):
+            machine.run(kernel, surface, rows)
 
 
 def test_memory_that_is_no_object_is_refused() -> None:

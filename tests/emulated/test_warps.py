@@ -177,6 +177,48 @@ def test_warp_barrier_in_both_branches() -> None:
     np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), np.where(LANES % 2, 1, 2))
 
 
+def test_lanes_that_meet_at_two_barriers_take_no_lanes_of_other_warps_along() -> None:
+    """The first warp's lanes meet at two places; the second's wait at one of them for lanes that still loop."""
+    text = f"""
+      .shared .align 4 .b32 seen; .reg .b32 %n; .reg .pred %more;
+      and.b32 %i1, %i0, 1; setp.eq.u32 %p, %i1, 0; @%p bra SAME;
+      setp.lt.u32 %p, %i0, 32; @%p bra OTHER;
+      mov.u32 %n, 0;
+    LOOP: add.u32 %n, %n, 1; setp.lt.u32 %more, %n, 20000; @%more bra LOOP;
+      st.shared.b32 [seen], %n;
+    SAME: bar.warp.sync {FULL}; ld.volatile.shared.b32 %d, [seen]; bra END;
+    OTHER: bar.warp.sync {FULL}; mov.u32 %d, 0;
+    END:"""
+    actual = run_fragment(text, "u4", VALUES[:64])
+    np.testing.assert_array_equal(actual[32:], np.full(32, 20000))
+
+
+@pytest.mark.parametrize(("odd", "even"), [(611, 487), (487, 611), (615, 488)])
+def test_lanes_of_two_branches_exchange_values_in_each_round(odd: int, even: int) -> None:
+    """Each branch has a barrier before and after its read, so no lane writes the next value too early."""
+
+    def branch(name: str, weight: int, least: int) -> str:
+        return f"""
+    {name}: mov.u32 %n, 0; mad.lo.u32 %m, %w, {weight}, {least};
+    {name}_LOOP: add.u32 %n, %n, 1; setp.lt.u32 %p, %n, %m; @%p bra {name}_LOOP;
+      add.u32 %v, %i0, %i1; st.volatile.shared.u32 [%own], %v;
+      bar.warp.sync {FULL}; ld.volatile.shared.u32 %v, [%others]; mad.lo.u32 %d, %d, 3, %v; bar.warp.sync {FULL};
+      bra NEXT;"""
+
+    text = f"""
+      .shared .align 4 .b32 words[128]; .reg .b32 %n, %m, %v, %w, %own, %others, %role;
+      shl.b32 %own, %i0, 2; mov.u32 %v, words; add.u32 %own, %own, %v; xor.b32 %others, %own, 4;
+      and.b32 %role, %i0, 1; shr.u32 %w, %i0, 5; mov.u32 %i1, 0; mov.u32 %d, 0;
+    ROUND: setp.eq.u32 %p, %role, 0; @%p bra EVEN;
+    {branch("ODD", odd, 28)}
+    {branch("EVEN", even, 9)}
+    NEXT: add.u32 %i1, %i1, 1; setp.lt.u32 %p, %i1, 5; @%p bra ROUND;"""
+    lanes, expected = LANES[:64], np.zeros(64, "u4")
+    for number in range(5):
+        expected = expected * 3 + (lanes ^ 1) + number
+    np.testing.assert_array_equal(run_fragment(text, "u4", VALUES[:64]), expected)
+
+
 PASCAL = HEADER.replace("8.0", "6.0").replace("sm_80", "sm_60")
 WITHOUT_SYNC = [
     "vote.ballot.b32 %i1, %p;",

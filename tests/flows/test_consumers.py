@@ -103,7 +103,7 @@ def test_c3_commands_on_stdin_however_they_end(daemon: DaemonProcess, text: str)
 
 
 def test_c3_a_caller_that_writes_and_closes_later(daemon: DaemonProcess) -> None:
-    """Go's StdinPipe: the bare command first, the end of file when the caller thinks of it."""
+    """As with Go's StdinPipe, the command has no newline, and the end of file comes later."""
     with subprocess.Popen(
         [PYMPSD], env=daemon.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -417,7 +417,7 @@ def test_a_client_that_is_stopped_for_a_moment_while_its_server_speaks_is_not_cu
 def test_a_client_who_leaves_its_server_at_once_does_not_block_it(
     daemon: DaemonProcess, words: tuple[bytes, ...]
 ) -> None:
-    """Without a word of the daemon's the server would wait for ever if it had said nothing itself."""
+    """The server waits for ever for such a client, unless the daemon answers in the client's place."""
     with DriverClient.start(daemon.directory / "pipe", uid=0) as client:
         client.connect()
         for _ in range(SILENT):

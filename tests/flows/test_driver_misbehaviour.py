@@ -299,7 +299,7 @@ def test_a_server_that_closes_half_way(users: TwoUsers, command: int) -> None:
 @pytest.mark.long(but=["14"])
 @pytest.mark.parametrize("command", [7, 14])
 def test_a_server_that_gives_no_answer_to_a_question(users: TwoUsers, command: int) -> None:
-    """The answer to a later question is not taken for it: that is a violation, or it does not answer at all."""
+    """The answer to a later question is a violation of the protocol; without any, the command is not answered."""
     client, server = users.connected(no_answer=command)
     done = users.daemon.run([], "ps\n")
     assert str(users.bystander.pid) in done.stdout

@@ -240,7 +240,7 @@ def _talk(connection: socket.socket) -> dict[str, Any]:
 
 
 def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProcess) -> None:
-    """It took it before the daemon was killed, or while there was none."""
+    """The client takes its end of the connection before the daemon is killed, or before the next one starts."""
     with DriverClient.start(pipe(daemon)) as client, ExitStack() as stack:
         client.connect()
         (server,) = daemon.servers()

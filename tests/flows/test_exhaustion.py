@@ -92,7 +92,7 @@ else:
 sys.argv = sys.argv[2:]  # from "-c -I SERVER ..."
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""A server that is one to its daemon, and ends at a certain moment."""
+"""A server that behaves like a real one until it ends at a certain moment."""
 
 
 class Interpreter:
@@ -115,11 +115,11 @@ class Interpreter:
         new.rename(self.path)
 
     def mend(self) -> None:
-        """It works."""
+        """Make the interpreter work."""
         self._replace(lambda path: path.symlink_to(os.path.realpath(sys.executable)))
 
     def break_it(self, deaths: int | None = None) -> None:
-        """What it is asked to run ends immediately, complaining; after that many deaths it works."""
+        """Let every program end immediately with a complaint; after that many deaths the interpreter works."""
         self._break("echo the library libpossible.so is not there >&2\nexit 3\n", deaths)
 
     def break_later(self, moment: str, deaths: int | None = None) -> None:
@@ -257,7 +257,7 @@ def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get
     assert pauses(fragile, died)[:3] == ["0.1 s", "0.5 s", "2 s"]
     assert f"Giving up after 4 attempts to start a server for user 0: {died}" in fragile.log()
     if moment == "admission":
-        # Their clients came again each time: now no client of this user is let in for a while, nor a server started.
+        # The clients came back to each new server, so this user gets no server and no client served for a while.
         assert interpreter.tries == 4
         assert late.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
         assert "it was tried 4 times; try again in 5 s" in late.do("error")
@@ -278,7 +278,7 @@ def test_a_quit_between_two_tries_refuses_the_client_and_ends(
     wait_until(lambda: any("trying again in 2 s" in line for line in fragile.log()), "the third death")
     fragile.say("quit")
     assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    # On a machine so slow that the last try came first, it was that.
+    # On a slow machine the last try may come before the quit; then the reason is the number of tries.
     assert re.search("is quitting|tried 4 times", client.do("error"))
     assert not alive(fragile.pid)
 

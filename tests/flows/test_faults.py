@@ -91,7 +91,7 @@ def test_1_who_comes_while_executors_are_replaced_is_held(
     culprit.do("illegal")
     assert culprit.do("sync") == FATAL
     wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
-    # It frees nothing for some seconds, and then ends: whoever comes now comes before the next one.
+    # The stopped executor is killed after some seconds, so a client that comes now comes before the next executor.
     os.kill(_executors(daemon, server)[0], signal.SIGSTOP)
     culprit.end(signal.SIGKILL)
     if connected:
@@ -183,16 +183,16 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     (server,) = daemon.servers()
     before = _executors(daemon, server)
     wedge(before[0], server)
-    # The first word after that it still takes: this one, or just then the question whether it is well.
+    # The executor still receives the next message: this request, or a ping that comes first.
     late[0].begin("ctx 0")
-    # What it has at hand continues.
+    # Work of existing contexts continues.
     assert a.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert a.do("endless") == READY
     a.begin("sync")
     late[1].begin("ctx 0")
     assert daemon.say("get_server_list") == f"{server}\n"
     assert not late[1].has_result()
-    # It is asked every 5 s, and given up after 20 s without an answer.
+    # The executor is pinged every 5 s, and killed after 20 s without an answer.
     wait_until(lambda: not alive(before[0]), "the wedged executor's end", 60)
     assert a.result() == ELSEWHERE
     assert a.do("sync") == ELSEWHERE
@@ -264,7 +264,7 @@ def test_2_before_volta_a_fault_ends_the_server(daemon: DaemonProcess, make_clie
     executor = _executors(daemon, server)[1]
     os.kill(executor, signal.SIGSTOP)
     a.do("illegal")
-    # The server ends when all has stopped, and not before the client that caused it can ask.
+    # The server ends when all work has stopped; until then the client that caused the fault gets the error.
     assert a.do("sync") == FATAL
     os.kill(executor, signal.SIGCONT)
     assert b.result() == ELSEWHERE

@@ -111,7 +111,7 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     assert limits == ["unlimited", "4G", "2G"]
     seen = {"CUDA_VISIBLE_DEVICES": "0"}  # in the daemon's own numbering
     assert sms_at(daemon, "a/hi", **seen) == "32"
-    # Of b's devices none is left: its clients are told, and never continue without it.
+    # None of b's devices is left: its clients get the reason, and never continue without MPS.
     gone = f"names device {first}, which no longer exists; ignoring it"
     assert [line for line in daemon.log() if gone in line] == [f"Namespace 'a/lo' {gone}", f"Server 'b' {gone}"]
     assert ctl(daemon, "server get b status") == "Failed"

@@ -595,9 +595,9 @@ def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> 
 
 
 def another_keeper(daemon: DaemonProcess, before: int) -> int:
-    """Return the PID of the keeper that follows one, when it holds what there is to hold."""
+    """Wait until a keeper other than ``before`` holds the daemon's entries; return its PID."""
     keeper = daemon.keeper(before)
-    # It has only its own descriptors until the daemon has sent all that it has, in one go.
+    # The daemon sends all entries in one burst; until then the keeper has only its own descriptors.
     wait_until(lambda: any("/log" in link for link in links_of(keeper)), "what it is to hold")
     return keeper
 

@@ -26,7 +26,7 @@ with socket.socket(socket.AF_UNIX) as listener:
         heard += connection.recv(65536)
     connection.sendall(bytes.fromhex(answer))
 """
-"""It answers what it is given when it has heard what it awaits, and ends."""
+"""A daemon that waits for a text, sends the answer in its last argument, and ends."""
 
 
 @pytest.fixture

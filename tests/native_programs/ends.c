@@ -1,7 +1,8 @@
-/* Ways in which a program ends: `ends fork`, `ends exit`, `ends signal`, `ends init`. */
+/* Ways in which a program ends: `ends fork`, `ends exit`, `ends signal`, `ends locale`, `ends`. */
 
 #include "driver.h"
 
+#include <locale.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -86,5 +87,7 @@ int main(int count, char **arguments) {
         wait_for_a_signal();
     CUresult result = cuInit(0);
     printf("%d\n", result);
+    if (strcmp(way, "locale") == 0)
+        printf("locale %s\n", setlocale(LC_CTYPE, NULL));
     return 0;
 }

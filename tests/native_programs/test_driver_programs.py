@@ -238,6 +238,11 @@ def test_a_program_that_only_initializes(compile_program: Compile, run: Callable
     assert (ran.stdout, ran.stderr, ran.returncode) == ("0\n", "", 0)
 
 
+def test_a_program_keeps_its_locale(compile_program: Compile, run: Callable[..., Ran]) -> None:
+    ran = run(compile_program("ends"), "locale", LC_ALL="C.UTF-8")  # which Python uses, and the program does not
+    assert (ran.stdout, ran.stderr) == ("0\nlocale C\n", "")
+
+
 @pytest.mark.parametrize(
     ("python", "sentence"),
     [

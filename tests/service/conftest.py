@@ -16,7 +16,8 @@ from attrs import define, field
 from pympsd.devices.machine import describe
 from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal, control_logger
-from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.dispatcher import Dispatcher, Sessions
+from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.listeners import Listener
 from pympsd.service.sessions.conversation import OwnConversation
 from pympsd.state_machine.instructions import SpawnServer
@@ -153,7 +154,7 @@ class RunningDaemon:
 
     async def go_on_with(self, *connections: KeptFd[bytes], keeper: KeeperLink | None = None) -> None:
         """Serve connections that an earlier daemon accepted, on a listener that nobody else connects to."""
-        self.dispatcher.keeper = keeper
+        self.dispatcher.keeper = keeper or self.dispatcher.keeper
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         await listener.bind(f"{self.path}.next")
         listener.listen()
@@ -188,10 +189,9 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
         try:
             with scope:
                 async with trio.open_nursery() as inner:
-                    dispatcher = Dispatcher(
-                        state, settings, str(tmp_path / "control"), "pympsd-server", journal,
-                        control_logger(journal), inner, spawn,
-                    )  # fmt: skip
+                    log = control_logger(journal)
+                    keeper = KeeperLink(PipeDirectory(str(tmp_path), str(tmp_path), -1), log)
+                    dispatcher = Dispatcher(state, settings, journal, log, inner, keeper, Sessions(spawn))
                     daemons.append(
                         RunningDaemon(
                             dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, pending

@@ -81,7 +81,7 @@ async def serve(daemon: RunningDaemon) -> MessageChannel:
             session.channel.close()
         daemon.dispatcher.feed(events.ServerExited(spawn.server, -9))
 
-    daemon.dispatcher.servers[spawn.server] = session
+    daemon.dispatcher.sessions.servers[spawn.server] = session
     daemon.dispatcher.nursery.start_soon(run)
     daemon.dispatcher.feed(events.ServerSpawned(spawn.server, 847))
     daemon.dispatcher.feed(events.StatusPushed(spawn.server, "ACTIVE"))
@@ -180,7 +180,7 @@ async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descript
     monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
     await connect_client(daemon)
     channel = await serve(daemon)
-    (server,) = daemon.dispatcher.servers.values()
+    (server,) = daemon.dispatcher.sessions.servers.values()
     server.channel.send_raw(bytes(1 << 20))  # the socket is full: the server does not read
     answers: list[object] = []
     while not answers or not isinstance(answers[-1], messages.Refused):

@@ -34,7 +34,7 @@ class NewClient:
     def wait_again(self) -> None: ...
 
 
-DISPATCHER: Any = Mock(keeper=None)
+DISPATCHER: Any = Mock()
 
 
 def test_out_of_descriptors_an_offer_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_sile
         nursery.start_soon(handoffs.run, link, False)
         handoffs.add(new_client, 0)
         await trio.testing.wait_all_tasks_blocked()
-        assert dispatcher.hold.called is not is_silent
+        assert dispatcher.keeper.hold.called is not is_silent
         nursery.cancel_scope.cancel()
     (_, servers), _ = link.send.call_args
     os.close(servers)
@@ -64,7 +64,7 @@ async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_sile
 
 async def test_a_client_that_takes_nothing_is_in_nobodys_way() -> None:
     link: Any = Mock()
-    dispatcher: Any = Mock(keeper=None)
+    dispatcher: Any = Mock()
     handoffs, late, next_one = (
         Handoffs(dispatcher, 1, os.getpid()),
         NewClient(1, is_ready=False),
@@ -92,7 +92,7 @@ async def test_a_server_that_an_earlier_daemon_gave_a_client_is_not_given_it_aga
     new_client.offer.is_inherited = True
     servers = new_client.offer.servers
     with subprocess.Popen(["sleep", "1000"], pass_fds=[servers] if has_it else []) as server:
-        handoffs = Handoffs(Mock(keeper=None), 1, server.pid)
+        handoffs = Handoffs(Mock(), 1, server.pid)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(handoffs.run, link, False)
             handoffs.add(new_client, 0)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ import trio.testing
 from attrs import define, evolve
 from time_limit import with_limit
 
-from pympsd.service import listeners, rate_limit
+from pympsd.service import listeners, user_budgets
 from pympsd.service.processes.peers import credentials
 from pympsd.service.sessions import conversation
+from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
@@ -137,15 +138,15 @@ async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> 
     assert answers == [[(frames.OPERATOR_STDOUT, b"Server 7 not found\n"), (frames.OPERATOR_DONE, b"\1")]] * 200
 
 
-@define(eq=False)
-class CountingKeeper:
+@define(eq=False, kw_only=True)
+class CountingKeeper(KeeperLink):
     """Accepts when everything has been requested, as a keeper on a busy machine; counts pending requests."""
 
     listening: socket.socket
     pending: int = 0
     most_pending: int = 0
 
-    async def accept(self, listener: str, name: str, greeting: bytes, late: object) -> int:
+    async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int:
         """Accept a connection; return its descriptor, or -1 if there was none."""
         self.pending += 1
         self.most_pending = max(self.most_pending, self.pending)
@@ -156,9 +157,6 @@ class CountingKeeper:
         except BlockingIOError:
             return -1
         return sock.detach()
-
-    def drop(self, name: str) -> None:
-        """Do nothing: nothing is held."""
 
 
 @with_limit
@@ -175,7 +173,7 @@ async def test_a_long_queue_is_accepted_several_at_a_time_and_a_short_one_is_not
             callers.append(Caller(trio.socket.socket(socket.AF_UNIX)))
             await callers[-1].sock.connect(path)
             await callers[-1].send(frames.encode(frames.OPERATOR_HELLO))
-        keeper = CountingKeeper(listening)
+        keeper = CountingKeeper(daemon.dispatcher.keeper.directory, daemon.dispatcher.log, listening=listening)
         monkeypatch.setattr(daemon.dispatcher, "keeper", keeper)
         converse = conversation.OwnConversation(daemon.dispatcher, True).run
         listener = trio.socket.from_stdlib_socket(listening.dup())
@@ -241,7 +239,7 @@ async def test_users_together_leave_connections_for_the_daemons_own_user(
 @with_limit
 async def test_a_user_cannot_fill_the_log(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
-    monkeypatch.setattr(rate_limit, "LINES_PER_SECOND", 30)
+    monkeypatch.setattr(user_budgets, "LINES_PER_SECOND", 30)
     now = 1000.0
     monkeypatch.setattr("trio.current_time", lambda: now)
     operator = await daemon.operator()
@@ -283,7 +281,7 @@ async def test_an_operator_that_violates_the_protocol_is_disconnected(daemon: Ru
     await operator.ask(b"get_server_list")
     await operator.send(bad)
     assert await operator.receive() is None
-    assert daemon.dispatcher.operators == {}
+    assert daemon.dispatcher.sessions.operators == {}
     assert daemon.sentences()[-2:] == ["UI closed", UNREADABLE]
     assert await daemon.still_answers()
 
@@ -334,7 +332,7 @@ async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: Run
     caller.sock.shutdown(socket.SHUT_WR)
     assert await caller.receive() is None
     assert daemon.dispatcher.state.queue.entries == []
-    assert daemon.dispatcher.clients == {}
+    assert daemon.dispatcher.sessions.clients == {}
     assert await daemon.still_answers()
 
 

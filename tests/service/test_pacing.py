@@ -112,7 +112,7 @@ async def test_commands_whose_sender_has_gone_are_not_done(daemon: RunningDaemon
     await caller.send(LINE * 1000)
     caller.sock.close()
     other = await daemon.operator()
-    while len(daemon.dispatcher.operators) > 1:
+    while len(daemon.dispatcher.sessions.operators) > 1:
         assert await other.ask(b"ps")
     done = sum(line == "Cmd:get_server_list" for line in daemon.sentences())
     assert done < 500

@@ -13,7 +13,7 @@ from time_limit import with_limit
 from pympsd.journal.catalogue import RENAMED_SERVER_EVENTS, SERVER_LINES
 from pympsd.journal.line_format import Dialect
 from pympsd.journal.setup import control_logger
-from pympsd.service import listeners, rate_limit
+from pympsd.service import listeners, rate_limit, user_budgets
 from pympsd.service.processes.peers import credentials
 from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import conversation
@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     take = RateLimit.take
     monkeypatch.setattr(RateLimit, "take", lambda self, count, _: take(self, count, clock.now))
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=USER))
-    monkeypatch.setattr(rate_limit, "LINES_PER_SECOND", ALLOWED)
+    monkeypatch.setattr(user_budgets, "LINES_PER_SECOND", ALLOWED)
     return clock
 
 

@@ -51,7 +51,7 @@ def share(daemon: RunningDaemon) -> Iterator[int]:
     """Let each user have 4 MiB of buffers."""
     daemon.dispatcher.state.usage.shares = Shares({"buffers": 4 * MIB})
     yield 4 * MIB
-    assert daemon.dispatcher.buffers.held[HOSTILE] <= 4 * MIB
+    assert daemon.dispatcher.budgets.buffers.held[HOSTILE] <= 4 * MIB
 
 
 def make_closed_line(uid: int, reason: str) -> str:
@@ -95,7 +95,7 @@ async def test_half_frames_of_one_user_end_at_the_share_and_others_are_served(
 async def test_lines_about_closed_connections_are_limited(
     daemon: RunningDaemon, users: Users, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pympsd.service.rate_limit.LINES_PER_SECOND", 30)
+    monkeypatch.setattr("pympsd.service.user_budgets.LINES_PER_SECOND", 30)
     monkeypatch.setattr("trio.current_time", lambda: 1000.0)
     for _ in range(40):
         await send(await daemon.connect(), HELLO + HALF_LINE)
@@ -135,12 +135,12 @@ async def test_a_file_without_its_command_has_a_deadline(
     operator = await daemon.operator()
     await operator.send(frames.encode(frames.OPERATOR_FILE, b"x" * 1000))
     await trio.testing.wait_all_tasks_blocked()
-    assert daemon.dispatcher.buffers.held[HOSTILE] == 1008
+    assert daemon.dispatcher.budgets.buffers.held[HOSTILE] == 1008
     assert await operator.receive() is None
     assert daemon.sentences()[-1] == make_closed_line(
         HOSTILE, "it has begun a message and not sent the rest within 10 s"
     )
-    assert daemon.dispatcher.buffers.held[HOSTILE] == 0
+    assert daemon.dispatcher.budgets.buffers.held[HOSTILE] == 0
 
 
 @with_limit
@@ -169,7 +169,7 @@ async def test_one_answer_waits_for_its_reader_and_only_for_a_time(
         await operator.send(1000 * line)
     assert trio.current_time() - began == pytest.approx(UNREAD_SECONDS)
     await trio.testing.wait_all_tasks_blocked()
-    assert daemon.dispatcher.buffers.held[HOSTILE] == 0
+    assert daemon.dispatcher.budgets.buffers.held[HOSTILE] == 0
     assert daemon.sentences()[-1] == make_closed_line(HOSTILE, "it has not read within 30 s what was sent to it")
 
 
@@ -185,7 +185,7 @@ async def test_answers_that_nobody_reads_come_out_of_the_share(
         # The answer repeats the line, and is complained about: each line is answered with twice its length.
         with suppress(OSError), trio.move_on_after(0.2):
             await caller.send(10 * frames.encode(frames.OPERATOR_LINE, b"x" * 60_000))
-    assert 0 < daemon.dispatcher.buffers.held[HOSTILE] <= share
+    assert 0 < daemon.dispatcher.budgets.buffers.held[HOSTILE] <= share
     users.uid = HONEST
     assert await daemon.still_answers()
 
@@ -195,10 +195,10 @@ async def test_the_hello_of_a_waiting_client_counts_while_it_waits(daemon: Runni
     hello = messages.encode(messages.ClientHello(Versions(), 1, "c", 2, {"CUDA_VISIBLE_DEVICES": "0" * 10_000}))
     client = await daemon.connect()
     await send(client, hello)
-    assert daemon.dispatcher.buffers.held[HOSTILE] >= 6 * 10_000
+    assert daemon.dispatcher.budgets.buffers.held[HOSTILE] >= 6 * 10_000
     client.sock.shutdown(socket.SHUT_WR)
     assert await client.receive() is None
-    assert daemon.dispatcher.buffers.held[HOSTILE] == 0
+    assert daemon.dispatcher.budgets.buffers.held[HOSTILE] == 0
 
 
 @with_limit

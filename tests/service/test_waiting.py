@@ -64,7 +64,7 @@ async def test_a_debugged_client_goes_on_without_mps(daemon: RunningDaemon) -> N
     assert "is being debugged" in answer.reason
     assert await caller.receive() is None
     assert daemon.spawned == []
-    assert daemon.dispatcher.clients == {}
+    assert daemon.dispatcher.sessions.clients == {}
 
 
 @with_limit
@@ -79,4 +79,4 @@ async def test_a_debugged_client_that_disconnects_is_removed(daemon: RunningDaem
     debugged.sock.close()
     await trio.testing.wait_all_tasks_blocked()
     assert daemon.dispatcher.state.queue.debugged == {}
-    assert len(daemon.dispatcher.clients) == 1
+    assert len(daemon.dispatcher.sessions.clients) == 1

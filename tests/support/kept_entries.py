@@ -32,7 +32,7 @@ def fetch_entries(pipe: Path) -> Iterator[dict[str, tuple[bytes, int]]]:
 
 
 def ask_to_end(pipe: Path) -> None:
-    """Ask the one server to end if it has no clients, as its keeper does after a long time."""
+    """Send the one server the note of its entry, which asks it to end with its last client, as the keeper does."""
     with fetch_entries(pipe) as entries:
         ((note, fd),) = (entry for name, entry in entries.items() if name.startswith("server "))
         os.write(fd, note)

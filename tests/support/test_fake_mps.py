@@ -1,4 +1,4 @@
-"""The fake server and client do as the recorded ones did (shared/conformance/r580/wire)."""
+"""The fake server and client do as the recorded ones did (tests/data/driver-wire)."""
 
 from __future__ import annotations
 

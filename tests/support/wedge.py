@@ -1,8 +1,7 @@
 """Wedge an executor: the thread of its link hangs in the kernel for ever; its other threads continue.
 
-Its link's socket is set to deliver nothing before a MiB is there, which is never: a receive of that thread, once
-begun, does not return. That is not a SIGSTOP, nor a debugger: the process sleeps as it does while no one wants
-anything of it.
+The link's socket is set to deliver nothing before a MiB has arrived, which never happens, so the thread's receive
+does not return. Unlike after a SIGSTOP or under a debugger, the process looks like one that waits for a message.
 """
 
 from __future__ import annotations

@@ -450,7 +450,7 @@ def test_it_waits_as_long_as_a_server_lives_and_then_ends(daemons: Daemons, tmp_
 
 
 def test_after_a_long_time_without_a_daemon_servers_without_clients_have_to_end(daemons: Daemons) -> None:
-    """Not while a client lives; then again and again, the answer to the time before being taken."""
+    """They are not asked while a client lives. Then they are asked again and again, and may answer each time."""
     server, ours = _pair()
     client = subprocess.Popen(["sleep", "1000"])
     try:

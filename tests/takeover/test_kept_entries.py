@@ -172,7 +172,7 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
             await go_on(daemon, kept)
             while not daemon.dispatcher.state.queue:
                 await trio.lowlevel.checkpoint()
-            ((id_, session),) = daemon.dispatcher.clients.items()
+            ((id_, session),) = daemon.dispatcher.sessions.clients.items()
             assert (session.peer.pid, session.peer.uid) == (process.pid, os.geteuid())
             assert daemon.dispatcher.state.queue.entries[0].process.command.startswith(sys.executable), (
                 "of that process"
@@ -215,7 +215,7 @@ async def test_a_client_that_left_before_the_next_daemon_came_is_forgotten(
     async with next_daemon(daemon, earlier) as kept:
         await go_on(daemon, kept)
         await trio.testing.wait_all_tasks_blocked()
-        assert daemon.dispatcher.clients == {}
+        assert daemon.dispatcher.sessions.clients == {}
         assert daemon.dispatcher.state.queue.entries == []
         assert earlier.left() == {}
 
@@ -341,7 +341,7 @@ async def test_what_is_held_during_a_block(
             socket.socket() as sock,
             trio.CancelScope() as scope,
             contextlib.suppress(KeyError),
-            daemon.dispatcher.hold_during("some name", sock.fileno(), b"its note"),
+            daemon.dispatcher.keeper.hold_during("some name", sock.fileno(), b"its note"),
         ):
             if end == "by an exception":
                 raise KeyError
@@ -349,12 +349,6 @@ async def test_what_is_held_during_a_block(
                 scope.cancel()
                 await trio.lowlevel.checkpoint()
         assert earlier.left() == ({"some name": b"its note"} if is_held else {})
-
-
-@with_limit
-async def test_without_a_keeper_nothing_is_held(daemon: RunningDaemon) -> None:
-    with daemon.dispatcher.hold_during("some name", -1):
-        pass
 
 
 # --- what the names mean
@@ -486,7 +480,7 @@ def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str
 async def test_an_internal_error_is_reported_to_the_operator_and_the_daemon_goes_on(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(only_if_lost: bool) -> None:
         raise RuntimeError("not foreseen")
 
     operator = await daemon.operator()
@@ -510,12 +504,12 @@ async def test_after_an_internal_error_an_answered_operator_is_not_answered_agai
     await (await daemon.connect()).send(HELLO)
     await trio.testing.wait_all_tasks_blocked()
     assert daemon.dispatcher.state.queue
-    daemon.dispatcher.servers[99] = Failing(99, 0, 847, lambda: None)
+    daemon.dispatcher.sessions.servers[99] = Failing(99, 0, 847, lambda: None)
     operator = await daemon.operator()
     for line, output in ((b"get_server_status 7", b"Server 7 not found\n"), (b"ps", b"Server not found\n")):
         assert await operator.ask(line) == [(frames.OPERATOR_STDOUT, output), (frames.OPERATOR_DONE, b"\1")]
         assert "not foreseen" in daemon.sentences()[-1]
-    del daemon.dispatcher.servers[99]
+    del daemon.dispatcher.sessions.servers[99]
 
 
 def test_a_client_goes_on_with_the_connection_that_it_was_offered_if_both_ends_are_there() -> None:

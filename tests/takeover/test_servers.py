@@ -63,7 +63,7 @@ async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) 
     assert (client.id, client.pid, client.process.command, list(client.contexts)) == (5, 4105, "train", [3])
     assert daemon.pending[0].resolved.is_set()
     # New ids are above all earlier ones.
-    assert daemon.dispatcher.ids.take() > 1 << 40
+    assert daemon.dispatcher.sessions.ids.take() > 1 << 40
     # From now on it is a server like any other.
     await server_end.send(messages.encode(link.ClientGone(5)))
     await server_end.send(messages.encode(link.LogRecord("server_exiting", {}, 0.0)))

@@ -21,7 +21,7 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.errors import RemoteError
-from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.dispatcher import Dispatcher, Sessions
 from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
@@ -373,7 +373,7 @@ class Replay:
         (conversation,) = [server for server in self.recording.servers() if server.pid == self.pid]
         ready, defaults = registration(conversation)
         dispatcher = cast(
-            Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, client_memory=None)
+            Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, sessions=Sessions(print))
         )
         session = DriverServerSession(dispatcher, self.server_id, 0, self.pid, kill=lambda: None)
         own_end, peer_end = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -642,14 +642,14 @@ def test_any_line_comes_back(line: bytes) -> None:
 # --- a daemon that takes a server over
 
 OWN = 12345 / 1024
-"""What a daemon that resumes sets, and no other."""
+"""The percentage that a resuming daemon sets, and no other daemon."""
 PERCENTAGES = st.integers(1, 100 << 10).map(lambda number: number / 1024).filter(lambda one: one != OWN)
 QUERIES = (5, 6, 7, 13, 14, 17, 24)
-"""What a daemon asks a server; percentage and memory limit it asks when it resumes, or never."""
+"""The questions that a daemon asks a server. Only a daemon that resumes asks for the percentage."""
 
 
 def resume(packets: list[bytes]) -> Any:
-    """Read what is left of earlier answers, the answer to the resuming, and the next one; return that."""
+    """Feed the rest of earlier answers, the answer that ends them, and the next answer; return the last as read."""
     answers: list[Any] = []
     link = ServerLink(cast(PacketChannel, SimpleNamespace(send_raw=lambda packet, fds=(): None)))
     link.ask(commands.resume(OWN), lambda nothing: None)
@@ -686,7 +686,7 @@ def daemons_questions(draw: st.DrawFn) -> list[bytes]:
 def test_resume_finds_its_place_after_all_requests_of_earlier_daemons(
     earlier: list[list[bytes]], data: st.DataObject
 ) -> None:
-    """They died in a row, and what the server said to the last of them is cut anywhere."""
+    """Several daemons died one after another, and the server's answers are cut anywhere."""
     packets = [packet for earlier_daemon in earlier for packet in earlier_daemon]
     cut = data.draw(st.integers(0, len(packets)))
     assert resume(packets[cut:]) == (7, 8)
@@ -694,6 +694,6 @@ def test_resume_finds_its_place_after_all_requests_of_earlier_daemons(
 
 @given(st.lists(PERCENTAGES, min_size=1, max_size=5), st.data())
 def test_resume_finds_its_place_after_earlier_resumes(earlier: list[float], data: st.DataObject) -> None:
-    """The server had answered none of them."""
+    """Each earlier daemon died before it received the server's answer to its resume."""
     packets = [struct.pack("<d", percentage) for percentage in earlier]
     assert resume(packets[data.draw(st.integers(0, len(packets))) :]) == (7, 8)

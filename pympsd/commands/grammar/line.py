@@ -47,12 +47,11 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
     if command is not None and command.syntax.takes_rest and len(words) > 3:
         words = [*words[:2], _rest(text, words[:2])]
     is_query = command is not None and command.is_query
-    is_json_query = is_query and JSON_OPTION in words
     # The JSON of a protocol 2 query contains more than its text.
     asks_servers = (
         command is not None
         and protocol in command.protocols
-        and (command.asks_servers or (is_json_query and not command.verb))
+        and (command.asks_servers or (is_query and JSON_OPTION in words and not command.verb))
     )
     return ParsedLine(
         line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(_BLANKS),
@@ -64,7 +63,6 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
         _process(words) if command and command.asks_process else None,
         bool(words) and words[0] in _USES_CGROUPS,
         is_query,
-        is_json_query,
         len(line) <= MAX_LINE_BYTES,
         command is not None and command.asks_origins and _CGROUP in text,
     )

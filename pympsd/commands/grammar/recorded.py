@@ -1,4 +1,4 @@
-"""Treat words as driver 580 does, as far as a syntax cannot declare it (recorded: grammar.jsonl).
+"""Treat words as driver 580 does in cases that a `Syntax` cannot declare (recorded: grammar.jsonl).
 
 The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and has a special answer for a
 few commands without an argument. Programs depend on these answers, so protocol 2 gives them too. This module has the
@@ -37,7 +37,7 @@ class Recorded:
     prints_anyway: bool = False
     """True if the answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
-    """The word for which words at the beginning of the arguments stand, by these words."""
+    """Other forms of an argument: words at the beginning of the arguments, and the one word that replaces them."""
 
 
 AS_DECLARED: Final = Recorded()
@@ -60,8 +60,9 @@ WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality dom
 """The options of later drivers that are accepted but have no effect, each with the reason."""
 
 BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
-"""The equivalent commands of protocol 3, by a command of protocol 2 and its first argument, for commands whose first
-argument decides which one is equivalent.
+"""The equivalent commands of protocol 3 for commands of protocol 2 whose equivalent depends on their first argument.
+
+The key is the command and its first argument.
 """
 
 

@@ -132,7 +132,7 @@ class Command:
         """Return whether a daemon has the command.
 
         Args:
-            protocol: The protocol that the daemon speaks, 2 or 3.
+            protocol: The daemon's protocol, 2 or 3.
             driver: The driver branch that the daemon reproduces, such as 580.
         """
         return protocol in self.protocols and (protocol != 2 or driver >= self.driver)

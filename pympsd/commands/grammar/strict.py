@@ -93,9 +93,9 @@ def _describe_unknown(syntax: Syntax, option: str) -> str:
 
 
 def _places(syntax: Syntax, options: Mapping[str, str | None], count: int) -> list[Argument]:
-    """Return the positional arguments for which ``count`` words stand.
+    """Return the positional arguments to which ``count`` words belong, in order.
 
-    These are all of them if the number fits, otherwise those that are not given as options.
+    These are all arguments if there are enough words, otherwise those that are not given as options.
     """
     places = (*syntax.required, *syntax.optional)
     as_options = {name for name, option in syntax.instead.items() if option in options and count < len(places)}

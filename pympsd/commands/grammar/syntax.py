@@ -113,8 +113,9 @@ class Syntax:
     needed: tuple[str, ...] = ()
     """The options that must be given."""
     instead: Mapping[str, str] = field(factory=dict)
-    """Positional arguments that may also be given as an option, by argument, such as ``server`` of
-    ``namespace get``.
+    """The options that may replace positional arguments, by the argument's name.
+
+    With ``{"server": "server"}``, ``namespace get`` takes the server as its second argument or by ``--server``.
     """
     takes_rest: bool = False
     """Whether the rest of the line is the only argument: a path, which may contain blanks."""

@@ -103,7 +103,7 @@ def note_missing_partition(server: NamedServer, namespace: str, partition: str |
 
 
 def device_named(daemon: Daemon, word: str) -> int:
-    """Return the index of the device that a word names; raise CommandRefused."""
+    """Return the ordinal of the device that a word names; raise CommandRefused."""
     index = find_device(daemon.devices, word)
     if index is None:
         raise CommandRefused(f"No device '{word}'. Devices: {list_devices(daemon.devices)}.")
@@ -111,12 +111,12 @@ def device_named(daemon: Daemon, word: str) -> int:
 
 
 def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
-    """Return the daemon's index of the device that a word names as the server's clients do; raise CommandRefused."""
-    indices = server.ordinals(len(daemon.devices))
-    devices = [daemon.devices[number] for number in indices]
+    """Return the daemon's ordinal of the device that a word names among a server's; raise CommandRefused."""
+    ordinals = server.ordinals(len(daemon.devices))
+    devices = [daemon.devices[ordinal] for ordinal in ordinals]
     index = find_device(devices, word)
     if index is None:
         raise CommandRefused(
             f"No device '{word}' of server '{server.name}'. Devices: {list_devices(devices) or 'none'}."
         )
-    return indices[index]
+    return ordinals[index]

@@ -181,6 +181,11 @@ class PipeDirectory:
             os.fchmod(lock, MODES[files.LOCK])
         return cls(requested_path, path, lock)
 
+    @property
+    def control_socket(self) -> str:
+        """The path of the daemon's main socket, as the environment gives the directory."""
+        return os.path.join(self.requested_path, files.CONTROL)
+
     def name(self, file: str) -> str:
         """Return the full path of one of the directory's files."""
         return os.path.join(self.path, file)

@@ -74,9 +74,10 @@ def credentials(sock: AnySocket) -> Peer:
 
 
 def send_credentials(sock: AnySocket, peer: Peer) -> None:
-    """Show a peer whose daemon this is, as far as the kernel allows it (``pympsd/channel/daemon_owner.py``).
+    """Send a peer credentials that show whose daemon this is (``pympsd/channel/daemon_owner.py``).
 
-    The credentials sent are the peer's own if the kernel allows that, which it does for root and the peer's user.
+    They are the peer's own PID and uid as far as the kernel lets this process send those: root may send both, a
+    daemon of the peer's user the uid. Otherwise they are this process's.
     """
     data, gid = frames.encode(frames.CREDENTIALS), os.getegid()
     plain = socket.socket(fileno=sock.fileno())

@@ -48,12 +48,12 @@ class ConnectingClient(WaitingConversation):
                 f"this client speaks versions {client_versions.oldest} to {client_versions.newest}, "
                 f"the daemon {OLDEST} to {NEWEST}"
             )
-            dispatcher.log_refused(self.peer, reason)
+            dispatcher.budgets.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return
         if (count := len(self.hello.environment)) > MAX_VARIABLES:
             reason = f"its environment has {count} variables for MPS, of which {MAX_VARIABLES} are allowed"
-            dispatcher.log_refused(self.peer, reason)
+            dispatcher.budgets.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return
         self._process = self._inspect(dispatcher.state)

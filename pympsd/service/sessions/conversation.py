@@ -41,7 +41,7 @@ class OwnConversation:
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         """Run a connection to its end. ``entry``: the keeper's entry; its note is the hello, if one was received."""
-        channel = MessageChannel(sock, allowance=self.dispatcher.buffers.allowance(peer.uid))
+        channel = MessageChannel(sock, allowance=self.dispatcher.budgets.buffers.allowance(peer.uid))
         try:
             await self._greet(channel, sock, peer, entry)
         finally:
@@ -67,9 +67,9 @@ class OwnConversation:
             else:
                 await self._run_session(KeptFd(entry.name, sock.fileno(), greeting), first, channel, sock, peer)
         except LimitExceeded as error:
-            self.dispatcher.log_closed(peer.uid, error)
+            self.dispatcher.budgets.log_closed(peer.uid, error)
         except (ProtocolError, trio.TooSlowError):
-            if self.dispatcher.may_log(peer.uid):
+            if self.dispatcher.budgets.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
 
     async def _receive_hello(
@@ -88,7 +88,7 @@ class OwnConversation:
             reason = (
                 f"it left without a hello: programs trust root's daemon and their own, and user {owner} runs this"
             )
-            self.dispatcher.log_refused(peer, reason)
+            self.dispatcher.budgets.log_refused(peer, reason)
 
     def _note_hello(self, name: str, sock: trio.socket.SocketType) -> bytes:
         """Note a client's hello at the keeper while it is still in the socket, so that it is not lost if this daemon
@@ -103,7 +103,7 @@ class OwnConversation:
         if frame is None or frame.kind < frames.FIRST_MESSAGE_KIND:
             return b""
         hello = frames.encode(frame.kind, frame.body)
-        self.dispatcher.hold(name, sock.fileno(), hello)
+        self.dispatcher.keeper.hold(name, sock.fileno(), hello)
         return hello
 
     async def _run_session(
@@ -116,7 +116,7 @@ class OwnConversation:
     ) -> None:
         """Run the session of an operator or a client; the kind of the first frame shows which it is."""
         if first.kind == frames.OPERATOR_HELLO:
-            self.dispatcher.drop(entry.name)
+            self.dispatcher.keeper.drop(entry.name)
             if first.body == frames.ASKS_MACHINE:
                 await run_with_sender(channel, MachineSession(channel).run, self.dispatcher)
                 return
@@ -127,7 +127,7 @@ class OwnConversation:
                 return
             place = (self.server, self.namespace)
             session = OperatorSession(
-                self.dispatcher.ids.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
+                self.dispatcher.sessions.ids.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
             )
             if first.body == frames.ASKS_PROTOCOL:
                 session.send_protocol(self.dispatcher.state.options.protocol)
@@ -137,11 +137,11 @@ class OwnConversation:
         if not isinstance(hello, messages.ClientHello) or not self.accepts_clients:
             raise RemoteError(f"{type(hello).__name__} cannot begin a conversation here")
         if not entry.note:  # the hello came in pieces
-            self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
+            self.dispatcher.keeper.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known_peer = open_pidfd(sock, peer)
         try:
             came_by = self.server, self.namespace, id_of(entry.name)
-            client = ConnectingClient(self.dispatcher.ids.take(), known_peer, channel, hello, *came_by)
+            client = ConnectingClient(self.dispatcher.sessions.ids.take(), known_peer, channel, hello, *came_by)
             with channel.allowance.keep(HELLO_COPIES * len(first.body)):
                 await run_with_sender(channel, client.run, self.dispatcher)
         finally:

@@ -50,9 +50,9 @@ class LineSession(ConnectedOperator, Generic[Channel]):
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Answer lines until the operator leaves, or has sent the last one."""
-        if dispatcher.may_log(self.uid):
+        if dispatcher.budgets.may_log(self.uid):
             dispatcher.log.info("ui_connected")
-        dispatcher.operators[self.session] = self
+        dispatcher.sessions.operators[self.session] = self
         try:
             while (received := await self.receive_line()) is not None:
                 line, file = received
@@ -64,8 +64,8 @@ class LineSession(ConnectedOperator, Generic[Channel]):
                     await self._answered.wait()
                 await self.channel.drain()
         finally:
-            del dispatcher.operators[self.session]
-            if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):
+            del dispatcher.sessions.operators[self.session]
+            if not dispatcher.ending.done.is_set() and dispatcher.budgets.may_log(self.uid):
                 dispatcher.log.info("ui_closed")
 
     async def drain(self) -> None:
@@ -129,7 +129,7 @@ class RefusedOperator:
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Send a line that names the socket for commands, and refuse each line."""
-        dispatcher.log_refused_operator(self.peer)
+        dispatcher.budgets.log_refused_operator(self.peer)
         # Send this before the first line: an operator that requests the protocol gets it instead.
         self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{clients_only(self.server)}\n")))
         # Read its commands: the operator would not get the answer if the connection were closed with commands unread.
@@ -192,13 +192,13 @@ class _StartingOperator:
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
     """Apply a file as `config apply` does, and wait for the answer. Write failures to standard error."""
     operator = _StartingOperator()
-    session = dispatcher.ids.take()
-    dispatcher.operators[session] = operator
+    session = dispatcher.sessions.ids.take()
+    dispatcher.sessions.operators[session] = operator
     try:
         await dispatcher.feed_line(session, os.geteuid(), os.fsencode(f"config apply {path}"), text)
-        await wait_first(operator.answered.wait, dispatcher.done.wait)
+        await wait_first(operator.answered.wait, dispatcher.ending.done.wait)
     finally:
-        del dispatcher.operators[session]
+        del dispatcher.sessions.operators[session]
     for answer in operator.answers:
         if answer.refused:
             sys.stderr.write(f"{answer.printed}{answer.diagnostic}\n")

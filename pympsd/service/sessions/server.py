@@ -100,7 +100,7 @@ class ServerSession:
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Request that the server end after its last client or, if ``forced``, immediately.
 
-        ``is_deletion``: clients are told that the server was deleted.
+        ``is_deletion``: clients get the reason that the server was deleted.
         """
         self.send(link.ShutDown(forced, is_deletion))
 
@@ -267,7 +267,7 @@ class ServerSession:
             raise RemoteError(f"the server speaks versions {versions.oldest} to {versions.newest}")
         setup = link.ServerSetup(
             uid=self.uid,
-            control_socket=dispatcher.control_socket,
+            control_socket=dispatcher.keeper.directory.control_socket,
             backend=dispatcher.settings.backend,
             devices=dispatcher.state.devices,
             thread_percentage=dispatcher.state.servers[self.id].thread_percentage.value,

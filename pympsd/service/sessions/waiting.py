@@ -46,7 +46,7 @@ class WaitingConversation:
         """Feed the event of the client's connection; wait until the client is admitted, is refused,
         hangs up or ends.
         """
-        dispatcher.clients[self.client] = session
+        dispatcher.sessions.clients[self.client] = session
         try:
             dispatcher.feed(connected)
             if not self.resolved.is_set():
@@ -57,7 +57,7 @@ class WaitingConversation:
                 pidfd, self.known_peer.pidfd = self.known_peer.pidfd, -1
                 self.server.watch(dispatcher, self.client, pidfd)
         finally:
-            del dispatcher.clients[self.client]
+            del dispatcher.sessions.clients[self.client]
 
     async def _wait_for_end(self) -> None:
         if self.known_peer.pidfd < 0:

@@ -80,8 +80,8 @@ class Client:
     ended: bool = False
     """True if the client's process has ended, and the server has yet to report that."""
     partitions: dict[int, str] = field(factory=dict)
-    """The client's SM partition on each device in static use for the client, by ordinal; an empty name: no
-    partition."""
+    """The name of the client's SM partition, by ordinal of each device that is in static use for the client; empty:
+    no partition."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """The limits of memory that the client shares with others, by device ordinal, as they were when it connected."""
     limits: LimitsInForce | None = None

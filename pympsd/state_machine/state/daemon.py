@@ -228,13 +228,14 @@ class Daemon:
         return next((server for server in self.servers.values() if server.name == name), None)
 
     def ordinals_of(self, server: Server) -> tuple[int, ...]:
-        """Return the indices of the devices that a server's clients may see, in the order in which they see them."""
+        """Return the ordinals of the devices that a server's clients may see, in the order in which they see them."""
         named_server = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named_server is None else named_server.ordinals(len(self.devices))
 
     def count_free(self, server: Server | None, ordinal: int) -> int:
-        """Return how many more clients with one context fit on a device; ``server``: the server for them; None: one
-        without a process.
+        """Return how many more clients of a server fit on a device if each has one context.
+
+        ``server``: None for a server that has no process yet.
         """
         clients = () if server is None else server.clients.values()
         in_use = sum(client.connections_on(ordinal) for client in clients)

@@ -91,7 +91,7 @@ class NamedServer:
     created: float = 0.0
     """The time at which the server was created, in seconds since 1970."""
     contains_partitions: bool = False
-    """True if each SM partition has executors of its own, where a fault would otherwise affect the other
+    """True if each SM partition has executors of its own, on devices where a fault would otherwise affect the other
     partitions."""
 
     @property
@@ -109,7 +109,7 @@ class NamedServer:
         return self.namespaces.get(name or DEFAULT) or self.namespaces[DEFAULT]
 
     def ordinals(self, count: int) -> tuple[int, ...]:
-        """Return the daemon's indices of its devices, in the order in which its clients see them.
+        """Return the daemon's ordinals of its devices, in the order in which its clients see them.
 
         Args:
             count: How many devices the daemon has.

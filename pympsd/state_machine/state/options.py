@@ -75,6 +75,8 @@ class DaemonOptions:
     has_other_backend: bool = False
     """Whether the daemon may change to another backend if it does not recognise the driver's server."""
     pipe_directory: str = ""
+    show_server_as: str = "pympsd-server"
+    """The name of the servers' processes in lists of processes; the driver's own servers have the driver's."""
     pid_namespace: int = 0
     """The inode of the daemon's own PID namespace."""
 

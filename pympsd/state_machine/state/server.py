@@ -101,7 +101,7 @@ class Server:
 
     @property
     def title(self) -> str:
-        """The name of the server in a sentence."""
+        """The words by which sentences refer to the server (`title`)."""
         return title(self.name, self.uid)
 
     def become(self, phase: Phase) -> None:
@@ -119,12 +119,12 @@ class Server:
 
     @property
     def launches(self) -> dict[int, int]:
-        """The number of kernels that the server has started, by device index, from its last report."""
+        """The number of kernels that the server has started, by device ordinal, from its last report."""
         return {device: use.launches for device, use in self.use.items()}
 
     @property
     def utilization(self) -> dict[int, int]:
-        """The percentage of the last second in which its kernels ran, by device index. Real GPUs are left out."""
+        """The percentage of the last second in which its kernels ran, by device ordinal. Real GPUs are left out."""
         return {device: use.utilization for device, use in self.use.items() if use.utilization is not None}
 
     @property
@@ -149,5 +149,5 @@ class Server:
 
 
 def title(name: str, uid: int) -> str:
-    """Return the name of a server in a sentence."""
+    """Return the words by which sentences refer to a server: its user, or its name if an operator gave it one."""
     return f"the MPS server of user {uid}" if name == server_of_user(uid) else f"the MPS server '{name}'"

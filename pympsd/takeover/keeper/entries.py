@@ -17,9 +17,9 @@ from pympsd.takeover.state.entries import FIFO, ClientNote, KeptFd, id_of, link_
 
 
 def file_note(path: str) -> bytes:
-    """Return a text that identifies the file at a path, empty if it does not exist.
+    """Return a text that identifies the file at a path by its device and inode; empty if it does not exist.
 
-    No other file gets the number of a bound socket's file.
+    As long as a socket is bound to a file, no other file gets that inode.
     """
     try:
         status = os.lstat(path)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -30,6 +30,7 @@ from pympsd.service.processes.fd_quota import SPARE, can_open
 from pympsd.takeover.keeper import packets as packets
 from pympsd.takeover.keeper.process import Entry, KeeperProcess
 from pympsd.vocabulary import files
+from pympsd.vocabulary.identities import Ids
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -44,7 +45,8 @@ seconds."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """The seconds before each new start of a keeper; the last pause is repeated."""
 STABLE_SECONDS: Final = 10.0
-"""The seconds after which a running keeper counts as working: the pauses begin with the first again."""
+"""The seconds after which a running keeper counts as working, so that the next restart begins with the first pause
+again."""
 ANSWER_SECONDS: Final = 0.25
 """The seconds in which the keeper has to accept a connection; after them the daemon itself accepts."""
 _NO_DESCRIPTOR: Final = -2
@@ -54,7 +56,12 @@ CROWDED_SECONDS: Final = 0.01
 
 @define(eq=False)
 class _Request:
-    """A connection that the keeper is to accept; ``fd`` is -1 if there was none, None if the keeper cannot."""
+    """A request to the keeper to accept a connection.
+
+    ``fd`` is the result: the connection's descriptor, -1 if no connection waited, _NO_DESCRIPTOR if this process
+    could not receive it, None if the keeper cannot accept. ``late`` is called with a descriptor that arrives when the
+    request's task no longer waits.
+    """
 
     late: Callable[[int], None]
     fd: int | None = None
@@ -78,6 +85,8 @@ class KeeperLink:
     waiting_seconds: float = WAITING_SECONDS
     stalled_seconds: float = STALLED_SECONDS
     answer_seconds: float = ANSWER_SECONDS
+    connections: Ids = field(factory=Ids)
+    """The allocator of the ids of connections, which are in the entries' names."""
     _process: KeeperProcess | None = None
     _held: dict[str, Entry] = field(factory=dict)
     _unsent: dict[str, bool] = field(factory=dict, init=False)
@@ -121,7 +130,17 @@ class KeeperLink:
         raise Unusable(directory.requested_path, f"{what}: {ADVICE} and start it again; {effect}")
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Hold a descriptor, in place of one of the same name; raise ValueError for a name or note too long."""
+        """Hold a copy of a descriptor, which stays the caller's; drop the copy if the note is too long.
+
+        Args:
+            name: The name by which the next daemon recognises the descriptor, at most NAME_BYTES long (ValueError if
+                it is longer); an earlier one of that name is replaced.
+            fd: The descriptor, which the keeper copies.
+            note: The data that the next daemon needs to continue, such as a hello; at most NOTE_BYTES.
+        """
+        if len(note) > packets.NOTE_BYTES:
+            self.drop(name)
+            return
         packets.encode(packets.HOLD, name, note)
         self._held.pop(name, None)
         self._held[name] = Entry(note, fd)
@@ -135,9 +154,33 @@ class KeeperLink:
         self._note_change(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
-        """Close and remove an entry."""
+        """Close and remove an entry. Call this before the descriptor is closed here."""
         self._held.pop(name, None)
         self._note_change(name, False)
+
+    @contextlib.contextmanager
+    def hold_during(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
+        """Hold a descriptor during a block.
+
+        If this daemon is ending, the keeper holds it also after the block, for the next daemon.
+        """
+        self.hold(name, fd, note)
+        with self.drop_after(name):
+            yield
+
+    @contextlib.contextmanager
+    def drop_after(self, name: str) -> Iterator[None]:
+        """On leaving the block, drop a descriptor that was held before, unless this daemon is ending."""
+        is_cancelled = True
+        try:
+            yield
+            is_cancelled = False
+        except Exception:
+            is_cancelled = False
+            raise
+        finally:
+            if not is_cancelled:
+                self.drop(name)
 
     async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int | None:
         """Ask the keeper to accept a connection; return its descriptor, -1 if there was none, None if it cannot.
@@ -190,7 +233,7 @@ class KeeperLink:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep a keeper running; return after ``end``, or when it serves another daemon.
 
-        Started after the first try to start one: everything held until then has been sent.
+        ``task_status`` is set after the first try to start one. By then everything held so far has been sent.
         """
         started, failures = False, 0
         while not self._ending.is_set():
@@ -211,7 +254,7 @@ class KeeperLink:
                 await self._ending.wait()
 
     async def _start(self) -> str:
-        """Start a process and have it hold everything; return why that failed, or nothing."""
+        """Start a process and send it everything that is held; return why that failed, or nothing."""
         try:
             self._process = await KeeperProcess.start(self.directory, self.waiting_seconds)
         except OSError as error:

@@ -36,11 +36,11 @@ COMM = "pympsd-keeper"
 SERVER_PREFIX = "server "
 """The prefix of the names of connections to servers: while one lives the keeper waits for a daemon.
 
-The note asks the server to end with its last client."""
+The note of such an entry is the message that asks the server to end with its last client."""
 CLIENT_PREFIX = "client "
 """The prefix of entries that are the processes (pidfds) of clients whose servers cannot be asked often."""
 LONG_WAITS = 10
-"""The number of waits for a daemon after which servers are asked, each time, to end with their last clients."""
+"""Servers are asked to end with their last clients each time this number of waits for a daemon has passed."""
 BACKLOG = 16
 FD_BYTES = 4
 SPARE_FDS = 16

@@ -19,9 +19,10 @@ def listener_name(file: str) -> str:
 
 
 def link_name(server: int) -> str:
-    """Return the name of the daemon's end of a server's link. The keeper stays while one has a living peer.
+    """Return the name of the daemon's end of a server's link. The keeper stays while a link has a living peer.
 
-    The note asks the server to end if it has no clients: the keeper sends it after a long time without a daemon.
+    The entry's note is a message that asks the server to end with its last client (the driver's server refuses if it
+    has clients). The keeper sends it to the server after a long time without a daemon.
     """
     return f"server {server}"
 
@@ -37,9 +38,10 @@ def client_name(client: int) -> str:
 
 
 def new_client_name(connection: int) -> str:
-    """Return the name of a copy of a client's end of its connection to its server, until it has answered that.
+    """Return the name of a copy of a client's end of its connection to a server.
 
-    ``connection``: the id of its connection to this daemon.
+    The keeper has the copy until the client has answered the server. ``connection``: the id of the client's
+    connection to this daemon.
     """
     return f"newcomer {connection}"
 

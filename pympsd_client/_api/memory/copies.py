@@ -128,7 +128,7 @@ def copy_device_to_device(destination: int, source: int, count: int, stream: int
         writing = device_memory.place(destination, context, its_stream, stream)
         copies.copy_between_devices(writing, reading, destination, source, count)
     if device_memory.allocations.is_synchronous(destination, source) or (
-        wait and (_is_the_programs_too(destination) or _is_the_programs_too(source))
+        wait and (is_the_programs_too(destination) or is_the_programs_too(source))
     ):
         streams.synchronize(stream)
 
@@ -165,10 +165,10 @@ def fill(
     device_memory.check_range(destination, (height - 1) * pitch + width * count)
     context, its_stream = device_memory.place(destination, context, its_stream, stream)
     device_memory.fill(context, its_stream, destination, value, width, count, pitch, height)
-    if device_memory.allocations.is_synchronous(destination) or (wait and _is_the_programs_too(destination)):
+    if device_memory.allocations.is_synchronous(destination) or (wait and is_the_programs_too(destination)):
         context.call(operations.SYNCHRONIZE_STREAM, its_stream)
 
 
-def _is_the_programs_too(address: int) -> bool:
+def is_the_programs_too(address: int) -> bool:
     """Return whether the CPU can access memory at a device's address, because it is page-locked or managed."""
     return pinned.holds(address) or device_memory.allocations.is_shared(address)

@@ -56,10 +56,13 @@ def unregister(address: int) -> None:
 
 
 def flags(address: int) -> int:
-    """Return the flags with which page-locked memory was allocated; raise INVALID_VALUE for any other address."""
+    """Return the flags with which page-locked memory was allocated or registered.
+
+    Raise INVALID_VALUE for any other address.
+    """
     region = pinned.region_at(address)
-    if region is None or region.pages is None:
-        raise invalid_value(f"{address:#x} is not within memory that cuMemAllocHost or cuMemHostAlloc returned")
+    if region is None:
+        raise invalid_value(f"{address:#x} is not within page-locked memory of cuMemHostAlloc or cuMemHostRegister")
     return region.flags
 
 

@@ -45,7 +45,7 @@ def require_support(name: str) -> Context:
 
 
 def allocate(size: int, flags: int) -> int:
-    """Return the address of new managed memory, all zero. cuMemFree frees it, or the end of its context.
+    """Return the address of new managed memory, all zero. It exists until cuMemFree, or the end of its context.
 
     ``flags``: CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST. Raise OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
     """

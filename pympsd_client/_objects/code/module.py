@@ -132,7 +132,7 @@ class Function:
         """The shapes (grid, block and dynamic shared bytes) that have been checked and are within the limits."""
 
     def load(self) -> None:
-        """Complete the layout: have the executor compile the kernel if it has not. Raise INVALID_PTX and others."""
+        """Complete the layout: ask the executor to compile the kernel if necessary. Raise INVALID_PTX and others."""
         if self.layout.is_loaded:
             return
         answer = self.context.call(operations.LOAD_FUNCTION, self.module, self.index)
@@ -235,7 +235,7 @@ def load_image(image: bytes, context: Context | None = None) -> Module:
 
 
 def decode_layout(answer: bytes) -> ModuleLayout:
-    """Return the layout of a module that the executor sent; raise CudaError."""
+    """Return the layout of a module from the executor's answer; raise CudaError."""
     try:
         return ModuleLayout.decode(answer)
     except RemoteError as error:

@@ -108,12 +108,7 @@ class PeerAccess:
             self._sharing.add(device.ordinal)
             for other in {context.device for context in tuple(contexts.values())}:
                 if is_possible(other, device):
-                    try:
-                        self._update(other.ordinal, mapped_window_of(device.ordinal))
-                    except CudaError as error:
-                        if error.code == Result.ERROR_OUT_OF_MEMORY:
-                            raise
-                        # Otherwise one of the devices has failed, and its kernels have ended.
+                    self._update_unless_failed(other.ordinal, mapped_window_of(device.ordinal))
 
     def is_mapped(self, device: VisibleDevice, owner: VisibleDevice) -> bool:
         """Return whether a device's kernels can access the page-locked memory of another device."""
@@ -149,8 +144,19 @@ class PeerAccess:
             context.call(operations.MAP_PEER, address, *window)
             self._mapped.add(mapped)
 
+    def _update_unless_failed(self, device: int, address: int) -> None:
+        """Do as `_update`, but raise only OUT_OF_MEMORY, after which kernels would fault in the memory.
+
+        After other errors one of the devices has failed, and its kernels have ended.
+        """
+        try:
+            self._update(device, address)
+        except CudaError as error:
+            if error.code == Result.ERROR_OUT_OF_MEMORY:
+                raise
+
     def on_open(self, context: Context) -> None:
-        """Map the memory that does not need cuCtxEnablePeerAccess, when a context opens."""
+        """Map the memory that does not need cuCtxEnablePeerAccess, when a context opens; raise OUT_OF_MEMORY."""
         own = context.device
         with self._lock:
             self._forget_old_connection()
@@ -160,8 +166,7 @@ class PeerAccess:
                     if owner.ordinal in self._sharing:
                         expected.add((device.ordinal, mapped_window_of(owner.ordinal)))
             for device_and_address in expected:
-                with suppress(CudaError):  # the context opens even if its kernels cannot access that memory
-                    self._update(*device_and_address)
+                self._update_unless_failed(*device_and_address)
 
     def on_close(self, context: Context) -> None:
         """Revoke all access of a closing context and to its memory."""

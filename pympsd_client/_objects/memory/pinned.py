@@ -172,7 +172,7 @@ class Pinned:
         self._shared: tuple[tuple[int, ...], tuple[PinnedRegion, ...]] = ((), ())
         """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
         self._changes = 0
-        """The number of changes of the regions, because a finalizer may free some while this thread sorts them."""
+        """The number of changes of the regions, which shows whether a finalizer has freed one during a sort."""
         self._changing: Final = RLock()
         self._mapped: Final[dict[int, RegisteredPages]] = {}
         """The pages of registered memory that kernels can access, by the registered address."""

@@ -43,7 +43,7 @@ class Ranges:
         return sum(self._ends) - sum(self._starts)
 
     def take(self, size: int) -> int | None:
-        """Take ``size`` bytes from the first range that has so many, and return their start; None if none has."""
+        """Take ``size`` bytes from the first range that is large enough; return their start, or None without one."""
         starts, ends = self._starts, self._ends
         for index, start in enumerate(starts):
             remaining = ends[index] - start - size

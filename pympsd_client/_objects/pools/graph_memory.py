@@ -58,12 +58,12 @@ class GraphAllocation(Allocation):
     """Protects the counts; reentrant, because a finalizer may count while this thread counts."""
 
     def hold(self) -> None:
-        """Count one more holder."""
+        """Add a holder."""
         with self._changing:
             self.holders += 1
 
     def drop(self) -> None:
-        """Count one holder less; the last one frees the memory when the earlier work is done."""
+        """Remove a holder; after the last one, free the memory when the context's earlier work is done."""
         with self._changing:
             self.holders -= 1
             is_last = not (self.holders or self._is_freed)

@@ -57,6 +57,8 @@ typedef struct {
 
 enum { ONE_IS_NEEDED = 2 }; /* the outputs of a function may be NULL, but not all of them */
 
+#define MISSING_OUTPUT "an address to which the function writes is NULL; pass the address of a variable"
+
 /* The result of a call at the interpreter's end, when everything is freed anyway. All failing calls have one result then;
  * destructors that report errors ask for its name and description. */
 typedef enum { FAILS, SUCCEEDS, RETURNS_NULL, NAMES_ERROR, DESCRIBES_ERROR } End;
@@ -185,7 +187,7 @@ static int call(Slot *slot, const uint64_t *words) {
         uint64_t argument = *word(words, &in_registers, &on_stack);
         if (parameter->is_output) {
             if (argument == 0 && !parameter->may_be_null) {
-                result = INVALID_VALUE;
+                PyErr_SetString(PyExc_ValueError, MISSING_OUTPUT);
                 goto out;
             }
             addresses[outputs++] = argument;
@@ -196,7 +198,7 @@ static int call(Slot *slot, const uint64_t *words) {
             inputs++;
     }
     if (missing && missing == outputs) {
-        result = INVALID_VALUE;
+        PyErr_SetString(PyExc_ValueError, MISSING_OUTPUT);
         goto out;
     }
     PyObject **g = values, *function = is_checked && slot->core != NULL ? slot->core : slot->call;

@@ -1,14 +1,17 @@
 """Copies (CUDA runtime API, Memory Management).
 
-The cudaMemcpyKind determines which sides of a copy are device memory; with cudaMemcpyDefault the addresses do. A copy
-from host to host is made here, after the stream's work. All others are made by the driver's functions, which copy
-bytes, rows or slices, also of arrays. In 3D copies with an array the width is in elements of the array, as in CUDA.
+The cudaMemcpyKind determines which sides of a copy are device memory; with cudaMemcpyDefault the addresses do. An
+address that only devices can access is device memory whatever the kind, and host memory for which the kind requires
+device memory is refused (recorded on an H200). A copy from host to host is made here, after the stream's work. All
+others are made by the driver's functions, which copy bytes, rows or slices, also of arrays. In 3D copies with an
+array the width is in elements of the array, as in CUDA.
 """
 
 import ctypes
 from typing import Any, Final
 
 from pympsd_client._api.memory.arrays import address_at
+from pympsd_client._api.memory.copies import is_the_programs_too
 from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import check_not_null
@@ -21,22 +24,26 @@ from pympsd_client.routing.runtime.memory import is_device
 _BY_KIND: Final = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True)}
 """Whether (destination, source) are device memory, for each cudaMemcpyKind."""
 _DEFAULT: Final = 4
+TO_DEVICE: Final = (1, 3, _DEFAULT)
+FROM_DEVICE: Final = (2, 3, _DEFAULT)
+"""The cudaMemcpyKinds of copies to and from an array or a variable."""
 _INVALID_DIRECTION: Final = 21
 """cudaErrorInvalidMemcpyDirection, which only the runtime has"""
+_INVALID_PITCH: Final = 12
+"""cudaErrorInvalidPitchValue, which only the runtime has"""
 _HOST, _DEVICE, _ARRAY = 1, 2, 3
 """Values of CUmemorytype."""
 
 
 def copy(destination: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
     """Copy bytes in stream order; without a stream, return when the copy is complete."""
-    to_device, from_device = _sides(destination, source, kind)
     if not count:
         return
+    to_device, from_device = _sides(destination, source, kind)
     if not destination or not source:
         raise invalid_value("an address of the copy is NULL")
     if not to_device and not from_device:
-        if stream is not None:
-            api.cuStreamSynchronize(stream)
+        api.cuStreamSynchronize(stream or 0)  # earlier work may access the same page-locked or managed memory
         ctypes.memmove(destination, source, count)
         return
     name = "cuMemcpyDtoD" if to_device and from_device else "cuMemcpyHtoD" if to_device else "cuMemcpyDtoH"
@@ -96,6 +103,7 @@ def copy_2d(
 def rows(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> Any:
     """Return the driver's description of a copy of rows."""
     to_device, from_device = _sides(destination, source, kind)
+    _check_pitches(width, height, to_pitch, pitch)
     description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=to_pitch, srcPitch=pitch)
     _side(description, "dst", destination, to_device)
     _side(description, "src", source, from_device)
@@ -156,10 +164,18 @@ def _slices(parameters: Any) -> Any:
     for name, is_device_memory in (("dst", to_device), ("src", from_device)):
         handle = getattr(parameters, f"{name}Array")
         x, y, z = getattr(parameters, f"{name}Pos")
+        address, pitch, _, rows = getattr(parameters, f"{name}Ptr")
+        if handle and address:
+            raise invalid_value(f"{name}Array and {name}Ptr are both set; one of them has to be NULL")
         if handle:
             _array_side(description, name, handle, x * _element_bytes(handle), y, z)
             continue
-        address, pitch, _, rows = getattr(parameters, f"{name}Ptr")
+        if height and depth:
+            _check_pitches(x + description.WidthInBytes, height * depth, pitch)
+        if depth > 1 and description.WidthInBytes and rows < y + height:
+            raise CudaError(
+                _INVALID_PITCH, f"the slices of {name}Ptr have {rows} rows, and the copy needs {y + height}"
+            )
         _side(description, name, address, is_device_memory)
         _place(description, name, x, y, z)
         setattr(description, f"{name}Pitch", pitch)
@@ -169,6 +185,12 @@ def _slices(parameters: Any) -> Any:
 
 def _element_bytes(handle: int) -> int:
     return element_bytes(arrays.find(handle).description)
+
+
+def _check_pitches(width: int, rows: int, *pitches: int) -> None:
+    """Raise INVALID_PITCH_VALUE if several rows of a width do not fit their pitches, in bytes."""
+    if rows > 1 and min(pitches) < width:
+        raise CudaError(_INVALID_PITCH, f"a pitch of {min(pitches)} bytes is less than a row, {width}")
 
 
 def _place(description: Any, name: str, x: int, y: int, z: int = 0) -> None:
@@ -194,6 +216,8 @@ def rows_to_array(
     stream: int | None = None,
 ) -> None:
     """Copy rows to an array, from byte ``x`` of row ``y`` on, in stream order; without a stream, wait."""
+    check_kind(kind, TO_DEVICE)
+    _check_pitches(width, height, pitch)
     description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, srcPitch=pitch)
     _array_side(description, "dst", handle, x, y)
     _side(description, "src", source, _sides(0, source, kind)[1])
@@ -212,6 +236,8 @@ def rows_from_array(
     stream: int | None = None,
 ) -> None:
     """Copy rows of an array, from byte ``x`` of row ``y`` on, in stream order; without a stream, wait."""
+    check_kind(kind, FROM_DEVICE)
+    _check_pitches(width, height, pitch)
     description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=pitch)
     _array_side(description, "src", handle, x, y)
     _side(description, "dst", destination, _sides(destination, 0, kind)[0])
@@ -265,9 +291,21 @@ def _submit(description: Any, stream: int | None) -> None:
         api.cuMemcpy3DAsync(ctypes.addressof(description), stream)
 
 
+def check_kind(kind: int, allowed: tuple[int, ...] = (*_BY_KIND, _DEFAULT)) -> None:
+    """Raise INVALID_MEMCPY_DIRECTION unless a cudaMemcpyKind is one of ``allowed``."""
+    if kind not in allowed:
+        kinds = ", ".join(map(str, allowed))
+        raise CudaError(_INVALID_DIRECTION, f"cudaMemcpyKind must be one of {kinds} here, not {kind}")
+
+
 def _sides(destination: int, source: int, kind: int) -> tuple[bool, bool]:
     if kind == _DEFAULT:
         return is_device(destination), is_device(source)
-    if kind not in _BY_KIND:
-        raise CudaError(_INVALID_DIRECTION, f"cudaMemcpyKind must be 0 to 4, not {kind}")
-    return _BY_KIND[kind]
+    check_kind(kind)
+    to_device, from_device = _BY_KIND[kind]
+    return to_device or _is_devices_only(destination), from_device or _is_devices_only(source)
+
+
+def _is_devices_only(address: int) -> bool:
+    """Return whether devices can access an address, and the program cannot."""
+    return is_device(address) and not is_the_programs_too(address)

@@ -26,6 +26,8 @@ class _Thread(threading.local):
     """The device that the thread has chosen."""
 
 
+_MAP_HOST: Final = 8
+"""cudaDeviceMapHost"""
 _this_thread: Final = _Thread()
 _retained: Final[set[int]] = set()
 """The devices whose primary contexts the runtime has retained."""
@@ -106,10 +108,10 @@ def reset() -> None:
 
 
 def flags() -> int:
-    """Return the flags of this thread's device."""
+    """Return the flags of this thread's device, always with cudaDeviceMapHost (recorded on an H200)."""
     process.initialize(0)
     value, _ = api.cuDevicePrimaryCtxGetState(current())
-    return int(value)
+    return int(value) | _MAP_HOST
 
 
 def set_flags(flags: int) -> None:

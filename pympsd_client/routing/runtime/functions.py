@@ -47,6 +47,8 @@ _PUBLIC_NAMES: Final = {
 """The functions that programs call, by the names of the functions that libcudart calls for them."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
 """The driver's types for device addresses, by the runtime's types."""
+_OPTIONAL_OUTPUTS: Final = frozenset({"cudaArrayGetInfo"})
+"""The functions whose output pointers may all be NULL (CUDA runtime API)."""
 
 
 def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
@@ -76,7 +78,9 @@ def _resolve_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., 
         core = partial(core, layout=layout)
     core = adapt(core, row.inputs, tuple(parameter for parameter in parameters if parameter.is_input))
     is_early = row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT)
-    return core if is_early else _ready(core), "".join(map(_code, parameters, types))
+    sign = "?" if row.name in _OPTIONAL_OUTPUTS else ">"
+    format = "".join(_code(parameter, type, sign) for parameter, type in zip(parameters, types, strict=True))
+    return core if is_early else _ready(core), format
 
 
 def _resolve_driver_function(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
@@ -153,14 +157,15 @@ def _initialize_before(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _code(parameter: Parameter, type: str) -> str:
+def _code(parameter: Parameter, type: str, sign: str) -> str:
+    """Return a parameter's place in a format; ``sign`` marks outputs."""
     pointee = type.removesuffix("*").strip()
     if not parameter.is_output:
         size = c_types.BY_VALUE.get(type)
         return c_types.code(type) if size is None else f"v{size}"
     if pointee in c_types.BY_VALUE or pointee in c_types.STRUCTURES:
-        return ">b"
-    return f">{c_types.code(pointee)}"
+        return f"{sign}b"
+    return f"{sign}{c_types.code(pointee)}"
 
 
 class _Last(threading.local):

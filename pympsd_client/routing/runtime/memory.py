@@ -8,7 +8,9 @@ from pympsd.vocabulary.device_properties import ordinal_of
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory import pointer
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._arguments.values import check_not_null
+from pympsd_client._arguments.values import AttributeValue, check_not_null
+from pympsd_client._objects.context import current
+from pympsd_client._objects.memory.pinned import DEVICE_MAP
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 
@@ -18,8 +20,8 @@ _PITCHED: Final = struct.Struct("=4Q")
 _ATTRIBUTES: Final = struct.Struct("=iiQQ")
 _MEMORY_TYPE, _DEVICE_POINTER, _HOST_POINTER, _IS_MANAGED, _DEVICE = 2, 3, 4, 8, 9
 """Values of CUpointer_attribute."""
-_UNREGISTERED, _DEVICE_MEMORY, _MANAGED = 0, 2, 3
-"""cudaMemoryType; 1 is host memory, as in CUmemorytype"""
+_UNREGISTERED, _MANAGED = 0, 3
+"""cudaMemoryType; 1 is host memory and 2 device memory, as in CUmemorytype"""
 
 
 def is_device(address: int) -> bool:
@@ -38,6 +40,21 @@ def allocate_async(size: int, stream: int) -> int:
     return int(api.cuMemAllocAsync(size, stream)) if size else 0
 
 
+def allocate_host(size: int, flags: int = 0) -> int:
+    """Return the address of new page-locked memory, 0 for 0 bytes; raise OUT_OF_MEMORY."""
+    return int(api.cuMemHostAlloc(size, flags)) if size else 0
+
+
+def host_flags(address: int) -> int:
+    """Return the flags of page-locked memory, which is always mapped (recorded on an H200)."""
+    return int(api.cuMemHostGetFlags(address)) | DEVICE_MAP
+
+
+def allocate_managed(size: int, flags: int) -> int:
+    """Return the address of new managed memory, 0 for 0 bytes; raise OUT_OF_MEMORY."""
+    return int(api.cuMemAllocManaged(size, flags)) if size else 0
+
+
 def allocate_pitch(width: int, height: int) -> tuple[int, int]:
     """Return the address of memory for rows, and the bytes from row to row."""
     if not width or not height:
@@ -54,39 +71,55 @@ def allocate_3d(extent: bytes) -> bytes:
 
 
 def free(address: int) -> None:
-    """Free device memory; 0 is ignored."""
-    if address:
-        api.cuMemFree(address)
+    """Free device memory; 0 has no effect, but the error of a fault is raised."""
+    api.cuMemFree(address)
+
+
+def register(address: int, size: int, flags: int) -> None:
+    """Count memory of the program as page-locked; with unified addressing it is always mapped."""
+    api.cuMemHostRegister(address, size, flags | DEVICE_MAP)
 
 
 def free_host(address: int) -> None:
-    """Free page-locked host memory; 0 is ignored."""
-    if address:
-        api.cuMemFreeHost(address)
+    """Free page-locked host memory; 0 has no effect, but the error of a fault is raised."""
+    current().usable()
+    api.cuMemFreeHost(address)
 
 
-def fill(address: int, value: int, count: int, stream: int = 0) -> None:
-    """Set bytes in stream order."""
-    if count:
+def fill(address: int, value: int, count: int, stream: int | None = None) -> None:
+    """Set bytes in stream order; without a stream, wait if the program can access the memory."""
+    if not count:
+        return
+    if stream is None:
+        api.cuMemsetD8(address, value & 0xFF, count)
+    else:
         api.cuMemsetD8Async(address, value & 0xFF, count, stream)
 
 
-def fill_2d(address: int, pitch: int, value: int, width: int, height: int, stream: int = 0) -> None:
-    """Set the bytes of rows in stream order."""
-    if width and height:
+def fill_2d(address: int, pitch: int, value: int, width: int, height: int, stream: int | None = None) -> None:
+    """Set the bytes of rows in stream order; without a stream, wait if the program can access the memory."""
+    if not width or not height:
+        return
+    if stream is None:
+        api.cuMemsetD2D8(address, pitch, value & 0xFF, width, height)
+    else:
         api.cuMemsetD2D8Async(address, pitch, value & 0xFF, width, height, stream)
 
 
-def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int = 0) -> None:
-    """Set the bytes of rows of slices in stream order."""
+def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int | None = None) -> None:
+    """Set the bytes of rows of slices as `fill_2d` does; set none if not all are in an allocation."""
     address, pitch, _, rows = _PITCHED.unpack(pitched)
     width, height, depth = _EXTENT.unpack(extent)
-    for index in range(depth):
+    for index in reversed(range(depth)):  # the last one is the first to be beyond the end
         fill_2d(address + index * pitch * rows, pitch, value, width, height, stream)
 
 
 def pointer_attributes(place: int, address: int) -> None:
-    """Write the cudaPointerAttributes of an address; memory without attributes has the type Unregistered."""
+    """Write the cudaPointerAttributes of an address.
+
+    Memory without attributes has the type Unregistered. An address is NULL if the device, or the program, cannot
+    access the memory.
+    """
     check_not_null("the cudaPointerAttributes", place)
     try:
         kind = _attribute(_MEMORY_TYPE, address)
@@ -97,10 +130,14 @@ def pointer_attributes(place: int, address: int) -> None:
         return
     if _attribute(_IS_MANAGED, address):
         kind = _MANAGED
-    host = 0 if kind == _DEVICE_MEMORY else _attribute(_HOST_POINTER, address)
-    data = _ATTRIBUTES.pack(kind, _attribute(_DEVICE, address), _attribute(_DEVICE_POINTER, address), host)
-    memmove(place, data, len(data))
+    requested = _DEVICE, _DEVICE_POINTER, _HOST_POINTER
+    device, device_pointer, host_pointer = map(_read_value, pointer.attributes(len(requested), requested, address))
+    memmove(place, _ATTRIBUTES.pack(kind, device, device_pointer, host_pointer), _ATTRIBUTES.size)
 
 
 def _attribute(which: int, address: int) -> int:
-    return int.from_bytes(pointer.attribute(which, address).packed, "little")
+    return _read_value(pointer.attribute(which, address))
+
+
+def _read_value(value: AttributeValue) -> int:
+    return int.from_bytes(value.packed, "little")

@@ -59,14 +59,9 @@ cudaFreeAsync cuMemFreeAsync
 cudaGetDeviceCount cuDeviceGetCount
 cudaGetMipmappedArrayLevel cuMipmappedArrayGetLevel
 cudaGraphInstantiateWithFlags cuGraphInstantiate
-cudaHostAlloc cuMemHostAlloc
 cudaHostGetDevicePointer cuMemHostGetDevicePointer
-cudaHostGetFlags cuMemHostGetFlags
-cudaHostRegister cuMemHostRegister
 cudaHostUnregister cuMemHostUnregister
 cudaMallocFromPoolAsync cuMemAllocFromPoolAsync
-cudaMallocHost cuMemAllocHost
-cudaMallocManaged cuMemAllocManaged
 cudaStreamCreateWithFlags cuStreamCreate
 cudaThreadGetCacheConfig cuCtxGetCacheConfig
 cudaThreadGetLimit cuCtxGetLimit
@@ -116,10 +111,15 @@ pympsd_ready() = ready
 _MEMORY: Final = """
 cudaMalloc(out void *devPtr, size_t size) = allocate
 cudaMallocAsync(out void *devPtr, size_t size, cudaStream_t hStream) = allocate_async
+cudaMallocHost(out void *ptr, size_t size) = allocate_host
+cudaHostAlloc(out void *pHost, size_t size, unsigned int flags) = allocate_host
+cudaHostGetFlags(out unsigned int pFlags, void *pHost) = host_flags
+cudaMallocManaged(out void *devPtr, size_t size, unsigned int flags) = allocate_managed
 cudaMallocPitch(out void *devPtr, out size_t pitch, size_t width, size_t height) = allocate_pitch
 cudaMalloc3D(out cudaPitchedPtr pitchedDevPtr, cudaExtent extent) = allocate_3d
 cudaFree(void *devPtr) = free
 cudaFreeHost(void *ptr) = free_host
+cudaHostRegister(void *ptr, size_t size, unsigned int flags) = register
 cudaPointerGetAttributes(cudaPointerAttributes *attributes, void *ptr) = pointer_attributes
 cudaMemset(void *devPtr, int value, size_t count) = fill
 cudaMemsetAsync(void *devPtr, int value, size_t count, cudaStream_t stream) = fill

@@ -46,7 +46,7 @@ from pympsd_client._objects.code.link import Link
 from pympsd_client._objects.code.module import functions, image_at, modules
 from pympsd_client._objects.context import current
 from pympsd_client.routing.driver import api
-from pympsd_client.routing.runtime.copies import copy
+from pympsd_client.routing.runtime.copies import FROM_DEVICE, TO_DEVICE, check_kind, copy
 
 _INVALID_SYMBOL: Final = 13
 """cudaErrorInvalidSymbol, which only the runtime has"""
@@ -190,10 +190,10 @@ def find_registered_kernel(host: int) -> int:
 
 
 def function_at(host: int) -> int:
-    """Return the function of a host function in the current context.
+    """Return the driver's function, in the current context, for the address of a kernel's host function.
 
-    Raise INVALID_DEVICE_FUNCTION for anything else. (For an unknown address the other functions raise INVALID_HANDLE,
-    as recorded.)
+    Raise INVALID_DEVICE_FUNCTION for any other address. (The other functions here raise INVALID_HANDLE for an unknown
+    address, as recorded.)
     """
     try:
         kernel = find_registered_kernel(host)
@@ -323,20 +323,22 @@ def _explain(error: CudaError, wrapper: int) -> CudaError:
 
 def copy_to(symbol: int, source: int, count: int, offset: int, kind: int, stream: int | None = None) -> None:
     """Copy bytes to a device variable in stream order; without a stream, return when the copy is complete."""
+    check_kind(kind, TO_DEVICE)
     copy(part(symbol, offset, count), source, count, kind, stream)
 
 
 def copy_from(destination: int, symbol: int, count: int, offset: int, kind: int, stream: int | None = None) -> None:
     """Copy bytes of a device variable in stream order; without a stream, return when the copy is complete."""
+    check_kind(kind, FROM_DEVICE)
     copy(destination, part(symbol, offset, count), count, kind, stream)
 
 
 def part(symbol: int, offset: int, count: int) -> int:
     """Return the address of ``count`` bytes of a device variable, from ``offset`` on.
 
-    Raise INVALID_VALUE if they end beyond the variable.
+    Raise INVALID_VALUE if they end beyond the variable; 0 bytes may be anywhere (recorded on an H200).
     """
     start, length = variable_at(symbol)
-    if offset + count > length:
+    if count and offset + count > length:
         raise invalid_value(f"bytes {offset} to {offset + count} are not in the variable, which has {length}")
     return start + offset

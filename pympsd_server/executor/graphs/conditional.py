@@ -64,8 +64,9 @@ class Choice:
         hold.set(slot.launch_host_function(begin))
 
     def _continue(self, hold: _Hold) -> None:
-        """Choose the next body, in a call in the bodies' stream, so that an empty loop is scheduled like
-        other work.
+        """Queue the choice of the next body in the bodies' stream.
+
+        So the choice is scheduled like other work, even in a loop whose body is empty.
         """
         try:
             self.context.call(self.stream, self._choose(hold))

@@ -93,7 +93,10 @@ class MemoryReporter:
 
     @property
     def _is_at_rest(self) -> bool:
-        """Whether everything is reported and no client has a context: the memory of the next context is signalled."""
+        """Whether the last report has no clients and no utilization.
+
+        Then nothing changes before a client takes memory, which wakes the thread.
+        """
         return not self._reported.clients and not self._reported.utilization
 
     def start(self) -> None:

@@ -6,10 +6,11 @@ have at most a quarter of it, and all clients together half of it. Freed memory 
 
 import mmap
 import os
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from threading import RLock
 from typing import Final
@@ -165,7 +166,7 @@ class PinnedAddresses:
         length = _space_between(size)
         for low in (self._next, self._base):
             at = low
-            for start in self._starts:
+            for start in islice(self._starts, max(bisect_right(self._starts, at) - 1, 0), None):
                 if start + _space_between(self._ranges[start][0]) <= at:
                     continue
                 if start - at >= length:

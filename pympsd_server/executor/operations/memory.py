@@ -167,13 +167,13 @@ def create_memory(request: Request, handle: int, count: int, flags: int) -> Oper
     if flags & ~(MEMORY_SHAREABLE | MEMORY_OF_HOST):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
     charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
-    create, shareable = request.context.backend.create_memory, bool(flags & MEMORY_SHAREABLE)
+    create, shareable = request.context.backend.mapped.create, bool(flags & MEMORY_SHAREABLE)
     return OperationAnswer(created=request.take_with_room(lambda: create(count, shareable, charge)))
 
 
 def set_access(request: Request, address: int, count: int, accessible: int) -> None:
     """Allow or deny the client's kernels access to a mapped range."""
-    request.context.backend.set_access(address, count, bool(accessible))
+    request.context.backend.mapped.set_access(address, count, bool(accessible))
 
 
 def export_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
@@ -183,7 +183,7 @@ def export_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
 
 def import_memory(request: Request, handle: int, high: int, low: int) -> OperationAnswer:
     """Import memory that a client shares, by the two words of its secret; answer with its size in bytes."""
-    memory = request.context.backend.import_memory(high << 64 | low)
+    memory = request.context.backend.mapped.import_(high << 64 | low)
     return OperationAnswer((memory.size, int(memory.is_of_host)), created=memory)
 
 
@@ -208,14 +208,14 @@ def import_peers_memory(
 ) -> OperationAnswer:
     """Map ``count`` bytes of memory that the executor of another device has published."""
     file = File(descriptor, high << 64 | low, offset)
-    return OperationAnswer(created=request.context.backend.import_peers_memory(process, file, count))
+    return OperationAnswer(created=request.context.backend.mapped.import_peers(process, file, count))
 
 
 def publish_window(request: Request, address: int) -> OperationAnswer:
     """Answer with the file of the client's allocations or host memory, which executors of other devices map."""
-    return OperationAnswer(_words_of(request.context.backend.publish_window(address)))
+    return OperationAnswer(_words_of(request.context.backend.mapped.publish(address)))
 
 
 def map_peer(request: Request, address: int, process: int, descriptor: int, high: int, low: int) -> None:
     """Map memory that the client has on another device, for access by kernels of this device."""
-    request.context.backend.map_peer(address, process, File(descriptor, high << 64 | low))
+    request.context.backend.mapped.map_peer(address, process, File(descriptor, high << 64 | low))

@@ -1,6 +1,6 @@
 """A context of a client, as records use it: objects by handle, partial images, and the error to deliver.
 
-The client allocates the handles, ``generation << 40 | count``. Each kind of object has a `ObjectTable`.
+The client allocates the handles, ``generation << 40 | count``. Each kind of object has an `ObjectTable`.
 """
 
 from collections.abc import Iterator
@@ -155,7 +155,7 @@ class ClientContext:
 
 @define(eq=False)
 class Images:
-    """The images of which parts have arrived, by the handle that the module will have."""
+    """The incomplete images, which arrive in parts, by the handle that the module will have."""
 
     _parts: dict[int, bytearray] = field(factory=dict, init=False)
     _bytes: int = field(default=0, init=False)

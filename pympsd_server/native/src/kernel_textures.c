@@ -73,7 +73,7 @@ static int read_format(Object *o) {
 }
 
 // Read an object if all its memory can be accessed. It has two sites: one for the object, one for its elements.
-static int read_object(Worker *c, uint64_t site, uint64_t handle, Object *o) {
+static int read_object(Worker *c, uint64_t site, uint64_t handle, uint32_t how, Object *o) {
     if (!has_all(c, site, handle, OBJECT_BYTES))
         return 1;
     const uint8_t *data = (const uint8_t *)(handle + (uint64_t)c->delta);
@@ -93,7 +93,7 @@ static int read_object(Worker *c, uint64_t site, uint64_t handle, Object *o) {
     end += (unsigned __int128)(l->height - 1) * l->pitch + l->width * o->element_bytes;
     if (!has_all(c, site + 1, l->address, end))
         return 1;
-    int repeats = (h->flags & NORMALIZED_COORDINATES) != 0;
+    int repeats = h->flags & NORMALIZED_COORDINATES && !(how & INTEGERS);
     for (int i = 0; i < 3; i++)
         o->mode[i] = h->kind == LINEAR ? BORDER_COLOUR : repeats || h->modes[i] == BORDER_COLOUR ? h->modes[i] : CLAMP;
     o->memory = (uint8_t *)(l->address + (uint64_t)c->delta);
@@ -185,7 +185,7 @@ static int fetch(const Object *o, int dimensions, const int64_t place[3], Texel 
 
 // Convert a coordinate to elements. Return 1, an escape, if it is too far away for exact steps.
 static int locate(const Object *o, uint32_t how, int axis, int32_t bits, double *place) {
-    const double far = (double)(1ll << 40);
+    const double far = (double)(1ll << 32); // as in texels.py
     const uint64_t sizes[3] = {o->level.width, o->level.height, o->level.depth};
     float value;
     memcpy(&value, &bits, 4);
@@ -248,7 +248,7 @@ int kernels_sample(Worker *c, uint64_t site, uint32_t mask, uint32_t how, Access
         uint32_t lane = (uint32_t)__builtin_ctz(mask);
         uint64_t handle = access->handles[lane];
         Texel t;
-        if (handle != o.handle && read_object(c, site, handle, &o))
+        if (handle != o.handle && read_object(c, site, handle, how, &o))
             return 1;
         if (!o.handle || sample_one(&o, how, access, lane, &t))
             return 1;
@@ -285,7 +285,7 @@ static int find_place(const Object *o, uint32_t how, uint32_t size, uint32_t tot
         place[0] -= place[0] % total;
     uint64_t offset = (uint64_t)place[0] + (uint64_t)place[1] * l->pitch + (uint64_t)place[2] * l->slice_pitch;
     *at = o->memory + offset;
-    return most[0] < 0 || (!is_all_inside && !(how & CLAMPS)) || ((l->address + offset) & (size - 1));
+    return most[0] < 0 || (!is_all_inside && !(how & CLAMPS)) || ((l->address + offset) & (total - 1));
 }
 
 // Read or write `count` values of `size` bytes in surfaces, at coordinates in bytes.
@@ -295,7 +295,7 @@ int kernels_surface(Worker *c, uint64_t site, uint32_t mask, uint32_t how, uint3
     for (uint32_t rest = mask; rest; rest &= rest - 1) {
         uint32_t lane = (uint32_t)__builtin_ctz(rest);
         uint64_t handle = access->handles[lane];
-        if (handle != o.handle && (read_object(c, site, handle, &o) || o.head.kind != SURFACE))
+        if (handle != o.handle && (read_object(c, site, handle, INTEGERS, &o) || o.head.kind != SURFACE))
             return 1;
         if (!o.handle || find_place(&o, how, size, size * count, access, lane, &places[lane]))
             return 1;

@@ -8,9 +8,9 @@ The rest follows from P:
 
 - A definition of a register in b must keep the old value of other lanes (*blend*) exactly if the register is live at
   the beginning of a block in P(b). Otherwise no lane can read the overwritten value.
-- A register is *uniform*, a scalar of the machine, if all its definitions have uniform operands and none of them
-  blends. Otherwise it is *varying*, a vector. Uniform branches make P smaller, so both are computed together: the
-  analysis starts from "everything is uniform" and repeats until nothing changes.
+- A register is *uniform*, a scalar of the machine, if all its definitions have uniform operands, none of them blends,
+  and none has another result that varies. Otherwise it is *varying*, a vector. Uniform branches make P smaller, so
+  both are computed together: the analysis starts from "everything is uniform" and repeats until nothing changes.
 - A branch needs a test of masks only if other lanes may be pending.
 
 A *segment* is a block of the kernel, or a part of a block: an instruction that escapes to the NumPy tier is a segment
@@ -52,11 +52,11 @@ _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "m
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
 _MAX_PENDING = 2_000_000
-"""The maximum number of pairs of a segment that runs and a segment at which lanes may be pending meanwhile. A pair
-takes 35 bytes of memory."""
+"""The maximum number of pairs of segments (a, b) in which lanes may be pending at b while a runs. A pair takes 35
+bytes of memory."""
 _WAITING_WEIGHT = 4096
-"""The fuel that a round of a loop takes if the loop waits for time. A warp gets less fuel for a turn, so it reads the
-time once in each turn."""
+"""The fuel that one round takes of a loop that reads a clock until a time has passed. A warp gets less fuel for a
+turn, so it reads the clock once in each turn."""
 
 
 def access_bytes(operation: Operation) -> int:
@@ -233,8 +233,9 @@ def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
             ending = [] if segment.terminator is None else [segment.terminator]
             for operation in [*segment.operations, *ending]:
                 results = {r.number for r in registers_written(operation, code.carry)}
-                if results & blended or segment.escapes or _result_varies(operation, plan, code.carry):
-                    # A load of several registers is one access, so either all of them vary or none.
+                varies = segment.escapes or _result_varies(operation, plan, code.carry)
+                # All results of an operation have one shape, so either all of them vary or none.
+                if varies or results & blended or results & plan.varying:
                     plan.varying |= results
         if len(plan.varying) == before:
             break

@@ -34,7 +34,9 @@ from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
 @writes("ld ldu")
 def _load(text: MemoryText, operation: Operation) -> None:
-    """Write a load: of a parameter from the launch's parameters, otherwise checked and by the fastest way."""
+    """Write a load. A parameter comes from the launch's parameters; any other load is checked, and takes the fastest
+    way that its addresses allow.
+    """
     target, memory = operation.operands[:2]
     items, bits = items_of(target), BITS[operation.type]
     if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:
@@ -106,7 +108,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         _act_on_all_lanes(text, operation, inputs[0], pointers, memory.offset)
         text.jump(on)
         text.place(part)
-    text.store(vector.of("i64"), text.host_addresses(group, pointers, memory.offset), "%scratch0")
+    text.store(vector.of("i64"), text.host_addresses(pointers, memory.offset), "%scratch0")
     for index, value in enumerate(values):
         text.store(vector.of(f"i{bits}"), value, f"%scratch{index + 1}")
 

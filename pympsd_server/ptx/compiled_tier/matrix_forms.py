@@ -88,18 +88,20 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     if function not in text.tables:
         text.tables.append(function)
     fragment = fragment_of("d", size, d)
-    areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, is_result=True))
+    target, sums = (items_of(operand) for operand in operation.operands[::3])
+    # The function writes blocks of D before it reads later blocks of C.
+    overlaps = target != sums and not set(target).isdisjoint(sums)
+    areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, can_use_bank=not overlaps))
     text.line(f"call void @{name}({', '.join(f'ptr {area}' for area in areas)})")
     _take(text, operation.operands[0], areas[3], "d", fragment, d)
 
 
-def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, is_result: bool) -> str:
+def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, can_use_bank: bool = True) -> str:
     """Return a pointer to an operand's registers in the bank, or to the area to which they must be copied."""
     items = items_of(operand)[: fragment.registers]
     places = [text.bank.get(item.number) if isinstance(item, Register) else None for item in items]
-    assert text.operation is not None
-    first = places[0]
-    if first is not None and not (is_result and text.operation.guard is not None):
+    first = places[0] if can_use_bank else None
+    if first is not None:
         nbytes = WARP * text.register_bits(_number_of(items[0])) // 8
         if places == list(range(first, first + nbytes * len(places), nbytes)):
             return f"%b{first}"
@@ -114,7 +116,7 @@ def _number_of(item: Argument) -> int:
 
 def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
     """Return a pointer to an operand's registers in memory: in the bank, or in an area to which they are copied."""
-    pointer = _area_of(text, operand, area, fragment, is_result=False)
+    pointer = _area_of(text, operand, area, fragment)
     if pointer.startswith("%b"):
         return pointer
     type_name = _register_type(matrix, kind)
@@ -394,7 +396,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
     if is_store:
         area = _put(text, operand, 0, "d", fragment, kind)
     else:
-        area = _area_of(text, operand, 0, fragment, is_result=True)
+        area = _area_of(text, operand, 0, fragment)
     table = _table(text, (SPACE_NUMBERS[space], *_pieces(fragment, kind, by_columns)))
     mask = text.as_word(text.active())
     bad = text.call(

@@ -34,7 +34,7 @@ _OWN_SPACES = frozenset({"shared", "local", "param"})
 """The state spaces whose addresses count from 0."""
 _GATHERED_BITS = (32, 64)
 _MAX_END = 1 << 31
-"""The end of accesses, in bytes from their base, from which on a check in 32 bits could wrap."""
+"""A check in 32 bits cannot wrap if the accesses end fewer bytes than this after their base."""
 _WARPS_AHEAD, _LINE = 4, 64
 """The number of warps ahead that a warp prefetches, and the bytes of a cache line."""
 FRAGMENT_BYTES = 8192
@@ -45,6 +45,7 @@ FRAGMENT_BYTES = 8192
 class Pointers:
     """The host addresses of a group of accesses, without their offsets."""
 
+    space: str
     stride: int = 0
     single: str = ""
     """The uniform address, or the first lane's address if the lanes' are consecutive, as i64."""
@@ -144,7 +145,7 @@ class MemoryText(Lanes):
         """Write the check of accesses at a uniform address; return their host address as a scalar."""
         address, base = self.address(group.base, SCALAR, group.space), self._host_base(group.space)
         if self._is_static(group):
-            return Pointers(single=self.op("add", "i64", address, base))
+            return Pointers(group.space, single=self.op("add", "i64", address, base))
         site, self.site_count = self.site_count, self.site_count + 1
         quick, slow, on = self.label("quick"), self.label("slow"), self.label("on")
         self.branch(self._check_inside(group, site, address, 0), quick, slow, LIKELY)
@@ -160,7 +161,7 @@ class MemoryText(Lanes):
         second = self.load("i64", self.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
         self.jump(on)
         self.place(on)
-        return Pointers(single=self.phi("i64", (first, quick), (second, end)))
+        return Pointers(group.space, single=self.phi("i64", (first, quick), (second, end)))
 
     def _resolve(self, group: Accesses, site: int, mask: str) -> str:
         """Write the slow check of the addresses in %scratch0; return the label of the basic block after it."""
@@ -203,7 +204,7 @@ class MemoryText(Lanes):
         stride = self.sequences.strides.get(base.number) if isinstance(base, Register) else None
         assert self.operation is not None
         is_near = stride == group.align and space != "local" and self.operation.name in ("ld", "ldu", "st")
-        pointers = Pointers(stride if is_near and stride else 0)
+        pointers = Pointers(group.space, stride if is_near and stride else 0)
         host, quick, slow, on = self._host_base(space), self.label("quick"), self.label("slow"), self.label("on")
         if pointers.stride:
             first, follow = self._first_address(group, address, mask, pointers.stride)
@@ -294,25 +295,25 @@ class MemoryText(Lanes):
             return False
         return 0 <= group.low < group.high < _MAX_END and not group.low % group.align
 
-    def host_addresses(self, group: Accesses, pointers: Pointers, offset: int) -> str:
+    def host_addresses(self, pointers: Pointers, offset: int) -> str:
         """Return the host addresses of all lanes' accesses as a vector of i64."""
         vector, kind = self.vector, self.vector.of("i64")
         if not pointers.lanes:
             single = self.op("add", "i64", pointers.single, str(offset))
             return self.splat(single, "i64", vector)
         lanes = pointers.lanes
-        if group.space == "shared":  # signed, because other blocks' memory may be before it
+        if pointers.space == "shared":  # signed, because other blocks' memory may be before it
             lanes = self.op("add", vector.of("i32"), lanes, vector.constant("i32", offset))
             lanes = self.cast("sext", lanes, vector.of("i32"), kind)
             return self.op("add", kind, lanes, self.splat("%shared", "i64", vector))
         return self.op("add", kind, lanes, vector.constant("i64", offset)) if offset else lanes
 
-    def _lane_pointers(self, group: Accesses, pointers: Pointers, offset: int) -> str:
+    def _lane_pointers(self, pointers: Pointers, offset: int) -> str:
         vector = self.vector
-        if group.space == "shared":
+        if pointers.space == "shared":
             index = self.op("add", vector.of("i32"), pointers.lanes, vector.constant("i32", offset))
             return self.value(f"getelementptr i8, ptr %shared_p, {vector.of('i32')} {index}")
-        host = self.host_addresses(group, pointers, offset)
+        host = self.host_addresses(pointers, offset)
         return self.cast("inttoptr", host, vector.of("i64"), vector.of("ptr"))
 
     def _pointer(self, single: str, offset: int) -> str:
@@ -348,33 +349,31 @@ class MemoryText(Lanes):
             places = [self._pointer(pointers.single, offset + k * size) for k in range(count)]
             values = [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places]
         elif pointers.stride:
-            values = self._load_near_or_far(group, pointers, offset, bits, count, mask)
+            values = self._load_near_or_far(pointers, offset, bits, count, mask)
         else:
-            values = [self._gather(group, pointers, offset + k * size, bits, mask) for k in range(count)]
+            values = [self._gather(pointers, offset + k * size, bits, mask) for k in range(count)]
         if ordered:
             self.order_after(self.operation)
         return values, self.vector if pointers.lanes else SCALAR
 
-    def _load_near_or_far(
-        self, group: Accesses, pointers: Pointers, offset: int, bits: int, count: int, mask: str
-    ) -> list[str]:
+    def _load_near_or_far(self, pointers: Pointers, offset: int, bits: int, count: int, mask: str) -> list[str]:
         """Write a load that is quick if the addresses are consecutive, and otherwise gathers; return the values."""
         near, far, join = self.label("near"), self.label("far"), self.label("loaded")
         self.branch(pointers.near, near, far, LIKELY)
         self.place(near)
-        self._prefetch(group, pointers, offset)
+        self._prefetch(pointers, offset)
         first = self._load_near(self._pointer(pointers.single, offset), bits, count, mask)
         self.jump(join)
         self.place(far)
         kind, size = self.vector.of(f"i{bits}"), bits // 8
-        second = [self._gather_slowly(group, pointers, offset + k * size, kind, size, mask) for k in range(count)]
+        second = [self._gather_slowly(pointers, offset + k * size, kind, size, mask) for k in range(count)]
         self.jump(join)
         self.place(join)
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
-    def _prefetch(self, group: Accesses, pointers: Pointers, offset: int) -> None:
+    def _prefetch(self, pointers: Pointers, offset: int) -> None:
         """Prefetch later warps' data, because processors recognise few strides, and a warp waits for each array."""
-        if group.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.prefetched):
+        if pointers.space == "global" and all(abs(offset - other) >= _LINE for other in pointers.prefetched):
             pointers.prefetched.append(offset)
             span = self.width * pointers.stride
             for line in range(offset + _WARPS_AHEAD * span, offset + (_WARPS_AHEAD + 1) * span, _LINE):
@@ -414,16 +413,14 @@ class MemoryText(Lanes):
         name = f"llvm.masked.store.{wide.mangled(f'i{bits}')}.p0"
         self.call(name, "void", (kind, whole), (f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes))
 
-    def _gather_slowly(
-        self, group: Accesses, pointers: Pointers, offset: int, kind: str, size: int, mask: str
-    ) -> str:
-        self.store(self.vector.of("i64"), self.host_addresses(group, pointers, offset), "%scratch0")
+    def _gather_slowly(self, pointers: Pointers, offset: int, kind: str, size: int, mask: str) -> str:
+        self.store(self.vector.of("i64"), self.host_addresses(pointers, offset), "%scratch0")
         where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
         self.call("kernels_gather", "void", *where, ("ptr", "%scratch1"))
         return self.load(kind, "%scratch1")
 
-    def _gather(self, group: Accesses, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
-        places = self._lane_pointers(group, pointers, offset)
+    def _gather(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
+        places = self._lane_pointers(pointers, offset)
         if bits in _GATHERED_BITS:
             return self._gather_elements(places, bits, mask)
         # Processors gather only words. The aligned word that contains the element is in the same page of host memory.
@@ -463,7 +460,7 @@ class MemoryText(Lanes):
             self.order_before(self.operation)
         if pointers.lanes:
             vectors = [self.use(value, type_name, self.vector) for value in values]
-            self._store_lanes(group, pointers, offset, vectors, bits, mask)
+            self._store_lanes(pointers, offset, vectors, bits, mask)
         else:
             for k, value in enumerate(values):
                 single = self.last_value(value, type_name, mask)
@@ -472,9 +469,7 @@ class MemoryText(Lanes):
         if ordered:
             self.order_after(self.operation)
 
-    def _store_lanes(
-        self, group: Accesses, pointers: Pointers, offset: int, values: list[str], bits: int, mask: str
-    ) -> None:
+    def _store_lanes(self, pointers: Pointers, offset: int, values: list[str], bits: int, mask: str) -> None:
         """Write a store that is quick if the addresses are consecutive, and otherwise scatters."""
         kind, size, lanes = self.vector.of(f"i{bits}"), bits // 8, self.as_lanes(mask)
         join = self.label("stored")
@@ -488,13 +483,13 @@ class MemoryText(Lanes):
         for k, value in enumerate(values):
             at = offset + k * size
             if pointers.stride or bits not in _GATHERED_BITS:
-                self.store(self.vector.of("i64"), self.host_addresses(group, pointers, at), "%scratch0")
+                self.store(self.vector.of("i64"), self.host_addresses(pointers, at), "%scratch0")
                 self.store(kind, value, "%scratch1")
                 where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
                 self.call("kernels_scatter", "void", *where, ("ptr", "%scratch1"))
                 continue
             name = f"llvm.masked.scatter.{self.vector.mangled(f'i{bits}')}.v{self.width}p0"
-            places = (f"{self.vector.of('ptr')} align {size}", self._lane_pointers(group, pointers, at))
+            places = (f"{self.vector.of('ptr')} align {size}", self._lane_pointers(pointers, at))
             self.call(name, "void", (kind, value), places, (self.vector.of("i1"), lanes))
         self.jump(join)
         self.place(join)
@@ -515,11 +510,11 @@ class MemoryText(Lanes):
         self.jump(on)
         self.place(on)
         if not varies:
-            return Pointers(single=address)
+            return Pointers(group.space, single=address)
         lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
         lane = self.op("and", self.mask_type, lane, str(self.width - 1))  # a guard may leave no lanes
         first = self.value(f"extractelement {self.vector.of('i64')} {address}, {self.mask_type} {lane}")
-        return Pointers(single=first, near=self._follow(address, first, "i64", 0, mask), lanes=address)
+        return Pointers(group.space, single=first, near=self._follow(address, first, "i64", 0, mask), lanes=address)
 
     def _place_local(self, address: str, shape: Shape) -> str:
         """Return a pointer to the words of all lanes at one address, or to each lane's word at its own address."""

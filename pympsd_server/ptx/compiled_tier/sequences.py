@@ -47,7 +47,7 @@ class Sequences:
     certain: set[int] = field(factory=set)
     """The registers that certainly grow by their constants if their flags are true."""
     flagged: set[int] = field(factory=set)
-    """The certain registers that have a flag."""
+    """The registers in ``certain`` that have a flag."""
 
 
 def find_extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument, str] | None:
@@ -133,7 +133,10 @@ def _stride_of(argument: Argument, plan: WarpPlan, strides: dict[int, int | None
 
 
 def _stride(operation: Operation, strides: list[int | None]) -> int | None:
-    """Return how much an operation's result grows from lane to lane if its inputs grow by `strides`, or None."""
+    """Return how much an operation's result grows from lane to lane if its inputs grow by `strides`.
+
+    Return None if it does not grow steadily, or if that is unknown.
+    """
     name, inputs = operation.name, operation.inputs
     if name in ("mov", "cvt", "cvta"):
         return strides[0]

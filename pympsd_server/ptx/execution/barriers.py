@@ -130,7 +130,7 @@ def rest_of(entry: Waiting, selected: Array) -> Waiting:
 
 
 def store_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
-    """Return the group; if bar.red has a result, the register for the result has this value."""
+    """Return a group after its barrier: with the result of a bar.red in its register, otherwise unchanged."""
     position = None if plan.barrier is None else plan.barrier.result
     if result is None or position is None:
         return group

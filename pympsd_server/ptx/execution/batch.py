@@ -54,6 +54,7 @@ _MAX_LOCAL_BYTES = 256 << 20
 _STEPS_BEFORE_BURST = 1024
 _BURST = 32
 _IN_TURN = 8
+_NO_IDS = np.zeros(0, np.int64)
 
 
 def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
@@ -105,7 +106,8 @@ class Batch:
         undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
         self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
         self._parked: dict[int, list[Group]] = {}
-        self._released: set[int] = set()
+        # The threads that no longer wait for their partners, by the basic block in which they were parked.
+        self._released: dict[int, Array] = {}
         self._impatience = 0
         self._burst, self._favoured = 0, -1
         self._running = self._state.all
@@ -192,13 +194,13 @@ class Batch:
             self._unblock()
             return
         at = self._choose()
-        parts = self._run.pop(at)
+        parts, released = self._run.pop(at), self._released.pop(at, None)
         if self._parked:
             parts += self._parked.pop(at, [])
         plan = self._plans[at]
         group = parts[0] if len(parts) == 1 else merge(parts, plan.dtypes, self._state.all)
         if plan.meeting is not None and group.threads.ids is not None:
-            joined = self._meet(at, plan, group)
+            joined = self._meet(at, plan, group, released)
             if joined is None:
                 return
             group = joined
@@ -297,13 +299,15 @@ class Batch:
 
     # Lanes of a warp that must meet.
 
-    def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
-        """Return the threads whose partners are all at this block, or None without any; park the others."""
-        if at in self._released:
-            self._released.discard(at)
-            return group
+    def _meet(self, at: int, plan: BlockPlan, group: Group, released: Array | None) -> Group | None:
+        """Park the threads that must wait for partners; return the others, None if there are no others.
+
+        Threads in `released` do not wait.
+        """
         mask = self._mask(plan, group)
         ready = have_all_arrived(self._state, group.threads, mask, plan.warps)
+        if released is not None:
+            ready = ready | np.isin(group.threads.indices(), released)
         if ready.all():
             return group
         late = group.select(~ready)
@@ -337,10 +341,11 @@ class Batch:
         return released
 
     def _release(self, at: int, group: Group, ready: Array) -> bool:
-        if not ready.any() or at in self._run:
+        if not ready.any():
             return False
-        self._released.add(at)
-        self._run[at] = [group.select(ready)]
+        ready_group = group.select(ready)
+        self._run.setdefault(at, []).append(ready_group)
+        self._released[at] = np.append(self._released.get(at, _NO_IDS), ready_group.threads.indices())
         del self._parked[at]
         if not ready.all():
             self._parked[at] = [group.select(~ready)]

@@ -1,4 +1,7 @@
-"""Append calls that are not inlined, to CUDA's device system library and to procedures, as one operation each."""
+"""Append calls that are not inlined, one operation for each.
+
+They call functions of CUDA's device system library, or procedures of the program.
+"""
 
 from collections.abc import Iterator, Sequence
 

@@ -94,6 +94,7 @@ def build_blocks(code: Code) -> list[Block]:
 def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
     """Split the operations into blocks, and return the blocks with the index of each label's block."""
     blocks, labels = [Block()], {}
+    synchronized: Block | None = None
     for operation in code.operations:
         block = blocks[-1]
         if operation.name == "label":
@@ -104,13 +105,19 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
         meeting = meeting_of(operation)
         if meeting is not None:
             started = bool(block.operations) or block.meeting is not None
-            if (started and block.meeting != meeting) or any(
-                meeting.mask in registers_written(o, Register(-1)) for o in block.operations
+            is_barrier = operation.name in ("bar", "barrier")
+            # Lanes that have met at several bar.warp.sync are not together: they meet again at the next.
+            is_again = is_barrier and block is synchronized
+            if (
+                is_again
+                or (started and block.meeting != meeting)
+                or any(meeting.mask in registers_written(o, Register(-1)) for o in block.operations)
             ):
                 block = Block()
                 blocks.append(block)
             block.meeting = meeting
-            if operation.name in ("bar", "barrier"):
+            if is_barrier:
+                synchronized = block
                 continue
         if operation.name in ENDS_BLOCK and meeting is None:
             block.terminator = operation

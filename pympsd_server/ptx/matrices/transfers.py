@@ -6,6 +6,7 @@ The first three work on matrices of 8 by 8 elements of 16 bits; the addresses of
 from typing import Final
 
 import numpy as np
+from attrs import evolve, frozen
 
 from pympsd_server.ptx.isa.datatypes import Array, Value
 from pympsd_server.ptx.isa.faults import DeviceFault
@@ -94,68 +95,62 @@ def transpose_matrix(state: BatchState, threads: Threads, value: Value) -> Value
 _WORD_BITS = 32
 
 
+@frozen
+class MatrixPlace:
+    """The place of a matrix in memory: its rows, or columns, are `stride` elements apart."""
+
+    space: str
+    address: Value
+    stride: Value
+    by_columns: bool
+
+
 def load_fragment(
     state: BatchState,
     threads: Threads,
-    space: str,
-    address: Value,
-    stride: Value,
+    place: MatrixPlace,
     matrix: str,
     shape: Shape,
     kind: str,
-    by_columns: bool,
     guard: Value | None,
 ) -> list[Value]:
-    """wmma.load: return the registers of a, b or c, whose rows (or columns) are `stride` elements apart in memory."""
+    """wmma.load: return the registers of a, b or c."""
     fragment = fragment_of(matrix, shape, kind)
     if kind == "b1":
         # A register contains 32 consecutive bits of a row of A or a column of B. Load them as one element.
         rows, columns = fragment.rows[:, ::_WORD_BITS], fragment.columns[:, ::_WORD_BITS]
-        rows, columns = (rows // _WORD_BITS, columns) if by_columns else (rows, columns // _WORD_BITS)
+        rows, columns = (rows // _WORD_BITS, columns) if place.by_columns else (rows, columns // _WORD_BITS)
         fragment, kind = Fragment(rows, columns, 1), "tf32"
-        stride = stride // np.uint32(_WORD_BITS)
+        place = evolve(place, stride=place.stride // np.uint32(_WORD_BITS))
     dtype = STORED[kind]
-    places = _addresses(state, threads, fragment, address, stride, dtype.itemsize, by_columns)
-    elements = [
-        spread(load(state, threads, space, at, dtype, dtype.itemsize, guard), threads.count) for at in places.T
-    ]
-    return pack(np.stack(elements, axis=1), fragment)
+    addresses = _addresses(state, threads, fragment, place, dtype.itemsize)
+    loaded = (load(state, threads, place.space, at, dtype, dtype.itemsize, guard) for at in addresses.T)
+    return pack(np.stack([spread(element, threads.count) for element in loaded], axis=1), fragment)
 
 
 def store_fragment(
     state: BatchState,
     threads: Threads,
-    space: str,
-    address: Value,
-    stride: Value,
+    place: MatrixPlace,
     shape: Shape,
     kind: str,
-    by_columns: bool,
     registers: tuple[Value, ...],
     guard: Value | None,
 ) -> None:
-    """wmma.store: write D, whose rows (or columns) are `stride` elements apart in memory."""
+    """wmma.store: write D."""
     fragment = fragment_of("d", shape, kind)
     dtype = STORED[kind]
-    places = _addresses(state, threads, fragment, address, stride, dtype.itemsize, by_columns)
+    addresses = _addresses(state, threads, fragment, place, dtype.itemsize)
     elements = np.stack([spread(register, threads.count) for register in registers], axis=1).view(dtype)
-    for at, value in zip(places.T, elements.T, strict=True):
-        store(state, threads, space, at, dtype, dtype.itemsize, (value,), guard)
+    for at, value in zip(addresses.T, elements.T, strict=True):
+        store(state, threads, place.space, at, dtype, dtype.itemsize, (value,), guard)
 
 
-def _addresses(
-    state: BatchState,
-    threads: Threads,
-    fragment: Fragment,
-    address: Value,
-    stride: Value,
-    size: int,
-    by_columns: bool,
-) -> Array:
+def _addresses(state: BatchState, threads: Threads, fragment: Fragment, place: MatrixPlace, size: int) -> Array:
     """Return the addresses of elements: a row for each thread, a column for each of its elements."""
     lane = threads.pick(state.lane)
     rows, columns = fragment.rows[lane], fragment.columns[lane]
-    line, place = (columns, rows) if by_columns else (rows, columns)
-    offsets = (line * spread(stride, threads.count).astype(np.int64)[:, None] + place) * size
-    addresses: Array = spread(address, threads.count)[:, None] + offsets.astype(address.dtype)
+    line, position = (columns, rows) if place.by_columns else (rows, columns)
+    offsets = (line * spread(place.stride, threads.count).astype(np.int64)[:, None] + position) * size
+    addresses: Array = spread(place.address, threads.count)[:, None] + offsets.astype(place.address.dtype)
     return addresses

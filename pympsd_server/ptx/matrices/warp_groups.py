@@ -1,4 +1,4 @@
-"""Multiply matrices by wgmma; matrix descriptors say where the elements of a matrix are in shared memory.
+"""Multiply matrices by wgmma; matrix descriptors state where the elements of a matrix are in shared memory.
 
 The layout is that of the PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". Its unit is a chunk of
 16 bytes; a pattern of 8 rows of chunks repeats along both dimensions.

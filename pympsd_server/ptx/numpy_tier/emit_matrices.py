@@ -6,7 +6,7 @@ that gathers the fragments of all warps into matrices, multiplies these, and sca
 
 - mma: the fragments are as in the PTX ISA's figures. ldmatrix, stmatrix and movmatrix load, store and transpose them.
 - wmma: the PTX ISA does not specify the fragments; here they are the same as for mma.
-- wgmma: A is in registers or shared memory, B in shared memory; descriptors say where. The product is complete when
+- wgmma: A is in registers or shared memory, B in shared memory; descriptors state where. The product is complete when
   it is issued, so fences and waits write nothing.
 """
 
@@ -203,12 +203,12 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
         if len(operation.operands) == 3
         else writer.scalar(line_length(matrix, size, by_columns), U32)
     )
-    where, form = f"B, T, {space!r}, {address}, {stride}", f"{size}, {operation.type!r}, {by_columns}"
+    place, form = f"MatrixPlace({space!r}, {address}, {stride}, {by_columns})", f"{size}, {operation.type!r}"
     if stored:
         values = registers(writer, matrix_operand, "d", size, operation.type)
-        writer.run(f"store_fragment({where}, {form}, {values}, {writer.guard})")
+        writer.run(f"store_fragment(B, T, {place}, {form}, {values}, {writer.guard})")
         return
-    name = writer.keep(f"load_fragment({where}, {matrix!r}, {form}, {writer.guard})")
+    name = writer.keep(f"load_fragment(B, T, {place}, {matrix!r}, {form}, {writer.guard})")
     dtype = F64 if operation.type == "f64" else ACCUMULATED[operation.type] if matrix == "c" else U32
     targets = fragment(writer, matrix_operand, _count_wmma_registers(matrix, size, operation.type))
     distinct = fragment_of(matrix, size, operation.type).registers

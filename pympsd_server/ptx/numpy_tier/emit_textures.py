@@ -112,10 +112,8 @@ _SURFACE_MODIFIERS = f"b v2 v4 {_CACHE} {' '.join(SURFACE_GEOMETRIES)} {' '.join
 _SURFACE_TYPES = ("b8", "b16", "b32", "b64")
 
 
-def _access(
-    writer: Writer, operation: Operation, place: Argument, values: Argument
-) -> tuple[str, str, str, DType, int]:
-    """Return the geometry, handle, coordinates, type and number of values of an access to a surface."""
+def _access(writer: Writer, operation: Operation, place: Argument, values: Argument) -> tuple[str, DType]:
+    """Return the text of the arguments that describe an access to a surface, and the type of its values."""
     count = {"v2": 2, "v4": 4}.get(operation.one_of("v2", "v4"), 1)
     writer.refuse_if(
         not operation.has("b")
@@ -125,26 +123,21 @@ def _access(
     )
     writer.refuse_if(count * DTYPES[operation.type].itemsize > 16, "vector of the wrong length")
     coordinates = _coordinates(writer, operation, place, SURFACE_GEOMETRIES, S32)
-    return operation.one_of(*SURFACE_GEOMETRIES), _object(writer, place), coordinates, DTYPES[operation.type], count
+    geometry, beyond = operation.one_of(*SURFACE_GEOMETRIES), operation.one_of(*_BEYOND)
+    dtype = DTYPES[operation.type]
+    access = f"SurfaceAccess({geometry!r}, {beyond!r}, {dtype_name(dtype)}_t, {count})"
+    return f"B, T, {access}, {_object(writer, place)}, {coordinates}", dtype
 
 
 @emits("suld", 2, _SURFACE_MODIFIERS, _SURFACE_TYPES)
 def _read(writer: Writer, operation: Operation) -> None:
-    geometry, handle, coordinates, dtype, count = _access(
-        writer, operation, operation.operands[1], operation.operands[0]
-    )
-    name = writer.keep(
-        f"read_surface(B, T, {geometry!r}, {operation.one_of(*_BEYOND)!r}, {handle}, {coordinates}, "
-        f"{dtype_name(dtype)}_t, {count}, {writer.guard})"
-    )
+    access, dtype = _access(writer, operation, operation.operands[1], operation.operands[0])
+    name = writer.keep(f"read_surface({access}, {writer.guard})")
     _assign_all(writer, operation.operands[0], name, dtype, dtype)
 
 
 @emits("sust", 2, _SURFACE_MODIFIERS, _SURFACE_TYPES)
 def _write(writer: Writer, operation: Operation) -> None:
-    geometry, handle, coordinates, dtype, _ = _access(writer, operation, operation.operands[0], operation.operands[1])
+    access, dtype = _access(writer, operation, operation.operands[0], operation.operands[1])
     values = ", ".join(writer.value(item, dtype) for item in items_of(operation.operands[1]))
-    writer.run(
-        f"write_surface(B, T, {geometry!r}, {operation.one_of(*_BEYOND)!r}, {handle}, {coordinates}, "
-        f"{dtype_name(dtype)}_t, ({values},), {writer.guard})"
-    )
+    writer.run(f"write_surface({access}, ({values},), {writer.guard})")

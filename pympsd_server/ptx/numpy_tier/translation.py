@@ -83,9 +83,9 @@ class Translation:
     offsets: dict[tuple[str, str], int]
     """The offsets of shared and local variables in their frames; -1 for dynamic shared memory."""
     machine_codes: dict[Hashable, Any] = field(factory=dict)
-    """The machine codes of the compiled tier, by the kind of the thread block's shape."""
+    """The machine codes of the compiled tier, by the class of the thread block's shape."""
     shapes: dict[tuple[int, int, int], Any] = field(factory=dict)
-    """The kind of each shape of thread blocks that was launched."""
+    """The class of each shape of thread blocks that was launched; code depends on the shape only by its class."""
     has_loops: bool | None = None
     """Whether the kernel has loops; None if it is not known yet."""
     numpy_seconds: float = 0.0

@@ -1,11 +1,12 @@
 """Implement calls through addresses, alignment of the stack, malloc, free, graph conditions, mapa and getctarank."""
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import Value
-from pympsd_server.ptx.isa.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
+from pympsd_server.ptx.isa.faults import Cancelled, IllegalAddress, InvalidProgramCounter, LaunchFailed
 from pympsd_server.ptx.isa.machine import RANK_SHIFT
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.threads import Threads, spread
@@ -35,12 +36,20 @@ def align_up(value: Value, alignment: int) -> Value:
     return (value + mask) & ~mask
 
 
+def _in_order(state: BatchState, threads: Threads) -> Iterator[int]:
+    """Return the positions of threads in the order of the threads; raise Cancelled if the batch was cancelled."""
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
+        if state.cancel.is_set():
+            raise Cancelled
+        yield position
+
+
 def device_malloc(state: BatchState, threads: Threads, count: Value) -> Value:
     """Call malloc for each thread, in thread order; return the addresses, 0 if the heap is full."""
     counts = spread(count, threads.count)
     addresses = np.zeros(threads.count, np.uint64)
     heap = state.facilities.heap
-    for position in np.argsort(threads.indices(), kind="stable").tolist():
+    for position in _in_order(state, threads):
         addresses[position] = heap.allocate(int(counts[position]))
     return addresses
 
@@ -49,7 +58,7 @@ def device_free(state: BatchState, threads: Threads, address: Value) -> None:
     """Call free for each thread, in thread order. Raises IllegalAddress for an address that malloc did not return."""
     addresses = spread(address, threads.count)
     heap = state.facilities.heap
-    for position in np.argsort(threads.indices(), kind="stable").tolist():
+    for position in _in_order(state, threads):
         if not heap.free(int(addresses[position])):
             why = f"free of {int(addresses[position]):#x}, which no malloc of a kernel returned"
             raise IllegalAddress(why, position=position)
@@ -62,7 +71,7 @@ def set_conditional(state: BatchState, threads: Threads, handle: Value, value: V
     """
     handles, values = spread(handle, threads.count), spread(value, threads.count)
     conditions = state.facilities.conditions
-    for position in np.argsort(threads.indices(), kind="stable").tolist():
+    for position in _in_order(state, threads):
         condition = conditions.find(int(handles[position]))
         if condition is None:
             why = f"cudaGraphSetConditional of {int(handles[position]):#x}, which no executable graph here has"
@@ -83,7 +92,7 @@ def address_in_block(address: Value, rank: Value) -> Value:
 
 
 def rank_of_address(address: Value, own_rank: Value) -> Value:
-    """getctarank: return the rank of the block to which a shared address belongs; `own_rank` is the own block's."""
+    """getctarank: return the rank of the block to which a shared address belongs; `own_rank` is the thread's own."""
     kind = address.dtype.type
     rank = ((address + kind(_HALF_RANGE)) >> kind(RANK_SHIFT) & kind(255)).astype(np.uint32)
     return np.where(rank > 0, rank - np.uint32(1), own_rank).astype(np.uint32)

@@ -1,6 +1,5 @@
 """Define the objects that a context's kernels share: the heap of malloc, the output of printf, graph conditions."""
 
-from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from threading import Event, Lock
@@ -8,6 +7,8 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from attrs import Factory, define, field
+
+from pympsd_server.backends.free_ranges import FreeRanges, NoRange
 
 HEAP_BYTES: Final = 8 << 20
 """The default of CU_LIMIT_MALLOC_HEAP_SIZE, in bytes."""
@@ -27,46 +28,40 @@ class DeviceHeap:
         self.limit = HEAP_BYTES
         """The size of the heap in bytes."""
         self._lock = Lock()
-        self._base: int | None = None
-        self._gaps: list[tuple[int, int]] = []
-        """Free ranges (start, end), in ascending order and never adjacent."""
+        self._ranges: FreeRanges | None = None
+        """The free addresses; None before the first allocation."""
         self._sizes: dict[int, int] = {}
 
     def set_limit(self, count: int) -> bool:
         """Set the size in bytes. Return whether the heap has this size now: after a malloc it cannot change."""
         with self._lock:
-            if self._base is None:
+            if self._ranges is None:
                 self.limit = max(_UNIT, count)
-            return self._base is None or count == self.limit
+            return self._ranges is None or count == self.limit
 
     def allocate(self, count: int) -> int:
         """Allocate a number of bytes; return their address, or 0 if the heap is full."""
-        size = max(_UNIT, -(-count // _UNIT) * _UNIT)
+        count = max(count, 1)
         with self._lock:
-            if self._base is None:
-                self._base = self._reserve(self.limit)
-                self._gaps = [(self._base, self._base + self.limit)] if self._base else []
-            for index, (start, end) in enumerate(self._gaps):
-                if start + size <= end:
-                    self._gaps[index : index + 1] = [(start + size, end)] if start + size < end else []
-                    self._sizes[start] = size
-                    return start
-        return 0
+            if self._ranges is None:
+                base = self._reserve(self.limit)
+                self._ranges = FreeRanges(base, self.limit if base else 0, _UNIT)
+            try:
+                address = self._ranges.take(count)
+            except NoRange:
+                return 0
+            self._sizes[address] = count
+        return address
 
     def free(self, address: int) -> bool:
         """Free an allocation, or do nothing for address 0. Return False if the address is not an allocation."""
         if not address:
             return True
         with self._lock:
-            size = self._sizes.pop(address, None)
-            if size is None:
+            count = self._sizes.pop(address, None)
+            if count is None or self._ranges is None:
                 return False
-            insort(self._gaps, (address, address + size))
-            at = self._gaps.index((address, address + size))
-            for lower in (at, at - 1):
-                pair = self._gaps[lower : lower + 2] if lower >= 0 else []
-                if len(pair) == 2 and pair[0][1] == pair[1][0]:
-                    self._gaps[lower : lower + 2] = [(pair[0][0], pair[1][1])]
+            self._ranges.give(address, count)
         return True
 
 
@@ -87,6 +82,7 @@ class PrintBuffer:
         self._texts: deque[bytes] = deque()
         self._bytes = 0
         self._reports: list[bytes] = []
+        self._report_bytes = 0
 
     def print(self, text: bytes) -> None:
         """Add the text that one thread printed."""
@@ -97,9 +93,11 @@ class PrintBuffer:
                 self._bytes -= len(self._texts.popleft())
 
     def report(self, text: bytes) -> None:
-        """Add the lines of failed assertions."""
+        """Add the lines of a failed assertion, if not more than MAX_PRINT_BYTES of lines are kept then."""
         with self._lock:
-            self._reports.append(text)
+            if self._report_bytes + len(text) <= MAX_PRINT_BYTES:
+                self._reports.append(text)
+                self._report_bytes += len(text)
 
     def take(self) -> tuple[bytes, bytes]:
         """Return the pending texts for standard output and standard error, and clear them."""
@@ -109,7 +107,7 @@ class PrintBuffer:
             output = b"".join(self._texts), b"".join(self._reports)
             self._texts.clear()
             self._reports.clear()
-            self._bytes = 0
+            self._bytes = self._report_bytes = 0
         return output
 
 

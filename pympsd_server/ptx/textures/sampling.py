@@ -185,7 +185,10 @@ def _element(
     modes: list[int],
     layer: Array,
 ) -> Array:
-    """Return the elements at an index, with the colour of the border outside if a mode asks for it."""
+    """Return the elements at ``index``.
+
+    Outside the level, the address mode BORDER gives the border colour; the other modes map the index to an element.
+    """
     inside: Array | None = None
     indices = []
     for coordinate, size, mode in zip(index, sizes, modes, strict=True):

@@ -1,6 +1,7 @@
 """Read and write surfaces: suld and sust."""
 
 import numpy as np
+from attrs import frozen
 
 from pympsd.wire.texture_object import Level, TexturedKind, TextureObject
 from pympsd_server.ptx.isa.datatypes import S64, Array, DType, Value
@@ -14,47 +15,51 @@ SURFACE_GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2}
 """The number of coordinates of each geometry, without the layer, which is first in geometries with layers."""
 
 
+@frozen
+class SurfaceAccess:
+    """The fixed part of an access to a surface; the coordinate x is in bytes."""
+
+    geometry: str
+    beyond: str
+    """What an access outside of the surface does: "zero", "clamp" or "trap", which raises LaunchFailed."""
+    dtype: DType
+    count: int
+    """The number of values of each thread."""
+
+
 def read_surface(
     state: BatchState,
     threads: Threads,
-    geometry: str,
-    beyond: str,
+    access: SurfaceAccess,
     handle: Value,
     coordinates: tuple[Value, ...],
-    dtype: DType,
-    count: int,
     guard: Value | None,
 ) -> list[Array]:
-    """suld: return ``count`` values for each thread; the coordinate x is in bytes.
-
-    `beyond` is "zero", "clamp" or "trap". With "trap", an access outside of the surface raises LaunchFailed.
-    """
+    """suld: return ``access.count`` values for each thread."""
 
     def work(surface: TextureObject, place: tuple[Array, ...]) -> Array:
-        index, inside = _elements(state, surface, geometry, beyond, place, dtype, count)
-        view = state.view("global", dtype)
-        return np.array([np.where(inside, view[index + number], 0) for number in range(count)])
+        index, inside = _elements(state, surface, access, place)
+        view = state.view("global", access.dtype)
+        return np.array([np.where(inside, view[index + number], 0) for number in range(access.count)])
 
-    return list(run_by_object(state, threads, handle, coordinates, count, guard, work).astype(dtype))
+    return list(run_by_object(state, threads, handle, coordinates, access.count, guard, work).astype(access.dtype))
 
 
 def write_surface(
     state: BatchState,
     threads: Threads,
-    geometry: str,
-    beyond: str,
+    access: SurfaceAccess,
     handle: Value,
     coordinates: tuple[Value, ...],
-    dtype: DType,
     values: tuple[Value, ...],
     guard: Value | None,
 ) -> None:
-    """sust: write values of each thread; the coordinate x is in bytes, and `beyond` as for `read_surface`."""
+    """sust: write ``access.count`` values of each thread."""
 
     def work(surface: TextureObject, arguments: tuple[Array, ...]) -> Array:
         place, data = arguments[: len(coordinates)], arguments[len(coordinates) :]
-        index, inside = _elements(state, surface, geometry, beyond, place, dtype, len(values))
-        view = state.view("global", dtype)
+        index, inside = _elements(state, surface, access, place)
+        view = state.view("global", access.dtype)
         for number, component in enumerate(data):
             store_elements(view[number:], index[inside], component[inside])
         return index
@@ -63,13 +68,7 @@ def write_surface(
 
 
 def _elements(
-    state: BatchState,
-    surface: TextureObject,
-    geometry: str,
-    beyond: str,
-    place: tuple[Array, ...],
-    dtype: DType,
-    count: int,
+    state: BatchState, surface: TextureObject, access: SurfaceAccess, place: tuple[Array, ...]
 ) -> tuple[Array, Array]:
     """Return the index of each access's first element, and which accesses take place.
 
@@ -77,10 +76,10 @@ def _elements(
     """
     if surface.kind is not TexturedKind.SURFACE:
         raise IllegalAddress("the object is a texture, not a surface")
-    level, total = surface.levels[0], dtype.itemsize * count
+    level, total = surface.levels[0], access.dtype.itemsize * access.count
     wide = [coordinate.astype(S64) for coordinate in place]
     zeros = np.zeros(len(wide[0]), S64)
-    layer, wide = (wide[0], wide[1:]) if geometry.startswith("a") else (None, wide)
+    layer, wide = (wide[0], wide[1:]) if access.geometry.startswith("a") else (None, wide)
     x, y, z = [*wide, zeros, zeros][:3]
     z = z if layer is None else layer
     furthest = _furthest(surface, level, total)
@@ -90,11 +89,11 @@ def _elements(
     )
     if min(furthest) < 0:
         inside[:] = False
-    if beyond == "trap" and not inside.all():
+    if access.beyond == "trap" and not inside.all():
         at = int(np.argmin(inside))
         why = f"surface access at byte {int(x[at])} of row {int(y[at])} of slice {int(z[at])}: outside of the surface"
         raise LaunchFailed(why, position=at)
-    if beyond == "clamp":
+    if access.beyond == "clamp":
         # Clamp x to a multiple of the access's width.
         clamped = (clamped[0] - np.where(inside, 0, clamped[0] % total), *clamped[1:])
         inside = np.ones_like(inside) if min(furthest) >= 0 else inside
@@ -102,7 +101,7 @@ def _elements(
     address = x + y * np.int64(level.pitch) + z * np.int64(level.slice_pitch) + np.int64(level.address)
     if min(furthest) < 0:
         return zeros, inside
-    return global_elements(state, address.view(np.uint64), dtype.itemsize, total, total), inside
+    return global_elements(state, address.view(np.uint64), access.dtype.itemsize, total, total), inside
 
 
 def _furthest(surface: TextureObject, level: Level, total: int) -> tuple[int, int, int]:

@@ -36,7 +36,7 @@ _JOINS, _TURNS, _CROWDS, _QUESTIONS = 15, 5, 3, 40
 _JOIN_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 0.3
 _MILLI: Final = 1e6
-"""Nanoseconds."""
+"""The nanoseconds in a millisecond."""
 
 Daemons = tuple[Daemon, Daemon]
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pympsd_server.backends.cuda.memory.address_ranges import (
-    GRANULE_BYTES,
-    PAGE_BYTES,
-    AddressWindow,
-    FreeRanges,
-    NoRange,
-    OwnedRanges,
-    round_up,
-)
+from pympsd_server.backends.budget import GRANULE_BYTES
+from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, AddressWindow, OwnedRanges
+from pympsd_server.backends.free_ranges import NoRange
 
 BASE, SIZE = 0x6000_0000_0000, 64 * PAGE_BYTES
 SIZES = st.one_of(
@@ -95,16 +88,6 @@ def test_the_rest_of_a_large_allocation_is_shared_with_small_ones() -> None:
     assert pages.whole == (BASE, 3 * PAGE_BYTES)
     assert pages.shared == (BASE + 3 * PAGE_BYTES,)
     assert window.allocate(100) == (BASE + 3 * PAGE_BYTES + GRANULE_BYTES, type(pages)(None, ()))
-
-
-def test_a_full_window_raises_no_range() -> None:
-    gaps = FreeRanges(0, 4 * GRANULE_BYTES)
-    assert gaps.take(4 * GRANULE_BYTES) == 0
-    with pytest.raises(NoRange, match="no free range of 512 bytes"):
-        gaps.take(1)
-    gaps.give(0, 4 * GRANULE_BYTES)
-    assert gaps.take(GRANULE_BYTES + 1, alignment=2 * GRANULE_BYTES) == 0
-    assert round_up(GRANULE_BYTES + 1, GRANULE_BYTES) == 2 * GRANULE_BYTES
 
 
 def test_an_access_lies_in_one_owned_range() -> None:

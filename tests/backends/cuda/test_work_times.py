@@ -20,7 +20,7 @@ MakeContext = Callable[..., CudaContext]
 
 @frozen
 class Report:
-    """A piece of work that was told of."""
+    """A reported piece of work."""
 
     stream: int
     name: str

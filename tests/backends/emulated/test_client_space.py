@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import sys
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
+from pympsd_server.backends.emulated.memory import address_space
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
+from pympsd_server.backends.emulated.memory.peer_windows import Range
 from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.faults import IllegalAddress
@@ -59,6 +63,28 @@ def test_a_lookup_never_sees_half_a_change() -> None:
     finally:
         stop.set()
         thread.join()
+    space.close()
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_a_lookup_searches_again_if_the_ranges_have_moved(is_freed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may allocate or free between the search and the use of its result."""
+    space = AddressSpace(BASE, 1 << 20)
+    first, second, _ = (space.allocate(512) for _ in range(3))
+    if not is_freed:
+        space.free(first)
+    changes = [partial(space.free, first) if is_freed else partial(space.allocate, 512)]
+
+    def search(ranges: list[Range], item: Range) -> int:
+        at = bisect_right(ranges, item)
+        while changes:
+            changes.pop()()
+        return at
+
+    monkeypatch.setattr(address_space, "bisect_right", search)
+    assert space.find(second + 8) == (second, 512)
+    assert not changes
+    monkeypatch.undo()
     space.close()
 
 

@@ -54,6 +54,35 @@ def test_contexts_get_equal_time_however_many_streams_they_have() -> None:
     assert {had[f"many {number}"] for number in range(5)} == {10}
 
 
+@define(eq=False)
+class CountedWork:
+    """Work that counts how often a policy asks whether it can run."""
+
+    queue: ContextQueue
+    time_share: TimeShare
+    asked: int = 0
+    can_run: bool = True
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the work cannot run now."""
+        self.asked += 1
+        return not self.can_run
+
+
+def test_a_policy_asks_all_of_many_streams_only_if_the_next_one_cannot_run() -> None:
+    queue = context()
+    works = [CountedWork(queue, TimeShare(used=number)) for number in range(100)]
+    queue.ready.extend(works)
+    assert queue.first() is works[0]
+    assert sum(work.asked for work in works) == 1
+    works[0].can_run = works[1].can_run = False
+    assert queue.first() is works[2]
+    for work in works:
+        work.can_run = False
+    assert queue.first() is None
+
+
 def test_below_normal_gets_little_but_something() -> None:
     ready = FairQueue()
     ready.add(FakeWork("below", context(1)))

@@ -46,8 +46,8 @@ def descriptors() -> int:
 def map_memory(context: EmulatedContext, memory: PhysicalMemory, place: int, ordinal: int) -> int:
     """Map memory in a context of a device; return the address."""
     address = window_of(ordinal) + VIRTUAL_OFFSET + place * MAPPING_GRANULE
-    context.map_memory(memory, address)
-    context.set_access(address, memory.size, True)
+    context.mapped.map(memory, address)
+    context.mapped.set_access(address, memory.size, True)
     return address
 
 
@@ -57,11 +57,11 @@ def expect_refusal(code: Result, why: str) -> pytest.RaisesExc[BackendError]:
 
 def test_only_what_can_be_exported_has_a_descriptor(contexts: list[EmulatedContext]) -> None:
     before = descriptors()
-    memories = [contexts[0].create_memory(MAPPING_GRANULE, False) for _ in range(20)]
+    memories = [contexts[0].mapped.create(MAPPING_GRANULE, False) for _ in range(20)]
     for place, memory in enumerate(memories):
         map_memory(contexts[0], memory, place, 0)
     assert descriptors() == before
-    memories += [contexts[0].create_memory(MAPPING_GRANULE, True) for _ in range(3)]
+    memories += [contexts[0].mapped.create(MAPPING_GRANULE, True) for _ in range(3)]
     assert descriptors() == before + 3
     contexts[0].destroy()
     assert descriptors() == before - 1, "the window's own"
@@ -72,11 +72,11 @@ def test_without_descriptors_the_reason_is_said(contexts: list[EmulatedContext])
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         with expect_refusal(Result.ERROR_OPERATING_SYSTEM, "file descriptors"):
-            contexts[0].create_memory(MAPPING_GRANULE, True)
+            contexts[0].mapped.create(MAPPING_GRANULE, True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     free = contexts[0].memory_info()
-    contexts[0].create_memory(MAPPING_GRANULE, True).release()
+    contexts[0].mapped.create(MAPPING_GRANULE, True).release()
     assert contexts[0].memory_info() == free
 
 
@@ -85,26 +85,26 @@ def test_each_piece_is_itself_on_another_device(shareable: bool, contexts: list[
     before = descriptors()
     owner, peer = contexts
     for place in range(3):
-        memory = owner.create_memory(MAPPING_GRANULE, shareable)
+        memory = owner.mapped.create(MAPPING_GRANULE, shareable)
         owner.memory.space.write(map_memory(owner, memory, place, 0), bytes([place + 1]) * MAPPING_GRANULE)
-        imported = peer.import_peers_memory(os.getpid(), memory.publish(), memory.size)
+        imported = peer.mapped.import_peers(os.getpid(), memory.publish(), memory.size)
         address = map_memory(peer, imported, place, 1)
         assert (np.frombuffer(peer.memory.space.view(address, MAPPING_GRANULE), np.uint8) == place + 1).all()
-        peer.unmap_memory(address, MAPPING_GRANULE)
+        peer.mapped.unmap(address, MAPPING_GRANULE)
         imported.release()
     assert descriptors() == before + 3 * shareable
 
 
 def test_freed_memory_is_zero_and_counted_no_more(contexts: list[EmulatedContext]) -> None:
     context, free = contexts[0], contexts[0].memory_info()
-    memory = context.create_memory(4 * MAPPING_GRANULE, False)
+    memory = context.mapped.create(4 * MAPPING_GRANULE, False)
     address = map_memory(context, memory, 0, 0)
     context.memory.space.write(address, b"x" * memory.size)
     memory.release()
     assert context.memory_info()[0] == free[0] - memory.size, "it is mapped"
-    context.unmap_memory(address, memory.size)
+    context.mapped.unmap(address, memory.size)
     assert context.memory_info() == free
-    again = context.create_memory(4 * MAPPING_GRANULE, False)
+    again = context.mapped.create(4 * MAPPING_GRANULE, False)
     assert context.memory.space.read(map_memory(context, again, 1, 0), again.size) == bytes(again.size)
     allocation = context.allocate(again.size)
     assert context.memory.space.read(allocation, again.size) == bytes(again.size), "of its own"
@@ -114,17 +114,17 @@ def test_who_imports_an_allocation_learns_nothing_of_the_rest(devices: list[Emul
     owner, other = (devices[0].create_context(client, Quota(0, 0, 0), ignore) for client in (1, 2))
     secret, _ = owner.share_allocation(owner.allocate(4096))
     with expect_refusal(Result.ERROR_INVALID_VALUE, "not created to be exported"):
-        other.import_memory(secret).publish()
+        other.mapped.import_(secret).publish()
     with expect_refusal(Result.ERROR_INVALID_VALUE, "not created to be exported"):
-        owner.create_memory(MAPPING_GRANULE, False).export()
+        owner.mapped.create(MAPPING_GRANULE, False).export()
 
 
 def test_files_of_peers_end_where_they_end(contexts: list[EmulatedContext]) -> None:
     owner, peer = contexts
-    file = owner.create_memory(MAPPING_GRANULE, True).publish()
+    file = owner.mapped.create(MAPPING_GRANULE, True).publish()
     for offset in (MAPPING_GRANULE, 1 << 63, (1 << 64) - MAPPING_GRANULE):
         with expect_refusal(Result.ERROR_INVALID_VALUE, "fewer than"):
-            peer.import_peers_memory(os.getpid(), File(file.descriptor, file.secret, offset), MAPPING_GRANULE)
+            peer.mapped.import_peers(os.getpid(), File(file.descriptor, file.secret, offset), MAPPING_GRANULE)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_context_closes_while_its_memory_is_released(devices: list[EmulatedDev
     before = fake_context.memory_info()
     for _ in range(3):
         context = devices[0].create_context(2, Quota(0, 0, 0), ignore)
-        memories = [context.create_memory(MAPPING_GRANULE, False) for _ in range(1000)]
+        memories = [context.mapped.create(MAPPING_GRANULE, False) for _ in range(1000)]
         begin = threading.Barrier(2)
 
         def release(memories: list[PhysicalMemory] = memories, begin: threading.Barrier = begin) -> None:

@@ -40,7 +40,7 @@ def test_a_context_of_a_partition_keeps_to_it() -> None:
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 22), st.integers(0, 30)), max_size=40))
 def test_a_context_never_shares_more_than_it_must(count: int, steps: list[tuple[int, int]]) -> None:
-    """A step takes some, and releases those of a number of steps before if they are still taken."""
+    """Each step takes a number of multiprocessors, and may release those that an earlier step took."""
     device, held = Multiprocessors(count), []
     for expected, age in steps:
         limited = [ids for ids in held if len(ids) < count]

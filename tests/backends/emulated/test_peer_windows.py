@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pympsd.channel.mapping import make_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, PINNED_BITS, WINDOW_BITS
 from pympsd_server.backends.emulated.memory import peer_windows
-from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
-from pympsd_server.backends.emulated.memory.peer_windows import Segment, Table
+from pympsd_server.backends.emulated.memory.address_space import HARDWARE, STRICT, AddressSpace, Bounds
+from pympsd_server.backends.emulated.memory.peer_windows import MAX_CLIENT_ALLOCATIONS, MAX_MAPPINGS, Segment, Table
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.virtual_memory import HOST_FILE_BYTES, TABLE_BYTES, File, file_name, new_secret
 from pympsd_server.ptx.isa.faults import IllegalAddress
@@ -173,7 +173,7 @@ def test_a_window_that_is_never_finished_is_waited_for_once(
     monkeypatch.setattr(peer_windows, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
     try:
         table = Table(file, PAGE)
-        table.write(PAGE, ([0], [512]), [])
+        table.write(PAGE, [(0, 512)], [])
         own.map_peer(os.getpid(), File(file, 7), WINDOW)
         address = own.base + WINDOW
         assert reaches(own, address)
@@ -190,6 +190,20 @@ def test_a_window_that_is_never_finished_is_waited_for_once(
             table._head[0] += 1
             assert not reaches(own, address)
             assert now < before + 0.02
+    finally:
+        os.close(file)
+
+
+def test_a_table_has_places_for_all_that_a_client_may_have() -> None:
+    file = make_sealed(f"pympsd-memory-{7:032x}", PAGE + TABLE_BYTES)
+    try:
+        count, size = MAX_CLIENT_ALLOCATIONS + MAX_MAPPINGS, 1 << WINDOW_BITS
+        segments = [Segment(at * PAGE, PAGE, File(at, 7)) for at in range(MAX_MAPPINGS)]
+        Table(file, PAGE).write(size, ((at, at + 1) for at in range(count)), segments)
+        _, starts, ends, read = Table(file, PAGE).read(size)
+        assert np.array_equal(starts, np.arange(count))
+        assert np.array_equal(ends, starts + 1)
+        assert read == set(segments)
     finally:
         os.close(file)
 
@@ -246,13 +260,14 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
         far = [
             Segment(at, size, File(hidden, 7)) for at, size in ((PAGE, PAGE), (-PAGE, PAGE), (0, 64 * PAGE), (0, -1))
         ]
-        Table(file, PAGE).write(2 * PAGE, ([-PAGE, 0, 16, PAGE], [-16, 8, 1 << 40, 3 * PAGE]), far)
+        ranges = [(-PAGE, -16), (0, 8), (16, 1 << 40), (PAGE, 3 * PAGE)]
+        Table(file, PAGE).write(2 * PAGE, ranges, far)
         entry.map_peer(os.getpid(), File(file, 7), -entry.base + (1 << 40))
         assert reaches(entry, 1 << 40)
         for offset in (-PAGE, 1024, PAGE, 2 * PAGE, 3 * PAGE):
             assert not reaches(entry, (1 << 40) + offset)
         assert reaches(entry, address)
-        Table(file, PAGE).write(1 << 62, ([0], [1 << 61]), [])
+        Table(file, PAGE).write(1 << 62, [(0, 1 << 61)], [])
         assert not reaches(entry, (1 << 40) + 2 * PAGE)
         with pytest.raises(ValueError, match="not a published window"):
             entry.map_peer(os.getpid(), File(file, 7), 1 << 41)
@@ -262,7 +277,7 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
 
 
 def test_memory_that_is_mapped_behind_the_allocations(spaces: list[AddressSpace]) -> None:
-    """A peer follows what is mapped, made accessible and unmapped, and a bigger mapping of its own keeps it all."""
+    """A peer sees what is mapped, made accessible and unmapped, even after its own mapping was made larger."""
     first, second, third = spaces
     place, file = second.base + ROOM, make_sealed(f"pympsd-memory-{9:032x}", PAGE)
     memory = mmap.mmap(file, PAGE)
@@ -342,6 +357,27 @@ def test_host_memory_is_mapped_alone_and_takes_the_addresses_of_a_quarter(
     second.detach(piece)
     assert not reaches(first, piece)
     assert reaches(first, later)
+
+
+@pytest.mark.parametrize("bounds", [HARDWARE, STRICT], ids=["hardware", "strict"])
+def test_kernels_reach_as_much_around_a_peers_allocations_as_around_their_own(bounds: Bounds) -> None:
+    """Copies, and kernels in host memory, reach only the allocated bytes."""
+    first, second = (AddressSpace(at << WINDOW_BITS, 4 * HARDWARE.page, 1 << WINDOW_BITS) for at in (1, 2))
+    first.bounds = second.bounds = bounds
+    host, address = HostMemory(second), second.allocate(100, HARDWARE.page)
+    for begin, start, size in ((second.base, address, bounds.ceiling(100)), (host.base, host.add(PAGE), PAGE)):
+        first.map_peer(os.getpid(), second.publish(begin), begin - first.base)
+        for own in (first, second):
+            own.locate(np.array([start, start + size - 4]) - own.base, 4, 4)
+            for beyond in (start - 4, start + size):
+                with pytest.raises(IllegalAddress):
+                    own.locate(np.array([beyond]) - own.base, 4, 4)
+    assert first.read(address, 100) == bytes(100)
+    with pytest.raises(IllegalAddress):
+        first.read(address, 101)
+    os.close(host.file.descriptor)
+    for space in (first, second):
+        space.close()
 
 
 def test_both_parts_of_a_window_are_mapped_and_unmapped_by_themselves(

@@ -25,8 +25,11 @@ def test_room_is_bounded_by_blocks_threads_and_shared_memory() -> None:
     assert placement.free_blocks(BlockSize(1, 0)) == 3 * 32
     assert placement.free_blocks(BlockSize(1024, 0)) == 3 * 2
     assert placement.free_blocks(BlockSize(32, 30_000)) == 3 * 3
-    assert len(placement.place(BlockSize(1024, 0), 100).rows) == 6
+    placed = placement.place(BlockSize(1024, 0), 100)
+    assert len(placed.rows) == 6
     assert placement.free_blocks(BlockSize(1, 0)) == 0
+    placement.release(placed)
+    assert placement.free_blocks(BlockSize(1, 0)) == 3 * 32
 
 
 def test_emptier_multiprocessors_are_filled_first() -> None:

@@ -170,7 +170,7 @@ def test_a_setting_names_a_policy(name: str) -> None:
     st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 0)), min_size=6, max_size=6),
 )
 def test_any_order_of_events(name: str, steps: list[tuple[str, int]], kinds: list[tuple[int, int]]) -> None:
-    """What is ready is in its queue, and is what runs; whatever is ready runs some time."""
+    """Queues contain exactly the ready work, only ready work runs, and some of it runs if there is any."""
     policy = ALL[name]()
     queues = [ContextQueue(level, memory_used=lambda: GIB) for level, _ in kinds]
     work = [

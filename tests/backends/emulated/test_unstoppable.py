@@ -105,6 +105,26 @@ def test_a_kernel_that_waits_for_room_has_not_begun(device: EmulatedDevice) -> N
     assert stays.word(word) == 0
 
 
+def test_a_kernel_behind_another_contexts_event_does_not_begin(device: EmulatedDevice) -> None:
+    """The kernel waits for another context's event, which waits for work of the kernel's own context, which ends."""
+    ends, other, stays = (PortUser.on(device, client=number) for number in (1, 2, 1))
+    word = stays.words(2)
+    first, second = (ends.context.create_stream(True, 0) for _ in range(2))
+    before, after = ends.context.create_event(False), other.context.create_event(False)
+    first.launch_host_function(Notified())
+    first.record(before)
+    other.default.wait(other.context.open_event(before))
+    other.default.record(after)
+    second.wait(ends.context.open_event(after))
+    ends.launch("store", word, 5, stream=second)
+    ends.context.destroy()
+    assert other.synchronize() == Result.SUCCESS, "its event has passed"
+    stays.launch("store", word + 4, 7)
+    assert stays.word(word + 4) == 7
+    assert stays.word(word) == 0
+    assert device.trace["kernels_started"] == 1
+
+
 def test_a_fault_ends_a_kernel_that_still_runs(device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STRICT_BOUNDS, "1")  # freed memory is not reached, though its page has other memory
     ends, stays = PortUser.on(device, client=1), PortUser.on(device, client=1)

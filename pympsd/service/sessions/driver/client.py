@@ -84,7 +84,7 @@ class DriverClientSession(WaitingConversation):
         if not pid or any(client.pid == pid for server in servers for client in server.clients.values()):
             return
         for problem in problems(variables, Reader.CLIENT).values():
-            if self.dispatcher.may_log(uid, problem):
+            if self.dispatcher.budgets.may_log(uid, problem):
                 self.dispatcher.log.warning("client_setting_wrong", pid=pid, uid=uid, problem=problem)
 
     def _connection_event(self) -> ClientConnected:

@@ -47,7 +47,7 @@ class DriverConversation:
 
         ``entry``: the keeper's entry; its note is the role.
         """
-        channel = PacketChannel(sock, self.dispatcher.buffers.allowance(peer.uid))
+        channel = PacketChannel(sock, self.dispatcher.budgets.buffers.allowance(peer.uid))
         try:
             packet = entry.note or await self._role(channel, peer, entry)
             if packet:
@@ -56,13 +56,13 @@ class DriverConversation:
             channel.shut_down()
         except LimitExceeded as error:
             channel.shut_down()
-            self.dispatcher.log_closed(peer.uid, error)
+            self.dispatcher.budgets.log_closed(peer.uid, error)
         except (ProtocolError, trio.TooSlowError) as error:
             server = self._server(peer.pid)
             if server is not None and isinstance(error, ProtocolError):
                 server.handle_unknown_message(str(error))
             channel.shut_down()
-            if self.dispatcher.may_log(peer.uid):
+            if self.dispatcher.budgets.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
         finally:
             channel.close()
@@ -74,7 +74,7 @@ class DriverConversation:
         if len(packet) == ROLE_BYTES and not entry.is_new:
             return packet  # an earlier daemon has received the credentials
         if packet != CREDENTIALS or sender is None:
-            if self.dispatcher.may_log(peer.uid):
+            if self.dispatcher.budgets.may_log(peer.uid):
                 self.dispatcher.log.error("credentials_invalid")
             server = await self._find_expected(peer.pid)
             if server is not None and packet:
@@ -99,15 +99,15 @@ class DriverConversation:
             and registration.is_for_clients(self.dispatcher.state, self.server, self.namespace)
         ):
             if role is Role.TOOL:
-                self.dispatcher.drop(entry.name)
+                self.dispatcher.keeper.drop(entry.name)
                 await run_with_sender(channel, RefusedTool(peer, channel, self.server).run, self.dispatcher)
             else:
-                self.dispatcher.log_refused_operator(peer)
+                self.dispatcher.budgets.log_refused_operator(peer)
             return
         if role is Role.TOOL:
-            self.dispatcher.drop(entry.name)
+            self.dispatcher.keeper.drop(entry.name)
             session = ToolSession(
-                self.dispatcher.ids.take(),
+                self.dispatcher.sessions.ids.take(),
                 operator_uid(sock, peer, self.dispatcher.state),
                 channel,
                 (self.server, self.namespace),
@@ -117,11 +117,11 @@ class DriverConversation:
         if not self.accepts_clients:
             raise RemoteError(f"a {role.name.lower()} on the operators' socket")
         if not entry.note:
-            self.dispatcher.hold(entry.name, sock.fileno(), encode_role(role))
+            self.dispatcher.keeper.hold(entry.name, sock.fileno(), encode_role(role))
         if role is Role.CLIENT:
             known_peer = open_pidfd(sock, peer)
             try:
-                client_id, key = self.dispatcher.ids.take(), id_of(entry.name)
+                client_id, key = self.dispatcher.sessions.ids.take(), id_of(entry.name)
                 offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None
                 place = (self.server, self.namespace)
                 client = DriverClientSession(client_id, known_peer, channel, self.dispatcher, key, *place, offer)
@@ -134,7 +134,7 @@ class DriverConversation:
     async def _register(self, name: str, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
         server = await self._find_expected(peer.pid)
         if server is None:
-            if self.dispatcher.may_log(peer.uid):
+            if self.dispatcher.budgets.may_log(peer.uid):
                 reason = "this daemon started no such server"
                 self.dispatcher.log.warning("server_refused", pid=peer.pid, uid=peer.uid, reason=reason)
             return
@@ -142,8 +142,8 @@ class DriverConversation:
         registration = await channel.receive(PACKET_BYTES)
         if server.registered.is_set():
             raise RemoteError("the server has registered already")
-        with self.dispatcher.hold_during(link_name(server.id), sock.fileno(), END_IF_IDLE):
-            self.dispatcher.drop(name)
+        with self.dispatcher.keeper.hold_during(link_name(server.id), sock.fileno(), END_IF_IDLE):
+            self.dispatcher.keeper.drop(name)
             await server.serve(channel, registration)
 
     async def _find_expected(self, pid: int) -> DriverServerSession | None:
@@ -158,7 +158,7 @@ class DriverConversation:
         return self._server(pid)
 
     def _server(self, pid: int) -> DriverServerSession | None:
-        for server in self.dispatcher.servers.values():
+        for server in self.dispatcher.sessions.servers.values():
             if server.pid == pid and isinstance(server, DriverServerSession) and not server.registered.is_set():
                 return server
         return None

@@ -57,12 +57,11 @@ class Offer:
                 # Without this option the driver's server does not answer a client.
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             offer = cls(key, servers.detach(), clients.detach())
-        keeper = dispatcher.keeper
         # Do not send the ends to a keeper that is stopped: they would stay in its link, and the server would not see
         # that the client has ended.
-        if keeper is not None and not keeper.is_silent:
-            dispatcher.hold(new_client_name(key), offer.clients)
-            dispatcher.hold(offer_name(key), offer.servers)
+        if not dispatcher.keeper.is_silent:
+            dispatcher.keeper.hold(new_client_name(key), offer.clients)
+            dispatcher.keeper.hold(offer_name(key), offer.servers)
         return offer
 
     def close(self) -> None:
@@ -73,7 +72,7 @@ class Offer:
     def drop(self, dispatcher: Dispatcher) -> None:
         """Let the keeper close both ends."""
         for name in (new_client_name(self.key), offer_name(self.key)):
-            dispatcher.drop(name)
+            dispatcher.keeper.drop(name)
 
     def is_taken_by(self, server: int) -> bool:
         """Return whether a server's process has the server's end, because the earlier daemon was killed just after it
@@ -221,11 +220,10 @@ class Handoffs:
         offer = client.take()
         self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)
-        keeper = self._dispatcher.keeper
         # Hold the client's end before sending: without it the next daemon cannot free the server from an unresponsive
         # client.
-        if keeper is not None and not keeper.is_silent:
-            self._dispatcher.hold(self._current_name, offer.clients, str(self._server).encode())
+        if not self._dispatcher.keeper.is_silent:
+            self._dispatcher.keeper.hold(self._current_name, offer.clients, str(self._server).encode())
         try:
             if priority != self.priority:
                 self.priority = priority
@@ -236,7 +234,7 @@ class Handoffs:
                 os.close(offer.servers)
             else:
                 link.send(commands.NEW_CLIENT, offer.servers)
-            self._dispatcher.drop(offer_name(offer.key))
+            self._dispatcher.keeper.drop(offer_name(offer.key))
             is_unresponsive = await self._await_answer(link, [offer.clients], client.peer.pid)
         finally:
             os.close(offer.clients)
@@ -245,7 +243,7 @@ class Handoffs:
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
         (self._unresponsive.add if is_unresponsive else self._unresponsive.discard)(client.peer.uid)
-        self._dispatcher.drop(self._current_name)
+        self._dispatcher.keeper.drop(self._current_name)
         self._current = 0
 
     async def _await_answer(self, link: ServerLink, ends: Sequence[int], pid: int = 0) -> bool:
@@ -299,14 +297,14 @@ class Handoffs:
     def _release(self, entries: Iterable[tuple[str, int]]) -> None:
         self.earlier = ()
         for name, fd in entries:
-            self._dispatcher.drop(name)
+            self._dispatcher.keeper.drop(name)
             os.close(fd)
 
     def close(self) -> None:
         """Release everything that was held for a server that has ended."""
         self._release(self.earlier)
         if self._current:
-            self._dispatcher.drop(self._current_name)
+            self._dispatcher.keeper.drop(self._current_name)
         self.give_back()
 
 

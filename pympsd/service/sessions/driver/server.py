@@ -66,7 +66,7 @@ class DriverServerSession:
     _link: ServerLink | None = field(default=None, init=False)
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
-    """The memory limits for new clients, in bytes by device index, that were last sent to the server."""
+    """The memory limits for new clients, in bytes by device ordinal, that were last sent to the server."""
     _limits_unknown: bool = field(
         default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
@@ -232,7 +232,7 @@ class DriverServerSession:
             f"the MPS server has its maximum of {full[1]} client contexts on this device: no more clients fit until "
             "contexts of others end"
         )
-        self.dispatcher.log_refused(client.peer, reason)
+        self.dispatcher.budgets.log_refused(client.peer, reason)
         code = Result.ERROR_MPS_MAX_CLIENTS_REACHED
         self.dispatcher.note_refusal(client.peer, code, reason, client.run_id, "cuCtxCreate")
 
@@ -258,7 +258,7 @@ class DriverServerSession:
 
     async def _read_memory(self) -> None:
         """Record the memory of the clients, as far as NVML reports it."""
-        source, server = self.dispatcher.client_memory, self.dispatcher.state.servers.get(self.id)
+        source, server = self.dispatcher.sessions.client_memory, self.dispatcher.state.servers.get(self.id)
         if source is None or server is None or not server.clients:
             return
         memory = await source.current()

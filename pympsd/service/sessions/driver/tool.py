@@ -63,7 +63,7 @@ class RefusedTool:
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Send a line that names the socket for commands, and refuse all lines."""
-        dispatcher.log_refused_operator(self.peer)
+        dispatcher.budgets.log_refused_operator(self.peer)
         self.channel.send_raw(encode_printed(clients_only(self.server)))
         # Read its lines: the tool would not print the answer if the connection were closed with lines unread.
         with trio.move_on_after(LEAVING_SECONDS):

@@ -95,7 +95,7 @@ class WatchedClients:
         """Watch a client; take over the pidfd. Do nothing if it is -1, or if too many clients are watched."""
         if pidfd < 0:
             return
-        server = self._dispatcher.servers.get(self._server)
+        server = self._dispatcher.sessions.servers.get(self._server)
         has_room = server is not None and self._dispatcher.may_watch(server) and not self._ended.is_set()
         if record is None or nursery is None or not has_room:
             os.close(pidfd)
@@ -115,7 +115,7 @@ class WatchedClients:
         try:
             with (
                 suppress(OSError),
-                self._dispatcher.hold_during(client_name(client), pidfd, msgspec.json.encode(note)),
+                self._dispatcher.keeper.hold_during(client_name(client), pidfd, msgspec.json.encode(note)),
             ):
                 await process_end(pidfd)
                 # Several clients may have PID 0.
@@ -124,7 +124,7 @@ class WatchedClients:
                 self._gone(client)
         finally:
             if self._ended.is_set():
-                self._dispatcher.drop(client_name(client))
+                self._dispatcher.keeper.drop(client_name(client))
             del self._noted[client]
             os.close(pidfd)
 
@@ -133,4 +133,4 @@ class WatchedClients:
             if note.pid == pid:
                 new_note = evolve(note, terminated=tuple(sorted(contexts)))
                 self._noted[client] = pidfd, new_note
-                self._dispatcher.hold(client_name(client), pidfd, msgspec.json.encode(new_note))
+                self._dispatcher.keeper.hold(client_name(client), pidfd, msgspec.json.encode(new_note))

@@ -25,6 +25,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <locale.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -173,8 +174,12 @@ static int start(void) {
             return fails("it is linked with %s, which does not run yet%s", file, "; call CUDA after Py_Initialize");
         }
         struct sigaction interrupt;
+        char *locale = strdup(setlocale(LC_CTYPE, NULL)); /* Python sets the user's, the program may have its own */
         sigaction(SIGINT, NULL, &interrupt);
         initialize(library, interpreter);
+        if (locale != NULL)
+            setlocale(LC_CTYPE, locale);
+        free(locale);
         is_started_here = 1;
         if (!python.Py_IsInitialized())
             return fails("%s does not start%s", interpreter, "");

@@ -1,4 +1,4 @@
-"""Ranges of addresses: the free ones, the pages under the used ones, and those that a client may access. Sans-I/O."""
+"""Ranges of addresses: allocations, the pages under them, and those that a client may access. Sans-I/O."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from pympsd.errors import DeviceError
+from pympsd_server.backends.budget import GRANULE_BYTES, round_up_to_granules
+from pympsd_server.backends.free_ranges import FreeRanges
 
-GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
 """The smallest piece that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
 REGISTERED_BYTES: Final = 16 << 20
@@ -16,15 +16,6 @@ REGISTERED_BYTES: Final = 16 << 20
 
 Parts end at multiples of this size. They are small because registering a part blocks launches for 7 ms.
 """
-
-
-class NoRange(DeviceError):
-    """No free range is long enough."""
-
-
-def round_up(count: int, to: int) -> int:
-    """Return ``count``, rounded up to a multiple of ``to``."""
-    return -(-count // to) * to
 
 
 def split_at_registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]:
@@ -37,35 +28,6 @@ def split_at_registered_parts(address: int, count: int) -> Iterator[tuple[int, i
         length = min(end, (at // REGISTERED_BYTES + 1) * REGISTERED_BYTES) - at
         yield at - address, at, length
         at += length
-
-
-class FreeRanges:
-    """The free ranges of an area, lowest first. Lengths are rounded up to whole granules."""
-
-    def __init__(self, base: int, size: int) -> None:
-        self._ranges = [(base, base + size)]
-
-    def take(self, count: int, alignment: int = GRANULE_BYTES) -> int:
-        """Take the lowest range that fits, and return its start; raise NoRange if none does."""
-        size = round_up(count, GRANULE_BYTES)
-        for index, (low, high) in enumerate(self._ranges):
-            start = round_up(low, alignment)
-            if start + size <= high:
-                remainders = [(a, b) for a, b in ((low, start), (start + size, high)) if a < b]
-                self._ranges[index : index + 1] = remainders
-                return start
-        raise NoRange(f"no free range of {size} bytes")
-
-    def give(self, start: int, count: int) -> None:
-        """Give back a range that was taken."""
-        low, high = start, start + round_up(count, GRANULE_BYTES)
-        at = bisect_left(self._ranges, (low, high))
-        if at < len(self._ranges) and self._ranges[at][0] == high:
-            high = self._ranges.pop(at)[1]
-        if at and self._ranges[at - 1][1] == low:
-            at -= 1
-            low = self._ranges.pop(at)[0]
-        self._ranges.insert(at, (low, high))
 
 
 @frozen
@@ -92,7 +54,7 @@ class AddressWindow:
 
     def allocate(self, count: int) -> tuple[int, Pages]:
         """Return the address for ``count`` bytes and the pages that must be mapped for them; raise NoRange."""
-        size = round_up(count, GRANULE_BYTES)
+        size = round_up_to_granules(count)
         start = self._free.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
         self._sizes[start] = size
         pages = self.pages_under(start)

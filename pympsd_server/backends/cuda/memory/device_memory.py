@@ -24,7 +24,8 @@ from typing import Any, Final
 from pympsd.vocabulary.device_properties import WINDOW_BITS
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
-from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, AddressWindow, NoRange, Pages
+from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, AddressWindow, Pages
+from pympsd_server.backends.free_ranges import NoRange
 from pympsd_server.backends.interface import BackendError
 
 _SPARE_PAGES: Final = 16

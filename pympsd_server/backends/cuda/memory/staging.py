@@ -20,7 +20,8 @@ from attrs import define, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.memory.address_ranges import FreeRanges, NoRange, split_at_registered_parts
+from pympsd_server.backends.cuda.memory.address_ranges import split_at_registered_parts
+from pympsd_server.backends.free_ranges import FreeRanges, NoRange
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10

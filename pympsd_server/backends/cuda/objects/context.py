@@ -41,16 +41,17 @@ from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.objects.stream import CudaStream, create_handle
 from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQueue
 from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Event, Status
+from pympsd_server.backends.virtual_memory import MappableMemory
+
+
+def _refuse_memory(*arguments: Any, **options: Any) -> NoReturn:
+    raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device cannot map memory themselves")
 
 
 class NoVirtualMemory:
-    """A context whose client maps no memory: every call raises BackendError NOT_SUPPORTED."""
+    """The memory that a client maps, on a device where it cannot: every call raises BackendError NOT_SUPPORTED."""
 
-    def _refuse_memory(self, *arguments: Any, **options: Any) -> NoReturn:
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device cannot map memory themselves")
-
-    create_memory = import_memory = import_peers_memory = share_allocation = publish_window = _refuse_memory
-    map_memory = unmap_memory = set_access = map_peer = unmap_peer = _refuse_memory
+    create = import_ = import_peers = publish = map = unmap = set_access = map_peer = unmap_peer = _refuse_memory
 
 
 class NoConditions:
@@ -87,8 +88,11 @@ class ContextOwner(Protocol):
         """Remove a context that has released everything."""
 
 
-class CudaContext(NoVirtualMemory, NoConditions):
+class CudaContext(NoConditions):
     """A client context, created by CudaDevice. Its work goes through ``queue``."""
+
+    mapped: Final[MappableMemory] = NoVirtualMemory()
+    share_allocation = _refuse_memory
 
     def __init__(
         self,

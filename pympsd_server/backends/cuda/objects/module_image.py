@@ -100,7 +100,11 @@ class Cubin:
 
 
 def kind_of(image: bytes) -> str:
-    """Return ``ptx``, ``cubin`` or ``fatbin``; raise BackendError INVALID_PTX if empty, INVALID_IMAGE if none."""
+    """Return the kind of an image: ``ptx``, ``cubin`` or ``fatbin``.
+
+    Raises:
+        BackendError: INVALID_PTX if the image is empty, INVALID_IMAGE if it is none of these.
+    """
     if image.startswith(_ELF):
         return "cubin"
     if image.startswith(_FATBIN):

@@ -21,7 +21,10 @@ attribute for the first form, as 0."""
 
 
 def native_calls(driver: Driver, attributes: Mapping[str, int]) -> DriverCalls | None:
-    """Return the driver's functions; None if streams cannot write the marks that end a worker's waits."""
+    """Return the driver's functions that a native worker calls.
+
+    Return None if the driver lacks one, or if its streams cannot write memory: such writes end the worker's waits.
+    """
     if not attributes.get(_CAN_WRITE, 0):
         return None
     try:

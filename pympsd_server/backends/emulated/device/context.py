@@ -1,18 +1,7 @@
 """One client context on the emulated device: its memory, modules, streams, and all its unfinished work.
 
 A context belongs to one client process, which may have several on a device; they share its address space. The context
-decides in which order its own work runs (`order`), the scheduler decides when.
-
-Order is a graph. A stream keeps only its *tail*, its last unfinished item, and ``busy`` has the streams with a tail.
-New work comes after the tail of its stream. CUDA's legacy default stream and all blocking streams also wait for each
-other, so an item in one of them comes after the tail of the other, too:
-
-    stream 1 (blocking)      A ──── B
-                               ╲      ╲
-    default stream               ╲──── C ──── D      C comes after A and B: B is the tail, and B comes after A
-                                               ╲
-    stream 1                                     E    E comes after B and, because stream 1 blocks, after D
-    stream 2 (non-blocking)  F                        F comes after nothing
+decides in which order its own work runs (`WorkOrder`), the scheduler decides when.
 
 The end of a context has three parts that must not be mixed up:
 
@@ -26,7 +15,7 @@ The end of a context has three parts that must not be mixed up:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import count
 from threading import Event as Flag
 from typing import Final
@@ -38,13 +27,11 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.module import EmulatedModule, load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
-from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
-from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
+from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkOrder
 from pympsd_server.backends.interface import BackendError, Completion, Condition, ContextLimit, Event, Status
-from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 from pympsd_server.ptx.runtime.facilities import DeviceHeap, Facilities
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
@@ -54,10 +41,7 @@ _DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroye
 
 @define(eq=False, slots=False)
 class EmulatedContext:
-    """A context of one client, created by EmulatedDevice.
-
-    The scheduler's lock guards ``pending``, ``busy`` and the streams' tails.
-    """
+    """A context of one client, created by EmulatedDevice."""
 
     properties: DeviceProperties
     scheduler: Scheduler
@@ -74,11 +58,8 @@ class EmulatedContext:
     _abandoned: float = 0.0
     """The time at which the context was abandoned, in seconds of the monotonic clock; 0 if it was not."""
     _is_ending: bool = False
-    pending: dict[WorkItem, None] = field(factory=dict)
-    busy: dict[WorkStream, None] = field(factory=dict)
-    """The streams that have unfinished items."""
     _status: Status = field(factory=Status)
-    _modules: dict[EmulatedModule, None] = field(factory=dict)
+    modules: dict[EmulatedModule, None] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
     """The source of the numbers for new streams."""
 
@@ -88,8 +69,10 @@ class EmulatedContext:
         self._facilities = Facilities(
             DeviceHeap(self.memory.borrow_heap), ended=self.cancel, client=client, user=client.user
         )
+        self.mapped = self.memory.mapped
         self.default_stream = EmulatedStream(self, weight_of_priority(0), blocking=True)
         """The legacy default stream."""
+        self.order = WorkOrder(self.default_stream)
 
     # --- memory
 
@@ -114,51 +97,10 @@ class EmulatedContext:
 
         self.notify(release)
 
-    def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> EmulatedMemory:
-        """Return new memory without an address."""
-        self.check()
-        return self.memory.mapped.create(count, shareable, charge)
-
-    def import_memory(self, secret: int) -> EmulatedMemory:
-        """Return memory that another context has exported."""
-        self.check()
-        return self.memory.mapped.import_(secret)
-
     def share_allocation(self, address: int) -> tuple[int, int]:
         """Return the secret of an allocation, and its offset in the memory that is imported."""
         self.check()
         return self.memory.share(address)
-
-    def publish_window(self, address: int) -> File:
-        """Return the file with the client's allocations, or its host memory."""
-        self.check()
-        return self.memory.mapped.publish(address)
-
-    def map_peer(self, address: int, process: int, file: File) -> None:
-        """Make the client's allocations on another device accessible, or its host memory there."""
-        self.check()
-        self.memory.mapped.map_peer(address, process, file)
-
-    def import_peers_memory(self, process: int, file: File, count: int) -> EmulatedMemory:
-        """Return the object for memory that the client has created on another device."""
-        self.check()
-        return self.memory.mapped.import_peers(process, file, count)
-
-    def unmap_peer(self, address: int) -> None:
-        """Undo `map_peer`."""
-        self.memory.mapped.unmap_peer(address)
-
-    def map_memory(self, memory: PhysicalMemory, address: int) -> None:
-        """Map memory at an address, not accessible yet."""
-        self.memory.mapped.map(memory, address)
-
-    def unmap_memory(self, address: int, count: int) -> None:
-        """Unmap a range of whole mappings."""
-        self.memory.mapped.unmap(address, count)
-
-    def set_access(self, address: int, count: int, accessible: bool) -> None:
-        """Make a range of whole mappings accessible, or not."""
-        self.memory.mapped.set_access(address, count, accessible)
 
     def memory_info(self) -> tuple[int, int]:
         """Return the free and the total device memory of the client, in bytes."""
@@ -173,23 +115,9 @@ class EmulatedContext:
         module = EmulatedModule(
             self, program, self.memory.link(program, self.properties.multiprocessors, self._facilities)
         )
-        self._modules[module] = None
+        self.modules[module] = None
         self.trace.add("modules_loaded")
         return module
-
-    def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
-        """Move managed variables of a module to page-locked memory of the client."""
-        self.check()
-        self.memory.place_managed(module.loaded, addresses)
-
-    def unload(self, module: EmulatedModule) -> None:
-        """Free a module's memory after the work queued before; a faulted context keeps it until it is destroyed."""
-
-        def release(status: Status) -> None:
-            if status.code is Result.SUCCESS and self._modules.pop(module, module) is None:
-                self.memory.unlink(module.loaded)
-
-        self.notify(release)
 
     # --- streams and events
 
@@ -241,41 +169,6 @@ class EmulatedContext:
     def take_output(self) -> tuple[bytes, bytes]:
         """Return the text that kernels have printed since the last call, for standard output and standard error."""
         return self._facilities.output.take()
-
-    # --- order of work; the scheduler calls these under its lock
-
-    def predecessors(self, stream: WorkStream | None) -> list[WorkItem]:
-        """Return the unfinished items that new work in a stream (None: all streams) comes after."""
-        if stream is None:
-            tails: Iterable[WorkItem | None] = [busy.tail for busy in self.busy]
-        elif stream is self.default_stream:
-            tails = [busy.tail for busy in self.busy if busy.blocking]
-        elif stream.blocking:
-            tails = (stream.tail, self.default_stream.tail)
-        else:
-            tails = (stream.tail,)
-        return [tail for tail in tails if tail is not None]
-
-    def order(self, item: WorkItem) -> list[WorkItem]:
-        """Append an item to its stream; return the items that it must wait for."""
-        stream = item.stream
-        if isinstance(item, Marker) and item.also_after is not None:
-            before = [] if item.is_alone else self.predecessors(stream)
-            before.append(item.also_after)
-        else:
-            before = self.predecessors(stream)
-        if stream is not None:
-            stream.tail = item
-            self.busy[stream] = None
-        return before
-
-    def remove(self, item: WorkItem) -> None:
-        """Remove a finished item from its stream and from the context."""
-        self.pending.pop(item, None)
-        stream = item.stream
-        if stream is not None and stream.tail is item:
-            stream.tail = None
-            self.busy.pop(stream, None)
 
     # --- its end
 
@@ -347,5 +240,5 @@ class EmulatedContext:
 
     def _free_all(self) -> None:
         # A completion of earlier work may still try to free memory, and then does nothing.
-        self._modules.clear()
+        self.modules.clear()
         self.memory.close()

@@ -101,9 +101,10 @@ class ContextMemory:
         return address
 
     def _place(self, count: int) -> int:
-        """Return the address of new bytes, the start of a GPU's page if they fill half of one; raise OutOfMemory.
+        """Return the address of new bytes; raise OutOfMemory.
 
-        Drivers do the same, and some programs divide a large allocation into pages.
+        If they fill at least half of a GPU's page, they begin at the start of a page if possible. Drivers do this,
+        too, and some programs divide a large allocation into pages.
         """
         if count >= MAPPING_GRANULE // 2:
             with suppress(OutOfMemory):

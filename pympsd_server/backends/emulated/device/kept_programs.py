@@ -1,8 +1,9 @@
-"""Translated programs: the kept ones, because contexts and clients load the same libraries, and those of each user.
+"""Translated programs: some are kept for the next load, and the memory of each user's programs is limited.
 
-A kernel is translated when it is first looked up, so a kept program grows. One of 28 KB of PTX may grow to 350 MB,
-and kept programs outlive the client that has loaded them. So the kept programs have a maximum number, and a maximum
-size after they have grown. Before a program is added, those that were loaded least recently are dropped.
+Programs are kept because contexts and clients load the same libraries again and again. A kernel is translated when it
+is first looked up, so a kept program grows. One of 28 KB of PTX may grow to 350 MB, and kept programs outlive the
+client that has loaded them. So the kept programs have a maximum number, and a maximum size after they have grown.
+Before a program is added, those that were loaded least recently are dropped.
 
 The programs of loaded modules cannot be dropped. The memory of each user's programs has a maximum, above which no
 more kernels are translated for the user.

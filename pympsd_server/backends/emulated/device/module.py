@@ -13,10 +13,11 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
+from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.kept_programs import KeptPrograms, UsedPrograms
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import BackendError, Completion, Status
 from pympsd_server.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.loading.program import Kernel, Program
@@ -103,12 +104,14 @@ class ModuleOwner(Protocol):
     """The part of a context that its modules use."""
 
     properties: DeviceProperties
+    memory: ContextMemory
+    modules: dict[EmulatedModule, None]
 
-    def unload(self, module: EmulatedModule) -> None:
-        """Free a module's memory after the work queued before."""
+    def check(self) -> None:
+        """Raise BackendError with the sticky error of a faulted or destroyed context."""
 
-    def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
-        """Move managed variables of a module."""
+    def notify(self, done: Completion) -> None:
+        """Call ``done`` when all work that is queued now is done."""
 
 
 class EmulatedModule:
@@ -168,7 +171,8 @@ class EmulatedModule:
         if self._is_placed or not size:
             raise BackendError(Result.ERROR_INVALID_VALUE, "the module has no managed variables to place")
         self._is_placed = True
-        self.owner.place_managed(self, {name: address + offset for name, offset in offsets.items()})
+        self.owner.check()
+        self.owner.memory.place_managed(self.loaded, {name: address + offset for name, offset in offsets.items()})
 
     def kernel(self, index: int) -> Kernel:
         """Return a kernel by its index; translate it first if necessary.
@@ -185,8 +189,16 @@ class EmulatedModule:
             return self._kernels[self._names[index]]
 
     def unload(self) -> None:
-        """Free the module's memory once all work queued in the context before is done."""
-        self.owner.unload(self)
+        """Free the module's memory once all work queued in the context before is done.
+
+        A faulted context keeps it until it is destroyed.
+        """
+
+        def release(status: Status) -> None:
+            if status.code is Result.SUCCESS and self.owner.modules.pop(self, self) is None:
+                self.owner.memory.unlink(self.loaded)
+
+        self.owner.notify(release)
 
 
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:

@@ -21,7 +21,6 @@ from typing import Final, Protocol
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room, cluster_of
 from pympsd_server.backends.emulated.device.module import EmulatedModule, ModuleOwner
 from pympsd_server.backends.emulated.memory import transfers
@@ -45,11 +44,7 @@ A larger transfer would block the client's other requests for too long.
 class StreamOwner(WorkOwner, ModuleOwner, Protocol):
     """The part of a context that its streams use."""
 
-    memory: ContextMemory
     scheduler: Scheduler
-
-    def predecessors(self, stream: EmulatedStream) -> list[WorkItem]:
-        """Return the unfinished items that new work in a stream comes after. Called under the scheduler's lock."""
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
         """Call ``done`` when a marker is passed, or immediately with the sticky error if the context has faulted."""
@@ -158,7 +153,7 @@ class EmulatedStream:
     def idle(self) -> bool:
         """Whether all work queued in the stream is done, and all work of other streams that it would wait for."""
         with self._context.scheduler.lock:
-            return all(item.finished for item in self._context.predecessors(self))
+            return all(item.finished for item in self._context.order.predecessors(self))
 
     def destroy(self) -> None:
         """Do nothing, because the scheduler keeps the stream's work."""

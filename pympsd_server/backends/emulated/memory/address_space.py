@@ -9,30 +9,32 @@ nothing until it is touched (window.py). An address minus ``base`` is an offset 
 all threads is one NumPy index into a view of it:
 
     base                                VIRTUAL_OFFSET           MAPPED_OFFSET            size
-    | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows of peers,
-    |            |512 B|            |   | client (cuMemMap)      | client registered      |  behind the own one,
-    |                                                                                     |  or their host memory
+    | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows and host memory
+    |            |     |            |   | client (cuMemMap)      | client registered      |  of peers
 
-Allocations are kept as two sorted lists, starts and ends. Kernels check the lowest and the highest address of an
-access first: if both lie in the same allocation, all in between do, too. Only if not, `locate` looks at each address
-with a binary search in the same lists as arrays.
+Allocations are kept as a sorted list of starts and ends, and as arrays that `reach` makes from the list after a
+change. Kernels first check the lowest and the highest address of an access: if both lie in the same allocation, all
+others do, too. Otherwise `locate` looks up each address by a binary search in the arrays. The free addresses between
+allocations are in `FreeRanges`. So the time of an allocation does not depend on how many there are.
 
 Invariants:
 
-- ``_ranges`` is replaced as a whole and never changed, so that a kernel in the compute thread sees an allocation
-  either completely or not at all while another thread allocates. All changes are made under the client's lock.
+- ``_ranges`` changes in one step (an assignment to a slice) under the client's lock, so that a kernel in the compute
+  thread sees an allocation either completely or not at all while another thread allocates. What a thread without the
+  lock finds by a position may have moved there since; `_find_around` searches again if so.
 - Between two allocations lies a gap of GUARD_BYTES, so that with strict bounds an overrun faults. With the bounds of
   hardware, kernels reach the whole pages of 2 MiB in which there is an allocation, as on a GPU (`Bounds.reach`).
-- Bytes of pages without an allocation are zero and have no memory of the host: `free` zeroes an allocation and the
-  part of its pages that nobody reaches afterwards, `withdraw` that part only. New memory is zero, because `allocate`
-  zeroes what kernels reach already.
+- Pages without an allocation are zero and take no memory of the host. `free` zeroes an allocation and the part of its
+  pages that no other allocation makes reachable; `withdraw` zeroes only that part. New memory is zero, because
+  `allocate` zeroes the part of it that kernels could reach before.
 """
 
 import mmap
 import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -41,13 +43,16 @@ from attrs import frozen
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
-from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, holds, select_below
+from pympsd_server.backends.budget import GRANULE_BYTES
+from pympsd_server.backends.emulated.memory.peer_windows import MAX_CLIENT_ALLOCATIONS, PeerWindow, Range, holds
 from pympsd_server.backends.emulated.memory.window import Window
+from pympsd_server.backends.free_ranges import FreeRanges, NoRange
 from pympsd_server.backends.virtual_memory import File
 from pympsd_server.ptx.isa.datatypes import Array, DType, Value
 from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 
-_UNIT: Final = 512
+_END: Final = 1 << 65
+"""An offset beyond those of all addresses."""
 
 
 @frozen
@@ -73,12 +78,13 @@ class Bounds:
         return offset + -offset % self.page
 
     def reach(self, starts: Array, ends: Array, size: int) -> tuple[Array, Array]:
-        """Return the ranges that kernels reach of allocations in a window of ``size`` bytes, in order.
+        """Return the ranges that kernels can access, in order, in a window with ``size`` bytes for allocations.
 
-        Allocations of cuMemAlloc with common or adjacent pages become one range. If that made more than
-        MAX_SLACK_BYTES reachable that nobody has allocated, each ends at its own 512-byte unit.
+        Allocations of cuMemAlloc whose pages touch or overlap become one range. If these ranges had more than
+        MAX_SLACK_BYTES outside of allocations, each allocation gets a range of its own instead, which ends at the
+        next multiple of 512 bytes.
         """
-        count = int(np.searchsorted(starts, VIRTUAL_OFFSET))
+        count = int(np.searchsorted(starts, size))
         if self.is_strict or not count:
             return starts, ends
         own = ends[:count]
@@ -86,7 +92,7 @@ class Bounds:
         is_apart = low[1:] > high[:-1]
         low, high = low[np.append(True, is_apart)], high[np.append(is_apart, True)]
         if np.sum(high - low) - np.sum(own - starts[:count]) > MAX_SLACK_BYTES:
-            low, high = starts[:count], own + -own % _UNIT
+            low, high = starts[:count], own + -own % GRANULE_BYTES
         return np.append(low, starts[count:]), np.append(high, ends[count:])
 
     def end_of_shared(self, size: int) -> int:
@@ -96,7 +102,7 @@ class Bounds:
 
 GUARD_BYTES: Final = 1024
 MAX_SLACK_BYTES: Final = 64 << 20
-"""The most bytes that a client's kernels can use without an allocation: the rest of the client's pages."""
+"""The maximum number of bytes outside of its allocations that a client's kernels can access, in the same pages."""
 HARDWARE: Final = Bounds(2 << 20, 128)
 """The bounds of cuMemAlloc as measured on an H200, and of shared memory since compute capability 8.0 (CUDA C++
 Programming Guide). A GPU checks pages: programs that run there may read or write beyond their allocations.
@@ -144,9 +150,10 @@ class AccessibleMemory(ABC):
 
 @frozen(eq=False)
 class _Arrays:
-    """The ranges that kernels reach, as arrays, and the objects that the arrays were made from."""
+    """The ranges that kernels reach, as arrays, and what the arrays were made from."""
 
-    ranges: Ranges
+    changes: int
+    """The number of changes of the own ranges before."""
     peers: list[tuple[PeerWindow, int]]
     starts: Array
     ends: Array
@@ -155,8 +162,8 @@ class _Arrays:
 class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
-    Copies of the owner can access its allocations and nothing else, kernels what `bounds` adds to them. Addresses
-    and sizes are in bytes.
+    The owner's copies can access its allocations and nothing else. Its kernels can also access the bytes that
+    `bounds` adds to the allocations. Addresses and sizes are in bytes.
     """
 
     def __init__(self, base: int, size: int, reserved: int = 0) -> None:
@@ -166,10 +173,11 @@ class AddressSpace(AccessibleMemory):
         self.base = base
         self._window = Window(size, reserved)
         self.size = self._window.size
-        # Starts and ends of the allocations, in order. Replaced as a whole, never changed, so that a kernel in
-        # another thread that looks an address up sees all of an allocation or nothing.
-        self._ranges: Ranges = ([], [])
-        self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
+        self._ranges: list[Range] = [(-_END, -_END), (_END, _END)]
+        """The starts and ends of the allocations as offsets, in order, between an empty range on each side."""
+        self._changes = 0
+        """The number of changes of the ranges."""
+        self._free = FreeRanges(base, self._window.allocatable)
         self._withdrawn: set[tuple[int, int]] = set()
         """The starts and ends of shared allocations that were freed here and that others still use."""
         self._arrays: _Arrays | None = None
@@ -182,47 +190,59 @@ class AddressSpace(AccessibleMemory):
         """A view of the range, and of peers' memory behind it, for each element type; kernels index these."""
         return self._window.views
 
-    def _set_ranges(self, ranges: Ranges) -> None:
-        self._ranges = ranges
-        self._window.publish_again(ranges)
+    def _change(self, at: int, end: int, ranges: list[Range]) -> None:
+        """Replace the ranges at the positions from ``at`` up to ``end`` (exclusive), here and for peers."""
+        before = self._ranges[at:end]
+        self._ranges[at:end] = ranges
+        self._changes += 1
+        self._window.publish_change(before, ranges)
 
-    def allocate(self, nbytes: int, alignment: int = 512) -> int:
+    def _find_around(self, offset: int) -> tuple[Range, Range]:
+        """Return the last range that begins at or before an offset, and the next one."""
+        while True:
+            at = bisect_right(self._ranges, (offset, _END))
+            around = self._ranges[at - 1 : at + 1]
+            # Another thread may have changed the list since the search.
+            if len(around) == 2 and around[0][0] <= offset < around[1][0]:
+                return around[0], around[1]
+
+    def _holds(self, low: int, high: int) -> bool:
+        """Return whether one allocation contains the offsets low to high (exclusive)."""
+        return high <= self._find_around(low)[0][1]
+
+    def allocate(self, nbytes: int, alignment: int = GRANULE_BYTES) -> int:
         """Return the address of `nbytes` new bytes, which are zero. Raises OutOfMemory; ValueError for a bad size."""
-        _check_size(nbytes, alignment)
-        for index, (low, high) in enumerate(self._gaps):
-            start = -(-(self.base + low) // alignment) * alignment - self.base
-            if start + nbytes + GUARD_BYTES <= high:
-                return self._take(index, start, nbytes)
-        raise OutOfMemory(f"no free range of {nbytes} bytes")
+        return self._take(self._free.take, nbytes, alignment)
 
     def allocate_at_end(self, nbytes: int, alignment: int) -> int:
         """Return the address of new bytes for a module, in pages that `allocate` uses only if memory is short.
 
         As on a GPU, a kernel that writes beyond an allocation does not change a module's variables.
         """
-        _check_size(nbytes, alignment)
-        for index, (low, high) in reversed([*enumerate(self._gaps)]):
-            start = (self.base + high - nbytes - GUARD_BYTES) // alignment * alignment - self.base
-            if start >= low:
-                return self._take(index, start, nbytes)
-        raise OutOfMemory(f"no free range of {nbytes} bytes")
+        return self._take(self._free.take_at_end, nbytes, alignment)
 
-    def _take(self, index: int, start: int, nbytes: int) -> int:
-        """Allocate bytes in a gap, by its index; return their address."""
-        (low, high), end = self._gaps[index], start + nbytes + GUARD_BYTES
-        self._gaps[index : index + 1] = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
+    def _take(self, take: Callable[[int, int], int], nbytes: int, alignment: int) -> int:
+        """Allocate bytes in the free range that ``take`` selects; return their address."""
+        _check_size(nbytes, alignment)
+        if len(self._ranges) - 2 >= MAX_CLIENT_ALLOCATIONS:
+            reason = f"a client has at most {MAX_CLIENT_ALLOCATIONS} allocations on a device"
+            raise OutOfMemory(f"{reason}; free some, or allocate larger ones and divide them")
+        try:
+            address = take(nbytes + GUARD_BYTES, alignment)
+        except NoRange:
+            raise OutOfMemory(f"no free range of {nbytes} bytes") from None
+        start = address - self.base
         self._clear(start, start + nbytes)
         self._insert(start, nbytes)
-        return self.base + start
+        return address
 
     def _insert(self, start: int, nbytes: int) -> None:
-        starts, ends = self._ranges
-        at = bisect_right(starts, start)
-        self._set_ranges(([*starts[:at], start, *starts[at:]], [*ends[:at], start + nbytes, *ends[at:]]))
+        at = bisect_right(self._ranges, (start, _END))
+        self._change(at, at, [(start, start + nbytes)])
 
     def _clear(self, start: int, end: int) -> None:
-        """Zero the bytes of a new allocation that kernels already reach, because others are in the same pages."""
-        before, after = self._neighbours(start)
+        """Zero the bytes of a new allocation that kernels could reach before, from allocations in the same pages."""
+        (_, before), (after, _) = self._find_around(start)
         for low, high in (
             (start, min(end, self.bounds.ceiling(before))),
             (max(start, self.bounds.floor(after)), end),
@@ -230,23 +250,20 @@ class AddressSpace(AccessibleMemory):
             if low < high and not self._window.is_untouched(low, high):
                 self._window.zero(low, high)
 
-    def _neighbours(self, start: int) -> tuple[int, int]:
-        """Return the end of the last allocation before an offset, and the start of the first one behind it."""
-        starts, ends = self._ranges
-        at = bisect_right(starts, start)
-        return ends[at - 1] if at else 0, starts[at] if at < len(starts) else VIRTUAL_OFFSET
-
     def free(self, address: int) -> None:
         """Free an allocation and release its pages, which are zero when they are used again."""
         self._release(*self._remove(address))
 
     def _release(self, start: int, end: int) -> None:
         self._zero_unreached(start, end)
-        self._return(start, end + GUARD_BYTES)
+        self._free.give(self.base + start, end - start + GUARD_BYTES)
 
     def _zero_unreached(self, start: int, end: int) -> None:
-        """Zero a range that was allocated, and what nobody reaches now of its pages, but not withdrawn memory."""
-        before, after = self._neighbours(start)
+        """Zero a range that is no longer allocated, and the rest of its pages that kernels can no longer reach.
+
+        Withdrawn memory is left as it is, because others still use it.
+        """
+        (_, before), (after, _) = self._find_around(start)
         low = min(start, max(self.bounds.floor(start), self.bounds.ceiling(before)))
         high = max(end, min(self.bounds.ceiling(end), self.bounds.floor(after), self._window.allocatable))
         for kept_low, kept_high in sorted(kept for kept in self._withdrawn if kept[0] < high and low < kept[1]):
@@ -257,10 +274,9 @@ class AddressSpace(AccessibleMemory):
             self._window.zero(low, high)
 
     def _remove(self, address: int) -> tuple[int, int]:
-        at = self._find_start(address)
-        starts, ends = self._ranges
-        start, end = starts[at], ends[at]
-        self._set_ranges((starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :]))
+        start, end = self._find_at(address)
+        at = bisect_right(self._ranges, (start, end))
+        self._change(at - 1, at, [])
         return start, end
 
     def place(self, address: int, memory: memoryview, file: File | None = None) -> None:
@@ -277,28 +293,25 @@ class AddressSpace(AccessibleMemory):
     def clear(self, address: int, nbytes: int) -> None:
         """Undo `place`. Later accesses read zeros from other pages."""
         self._window.clear(address - self.base, nbytes)
-        self._window.publish_again(self._ranges)
+        self._window.publish_segments()
 
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
         """Make placed memory inaccessible, or accessible as one range with the accessible memory next to it."""
         low, high = address - self.base, address - self.base + nbytes
-        starts: list[int] = []
-        ends: list[int] = []
-        for start, end in zip(*self._ranges, strict=True):
+        # The ranges to replace: those in the memory, and the ones before and after it if they meet it.
+        first, behind = (bisect_right(self._ranges, (offset, _END)) for offset in (low, high))
+        ranges: list[Range] = []
+        for start, end in self._ranges[first - 1 : behind]:
             if accessible and start >= VIRTUAL_OFFSET and start <= high and low <= end <= MAPPED_OFFSET:
                 low, high = min(low, start), max(high, end)
             elif start < high and low < end:
-                remainders = [(a, b) for a, b in ((start, low), (high, end)) if a < b]
-                starts += [a for a, _ in remainders]
-                ends += [b for _, b in remainders]
+                ranges += [(a, b) for a, b in ((start, low), (high, end)) if a < b]
             else:
-                starts.append(start)
-                ends.append(end)
+                ranges.append((start, end))
         if accessible:
-            at = bisect_right(starts, low)
-            starts.insert(at, low)
-            ends.insert(at, high)
-        self._set_ranges((starts, ends))
+            insort(ranges, (low, high))
+            self._window.publish_segments()
+        self._change(first - 1, behind, ranges)
 
     def attach(self, address: int, memory: memoryview, file: File) -> None:
         """Make whole shared pages of this process accessible at an address behind the allocations.
@@ -319,8 +332,7 @@ class AddressSpace(AccessibleMemory):
 
         After this, `withdraw` and `reclaim` free the allocation instead of `free`.
         """
-        at = self._find_start(address)
-        start, end = self._ranges[0][at], self._ranges[1][at]
+        start, end = self._find_at(address)
         first, last = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
         return self._window.bytes(first, last), self._window.file_at(first), start - first
 
@@ -338,43 +350,28 @@ class AddressSpace(AccessibleMemory):
         self._withdrawn.discard((start, end))
         self._release(start, end)
 
-    def _return(self, low: int, high: int) -> None:
-        insort(self._gaps, (low, high))
-        merged: list[tuple[int, int]] = []
-        for gap in self._gaps:
-            if merged and merged[-1][1] == gap[0]:
-                merged[-1] = (merged[-1][0], gap[1])
-            else:
-                merged.append(gap)
-        self._gaps = merged
-
-    def _find_start(self, address: int) -> int:
-        start = address - self.base
-        starts, _ = self._ranges
-        at = bisect_right(starts, start) - 1
-        if at < 0 or starts[at] != start:
+    def _find_at(self, address: int) -> Range:
+        start, end = self._find_around(address - self.base)[0]
+        if start != address - self.base:
             raise NotAnAllocation(f"{address:#x} is not the start of an allocation")
-        return at
+        return start, end
 
     def size_of(self, address: int) -> int:
         """Return the size in bytes of the allocation that starts at `address`. Raises NotAnAllocation."""
-        at = self._find_start(address)
-        starts, ends = self._ranges
-        return ends[at] - starts[at]
+        start, end = self._find_at(address)
+        return end - start
 
     def find(self, address: int) -> tuple[int, int]:
         """Return (start, size) of the allocation that contains `address`. Raises IllegalAddress."""
-        offset = address - self.base
-        starts, ends = self._ranges
-        at = bisect_right(starts, offset) - 1
-        if at < 0 or offset >= ends[at]:
+        start, end = self._find_around(address - self.base)[0]
+        if address - self.base >= end:
             raise IllegalAddress(f"address {address:#x} is in no allocation")
-        return self.base + starts[at], ends[at] - starts[at]
+        return self.base + start, end - start
 
     def view(self, address: int, nbytes: int) -> memoryview:
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
         low = address - self.base
-        if nbytes < 0 or not (holds(*self._ranges, low, low + nbytes) or self._is_peers(low, nbytes)):
+        if nbytes < 0 or not (self._holds(low, low + nbytes) or self._is_peers(low, nbytes)):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
         # A peer's memory is at a different place in the mapping.
         low += next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
@@ -383,7 +380,7 @@ class AddressSpace(AccessibleMemory):
     def is_untouched(self, address: int, nbytes: int) -> bool:
         """Return whether bytes of an allocation are zero because their pages have never been accessed."""
         low = address - self.base
-        return holds(*self._ranges, low, low + nbytes) and self._window.is_untouched(low, low + nbytes)
+        return self._holds(low, low + nbytes) and self._window.is_untouched(low, low + nbytes)
 
     def _is_peers(self, low: int, nbytes: int) -> bool:
         """Return whether a range is inside one allocation of a peer."""
@@ -424,15 +421,17 @@ class AddressSpace(AccessibleMemory):
 
     def reach(self) -> tuple[Array, Array]:
         """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
-        ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
+        # The changes are read before the ranges: after a change in between, the next call makes the arrays again.
+        changes, peers = self._changes, tuple((peer, *peer.ranges()) for peer in self._peers)
         generations = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
-        if arrays is None or arrays.ranges is not ranges or arrays.peers != generations:
-            starts, ends = (np.array(bounds, np.int64) for bounds in ranges)
-            own = self.bounds.reach(starts, ends, self._window.allocatable)
-            all_starts = [own[0], *(peer.place + low for peer, _, low, _ in peers)]
-            all_ends = [own[1], *(peer.place + high for peer, _, _, high in peers)]
-            arrays = _Arrays(ranges, generations, np.concatenate(all_starts), np.concatenate(all_ends))
+        if arrays is None or arrays.changes != changes or arrays.peers != generations:
+            ranges = self._ranges[1:-1]
+            starts, ends = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges)).reshape(-1, 2).T
+            windows = [(starts, ends, self._window.allocatable, 0)]
+            windows += [(low, high, peer.allocatable, peer.place) for peer, _, low, high in peers]
+            reached = [np.stack(self.bounds.reach(low, high, size)) + place for low, high, size, place in windows]
+            arrays = _Arrays(changes, generations, *np.concatenate(reached, axis=1))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 
@@ -473,8 +472,9 @@ class AddressSpace(AccessibleMemory):
 
     def close(self) -> None:
         """Release all memory. The pages under views that callers hold stay until the views are dropped."""
-        for start, end in zip(*select_below(self._ranges, self._window.allocatable), strict=True):
-            self._window.zero(start, end)
-        self._set_ranges(([], []))
-        self._gaps, self._arrays, self._peers = [], None, ()
+        for start, end in self._ranges[1:-1]:
+            if start < self._window.allocatable:
+                self._window.zero(start, end)
+        self._change(1, len(self._ranges) - 1, [])
+        self._free, self._arrays, self._peers = FreeRanges(self.base, 0), None, ()
         self._window.close()

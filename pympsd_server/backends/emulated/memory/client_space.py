@@ -214,7 +214,10 @@ class ClientSpaces:
         return {key: client.budget.used for key, client in self._clients.items()}
 
     def leave(self, key: int) -> None:
-        """Count one context of a client less; the last one drops the client, and its space unless others share it."""
+        """Note that a context of a client has ended.
+
+        After its last context, drop the client, and also its address space unless other clients share that.
+        """
         client = self._clients[key]
         client.contexts -= 1
         if client.contexts:

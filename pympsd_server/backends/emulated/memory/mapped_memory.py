@@ -47,7 +47,7 @@ class MappedMemory:
         self._check_open: Final = check_open
         self._memories: dict[EmulatedMemory, None] = {}
 
-    def create(self, count: int, shareable: bool, charge: Charge | None) -> EmulatedMemory:
+    def create(self, count: int, shareable: bool, charge: Charge | None = None) -> EmulatedMemory:
         """Return memory without an address, or raise BackendError. With ``charge`` it is host memory."""
         _check_size(count)
         is_of_host = charge is not None

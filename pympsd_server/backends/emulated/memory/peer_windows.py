@@ -1,14 +1,17 @@
-"""How the kernels of a client access its memory on other devices: executors map each other's windows.
+"""Let the kernels of a client access its memory on other devices: executors map each other's windows.
 
 A window's file has the allocations and, behind them, a table that its owner writes and its peers read. The table
 lists the bytes that kernels may access, and the files of memory that is mapped behind the allocations. The host
 memory of the client is in a second file of the same form, which peers map separately, as a window that begins there.
+
+The owner changes the table with each allocation, and peers read it when a kernel needs it. So the ranges are in no
+order: a new one is written where an earlier one was removed, and a peer sorts them.
 """
 
 import mmap
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Final, Protocol
@@ -22,15 +25,17 @@ from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import TABLE_BYTES, File
 from pympsd_server.ptx.isa.datatypes import Array
 
-Ranges = tuple[list[int], list[int]]
-"""Starts and ends of the ranges that kernels may access, as offsets in their window, in order."""
+Range = tuple[int, int]
+"""The start and the end of a range that kernels may access, as offsets in its window."""
 
-RANGES: Final = 1 << 20
-"""The most ranges in a table; peers cannot access any others."""
-SEGMENTS: Final = 8192
+MAX_MAPPINGS: Final = 4096
+"""The maximum number of mappings of one client. Each is a mapping of this process, of which Linux allows 65,530."""
+_RANGES: Final = 1 << 20
+MAX_CLIENT_ALLOCATIONS: Final = _RANGES - MAX_MAPPINGS
+"""The maximum number of allocations of one client on a device, so that each range has a place in the table."""
 _HEAD: Final = 4
 _WORDS: Final = 6
-assert 8 * (_HEAD + 2 * RANGES + _WORDS * SEGMENTS) <= TABLE_BYTES
+assert 8 * (_HEAD + 2 * _RANGES + _WORDS * MAX_MAPPINGS) <= TABLE_BYTES
 _READ_TIMEOUT_SECONDS: Final = 1.0
 _SHORT_TIMEOUT_SECONDS: Final = 0.002
 """The longest wait in seconds for a table that is being written, after an earlier read has waited in vain.
@@ -54,7 +59,10 @@ class Segment:
 
 
 class Table:
-    """A table in shared memory: generation (odd while the table is written), two counts, size, ranges, segments."""
+    """A table in shared memory: generation (odd while the table is written), two counts, size, ranges, segments.
+
+    The first count is that of places for ranges, some of which have an empty range (0, 0).
+    """
 
     def __init__(self, fd: int, offset: int) -> None:
         """Map the table at an offset of a file. Raises OSError."""
@@ -63,22 +71,44 @@ class Table:
         words = np.frombuffer(mapping, np.int64)
         map_file_over(fd, TABLE_BYTES, words.ctypes.data, offset)
         self._head = words[:_HEAD]
-        self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
-        at = _HEAD + 2 * RANGES
-        self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
+        self._starts, self._ends = (words[at : at + _RANGES] for at in (_HEAD, _HEAD + _RANGES))
+        at = _HEAD + 2 * _RANGES
+        self._segments = words[at : at + _WORDS * MAX_MAPPINGS].reshape(-1, _WORDS)
+        self._places: dict[int, int] = {}
+        """The place of each range by its start. The owner does not read them in the table, which peers can write."""
+        self._empty: list[int] = []
+        """The places of removed ranges."""
         self._timeout_seconds = _READ_TIMEOUT_SECONDS
         """The seconds that a read waits for an unfinished table.
 
         After a peer was late once, reads wait only briefly.
         """
 
-    def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
+    def write(self, size: int, ranges: Iterable[Range], segments: list[Segment]) -> None:
         """Replace the table's contents: the size of the window in bytes, ranges, and segments."""
-        counts = min(len(ranges[0]), RANGES), min(len(segments), SEGMENTS)
+        self._places, self._empty = {}, []
+        self._head[3] = size
+        self.change((), ranges)
+        self.write_segments(segments)
+
+    def change(self, removed: Iterable[Range], added: Iterable[Range]) -> None:
+        """Remove ranges, and then add others."""
         self._head[0] += 1
-        self._head[1:] = *counts, size
-        self._starts[: counts[0]], self._ends[: counts[0]] = (bounds[: counts[0]] for bounds in ranges)
-        for row, segment in zip(self._segments, segments, strict=False):
+        for start, _ in removed:
+            place = self._places.pop(start)
+            self._empty.append(place)
+            self._starts[place] = self._ends[place] = 0
+        for start, end in added:
+            place = self._places[start] = self._empty.pop() if self._empty else len(self._places)
+            self._starts[place], self._ends[place] = start, end
+        self._head[1] = len(self._places) + len(self._empty)
+        self._head[0] += 1
+
+    def write_segments(self, segments: list[Segment]) -> None:
+        """Replace the segments."""
+        self._head[0] += 1
+        self._head[2] = len(segments)
+        for row, segment in zip(self._segments[: len(segments)], segments, strict=True):
             high, low = (_convert_to_signed(segment.file.secret >> shift) for shift in (64, 0))
             row[:] = segment.offset, segment.size, segment.file.descriptor, segment.file.offset, high, low
         self._head[0] += 1
@@ -94,7 +124,7 @@ class Table:
         return int(self._head[3])
 
     def read(self, size: int) -> tuple[int, Array, Array, set[Segment]]:
-        """Return the generation, and the starts, ends and segments in a window of ``size`` bytes.
+        """Return the generation, and the starts and ends in order, and the segments in a window of ``size`` bytes.
 
         Return generation -1 and nothing else if the table stays unfinished, because its writer ended while it wrote,
         or another process with the file writes to it.
@@ -107,7 +137,8 @@ class Table:
                 rows = self._segments[:segments].tolist()
                 if generation == self.generation:
                     # A client may have made the file, or may write to it, so entries outside the window are ignored.
-                    inside = (starts >= 0) & (ends <= size)
+                    inside = np.flatnonzero((starts >= 0) & (starts < ends) & (ends <= size))
+                    inside = inside[np.argsort(starts[inside], kind="stable")]
                     within = {segment for segment in (_segment(*row) for row in rows) if segment.is_within(size)}
                     return generation, starts[inside], ends[inside], within
             if time.monotonic() >= deadline:
@@ -144,10 +175,12 @@ class PeerWindow:
     """A peer's memory, mapped in this process. Safe to use from several threads."""
 
     distance: Final[int]
-    """The bytes from the first address of the own window to the first of the peer's; may be negative."""
+    """The bytes from the first address of this process's window to the first of the peer's; may be negative."""
     place: Final[int]
-    """The offset in the mapping of the own window at which the peer's memory is mapped, behind the own memory."""
+    """The offset of the peer's memory in the mapping of this process's window; it is mapped after that window."""
     size: Final[int]
+    allocatable: Final[int]
+    """The number of bytes at the beginning of the peer's memory that are for allocations; 0 for host memory."""
     _process: Final[int]
     _table: Final[Table]
     _mapping: Final[MapsFiles]
@@ -159,7 +192,10 @@ class PeerWindow:
         self._read = -2, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def has(self, offset: Any) -> Any:
-        """Return whether an offset from the own window's base, or each one of an array, is in the peer's window."""
+        """Return whether an offset from the base of this process's window is in the peer's window.
+
+        For an array of offsets, return an array.
+        """
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
     def ranges(self) -> tuple[int, Array, Array]:
@@ -194,13 +230,7 @@ class PeerWindow:
             self._mapping.clear(self.place, self.size)
 
 
-def select_below(ranges: Ranges, limit: int) -> Ranges:
-    """Return the ranges that begin below an offset."""
-    count = bisect_left(ranges[0], limit)
-    return ranges[0][:count], ranges[1][:count]
-
-
-def holds(starts: list[int] | Array, ends: list[int] | Array, low: int, high: int) -> bool:
+def holds(starts: Array, ends: Array, low: int, high: int) -> bool:
     """Return whether one range contains the offsets low to high (exclusive)."""
     at = bisect_right(starts, low) - 1
     return at >= 0 and high <= ends[at]

@@ -17,11 +17,9 @@ from pympsd.channel.mapping import make_sealed, open_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.peer_windows import MAX_MAPPINGS
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File, file_name, new_secret
-
-MAX_MAPPINGS: Final = 4096
-"""The most mappings of one client. Each is a mapping of this process, of which Linux allows 65,530."""
 
 
 class Storage(ABC):

@@ -6,7 +6,6 @@ The file has pages only where memory was accessed and not freed since. Everywher
 import errno
 import mmap
 import os
-from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import RLock
@@ -17,12 +16,7 @@ import numpy as np
 from pympsd.channel.mapping import NORESERVE, make_sealed, map_again, map_file_over, map_nothing, open_sealed
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, WINDOW_BITS
-from pympsd_server.backends.emulated.memory.peer_windows import (
-    PeerWindow,
-    Ranges,
-    Segment,
-    Table,
-)
+from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Range, Segment, Table
 from pympsd_server.backends.virtual_memory import TABLE_BYTES, File, file_name, new_secret
 from pympsd_server.ptx.isa.datatypes import DTYPES, Array, DType
 
@@ -144,7 +138,7 @@ class Window:
 
     # --- peers
 
-    def publish(self, begin: int, ranges: Ranges) -> File:
+    def publish(self, begin: int, ranges: Iterable[Range]) -> File:
         """Show peers which ranges kernels may access in the part that begins at an offset; return its file.
 
         The allocations and the memory mapped behind them are one part; host memory is the other, and has a file of
@@ -154,21 +148,23 @@ class Window:
         if file is None:
             raise ValueError(f"there is no memory for peers at offset {begin:#x} of the window")
         if begin not in self._tables:
-            self._tables[begin] = Table(file.descriptor, _table_at(file.descriptor))
-            self.publish_again(ranges)
+            table = Table(file.descriptor, _table_at(file.descriptor))
+            table.write(min(self.size - begin, MAPPED_OFFSET), _select_part(ranges, begin), [])
+            self._tables[begin] = table
+            self.publish_segments()
         return file
 
-    def publish_again(self, ranges: Ranges) -> None:
-        """Write changed ranges and mappings to the tables of the published parts."""
-        starts, ends = ranges
-        first = bisect_left(starts, MAPPED_OFFSET)
-        if allocations := self._tables.get(0):
-            entries = self._placed.items()
-            segments = [Segment(offset, count, file) for offset, (count, file) in entries if file is not None]
-            allocations.write(min(self.size, MAPPED_OFFSET), (starts[:first], ends[:first]), segments)
-        if host_memory := self._tables.get(MAPPED_OFFSET):
-            pieces = [[offset - MAPPED_OFFSET for offset in bounds[first:]] for bounds in ranges]
-            host_memory.write(self.size - MAPPED_OFFSET, (pieces[0], pieces[1]), [])
+    def publish_change(self, removed: Iterable[Range], added: Iterable[Range]) -> None:
+        """Write changed ranges to the tables of the published parts."""
+        for begin, table in self._tables.items():
+            table.change(_select_part(removed, begin), _select_part(added, begin))
+
+    def publish_segments(self) -> None:
+        """Write changed mappings to the table, if the part with the allocations is published."""
+        if table := self._tables.get(0):
+            with self._lock:
+                entries = list(self._placed.items())
+            table.write_segments([Segment(at, count, file) for at, (count, file) in entries if file is not None])
 
     def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
         """Map a window that another process has published, behind this one, where no other peer is mapped.
@@ -195,7 +191,7 @@ class Window:
                 self._placed[place] = allocatable, None
         finally:
             os.close(opened)
-        return PeerWindow(distance, place, size, process, table, self)
+        return PeerWindow(distance, place, size, allocatable if is_first_part else 0, process, table, self)
 
     # --- its end
 
@@ -223,6 +219,11 @@ class Window:
             os.close(file)
 
     __del__ = _close_file
+
+
+def _select_part(ranges: Iterable[Range], begin: int) -> list[Range]:
+    """Return the ranges in the part of a window that begins at an offset, relative to the part's beginning."""
+    return [(start - begin, end - begin) for start, end in ranges if 0 <= start - begin < MAPPED_OFFSET]
 
 
 def _table_at(file: int) -> int:

@@ -136,6 +136,8 @@ class Placement:
         self._in_turn = np.arange(len(sm_ids))
         self._only: ResidentBlocks | None = None
         """The resident blocks if one `place` placed them all, as is usual. They are not subtracted from _free."""
+        self._free_counts: dict[BlockSize, int] = {}
+        """The results of `free_blocks` since blocks began or ended last. Blocked kernels ask in every slice."""
         self.resident = 0
         self.high_water = 0
         """The largest number of blocks that were resident together."""
@@ -194,7 +196,10 @@ class Placement:
 
     def free_blocks(self, size: BlockSize) -> int:
         """Return the number of blocks of this size that fit next to the resident ones."""
-        return int(self._free_blocks_by_row(size).sum())
+        count = self._free_counts.get(size)
+        if count is None:
+            count = self._free_counts[size] = int(self._free_blocks_by_row(size).sum())
+        return count
 
     def _free_blocks_by_row(self, size: BlockSize) -> Integers:
         if self._only is not None:
@@ -218,6 +223,7 @@ class Placement:
         Returns:
             The blocks that fit: ``count`` of them, or fewer, possibly none.
         """
+        self._free_counts.clear()
         if self.resident:
             rows = self._spread(self._free_blocks_by_row(size), count)
             self._account(rows, size, -1)
@@ -260,6 +266,7 @@ class Placement:
         Args:
             resident_blocks: The result of `place`, which is released as a whole, once.
         """
+        self._free_counts.clear()
         if resident_blocks is self._only:
             self._only = None
         else:

@@ -20,7 +20,9 @@ LEAST_PRIORITY: Final = 0
 
 
 def weight_of_priority(priority: int) -> int:
-    """Return a stream's weight, 1 to 32. Each step up in priority halves it; priorities out of range are clamped.
+    """Return the weight of a stream's time, 1 to 32; the greater it is, the less time the stream gets.
+
+    Each step to a higher priority halves it. Priorities out of range are clamped.
 
     >>> weight_of_priority(0), weight_of_priority(-5), weight_of_priority(-9)
     (32, 1, 1)
@@ -79,6 +81,10 @@ class Runnable(Protocol):
         """
 
 
+def _rank(work: Runnable) -> tuple[int, int]:
+    return work.time_share.rank
+
+
 @define(eq=False)
 class ContextQueue:
     """The ready work of one context.
@@ -95,7 +101,10 @@ class ContextQueue:
     ready: list[Runnable] = field(factory=list)
     """The work that could run now, blocked or not; the policy adds and removes it."""
     floor: int = 0
-    """The used time that the stream which ran last had when it began, in nanoseconds times weight."""
+    """The used time, in nanoseconds times weight, of the stream whose work was chosen last, when it was chosen.
+
+    A stream that gets work while the context has none begins with at least this used time.
+    """
 
     def first(self) -> Runnable | None:
         """Return the work that runs next in this context.
@@ -103,11 +112,12 @@ class ContextQueue:
         This is the work that is not blocked and whose stream has the lowest `TimeShare.rank`. Return None if all work
         is blocked, or if none is ready.
         """
-        if len(self.ready) == 1:
-            only = self.ready[0]
-            return None if only.is_blocked else only
-        able = [work for work in self.ready if not work.is_blocked]
-        return min(able, key=lambda work: work.time_share.rank) if able else None
+        first = min(self.ready, key=_rank, default=None)
+        if first is None or not first.is_blocked:
+            return first
+        # The others are asked only now: a program may have thousands of streams, and each answer takes microseconds.
+        able = (work for work in self.ready if work is not first and not work.is_blocked)
+        return min(able, key=_rank, default=None)
 
 
 class Policy(Protocol):

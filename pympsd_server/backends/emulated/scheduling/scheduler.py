@@ -69,7 +69,7 @@ class Scheduler:
     # --- submission
 
     def submit(self, item: WorkItem, *, in_own_thread: bool = False) -> None:
-        """Accept an item in stream order, after the items that its owner's `order` returns.
+        """Accept an item in stream order, after the items that its owner's `WorkOrder` returns.
 
         ``in_own_thread``: run the item in the caller's thread if it need not wait. Raise BackendError if the context
         has faulted.
@@ -79,9 +79,7 @@ class Scheduler:
             item.submitted_at = time.perf_counter_ns()
         with self.lock:
             item.owner.check()
-            predecessors = item.owner.order(item)
-            item.owner.pending[item] = None
-            for predecessor in predecessors:
+            for predecessor in item.owner.order.append(item):
                 if not predecessor.finished:
                     predecessor.successors.append(item)
                     item.waiting += 1
@@ -195,7 +193,7 @@ class Scheduler:
             item = todo.popleft()
             item.mark_finished()
             self._report(item)
-            item.owner.remove(item)
+            item.owner.order.remove(item)
             _queue_callbacks(item, calls)
             successors, item.successors = item.successors, []
             for successor in successors:
@@ -260,7 +258,7 @@ class Scheduler:
         is_new = owner.mark_faulted(status, by_own_work)
         if is_new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
             calls.append(lambda: owner.on_fault(status))
-        unstoppable = [item for item in owner.pending if self._is_unstoppable(item)]
+        unstoppable = [item for item in owner.order.pending if self._is_unstoppable(item)]
         self._ready.drop(owner.queue)
         for item in unstoppable:
             self._ready.add(item)
@@ -272,20 +270,21 @@ class Scheduler:
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
         """End the unfinished work of a faulted or ended context, except items that run or cannot be stopped."""
         # Running items are left to their thread, because their host bytes and device memory are in use until then.
-        for item in [
-            pending for pending in owner.pending if not pending.running and not self._is_unstoppable(pending)
-        ]:
+        ended = [item for item in owner.order.pending if not item.running and not self._is_unstoppable(item)]
+        for item in ended:
+            # All are marked before the first is reported: one may wait for another through another context's event.
             item.mark_finished()
+        for item in ended:
             self._report(item)
             successors, item.successors = item.successors, []
-            owner.remove(item)
+            owner.order.remove(item)
             _queue_callbacks(item, calls)
             for successor in successors:
                 if successor.owner is not owner:  # another context waits for an event of this one
                     successor.waiting -= 1
                     if successor.waiting == 0 and not successor.finished:
                         self._make_ready(successor, calls)
-        if not owner.pending and owner.when_at_rest is not None:
+        if not owner.order.pending and owner.when_at_rest is not None:
             calls.append(owner.when_at_rest)
             owner.when_at_rest = None
 
@@ -296,7 +295,7 @@ class Scheduler:
         longest wait; None for no limit.
         """
         with self.lock:
-            return self._rested.wait_for(lambda: not owner.pending, seconds)
+            return self._rested.wait_for(lambda: not owner.order.pending, seconds)
 
     def call_at_rest(self, owner: WorkOwner, act: Callable[[], None]) -> None:
         """Call a function as soon as no work of a faulted or destroyed context runs.
@@ -306,7 +305,7 @@ class Scheduler:
             act: Called once: immediately if nothing runs, and otherwise from the compute thread. It must not wait.
         """
         with self.lock:
-            if owner.pending:
+            if owner.order.pending:
                 owner.when_at_rest = act
                 return
         act()

@@ -1,4 +1,4 @@
-"""One piece of work on the emulated device: the work before and after it, its completions, its trace.
+"""One piece of work on the emulated device: its completions, its trace, and its order in its context.
 
 The scheduler has no code for kernels or copies. It sees work items, and the part of their contexts in `WorkOwner`:
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import Event as Flag
 from typing import ClassVar, Protocol
 
@@ -113,14 +113,16 @@ class WorkOwner(Protocol):
     """An event that is set when running work must stop."""
     queue: ContextQueue
     on_fault: Callable[[Status], None]
-    pending: dict[WorkItem, None]
-    """The unfinished items, in the order of their submission."""
     placement: Placement
     id: int
     """The context's id in traces."""
     trace: Trace
     when_at_rest: Callable[[], None] | None
     """The function to call once, when no work of the context runs any more."""
+
+    @property
+    def order(self) -> WorkOrder:
+        """The order of the context's work."""
 
     @property
     def status(self) -> Status:
@@ -137,12 +139,6 @@ class WorkOwner(Protocol):
             by_own_work: Whether work of this context faulted. Then its kernels are stopped even on a device whose
                 kernels cannot be stopped.
         """
-
-    def order(self, item: WorkItem) -> list[WorkItem]:
-        """Append an item to its stream, and return the items that it has to wait for."""
-
-    def remove(self, item: WorkItem) -> None:
-        """Remove a finished item from its stream and from ``pending``."""
 
 
 @define(eq=False, slots=False)
@@ -275,3 +271,61 @@ class Transfer(WorkItem):
         """Record the end, and release the host's bytes, because their owner may be waiting for that."""
         super().mark_finished()
         self._pieces = iter(())
+
+
+@define(eq=False)
+class WorkOrder:
+    """The unfinished work of one context, in its order. The scheduler's lock guards it, and the streams' tails.
+
+    Order is a graph. A stream keeps only its *tail*, its last unfinished item, and ``_busy`` has the streams with a
+    tail. New work comes after the tail of its stream. CUDA's legacy default stream and all blocking streams also wait
+    for each other, so an item in one of them comes after the tail of the other, too:
+
+        stream 1 (blocking)      A ──── B
+                                   ╲      ╲
+        default stream               ╲──── C ──── D      C comes after A and B: B is the tail, and B comes after A
+                                                   ╲
+        stream 1                                     E    E comes after B and, because stream 1 blocks, after D
+        stream 2 (non-blocking)  F                        F comes after nothing
+    """
+
+    default_stream: WorkStream
+    """The legacy default stream."""
+    pending: dict[WorkItem, None] = field(factory=dict, init=False)
+    """The unfinished items, in the order of their submission."""
+    _busy: dict[WorkStream, None] = field(factory=dict, init=False)
+    """The streams that have unfinished items."""
+
+    def append(self, item: WorkItem) -> list[WorkItem]:
+        """Append an item to its stream; return the items that it must wait for."""
+        stream = item.stream
+        if isinstance(item, Marker) and item.also_after is not None:
+            before = [] if item.is_alone else self.predecessors(stream)
+            before.append(item.also_after)
+        else:
+            before = self.predecessors(stream)
+        self.pending[item] = None
+        if stream is not None:
+            stream.tail = item
+            self._busy[stream] = None
+        return before
+
+    def predecessors(self, stream: WorkStream | None) -> list[WorkItem]:
+        """Return the unfinished items that new work in a stream (None: all streams) comes after."""
+        if stream is None:
+            tails: Iterable[WorkItem | None] = [busy.tail for busy in self._busy]
+        elif stream is self.default_stream:
+            tails = [busy.tail for busy in self._busy if busy.blocking]
+        elif stream.blocking:
+            tails = (stream.tail, self.default_stream.tail)
+        else:
+            tails = (stream.tail,)
+        return [tail for tail in tails if tail is not None]
+
+    def remove(self, item: WorkItem) -> None:
+        """Remove a finished item from its stream and from the context."""
+        self.pending.pop(item, None)
+        stream = item.stream
+        if stream is not None and stream.tail is item:
+            stream.tail = None
+            self._busy.pop(stream, None)
