@@ -223,3 +223,18 @@ write_slowly(64)
 print(int(runtime.cudaDeviceSynchronize()[0]), int(runtime.cudaFree(0)[0]), int(runtime.cudaFreeHost(0)[0]))
 """
     assert run(program, begin=SLOW).stdout.split() == ["700"] * 3
+
+
+def test_a_program_that_only_loads_code_accesses_its_managed_variables(run: Run) -> None:
+    program = """
+context()
+code = ok(cuda.cuModuleLoadData(b'''
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .global .attribute(.managed) .align 4 .u32 counter = 5;
+\\0'''))
+place, _ = ok(cuda.cuModuleGetGlobal(code, b"counter"))
+print(ctypes.c_uint32.from_address(int(place)).value)
+"""
+    assert run(program).stdout == "5\n"

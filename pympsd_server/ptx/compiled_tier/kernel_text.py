@@ -233,6 +233,7 @@ class KernelText(StopText):
     def write_segment(self, segment: CodeSegment) -> None:
         """Write a segment, with its stops and its end."""
         self.place(f"segment{self.at}")
+        self.raw.clear()
         if self.at in self.plan.weights:
             self._check_fuel()
         elif segment.turn and comes_by_frame(self.plan, self.at):

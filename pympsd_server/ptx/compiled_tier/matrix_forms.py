@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 from attrs import field, frozen
 
-from pympsd_server.ptx.compiled_tier.expressions import Expression, round_to_half
+from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.ir_text import Shape as Lanes
 from pympsd_server.ptx.compiled_tier.ir_text import Text, sequence
@@ -42,6 +42,7 @@ from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
 from pympsd_server.ptx.isa.datatypes import F16, F32, F64, U16, U32, Array, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Not, Operation, Register, Sink, items_of, space_of
+from pympsd_server.ptx.math.floats import canonicalize
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.ptx.matrices.multiply import STORED
 from pympsd_server.ptx.numpy_tier.emit_matrices import SHAPE, line_length, size_of
@@ -350,13 +351,12 @@ class _ProductText:
         text, kind, double = self.text, self.kinds[3], _ROW.of("double")
         if kind == "f64" or self._element == "i32":
             return row
-        if kind == "f32":
-            return text.cast("fptrunc", row, double, _ROW.of("float"))
-        if kind == "f16":
-            return round_to_half(Expression(text, _ROW, F64, row)).name
+        sums = Expression(text, _ROW, F64, row)
+        if kind in ("f16", "f32"):
+            rounded: Expression = canonicalize(sums.astype(F16 if kind == "f16" else F32))
+            return rounded.name
         if self.saturates:
-            limits = Expression(text, _ROW, F64, row)
-            low, high = limits.make(-(2.0**31)).name, limits.make(2.0**31 - 1).name
+            low, high = sums.make(-(2.0**31)).name, sums.make(2.0**31 - 1).name
             row = text.intrinsic("maxnum", "double", _ROW, row, low)
             row = text.intrinsic("minnum", "double", _ROW, row, high)
             return text.cast("fptosi", row, double, _ROW.of("i32"))
