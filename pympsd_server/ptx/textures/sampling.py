@@ -138,7 +138,7 @@ def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Arr
         return (
             [across * level.width, down * level.height],
             [level.width, level.height],
-            [AddressMode.CLAMP] * 2,
+            modes[:2],
             layer,
         )
     sizes = [level.width, level.height, level.depth][: len(place)]
@@ -146,7 +146,7 @@ def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Arr
     places = [
         finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
     ]
-    if texture.kind is TexturedKind.LINEAR:
+    if _fetches_elements(texture, place):
         modes = [AddressMode.BORDER] * 3
     elif not is_normalized:
         # Only normalized coordinates can wrap or be mirrored.
@@ -154,24 +154,27 @@ def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Arr
     return places, sizes, modes[: len(sizes)], layer
 
 
+def _fetches_elements(texture: TextureObject, place: tuple[Array, ...]) -> bool:
+    """Return whether elements are only fetched: outside of the texture they are 0, whatever its sampling is."""
+    return texture.kind is TexturedKind.LINEAR or place[-1].dtype.kind != "f"
+
+
 def _sample_level(
     state: BatchState, texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]
 ) -> Array:
     """Return filtered elements of one level."""
     places, sizes, modes, layer = _place(texture, level, geometry, place)
-    if (
-        not texture.sampling.filter
-        or not texture.is_float
-        or place[-1].dtype.kind != "f"
-        or texture.kind is TexturedKind.LINEAR
-    ):
-        return _element(state, texture, level, [nearest(coordinate) for coordinate in places], sizes, modes, layer)
+    is_fetch = _fetches_elements(texture, place)
+    colour = np.zeros((4, 1), S64) if is_fetch else border(texture)
+    if is_fetch or not texture.sampling.filter or not texture.is_float:
+        index = [nearest(coordinate) for coordinate in places]
+        return _element(state, texture, level, index, sizes, modes, layer, colour)
     total = np.zeros((4, len(layer)))
     around = [neighbours(coordinate) for coordinate in places]
     for corner, weight in corner_weights([share for _, share in around]).items():
         index = [first + step for (first, _), step in zip(around, corner, strict=True)]
         # A texel of weight 0 adds nothing even if it is infinite, although infinity * 0 is NaN.
-        element = _element(state, texture, level, index, sizes, modes, layer)
+        element = _element(state, texture, level, index, sizes, modes, layer, colour)
         total += np.where(weight > 0, element * (weight / STEPS), 0.0)
     return total
 
@@ -184,10 +187,11 @@ def _element(
     sizes: list[int],
     modes: list[int],
     layer: Array,
+    colour: Array,
 ) -> Array:
     """Return the elements at ``index``.
 
-    Outside the level, the address mode BORDER gives the border colour; the other modes map the index to an element.
+    Outside the level, the address mode BORDER gives `colour`; the other modes map the index to an element.
     """
     inside: Array | None = None
     indices = []
@@ -199,7 +203,7 @@ def _element(
     y = indices[1] if len(indices) > 1 else np.zeros_like(layer)
     z = indices[2] if len(indices) > 2 else layer
     element = read(state, texture, level, indices[0], y, z)
-    return element if inside is None else np.where(inside, element, border(texture))
+    return element if inside is None else np.where(inside, element, colour)
 
 
 def gather_texels(
@@ -221,8 +225,8 @@ def gather_texels(
         places, sizes, modes, layer = _place(texture, level, geometry, place)
         (x, _), (y, _) = (neighbours(coordinate) for coordinate in places)
         corners = ((x, y + 1), (x + 1, y + 1), (x + 1, y), (x, y))
-        rows = [_element(state, texture, level, list(corner), sizes, modes, layer)[channel] for corner in corners]
-        return _bits(np.array(rows))
+        order = (sizes, modes, layer, border(texture))
+        return _bits(np.array([_element(state, texture, level, list(corner), *order)[channel] for corner in corners]))
 
     return list(run_by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
 
