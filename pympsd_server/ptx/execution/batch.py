@@ -176,7 +176,8 @@ class Batch:
 
     def groups_at_rest(self) -> dict[int, list[Group]] | None:
         """Return the groups of all living threads by block, or None if no thread is left or some thread waits."""
-        is_waiting = self._parked or self._state.asleep or (self._barriers is not None and self._barriers.in_use)
+        in_use = self._barriers is not None and self._barriers.in_use
+        is_waiting = self._parked or self._released or self._state.asleep or in_use
         return None if is_waiting or not self._run else self._run
 
     @property
