@@ -31,14 +31,14 @@ from typing import Final
 import numpy as np
 from attrs import field, frozen
 
-from pympsd_server.ptx.compiled_tier.expressions import Expression, round_to_half
-from pympsd_server.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.ir_text import Shape as Lanes
 from pympsd_server.ptx.compiled_tier.ir_text import Text, sequence
-from pympsd_server.ptx.compiled_tier.lanes import BITS
-from pympsd_server.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
 from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
+from pympsd_server.ptx.compiled_tier.text.expressions import Expression, round_to_half
+from pympsd_server.ptx.compiled_tier.text.instruction_table import writes
+from pympsd_server.ptx.compiled_tier.text.lanes import BITS
+from pympsd_server.ptx.compiled_tier.text.memory_text import FRAGMENT_BYTES, MemoryText
+from pympsd_server.ptx.compiled_tier.text.warp_forms import arrive, count_arrivals
 from pympsd_server.ptx.isa.datatypes import F16, F32, F64, U16, U32, Array, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of, space_of
