@@ -79,7 +79,7 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     text.refuse_if(text.width != WARP, "width")
     size, kinds = _size(operation), (a, b, c, d)
     areas = [
-        _put(text, operand, index * _AREA, matrix, fragment_of(matrix, size, kind), kind)
+        _put(text, operand, index * _AREA, fragment_of(matrix, size, kind), _register_type(matrix, kind))
         for index, (matrix, operand, kind) in enumerate(zip("abc", operation.operands[1:], kinds[:3], strict=True))
     ]
     name, function, declared = _product(size, kinds, operation.has("satfinite"), operation.has("xor"))
@@ -89,7 +89,7 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     fragment = fragment_of("d", size, d)
     areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, is_result=True))
     text.line(f"call void @{name}({', '.join(f'ptr {area}' for area in areas)})")
-    _take(text, operation.operands[0], areas[3], "d", fragment, d)
+    _take(text, operation.operands[0], areas[3], fragment, _register_type("d", d))
 
 
 def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, is_result: bool) -> str:
@@ -111,12 +111,11 @@ def _number_of(item: Argument) -> int:
     return item.number
 
 
-def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
+def _put(text: MemoryText, operand: Argument, area: int, fragment: Fragment, type_name: str) -> str:
     """Return a pointer to an operand's registers in memory: in the bank, or in an area to which they are copied."""
     pointer = _area_of(text, operand, area, fragment, is_result=False)
     if pointer.startswith("%b"):
         return pointer
-    type_name = _register_type(matrix, kind)
     bits = BITS[type_name]
     for index, item in enumerate(items_of(operand)[: fragment.registers]):
         value = text.use(item, type_name, text.vector)
@@ -124,10 +123,9 @@ def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: 
     return pointer
 
 
-def _take(text: MemoryText, operand: Argument, pointer: str, matrix: str, fragment: Fragment, kind: str) -> None:
+def _take(text: MemoryText, operand: Argument, pointer: str, fragment: Fragment, type_name: str) -> None:
     """Load the registers of an operand from memory. If there are more than the fragment has, they repeat it."""
     is_there = pointer.startswith("%b")
-    type_name = _register_type(matrix, kind)
     bits = BITS[type_name]
     for index, item in enumerate(items_of(operand)):
         if is_there and index < fragment.registers:
@@ -392,7 +390,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
         strides = text.op("lshr", _WORDS, strides, text.vector.constant("i32", 5))
     text.store(_WORDS, strides, "%scratch1")
     if is_store:
-        area = _put(text, operand, 0, "d", fragment, kind)
+        area = _put(text, operand, 0, fragment, _register_type("d", kind))
     else:
         area = _area_of(text, operand, 0, fragment, is_result=True)
     table = _table(text, (SPACE_NUMBERS[space], *_pieces(fragment, kind, by_columns)))
@@ -405,7 +403,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
     )
     text.fault_unless_zero(bad)
     if not is_store:
-        _take(text, operand, area, matrix, fragment, kind)
+        _take(text, operand, area, fragment, _register_type(matrix, kind))
     return None
 
 
