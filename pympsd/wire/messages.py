@@ -194,7 +194,8 @@ NEWEST: Final = 3
 """The newest version of the messages.
 
 Version 2 orders the opcodes of the command stream by chapter, and adds rows to FILL. In version 3, ALLOCATE_PINNED
-answers with an offset in a file, and MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an address.
+answers with an offset in a file, MAP_PEER, UNMAP_PEER and PUBLISH_WINDOW take an address, and PLACE_MANAGED takes
+is_in_use.
 """
 FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 

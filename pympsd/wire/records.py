@@ -227,8 +227,9 @@ _MODULES: Final = (
         may_be_slow=True,
     ),
     Operation(0x203, "UNLOAD_MODULE", (_handle(Kind.MODULE, Use.DESTROYED),), answered=True, may_be_slow=True),
-    # Sent before the first launch: managed variables move to page-locked memory that the client has mapped too.
-    Operation(0x204, "PLACE_MANAGED", (_MODULE, *_u64("address")), answered=True, answer_tail="json"),
+    # Sent before the first launch: managed variables move to page-locked memory that the client has mapped too. With
+    # is_in_use other modules of the same library use that memory, possibly on another device, so its content stays.
+    Operation(0x204, "PLACE_MANAGED", (_MODULE, *_u64("address is_in_use")), answered=True, answer_tail="json"),
     # Translates a function that LOAD_MODULE described only by its name. The answer is its description.
     Operation(
         0x205, "LOAD_FUNCTION", (_MODULE, *_u64("function")), answered=True, answer_tail="json", may_be_slow=True

@@ -34,7 +34,8 @@ from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.context import Context, context_on, current, require_context
 from pympsd_client._objects.event import events
-from pympsd_client._objects.memory.allocations import check_fill, owner
+from pympsd_client._objects.memory import region_copy
+from pympsd_client._objects.memory.allocations import check_fill, check_range
 from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.pools import graph_memory
 from pympsd_client._objects.pools.pool import PoolKind
@@ -160,16 +161,14 @@ def set_attribute(work: works.KernelWork, number: int, value: bytes) -> works.Ke
 
 
 def check_copy(copy: Copy3D | None, context: int) -> works.CopyWork:
-    """Return the work of a copy; raise CudaError if its shape is wrong, or its device memory is not on a device."""
+    """Return the work of a copy; raise CudaError if its shape is wrong, or if it is not within memory of a device."""
     if copy is None:
         raise invalid_value("the description of the copy is NULL")
     its_context = require_context(context)
     checked = regions(copy, its_context)
     if checked is None:
         raise invalid_value("the copy has no bytes; width, height and depth must be at least 1")
-    for region in checked[:2]:
-        if not region.is_host:
-            owner(region.address)
+    region_copy.check(*checked)
     return works.CopyWork(copy, its_context)
 
 
@@ -181,9 +180,9 @@ def fill_at(address: int, context: int) -> works.FillWork:
         raise invalid_value(f"the element size must be 1, 2 or 4 bytes, not {raw.elementSize}")
     if not raw.height or not raw.width:
         raise invalid_value("a fill must have a width and a height of at least 1")
-    if pinned.region_at(raw.dst) is None:
-        owner(raw.dst)
     check_fill(raw.dst, raw.elementSize, raw.width, raw.pitch, raw.height)
+    if pinned.region_at(raw.dst) is None:
+        check_range(raw.dst, (raw.height - 1) * raw.pitch + raw.width * raw.elementSize)
     value = raw.value & _ELEMENTS[raw.elementSize]
     return works.FillWork(raw.dst, raw.pitch, value, raw.elementSize, raw.width, raw.height, its_context)
 

@@ -436,13 +436,12 @@ class Module(Protocol):
 
     @property
     def managed_bytes(self) -> int:
-        """The bytes that ``place_managed`` needs.
+        """The bytes that ``place_managed`` needs; 0 if there are none, or if the driver places them itself."""
 
-        0 if the module has no managed variables, or if the driver places them itself.
-        """
-
-    def place_managed(self, address: int) -> None:
+    def place_managed(self, address: int, *, is_in_use: bool) -> None:
         """Move the managed variables to ``managed_bytes`` of zeroed memory at an address, before the first launch.
+
+        With ``is_in_use`` the memory has the variables of another module with the same code, whose values stay.
 
         Raises:
             BackendError: NOT_SUPPORTED, or INVALID_VALUE if it is too late.

@@ -51,9 +51,8 @@ from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 TEARDOWN_SECONDS: Final = 5.0
 """The time limit for stopping the work of the contexts that a fault reaches."""
 HOLD_SECONDS: Final = 30.0
-"""The time limit for holding a new client while executors are replaced, which takes some seconds on a GPU. For an
-executor that does not become ready it takes twice as long as this limit; the program's user should get a message
-earlier.
+"""The time limit for holding a new client while executors are replaced, which takes some seconds on a GPU. An
+executor has twice as long to become ready, but the program's user should get a message earlier.
 """
 
 REACHED: Final = "a fatal GPU fault of another context has reached this one"

@@ -19,6 +19,7 @@ from pympsd_client._objects.context import Context, contexts
 from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.shared_pages import share
 from tests.client.conftest import ok
+from tests.client.test_client_managed_variables import PTX
 from tests.client.test_client_mapped import kernel, launch
 from tests.client.test_client_peer_access import DONE, ILLEGAL, WORDS, add_one, numbers, peers, read, use
 from tests.client.test_client_pinned import at
@@ -56,6 +57,21 @@ def _free(make: Callable[[], tuple[int, int]], address: int) -> None:
 
 KINDS = pytest.mark.parametrize("make", [_allocate, _allocate_managed, _register])
 """Each returns the program's address and that of kernels."""
+
+
+def test_the_managed_variables_of_a_library_are_the_same_on_all_devices(peers: list[Any]) -> None:
+    """CUDA driver API, cuLibraryGetManaged."""
+    library = ok(cuda.cuLibraryLoadData(PTX, None, None, 0, None, None, 0))
+    by_one = ok(cuda.cuLibraryGetKernel(library, b"count"))
+    addresses = set()
+    for context in (*peers, *peers):
+        use(context)
+        addresses.add(int(ok(cuda.cuLibraryGetManaged(library, b"counter"))[0]))
+        launch(ok(cuda.cuKernelGetFunction(by_one)), (10, ctypes.c_uint64))
+        ok(cuda.cuCtxSynchronize())
+    (address,) = addresses
+    assert at(address, 4).view(np.uint32)[0] == 5 + 4 * 11
+    ok(cuda.cuLibraryUnload(library))
 
 
 @KINDS

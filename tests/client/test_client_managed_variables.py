@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pympsd_client import driver as cuda
+from pympsd_client._objects.memory.pinned import is_memory
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import launch
 from tests.client.test_client_pinned import at
@@ -119,3 +120,32 @@ def test_managed_variables_of_libraries(context: Any) -> None:
     assert (
         cuda.cuPointerGetAttribute(A.CU_POINTER_ATTRIBUTE_IS_MANAGED, int(address))[0] == R.CUDA_ERROR_INVALID_VALUE
     )
+
+
+def test_the_contexts_that_use_a_library_have_its_managed_variables_in_common(context: Any) -> None:
+    """Their values stay when contexts close. Recorded of a reset device: H200, driver 580.159, CUDA 13.0."""
+    library = ok(cuda.cuLibraryLoadData(PTX, None, None, 0, None, None, 0))
+    kernel = ok(cuda.cuLibraryGetKernel(library, b"count"))
+    first = ok(cuda.cuCtxCreate(None, 0, 0))
+    address = int(ok(cuda.cuLibraryGetManaged(library, b"counter"))[0])
+    counter = at(address, 4).view(np.uint32)
+    launch(ok(cuda.cuKernelGetFunction(kernel)), (10, ctypes.c_uint64))
+    ok(cuda.cuCtxSynchronize())
+    ok(cuda.cuCtxDestroy(first))
+    assert counter[0] == 16
+    launch(ok(cuda.cuKernelGetFunction(kernel)), (100, ctypes.c_uint64))
+    ok(cuda.cuCtxSynchronize())
+    assert int(ok(cuda.cuLibraryGetManaged(library, b"counter"))[0]) == address
+    assert attribute("IS_MANAGED", address)
+    assert counter[0] == 117
+    ok(cuda.cuLibraryUnload(library))
+
+
+def test_unloading_a_library_frees_the_managed_variables_that_no_context_uses(context: Any) -> None:
+    library = ok(cuda.cuLibraryLoadData(PTX, None, None, 0, None, None, 0))
+    first = ok(cuda.cuCtxCreate(None, 0, 0))
+    address = int(ok(cuda.cuLibraryGetManaged(library, b"counter"))[0])
+    ok(cuda.cuCtxDestroy(first))
+    assert is_memory(address, 4)
+    ok(cuda.cuLibraryUnload(library))
+    assert not is_memory(address, 4)

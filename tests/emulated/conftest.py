@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 
 from pympsd.vocabulary.variables import TIER
+from pympsd_server.ptx.compiled_tier.batches import selection
 from pympsd_server.ptx.compiled_tier.text import kernel_writer
 from pympsd_server.ptx.lowering.ir import Operation
 from tests.gpu.devices import DEVICES
@@ -24,7 +25,14 @@ def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Set the tier of the test's kernels, and return it."""
     tier: str = getattr(request, "param", "numpy")
     use_tier(monkeypatch, tier)
+    monkeypatch.setattr(selection, "report", _fail_after_compiler)
     return tier
+
+
+def _fail_after_compiler(text: str) -> None:
+    """Fail a test if the compiler failed: the kernel would run in NumPy, with the right results."""
+    if "while it was compiled" in text:
+        pytest.fail(text)
 
 
 def use_tier(monkeypatch: pytest.MonkeyPatch, tier: str, *, max_escapes: int = 8) -> None:

@@ -121,7 +121,7 @@ def test_out_of_memory_is_code_2() -> None:
 
 
 def test_allocations_beyond_the_maximum_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peers could not access them, because their table would be full."""
+    """Peers could not access more allocations, because the table that peers read would be full."""
     monkeypatch.setattr(address_space, "MAX_CLIENT_ALLOCATIONS", 3)
     space = AddressSpace(BASE, 1 << 20)
     addresses = [space.allocate_at_end(4, 4), space.allocate(100), space.allocate(100)]
@@ -160,7 +160,7 @@ def measure(call: Callable[[], object]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("is_published", [False, True])
 def test_the_cost_of_an_allocation_does_not_depend_on_how_many_there_are(is_published: bool) -> None:
-    """Nor that of a free: nothing loops over the other allocations, and none of their lists is copied."""
+    """The cost of a free does not either: no loop is over the other allocations, and no list of them is copied."""
     costs = []
     for count in (20, 2000):
         space = AddressSpace(BASE, 1 << 26)

@@ -200,6 +200,53 @@ atom.sys.global.cas.b32 %seen, [%a+12], %old, %new; setp.ne.u32 %q, %seen, %old;
 add.u32 %i, %i, 1; setp.lt.u32 %q, %i, %n; @%q bra AGAIN; ret; }"""
 
 
+SUMS = {
+    "global": "red.global.add.f32 [%a], %v; ld.global.f32 %v, [%a];",
+    "global, whose address is generic": "atom.add.f32 %v, [%a], %v; ld.global.f32 %v, [%a];",
+    "global, as a vector": "red.global.add.v2.f32 [%a], {%v, %v}; ld.global.f32 %v, [%a];",
+    "global, in bulk": """mov.u32 %s, cell; st.shared.v4.f32 [%s], {%v, %v, %v, %v}; fence.proxy.async;
+cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%a], [%s], 16;
+cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ld.global.f32 %v, [%a];""",
+    "shared": "mov.u32 %s, cell; ld.global.f32 %w, [%a]; st.shared.f32 [%s], %w; atom.shared.add.f32 %w, [%s], %v;"
+    "ld.shared.f32 %v, [%s];",
+    "shared, without the old value": "mov.u32 %s, cell; ld.global.f32 %w, [%a]; st.shared.f32 [%s], %w;"
+    "red.shared.add.f32 [%s], %v; ld.shared.f32 %v, [%s];",
+    "shared, whose address is generic": "mov.u64 %b, cell; cvta.shared.u64 %b, %b; ld.global.f32 %w, [%a];"
+    "st.f32 [%b], %w; red.add.f32 [%b], %v; ld.f32 %v, [%b];",
+}
+NAN = 0x7FFFFFFF
+
+
+@pytest.mark.usefixtures("_both_parts")
+@pytest.mark.parametrize("where", SUMS)
+@pytest.mark.parametrize(
+    ("old", "value", "total", "flushed"),
+    [
+        (1, 2, 3, 0),
+        (0x80000001, 0x80000000, 0x80000001, 0x80000000),
+        (0x00800001, 0x80800000, 1, 0),  # the sum of two normal numbers is subnormal
+        (0x3F800000, 1, 0x3F800000, 0x3F800000),
+        (0xFFC12345, 1, NAN, NAN),
+        (0x7F800000, 0xFF800000, NAN, NAN),
+    ],
+)
+def test_sums_of_floats_flush_subnormal_numbers_in_global_memory(
+    where: str, old: int, value: int, total: int, flushed: int
+) -> None:
+    """As recorded on an H200; the PTX ISA says it of atom and red, whose sums in shared memory do not flush."""
+    device = Device(1 << 20)
+    memory, out = device.put(np.full(4, old, "u4")), device.put(np.zeros(1, "u4"))
+    module = device.load(f"""{HEADER.replace("8.0", "8.6").replace("sm_80", "sm_90")}
+.visible .entry k(.param .u64 memory, .param .u64 out, .param .f32 value)
+{{ .shared .align 16 .b8 cell[16]; .reg .b64 %a, %b, %o; .reg .b32 %s; .reg .f32 %v, %w;
+ld.param.u64 %a, [memory]; ld.param.u64 %o, [out]; ld.param.f32 %v, [value];
+{SUMS[where]}
+st.global.f32 [%o], %v; ret; }}""")
+    device.launch(module, "k", 1, 1, memory, out, np.uint32(value))
+    flushes = where.startswith("global") and "bulk" not in where
+    assert device.get(out, np.zeros(1, "u4")).tolist() == [flushed if flushes else total]
+
+
 @pytest.mark.parametrize(("tier", "blocks", "rounds"), [("compiled", 4, 300), ("numpy", 1, 20)])
 def test_atomics_are_atomic_towards_the_processor(
     monkeypatch: pytest.MonkeyPatch, tier: str, blocks: int, rounds: int

@@ -301,10 +301,10 @@ INSTRUCTION; st.global.f32 [%a+12], %z; ret; }"""
 
 @pytest.mark.parametrize("tier", ["numpy", "compiled"])
 @pytest.mark.parametrize("mode", ["rm", "rp", "rz"])
-def test_results_that_would_round_to_the_smallest_number_are_flushed(
+def test_results_next_to_the_smallest_normal_number_are_flushed_after_rounding(
     monkeypatch: pytest.MonkeyPatch, mode: str, tier: str
 ) -> None:
-    """.ftz flushes what is tiny before it is rounded, however little is missing."""
+    """.ftz flushes what is tiny after it is rounded, if the exponent had no limit; the same as on an H200."""
     monkeypatch.setenv("PYMPSD_TIER", tier)
     device, least, little = Device(1 << 20), 2.0**-126, 2.0**-90
     rows = np.array([[least, -little, least, 9], [-least, -little, -least, 9], [least, little, least, 9]], "f4")
@@ -312,7 +312,8 @@ def test_results_that_would_round_to_the_smallest_number_are_flushed(
     ptx = HEADER + TINY_SUM.replace("INSTRUCTION", f"fma.{mode}.ftz.f32 %z, %x, %y, %z")
     device.launch(device.load(ptx), "k", 1, 3, address)
     above = np.nextafter(np.float32(least), np.float32(1)) if mode == "rp" else np.float32(least)
-    assert device.get(address, rows)[:, 3].tolist() == [0, 0, above]
+    expected = [least if mode == "rp" else 0, -least if mode == "rm" else 0, above]
+    assert device.get(address, rows)[:, 3].tolist() == expected
 
 
 ESCAPES = """.visible .entry k(.param .u64 p)

@@ -241,3 +241,20 @@ def test_transcendental_functions_are_close() -> None:
         np.testing.assert_allclose(actual, function(a.astype("f8")), rtol=1e-6, atol=1e-7)
     actual = run_fragment("rsqrt.approx.f32 %d, %a;", "f4", a)
     np.testing.assert_allclose(actual, a.astype("f8") ** -0.5, rtol=1e-6)
+
+
+def test_approximate_division_by_a_great_number_gives_zero() -> None:
+    """The reciprocal of a divisor above 2**126 is flushed (PTX ISA, div); as recorded on an H200."""
+    a = np.array([1, -1, 2**127, np.inf, 0, 1, 2**126], "f4")
+    b = np.array([2**127, 2**127, 2**127, 2**127, -(2**127), np.inf, 2**126], "f4")
+    for opcode in ("div.approx.f32", "div.approx.ftz.f32"):
+        actual = run_fragment(f"{opcode} %d, %a, %b;", "f4", a, b)
+        same(actual, np.array([0, -0.0, 0, np.nan, -0.0, 0, 1], "f4"))
+
+
+@pytest.mark.parametrize("mode", ["rm", "rp", "rz"])
+def test_directed_sums_that_are_flushed_keep_their_sign(mode: str) -> None:
+    """A tiny sum is not zero, so that rounding down does not make it -0; as recorded on an H200."""
+    a, b = np.array([1e-20, -1e-20], "f4"), np.array([1e-20, 1e-20], "f4")
+    actual = run_fragment(f"fma.{mode}.ftz.f32 %d, %a, %b, %c;", "f4", a, b, np.array([-0.0, 0.0], "f4"))
+    same(actual, np.array([0.0, -0.0], "f4"))

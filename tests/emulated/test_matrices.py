@@ -154,6 +154,19 @@ def test_products(shape: str, types: str) -> None:
         np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize(("types", "nan"), [("f32.f16.f16.f32", 0x7FFFFFFF), ("f16.f16.f16.f16", 0x7FFF7FFF)])
+def test_products_with_nan_have_the_canonical_one(types: str, nan: int) -> None:
+    """As recorded on an H200."""
+    counts = [4, 2, 4 if types.startswith("f32") else 2]
+    device = Device(1 << 20)
+    memory = [
+        device.put(np.full(32 * count, bits, "u4")) for count, bits in zip(counts, [0xFE01FE01, 0, 0], strict=True)
+    ]
+    out = device.put(np.zeros(32 * counts[2], "u4"))
+    device.launch(device.load(kernel("m16n8k16", types, "", counts, [4, 4, 4])), "k", 1, 32, *memory, out)
+    assert set(device.get(out, np.zeros(32 * counts[2], "u4")).tolist()) == {nan}
+
+
 def test_integers_saturate() -> None:
     for actual, expected in product("m16n8k32", "s32.s8.s8.s32", ".satfinite"):
         np.testing.assert_array_equal(actual, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,23 @@ MATCHES = (
         "match.any.sync.b32 %d, %d, %m; SKIP: bar.warp.sync -1;"
     ),
 )
+REDUCTIONS = (
+    *(
+        f"{masks} redux.sync.{function} %d, %a, %m;"
+        for function in ("add.s32", "min.s32", "max.u32", "and.b32", "xor.b32")
+        for masks in (
+            "mov.b32 %m, -1;",
+            "and.b32 %e0, %i, 24; shl.b32 %m, 0xff, %e0;",
+            "and.b32 %e0, %i, 3; shl.b32 %m, 0x11111111, %e0;",
+        )
+    ),
+    "mov.b32 %e7, -1; redux.sync.max.s32 %d, %b, %e7;",
+    (
+        "setp.lt.u32 %t, %a, %b; @%t bra LESS; activemask.b32 %m; redux.sync.or.b32 %d, %c, %m; "
+        "bra MEET; LESS: activemask.b32 %m; redux.sync.min.u32 %d, %c, %m; MEET: bar.warp.sync -1;"
+    ),
+)
+"""Reductions by one mask of the warp, by masks of parts of it, and of lanes that have diverged."""
 TO_HALF = (
     *(f"cvt.rn.f16.{t}32 %h, %a; mov.b32 %d, {{%h, %h}};" for t in "us"),
     *(f"cvt.rn.f16.{t}64 %h, %x; mov.b32 %d, {{%h, %h}};" for t in "us"),
@@ -68,6 +86,26 @@ PARAMETERS = (
         "ld.param.u32 %d, [%o]; add.u32 %m, %m, -1; setp.ge.s32 %t, %m, 3; @%t bra NEXT;"
     ),
 )
+UNIFORM_AND_VARYING = (
+    (
+        "add.cc.u32 %d, %a, %b; addc.u32 %m, %b, 0; add.cc.u32 %e0, %u0, -1; addc.u32 %e1, %u0, 0; "
+        "mad.lo.u32 %d, %d, 3, %e1;"
+    ),
+    (
+        "mov.b64 %w, {%u0, %u0}; mov.b64 {%e2, %e3}, %w; mad.lo.u32 %d, %e2, 3, %e3; add.u32 %e2, %e2, %i; "
+        "mad.lo.u32 %d, %d, 3, %e2; cvt.u64.u32 %w, %d;"
+    ),
+    "setp.eq.u32 %t|%v, %u0, 0; selp.u32 %d, 1, 2, %v; setp.eq.u32 %t, %i, 4; @%t mov.u32 %d, 3;",
+    (
+        "setp.ne.u32 %v, %u0, 1; lop3.or.b32 %e4|%z, %u0, %u0, %u0, 0x80, %v; selp.u32 %d, 1, 2, %z; "
+        "add.u32 %d, %d, %e4; mov.u32 %e4, %i; mad.lo.u32 %d, %d, 3, %e4;"
+    ),
+    (
+        "mov.u64 %o, table; ld.param.v2.u32 {%e5, %e6}, [%o+8]; mad.lo.u32 %d, %e5, 3, %e6; mov.u32 %e5, %i; "
+        "mad.lo.u32 %d, %d, 3, %e5;"
+    ),
+)
+"""Instructions with several results, of which one also gets a value that varies between lanes."""
 NO_NAN = "and.b32 %a, %a, 0xbfbfbfbf; and.b32 %b, %b, 0xbfbfbfbf; and.b32 %c, %c, 0xbfbfbfbf; "
 _PAIRS = [
     *(f"{name}.f16x2 %d, %a, %b;" for name in ("add.rn", "sub.ftz", "mul.rn", "min", "max.NaN", "mul.sat")),
@@ -116,6 +154,13 @@ MATRICES = (
         "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%f0, %f1}, {%a}, {%b}, {%c, %a}; "
         "xor.b32 %d, %f0, %f1;"
     ),
+    NO_NAN
+    + " ".join(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        f"{{%f{d}, %f{d + 1}, %f{d + 2}, %f{d + 3}}}, {{%a, %b, %c, %a}}, {{%b, %c}}, {{{sums}}};"
+        for d, sums in ((0, "%a, %c, %b, %a"), (4, "%b, %a, %a, %c"), (2, "%f0, %f1, %f2, %f3"))
+    )
+    + " ".join(f"mad.lo.u32 %d, %d, 3, %f{k};" for k in range(8)),
     f"{_PLACE} shl.b32 %m, %i, 4; mov.u32 %at, s; add.u32 %at, %at, %m; "
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%e0, %e1, %e2, %e3}, [%at]; "
     "movmatrix.sync.aligned.m8n8.trans.b16 %e4, %e3; mov.b32 %e5, 0; mov.b32 %e6, 0; mov.b32 %e7, 0; " + _TOTAL,
@@ -138,9 +183,10 @@ ATOMIC_SUMS = tuple(
     )
 )
 KERNEL = """.visible .entry k(.param .u64 p, .param .u64 q, .param .align 8 .b8 table[36])
-{{ .reg .b32 %a, %b, %c, %d, %i, %m; .reg .b64 %x, %y, %w, %p, %q, %o; .reg .b16 %h, %g; .reg .pred %t;
+{{ .reg .b32 %a, %b, %c, %d, %i, %m; .reg .b64 %x, %y, %w, %p, %q, %o; .reg .b16 %h, %g; .reg .pred %t, %v, %z;
 .reg .b32 %e<8>, %f<8>, %u<8>, %at; .shared .align 16 .b8 s[8192];
-mov.u32 %i, %tid.x; ld.param.u64 %p, [p]; ld.param.u64 %q, [q]; mul.wide.u32 %o, %i, 16; add.s64 %p, %p, %o;
+mov.u32 %i, %tid.x; mov.u32 %u0, %ctaid.x; ld.param.u64 %p, [p]; ld.param.u64 %q, [q];
+mul.wide.u32 %o, %i, 16; add.s64 %p, %p, %o;
 ld.global.u32 %a, [%p]; ld.global.u32 %b, [%p+4]; ld.global.u32 %c, [%p+8];
 mov.b64 %x, {{%a, %c}}; mov.b64 %y, {{%b, %a}}; mul.wide.u32 %o, %i, 8; add.s64 %q, %q, %o;
 {body} ret; }}"""
@@ -158,6 +204,7 @@ def run_all(instructions: tuple[str, ...], words: np.ndarray[Any, Any], threads:
     source, target = device.put(words), device.put(out)
     ptx = HEADER + KERNEL.format(body="\n".join(parts))
     (batch,) = batches(device.load(ptx), "k", (1, 1, 1), (threads, 1, 1), (source, target, TABLE))
+    assert isinstance(batch, CompiledBatch) == (os.environ["PYMPSD_TIER"] == "compiled")
     if isinstance(batch, CompiledBatch):
         assert [o.opcode for o, _ in batch._code.escapes.values()] == []
     while not batch.step(10, Never()):
@@ -189,6 +236,11 @@ def test_matches_of_whole_and_partial_warps(monkeypatch: pytest.MonkeyPatch, thr
     check(monkeypatch, MATCHES, threads)
 
 
+@pytest.mark.parametrize("threads", [COUNT, COUNT - 20])
+def test_reductions_by_masks_in_registers(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    check(monkeypatch, REDUCTIONS, threads)
+
+
 def test_conversions_of_integers_to_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, TO_HALF)
 
@@ -209,6 +261,10 @@ def test_an_index_outside_of_the_parameters(monkeypatch: pytest.MonkeyPatch, ind
             run_all((load,), np.full((COUNT, 4), 40, "u4"), COUNT)
         faults.append(str(caught.value))
     assert faults[0] == faults[1]
+
+
+def test_several_results_of_which_one_varies(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(monkeypatch, UNIFORM_AND_VARYING)
 
 
 def test_small_floats_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from threading import Event
 from typing import Any
 
@@ -14,7 +15,7 @@ from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.loading.program import load_program
 from pympsd_server.ptx.math.c_format import MAX_STRING
 from pympsd_server.ptx.runtime import printing
-from pympsd_server.ptx.runtime.facilities import PrintBuffer
+from pympsd_server.ptx.runtime.facilities import MAX_PRINT_BYTES, PrintBuffer
 from tests.emulated.harness import HEADER, Device, Never, batches
 
 # Each thread prints with the format at `form` and the arguments at `values`, and stores what vprintf returned.
@@ -89,7 +90,7 @@ def test_the_memory_behind_a_string_is_not_read() -> None:
 
 
 def test_a_string_without_an_end() -> None:
-    """It is a fault, unless its first bytes are all that is printed of it."""
+    """A string without a NUL is a fault, unless it has more than MAX_STRING bytes; the first ones are printed."""
     device = Device(1 << 24)
     text = device.put(np.full(MAX_STRING + 1, ord("x"), "u1"))
     assert print_string(device, text) == b"x" * MAX_STRING
@@ -98,7 +99,7 @@ def test_a_string_without_an_end() -> None:
 
 
 def test_printing_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flag is looked at for each string, because many threads may print long ones."""
+    """The cancel flag is tested before each string, because many threads may print long ones."""
     device, cancel = Device(1 << 24), Event()
     text = device.put(np.frombuffer(b"text\0", "u1"))
     reads = printing._format
@@ -225,6 +226,46 @@ def test_past_its_limit_the_oldest_text_is_dropped() -> None:
     for text in (b"one\n", b"two\n", b"three\n"):
         buffer.print(text)
     assert buffer.take() == (b"two\nthree\n", b"")
+
+
+def test_reports_are_limited() -> None:
+    buffer = PrintBuffer()
+    half = bytes(MAX_PRINT_BYTES // 2)
+    for text in (half, half, b"more", b""):
+        buffer.report(text)
+    assert buffer.take()[1] == half + half
+    buffer.report(b"more")
+    assert buffer.take()[1] == b"more"
+
+
+def test_arguments_after_the_last_possible_one_are_not_printed() -> None:
+    """Their conversions are output as they are, as on a GPU."""
+    text, count = get_printed("%d" * 31 + "%*d%d%s%%", *range(40))
+    assert text == b"".join(b"%d" % number for number in range(31)) + b"%*d31%s%"
+    assert count == 32
+
+
+def test_long_texts_of_many_threads_take_little_memory() -> None:
+    tracemalloc.start()
+    try:
+        text, _ = get_printed("%4096d" * 32, *range(32), threads=512)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(text) == 2**20
+    assert peak < 40 << 20, "all threads' texts are 64 MiB"
+
+
+def test_a_string_that_faults_names_its_thread() -> None:
+    device, threads = Device(1 << 24), 100
+    text = PRINT.replace("mov.u32 %r0, %tid.x; mul", "mul").replace(
+        "{ .param", "mov.u32 %r0, %tid.x; mul.wide.u32 %d3, %r0, 8; add.s64 %d1, %d1, %d3;\n  { .param", 1
+    )
+    addresses = np.full(threads, device.put(np.frombuffer(b"text\0", "u1")))
+    addresses[70] = 1 << 44
+    form, out = device.put(np.frombuffer(b"%s\0", "u1")), device.put(np.zeros(threads, "i4"))
+    with pytest.raises(IllegalAddress, match=r"thread \(70, 0, 0\)"):
+        device.launch(device.load(HEADER + text), "show", 1, threads, form, device.put(addresses), out)
 
 
 ASSERT = """

@@ -181,7 +181,7 @@ def test_coordinates_beyond_every_integer(machine: Machine, mode: int) -> None:
 
 @pytest.mark.parametrize("mode", [WRAP, CLAMP, MIRROR, BORDER])
 def test_integer_coordinates_are_not_normalized(machine: Machine, mode: int) -> None:
-    """They neither wrap nor are mirrored, also in a texture that has normalized coordinates otherwise."""
+    """Integer coordinates neither wrap nor are mirrored, not even in a texture with normalized coordinates."""
     texture = machine.object(
         U32, 1, machine.array(np.arange(1, 5, dtype="u4").reshape(1, 1, 4, 1)),
         address_modes=(mode,) * 3, flags=NORMALIZED | AS_INTEGER,

@@ -223,3 +223,53 @@ write_slowly(64)
 print(int(runtime.cudaDeviceSynchronize()[0]), int(runtime.cudaFree(0)[0]), int(runtime.cudaFreeHost(0)[0]))
 """
     assert run(program, begin=SLOW).stdout.split() == ["700"] * 3
+
+
+def test_a_program_that_only_loads_code_accesses_its_managed_variables(run: Run) -> None:
+    program = """
+context()
+code = ok(cuda.cuModuleLoadData(b'''
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .global .attribute(.managed) .align 4 .u32 counter = 5;
+\\0'''))
+place, _ = ok(cuda.cuModuleGetGlobal(code, b"counter"))
+print(ctypes.c_uint32.from_address(int(place)).value)
+"""
+    assert run(program).stdout == "5\n"
+
+
+def test_copies_of_host_memory_are_captured(run: Run) -> None:
+    """Recorded: H200, driver 580.159, CUDA 13.0."""
+    program = """
+host, stream = (ctypes.c_uint32 * 3)(), ok(runtime.cudaStreamCreate())
+at = ctypes.addressof(host)
+ok(runtime.cudaStreamBeginCapture(stream, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeGlobal))
+ok(runtime.cudaMemcpyAsync(at, shared[0], 4, Kind.cudaMemcpyHostToHost, stream))
+ok(runtime.cudaMemcpyAsync(at + 4, at, 4, Kind.cudaMemcpyDefault, stream))
+ok(runtime.cudaMemcpy2DAsync(at + 8, 4, at + 4, 4, 4, 1, Kind.cudaMemcpyHostToHost, stream))
+graph = ok(runtime.cudaStreamEndCapture(stream))
+ready = ok(runtime.cudaGraphInstantiate(graph, 0))
+write_slowly(shared[0])
+print(list(host))
+ok(runtime.cudaGraphLaunch(ready, stream))
+ok(runtime.cudaStreamSynchronize(stream))
+print(list(host))
+"""
+    assert run(program, begin=SLOW).stdout.splitlines() == ["[0, 0, 0]", "[42, 42, 42]"]
+
+
+def test_nodes_beyond_an_allocation_are_refused_when_they_are_added(run: Run) -> None:
+    """Recorded of copies: H200, driver 580.159, CUDA 13.0."""
+    program = """
+graph, host, memory = ok(runtime.cudaGraphCreate(0)), (ctypes.c_ubyte * 128)(), int(ok(runtime.cudaMalloc(64)))
+copy = memory, ctypes.addressof(host), 65, Kind.cudaMemcpyHostToDevice
+fill = runtime.cudaMemsetParams()
+fill.dst, fill.elementSize, fill.width, fill.height, fill.pitch = memory, 4, 8, 2, 36
+print(int(runtime.cudaGraphAddMemcpyNode1D(graph, None, 0, *copy)[0]))
+print(int(runtime.cudaGraphAddMemsetNode(graph, None, 0, fill)[0]))
+fill.pitch = 32
+ok(runtime.cudaGraphAddMemsetNode(graph, None, 0, fill))
+"""
+    assert run(program, begin=BEGINNING).stdout.split() == ["1", "1"]

@@ -13,7 +13,9 @@ from pympsd_client._objects import copies
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import context_of
 from pympsd_client._objects.memory import allocations as device_memory
+from pympsd_client._objects.memory import region_copy
 from pympsd_client._objects.memory.pinned import is_memory, pinned
+from pympsd_client._objects.memory.region_copy import CopyExtent, CopyRegion
 from pympsd_client._objects.stream import resolve
 
 
@@ -27,15 +29,19 @@ def copy_any(destination: int, source: int, count: int, stream: int, wait: bool 
         if is_host:
             check_host(address, count)
     if to_host and from_host:
-        # This keeps stream order, because the earlier work is done, and the copy is complete on return.
-        streams.synchronize(stream)
-        ctypes.memmove(destination, source, count)
+        copy_on_host(destination, source, count, stream)
     elif to_host:
         copy_device_to_host(HostMemory(destination), source, count, stream, wait)
     elif from_host:
         copy_host_to_device(destination, HostMemory(source), count, stream, wait)
     else:
         copy_device_to_device(destination, source, count, stream, wait)
+
+
+def copy_on_host(destination: int, source: int, count: int, stream: int) -> None:
+    """Copy host memory after a stream's earlier work, which may access it if it is page-locked or managed."""
+    of_destination, of_source = (CopyRegion(True, address, count, count) for address in (destination, source))
+    region_copy.copy(of_destination, of_source, CopyExtent(count, 1, 1), stream, True)
 
 
 def is_hosts(address: int) -> bool:

@@ -5,7 +5,7 @@ To list a library's kernels and variables in a process without a context, the cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import Final
@@ -55,8 +55,7 @@ class Library:
             if module is not None and (modules.get(module.handle) is module or context.sticky_error is not None):
                 context.usable()
                 return module
-            loaded = load(self._image, context)
-            loaded.library = self.handle
+            loaded = load(self._image, context, self.handle)
             # Forget the modules of contexts that have closed.
             self._modules = {
                 user: user_module
@@ -129,6 +128,8 @@ class Library:
                     with suppress(CudaError):  # the context's error, which the next call in it returns
                         module.unload()
             self._modules = {}
+            for free in when_unloaded:
+                free(self.handle)
 
 
 class Kernel:
@@ -179,6 +180,8 @@ class Kernel:
         return self.library.function_layout(self._index, device)
 
 
+when_unloaded: Final[list[Callable[[int], None]]] = []
+"""Functions that free what a library has in no context; called with the handle of each unloaded library."""
 libraries: Final[dict[int, Library]] = {}
 """The libraries of this process by handle."""
 kernels: Final[dict[int, Kernel]] = {}

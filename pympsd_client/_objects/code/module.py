@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 from pympsd.errors import RemoteError
@@ -43,6 +44,8 @@ _SETTABLE: Final = {
     "CLUSTER_SCHEDULING_POLICY_PREFERENCE": (0, 2),
 }
 """The other attributes that can be set, and their least and greatest values, as recorded on an H200."""
+_MANAGED: Final = "pympsd_client._objects.memory.managed"
+"""The module that places managed variables (`when_loaded`). Few programs have any, so it is not imported before."""
 _ELF: Final = b"\x7fELF"
 _FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
 _FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
@@ -207,13 +210,17 @@ def _not_found(kind: str, name: str, items: dict[str, Any]) -> CudaError:
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
 
-def load(image: bytes, context: Context | None = None) -> Module:
+def load(image: bytes, context: Context | None = None, library: int = 0) -> Module:
     """Load an image into a context (None: the current one) and return the module.
 
+    ``library`` is the handle of the library that the image belongs to, or 0.
     Raise CudaError; the reason of ERROR_INVALID_PTX is the compiler's log.
     """
     module = load_image(image, context)
+    module.library = library
     try:
+        if module.layout.managed_bytes:
+            import_module(_MANAGED)
         for prepare in when_loaded:
             prepare(module)
     except CudaError:

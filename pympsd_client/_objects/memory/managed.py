@@ -10,16 +10,21 @@ and prefetches are recorded for each page (`allocations.PageStates`), only so th
   afterwards; so `free_in_order` waits too.
 - A module's variables are moved to such pages when the module is loaded, before the program can ask for their
   addresses (PLACE_MANAGED). They are freed with the module; cuMemFree refuses them.
+- The modules of a library have their variables in common, on all devices (CUDA driver API, cuLibraryGetManaged). So
+  they keep address and values when contexts are closed and opened (recorded on an H200), and are freed with the
+  library. Only a device that cannot access them has variables of its own (`peer_access`).
 - The executor keeps the pages for the process, not for the context. So when a context closes, this module frees the
-  pages that were made in it.
+  pages that were made in it, except those of a library.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import define, field
 
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
+from pympsd_client._objects.code import library
 from pympsd_client._objects.code.module import Module, decode_layout, when_loaded, when_unloaded
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.memory.allocations import FreedImmediately, allocations
@@ -72,6 +77,9 @@ class ManagedVariable(FreedImmediately):
 
 
 _pages: Final[dict[Module, SharedPages]] = {}
+"""The pages of modules whose variables are their own."""
+_of_libraries: Final[dict[int, tuple[SharedPages, tuple[int, ...]]]] = {}
+"""The pages of libraries and the addresses of their variables, by handle."""
 
 
 def place_variables(module: Module) -> None:
@@ -80,16 +88,33 @@ def place_variables(module: Module) -> None:
     if not size:
         return
     context = module.context
-    pages = share(context, size)
+    in_use = _find_pages(module)
+    pages = in_use or share(context, size)
     try:
-        module.set_layout(decode_layout(context.call(operations.PLACE_MANAGED, module.handle, pages.address)))
+        operands = module.handle, pages.address, int(in_use is not None)
+        module.set_layout(decode_layout(context.call(operations.PLACE_MANAGED, *operands)))
     except CudaError:
-        pages.close()
+        if in_use is None:
+            pages.close()
         raise
-    _pages[module] = pages
+    variables = _variables(module)
+    if in_use is None and module.library and module.library not in _of_libraries:
+        _of_libraries[module.library] = pages, tuple(variable.handle for variable in variables)
+    elif in_use is None:
+        _pages[module] = pages
     allocations.any_shared = True
-    for variable in _variables(module):
-        allocations.add(variable)
+    for variable in variables:
+        if allocations.get(variable.handle) is None:  # another device's module may have them, too
+            allocations.add(variable)
+
+
+def _find_pages(module: Module) -> SharedPages | None:
+    """Return the pages of a module's library; None if it has none yet, or the module's device cannot access them."""
+    pages, _ = _of_libraries.get(module.library, (None, ()))
+    if pages is None or pages.size != module.layout.managed_bytes:
+        return None
+    device = module.context.device
+    return pages if pages.device is device or peer_access.is_mapped(device, pages.device) else None
 
 
 def _variables(module: Module) -> list[ManagedVariable]:
@@ -101,9 +126,20 @@ def _variables(module: Module) -> list[ManagedVariable]:
 def _free_variables(module: Module) -> None:
     pages = _pages.pop(module, None)
     if pages is not None:
-        for variable in _variables(module):
-            allocations.remove(variable.handle)
-        pages.close()
+        _free(pages, [variable.handle for variable in _variables(module)])
+
+
+def _free_variables_of_library(handle: int) -> None:
+    pages, addresses = _of_libraries.pop(handle, (None, ()))
+    if pages is not None:
+        peer_access.wait_for_peers(pages.device)
+        _free(pages, addresses)
+
+
+def _free(pages: SharedPages, variables: Iterable[int]) -> None:
+    for address in variables:
+        allocations.remove(address)
+    pages.close()
 
 
 def _drop_variables(context: Context) -> None:
@@ -114,4 +150,5 @@ def _drop_variables(context: Context) -> None:
 
 when_loaded.append(place_variables)
 when_unloaded.append(_free_variables)
+library.when_unloaded.append(_free_variables_of_library)
 when_closed.append(_drop_variables)

@@ -93,6 +93,10 @@ def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream
         context.usable()
         return
     if destination.is_host and source.is_host:
+        if (by := intercepted.by) is not None and by.take_copy(
+            context, stream_id, partial(_describe, destination, source, extent)
+        ):
+            return
         synchronize(stream)
         _move(destination, source, extent)
         return

@@ -11,7 +11,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd_client._api.memory.arrays import address_at
-from pympsd_client._api.memory.copies import is_the_programs_too
+from pympsd_client._api.memory.copies import copy_on_host, is_the_programs_too
 from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import check_not_null
@@ -43,8 +43,7 @@ def copy(destination: int, source: int, count: int, kind: int, stream: int | Non
     if not destination or not source:
         raise invalid_value("an address of the copy is NULL")
     if not to_device and not from_device:
-        api.cuStreamSynchronize(stream or 0)  # earlier work may access the same page-locked or managed memory
-        ctypes.memmove(destination, source, count)
+        copy_on_host(destination, source, count, stream or 0)
         return
     name = "cuMemcpyDtoD" if to_device and from_device else "cuMemcpyHtoD" if to_device else "cuMemcpyDtoH"
     if stream is None:

@@ -99,7 +99,7 @@ RunHostFunction = Callable[[HostRequest, Stream], None]
 
 @frozen(eq=False)
 class ConditionalStep:
-    """A conditional node; ``default`` is the condition's value at the start of a launch; None leaves it."""
+    """A conditional node. A launch sets its condition to ``default`` at the start, unless that is None."""
 
     handle: int
     kind: ConditionalKind

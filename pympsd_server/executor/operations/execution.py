@@ -105,10 +105,14 @@ def _layout(module: Module) -> bytes:
     return ModuleLayout(tuple(module.functions), tuple(module.globals), module.managed_bytes).encode()
 
 
-def place_managed(request: Request, module: Module, address: int) -> OperationAnswer:
-    """Place a module's managed variables in page-locked memory of the client; answer with their layout."""
-    request.resources.pinned.view(address, module.managed_bytes)  # raises unless the memory is the client's
-    module.place_managed(address)
+def place_managed(request: Request, module: Module, address: int, is_in_use: int) -> OperationAnswer:
+    """Place a module's managed variables in page-locked memory of the client; answer with their layout.
+
+    Memory in use is not written to, and may be on another device.
+    """
+    if not is_in_use:
+        request.resources.pinned.view(address, module.managed_bytes)  # raises unless the memory is the client's
+    module.place_managed(address, is_in_use=bool(is_in_use))
     return OperationAnswer(tail=_layout(module))
 
 

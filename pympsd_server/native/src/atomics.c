@@ -1,6 +1,16 @@
 // Atomic operations of the NumPy tier (ptx/runtime/atomics.py): one for each lane, in the order of the lanes. Each is
 // an atomic operation of the processor, because a program may change managed and mapped memory while a kernel runs.
+#include <float.h>
+#include <math.h>
 #include <stdint.h>
+
+// The same as canonicalize and flush in ptx/math/floats.py.
+static float canonical(float value) {
+    union { uint32_t bits; float value; } nan = {0x7fffffff};
+    return value == value ? value : nan.value;
+}
+
+static float flush(float value) { return fabsf(value) < FLT_MIN ? copysignf(0, value) : value; }
 
 // Defines atomic_FUNCTION_TYPE(memory, index, lanes, values, others, old). `after` computes the new value of
 // memory[index[i]] from its value `before`, from values[i] as `a` and, for a compare-and-swap, from others[i] as `b`.
@@ -37,5 +47,6 @@ EXTREMES(i4, int32_t)
 EXTREMES(i8, int64_t)
 ATOMIC(inc, u4, uint32_t, before >= a ? 0 : before + 1)
 ATOMIC(dec, u4, uint32_t, before == 0 || before > a ? a : before - 1)
-ATOMIC(add, f4, float, before + a)
+ATOMIC(add_ftz, f4, float, canonical(flush(flush(before) + flush(a))))
+ATOMIC(add_noftz, f4, float, canonical(before + a))
 ATOMIC(add, f8, double, before + a)

@@ -106,7 +106,7 @@ class Batch:
         undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
         self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
         self._parked: dict[int, list[Group]] = {}
-        # By block: the threads there that no longer wait for their partners.
+        # The threads that no longer wait for their partners, by the basic block in which they were parked.
         self._released: dict[int, Array] = {}
         self._impatience = 0
         self._burst, self._favoured = 0, -1
@@ -300,7 +300,10 @@ class Batch:
     # Lanes of a warp that must meet.
 
     def _meet(self, at: int, plan: BlockPlan, group: Group, released: Array | None) -> Group | None:
-        """Return the released threads and those whose partners are all here, None without any; park the others."""
+        """Park the threads that must wait for partners; return the others, None if there are no others.
+
+        Threads in `released` do not wait.
+        """
         mask = self._mask(plan, group)
         ready = have_all_arrived(self._state, group.threads, mask, plan.warps)
         if released is not None:

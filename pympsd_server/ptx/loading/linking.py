@@ -7,7 +7,7 @@ share an allocation, too, unless bounds are strict. Each managed variable has an
 moved later.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -75,16 +75,17 @@ class LoadedModule:
         self._addresses |= {name: start + offset for name, offset in offsets.items()}
         return start
 
-    def _initialise(self) -> None:
+    def _initialise(self, except_for: Container[str] = ()) -> None:
         addresses = self.addresses
         for name, variable in self.program.variables.items():
-            if variable.initial:
+            if variable.initial and name not in except_for:
                 self.space.write(self._addresses[name], initial_bytes(variable, addresses))
 
-    def place_managed(self, addresses: Mapping[str, int]) -> None:
-        """Move the managed variables to other addresses, which the host can access, and write their initial values.
+    def place_managed(self, addresses: Mapping[str, int], *, is_in_use: bool) -> None:
+        """Move the managed variables to other addresses, which the host can access.
 
-        Call this before the first kernel of the module runs. The memory belongs to the caller, and must be zeroed.
+        Call this before the first kernel of the module runs. The memory belongs to the caller. It must be zeroed, and
+        gets the initial values, unless ``is_in_use``: then it has the values of another module's variables.
         """
         for name, address in addresses.items():
             self.space.free(self._managed[name])
@@ -93,7 +94,7 @@ class LoadedModule:
         self._functions.clear()
         self.bound.clear()
         self.kept.clear()
-        self._initialise()
+        self._initialise(except_for=addresses if is_in_use else ())
 
     def address_of(self, name: str) -> int:
         """Return the device address of a global variable or a constant. Raises KeyError if the name is unknown."""

@@ -13,6 +13,8 @@ _CONVERSION: Final = re.compile(
 _WIDE: Final = frozenset((b"ll", b"l", b"j", b"z", b"t"))
 _MAX_WIDTH: Final = 1 << 12
 """The maximum width of a field in characters: a client chooses it, but all clients share the executor's memory."""
+_MAX_ARGUMENTS: Final = 32
+"""The maximum number of arguments (CUDA C++ Programming Guide, Formatted Output, Limitations)."""
 MAX_STRING: Final = 1 << 16
 """The maximum size of a format, and of a string that it prints, in bytes; the rest is not printed."""
 _SHORT: Final = {b"h": 16, b"hh": 8}
@@ -78,12 +80,13 @@ def _snprintf(form: bytes, value: object) -> bytes:
 
 
 def parse_format(text: bytes) -> list[bytes | Conversion]:
-    """Return the literal texts and the conversions of a format, in order. An invalid conversion is literal text."""
+    """Return the literal texts and the conversions of a format, in order.
+
+    Invalid conversions, and those of arguments after the first _MAX_ARGUMENTS, are literal text.
+    """
     parts: list[bytes | Conversion] = []
-    at = 0
+    at = taken = 0
     for match in _CONVERSION.finditer(text):
-        if match.start() > at:
-            parts.append(text[at : match.start()])
         flags, width, precision, size, kind = match.group("flags", "width", "precision", "size", "type")
         stars = [length for length in (width, precision) if length == b"*"]
         arguments = ["i4"] * len(stars)
@@ -95,7 +98,14 @@ def parse_format(text: bytes) -> list[bytes | Conversion]:
             arguments.append("i8" if kind in b"di" else "u8")
         elif kind != b"%":
             arguments.append("i4" if kind in b"dic" else "u4")
-        parts.append(Conversion(flags, width, precision, size or b"", kind, tuple(arguments) if kind != b"%" else ()))
+        else:
+            arguments = []
+        if taken + len(arguments) > _MAX_ARGUMENTS:
+            continue
+        taken += len(arguments)
+        if match.start() > at:
+            parts.append(text[at : match.start()])
+        parts.append(Conversion(flags, width, precision, size or b"", kind, tuple(arguments)))
         at = match.end()
     if at < len(text):
         parts.append(text[at:])

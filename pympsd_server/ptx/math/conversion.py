@@ -69,6 +69,8 @@ def _integer_to_odd(value: Value, wide: Value) -> Value:
 
 def float_to_float(value: Value, dtype: DType, mode: str) -> Value:
     """Convert floats to another float type, rounding by `mode`."""
+    if {value.dtype.itemsize, dtype.itemsize} == {2, 8}:
+        value = value + value.dtype.type(-0.0)  # makes a signaling NaN quiet, which NumPy's conversion does not
     if dtype.itemsize >= value.dtype.itemsize or mode in ("", "rn"):
         return value.astype(dtype)
     return narrow(value.astype(np.float64), dtype, mode)
@@ -94,6 +96,12 @@ def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
         rounded = bits + select(away, np.uint32(0xFFFF), np.uint32(0))
     rounded = select(np.isinf(value), bits, rounded)
     return select(np.isnan(value), np.uint16(0x7FFF), (rounded >> np.uint32(16)).astype(np.uint16))
+
+
+def bfloat_from_double(value: Value, mode: str) -> Value:
+    """Convert float64 to bfloat16 bits (uint16), rounded once. A NaN keeps its upper bits."""
+    nan = value.astype(np.float32).view(np.uint32) >> np.uint32(16)
+    return select(np.isnan(value), nan.astype(np.uint16), bfloat_from_float(value, mode))
 
 
 def pack_halves(high: Value, low: Value) -> Value:

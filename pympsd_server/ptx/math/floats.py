@@ -16,6 +16,8 @@ from pympsd_server.ptx.math.integers import select
 _TINY = {2: np.float16(6.104e-05), 4: np.float32(2.0**-126), 8: np.float64(2.0**-1022)}
 _SPLITTER = np.float64(2**27 + 1)
 _HALF_WAY = np.uint32(0x80000000)
+_CANONICAL_NAN: dict[int, Value] = {2: np.uint16(0x7FFF), 4: np.uint32(0x7FFFFFFF)}
+"""The bits of the only NaN that a GPU computes, by size in bytes. A NaN of 8 bytes keeps the bits of an operand."""
 
 
 def flush(value: Value) -> Value:
@@ -24,9 +26,38 @@ def flush(value: Value) -> Value:
     return select(small, np.copysign(value.dtype.type(0), value), value) if small.any() else value
 
 
+def canonicalize(value: Value) -> Value:
+    """Replace each NaN of float16 and float32 by the canonical NaN, as arithmetic on a GPU does."""
+    is_nan = np.isnan(value)
+    if value.dtype.itemsize not in _CANONICAL_NAN or not is_nan.any():
+        return value
+    nan = _CANONICAL_NAN[value.dtype.itemsize]
+    return select(is_nan, nan, value.view(nan.dtype)).view(value.dtype)
+
+
+def absolute(value: Value) -> Value:
+    """abs: clear the sign; NaN keeps its own."""
+    return select(np.isnan(value), value, np.absolute(value))
+
+
+def negative(value: Value) -> Value:
+    """neg: invert the sign; NaN keeps its own."""
+    return select(np.isnan(value), value, -value)
+
+
+def upper_word(value: Value) -> Value:
+    """Return doubles whose lower 32 bits are 0: rcp and rsqrt.approx.ftz.f64 read and write only the upper ones."""
+    return (value.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
+
+
+def divide_approx(a: Value, b: Value) -> Value:
+    """div.approx: divide, where a divisor above 2**126 has a reciprocal of 0 (PTX ISA, div)."""
+    return select(np.abs(b) > 2.0**126, a * np.copysign(b.dtype.type(0), b), a / b)
+
+
 def saturate(value: Value) -> Value:
-    """.sat: clamp floats to 0..1; NaN becomes +0."""
-    return np.fmin(np.fmax(value, value.dtype.type(0)), value.dtype.type(1)) + value.dtype.type(0)
+    """.sat: clamp floats to 0..1; -0 and NaN become +0."""
+    return select(value > 0, np.fmin(value, value.dtype.type(1)), value.dtype.type(0))
 
 
 def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
@@ -157,7 +188,10 @@ def narrow(value: Value, dtype: DType, mode: str) -> Value:
 
 
 def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
-    """Return an f32 add, sub, mul, div or fma rounded by `mode`; `ftz` flushes tiny results before rounding."""
+    """Return an f32 add, sub, mul, div or fma rounded by `mode`.
+
+    `ftz` flushes results that are tiny after rounding, as if floats had any exponent (recorded on an H200).
+    """
     x, y = a.astype(np.float64), b.astype(np.float64)
     if operation == "fma":
         assert c is not None
@@ -167,9 +201,10 @@ def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: 
     else:
         # A product is exact. A quotient is never so close to an f32 that its double rounds to that f32.
         total = x * y if operation == "mul" else x / y
-    if ftz:
-        total = select(np.abs(total) < 2.0**-126, np.copysign(0.0, total), total)
     result = narrow(total, np.dtype("f4"), mode)
+    if ftz:
+        is_tiny = np.abs(narrow(total * 2.0**64, np.dtype("f4"), mode)) < 2.0 ** (64 - 126)
+        result = select(is_tiny, np.copysign(np.float32(0), result), result)
     if mode == "rm" and operation in ("add", "sub", "fma"):
         # When rounding down, a sum that is exactly zero is -0, unless both terms are +0.
         first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c.astype(np.float64))
@@ -179,22 +214,30 @@ def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: 
 
 
 def rectify(value: Value) -> Value:
-    """.relu: replace negative numbers by 0."""
-    return select(np.isnan(value), value, np.maximum(value, value.dtype.type(0)))
+    """.relu: replace negative numbers and -0 by +0."""
+    return select(value <= 0, value.dtype.type(0), value)
+
+
+def _replace_nan(result: Value, a: Value, b: Value) -> Value:
+    """Return a minimum or maximum, where one operand is NaN the other. NumPy gives NaN for a signaling NaN."""
+    is_nan = np.isnan(result)
+    return select(is_nan, select(np.isnan(a), b, a), result) if is_nan.any() else result
 
 
 def float_min(a: Value, b: Value) -> Value:
     """min: return the smaller operand, or if one is NaN the other; -0 is less than +0."""
     result = np.fmin(a, b)
     zeros = (a == 0) & (b == 0)
-    return select(zeros, select(np.signbit(a), a, b), result) if zeros.any() else result
+    result = select(zeros, select(np.signbit(a), a, b), result) if zeros.any() else result
+    return _replace_nan(result, a, b)
 
 
 def float_max(a: Value, b: Value) -> Value:
     """max: return the greater operand, or if one is NaN the other; +0 is greater than -0."""
     result = np.fmax(a, b)
     zeros = (a == 0) & (b == 0)
-    return select(zeros, select(np.signbit(a), b, a), result) if zeros.any() else result
+    result = select(zeros, select(np.signbit(a), b, a), result) if zeros.any() else result
+    return _replace_nan(result, a, b)
 
 
 def float_min_nan(a: Value, b: Value) -> Value:
@@ -311,7 +354,7 @@ def _nearest_and_error(
     if operation == "div":
         return _quotient_and_error(a, b)
     if c is None:
-        return two_sum(a, -b if operation == "sub" else b)
+        return two_sum(a, negative(b) if operation == "sub" else b)
     total = fma64(a, b, c)
     product, low = two_product(a, b)
     near, error = two_sum(product, c)

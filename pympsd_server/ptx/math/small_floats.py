@@ -79,11 +79,14 @@ _CUT: Final = np.uint32(0x1FFF)
 
 
 def tf32_from_float(value: Value, mode: str) -> Value:
-    """Round float32 to tf32, a float32 whose last 13 bits are 0. `mode` is rna, rn or rz."""
+    """Round float32 to tf32, a float32 whose last 13 bits are 0. `mode` is rna, rn or rz.
+
+    NaN becomes canonical, but rna only truncates it (recorded on an H200).
+    """
     bits = value.view(np.uint32)
     if mode == "rna":
         bits = bits + np.uint32(0x1000)
     elif mode == "rn":
         bits = bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))
     rounded = select(np.isinf(value), value.view(np.uint32), bits & ~_CUT)
-    return select(np.isnan(value), np.uint32(0x7FFFFFFF), rounded)
+    return select(np.isnan(value), value.view(np.uint32) & ~_CUT if mode == "rna" else np.uint32(0x7FFFE000), rounded)

@@ -7,7 +7,7 @@ import numpy as np
 from pympsd_server.ptx.isa.datatypes import Array, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.math.conversion import float_from_bfloat
-from pympsd_server.ptx.math.floats import fma64
+from pympsd_server.ptx.math.floats import canonicalize, fma64
 from pympsd_server.ptx.math.small_floats import half_from_small
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.ptx.runtime.batch_state import BatchState
@@ -74,7 +74,8 @@ def round_sums(total: Array, kind: str, saturate: bool) -> Array:
     """
     if kind == "s32":
         return (np.clip(total, _MIN_S32, _MAX_S32) if saturate else total).astype(np.int64).astype(np.int32)
-    return total.astype(np.float16 if kind == "f16" else np.float32)
+    rounded: Array = canonicalize(total.astype(np.float16 if kind == "f16" else np.float32))
+    return rounded
 
 
 def gather(

@@ -198,7 +198,8 @@ def _reduce_bulk(writer: Writer, operation: Operation) -> None:
     target, source = (writer.address_of(operand) for operand in operation.operands[:2])
     count = writer.input(2, U32)
     barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
-    name = f"{function}_bf16" if operation.type == "bf16" else function
+    name = f"{function}_{operation.type}" if operation.type in ("f16", "bf16") else function
+    name = "add_noftz" if operation.type == "f32" else name
     dtype = f"{dtype_name(DTYPES[operation.type])}_t"
     writer.run(
         f"reduce_bulk(B, T, {to!r}, {name!r}, {dtype}, {target}, {source}, {count}, {barrier}, {writer.guard})"

@@ -189,9 +189,11 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
     rounding = operation.one_of(*ROUNDINGS, *_INTEGRAL)
     if source == "bf16":
         name, source = writer.keep(f"float_from_bfloat({name})"), "f32"
+        if target == "f32" and not operation.modifiers:
+            return name, dtype  # the only conversion to f32 that keeps the bits of a NaN, except those from f64
     is_float = DTYPES[source].kind == "f"
-    if operation.has("ftz") and is_float and DTYPES[source].itemsize == 4:
-        name = writer.keep(f"flush({name})")
+    if operation.has("ftz") and is_float and DTYPES[source].itemsize == 4 and target != "f16":
+        name = writer.keep(f"canonicalize(flush({name}))")  # an H200 ignores .ftz of conversions to f16
     if target == "bf16":
         if rounding in _INTEGRAL:
             result = f"to_integral({name}, {rounding!r})"
@@ -200,7 +202,8 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
         else:
             result = f"double_to_odd({name})"
         mode = rounding if rounding in ROUNDINGS else "rn"
-        return f"bfloat_from_float({_finish(operation, result)}, {mode!r})", U16
+        function = "bfloat_from_double" if source == "f64" else "bfloat_from_float"
+        return f"{function}({_finish(operation, result)}, {mode!r})", U16
     if dtype.kind == "f":
         return _to_float(writer, operation, name, source, target, rounding), dtype
     if is_float:
@@ -221,7 +224,8 @@ def _to_float(writer: Writer, operation: Operation, name: str, source: str, targ
     result = name if source == target else f"float_to_float({name}, {kind}, {rounding!r})"
     if operation.has("ftz") and target == "f32" and source == "f64":
         result = f"flush({result})"
-    return _finish(operation, result)
+    result = _finish(operation, result)
+    return result if source == "f64" else f"canonicalize({result})"
 
 
 def _finish(operation: Operation, result: str) -> str:

@@ -3,6 +3,7 @@
 - Rounding to nearest, the common case, is NumPy's own operator.
 - `fma` rounds once (ptx/math/floats.py). Directed roundings correct the nearest result by its error.
 - bf16 is computed in a wider type and rounded once; pairs are computed half by half.
+- NaN results of 16 and 32 bits are canonical, as on a GPU. NaN of doubles keep the bits of an operand.
 - For functions that PTX calls approximate see ptx/math/functions.py. Their results are more exact than a GPU's.
 """
 
@@ -47,9 +48,6 @@ def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
         result = f"add_to_odd_float({a}, {'-' if operation.name == 'sub' else ''}{b})"
         return f"bfloat_from_float({_finish(writer, operation, result)})"
-    if operation.name in ("abs", "neg"):
-        function = "np.absolute" if operation.name == "abs" else "np.negative"
-        return f"({function}({names[0]}).view(d_u4) >> d_u4(16)).astype(d_u2)"
     if operation.name == "mul":
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
         return f"bfloat_from_float({_finish(writer, operation, f'({a} * {b})')})"
@@ -85,7 +83,7 @@ def expression(writer: Writer, operation: Operation, names: list[str], dtype: DT
 def _finish(writer: Writer, operation: Operation, result: str) -> str:
     if operation.has("sat"):
         return f"saturate({result})"
-    return f"rectify({result})" if operation.has("relu") else result
+    return f"canonicalize(rectify({result}))" if operation.has("relu") else f"canonicalize({result})"
 
 
 def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
@@ -102,6 +100,8 @@ def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType)
 
 def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
     """Return an expression for an operation that is rounded to nearest or exact."""
+    if operation.name == "div" and operation.has("approx"):
+        return f"divide_approx({names[0]}, {names[1]})"
     if operation.name in _INFIX:
         return f"{names[0]} {_INFIX[operation.name]} {names[1]}"
     if operation.name in ("fma", "mad"):
@@ -114,7 +114,8 @@ def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DTyp
             return f"with_xor_of_signs({function}, {names[0]}, {names[1]})"
         return f"{function}({names[0]}, {names[1]})"
     if operation.name in ("abs", "neg"):
-        return f"np.{'absolute' if operation.name == 'abs' else 'negative'}({names[0]})"
+        function = "absolute" if operation.name == "abs" else "negative"
+        return f"{'' if dtype == F64 else 'np.'}{function}({names[0]})"
     raise writer.refuse()
 
 
@@ -139,7 +140,11 @@ def _half_unary(writer: Writer, operation: Operation) -> None:
         x = writer.keep(f"float_from_bfloat({bits})" if kind == "bf16" else f"{bits}.view(d_f2).astype(d_f4)")
         result = _UNARY[operation.name].format(x=f"flush({x})" if operation.has("ftz") else x)
         results.append(
-            writer.keep(f"bfloat_from_float({result})" if kind == "bf16" else f"({result}).astype(d_f2).view(d_u2)")
+            writer.keep(
+                f"bfloat_from_float({result})"
+                if kind == "bf16"
+                else f"canonicalize(({result}).astype(d_f2)).view(d_u2)"
+            )
         )
     if pair:
         return writer.set_result(f"pack_halves({results[1]}, {results[0]})", U32)
@@ -163,8 +168,9 @@ def _unary(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
     writer.refuse_if(operation.type == "f64" and operation.name not in ("rcp", "sqrt", "rsqrt"), "type .f64")
     x = writer.input(1, dtype)
+    only_upper = operation.type == "f64" and operation.has("ftz")
     if operation.has("ftz"):
-        x = writer.keep(f"flush({x})")
+        x = writer.keep(f"flush(upper_word({x}))" if only_upper else f"flush({x})")
     rounding = operation.one_of("rz", "rm", "rp")
     if rounding and operation.type == "f64" and operation.name in ("rcp", "sqrt"):
         result = f"round_directed_double({operation.name!r}, {rounding!r}, {x})"
@@ -174,7 +180,8 @@ def _unary(writer: Writer, operation: Operation) -> None:
         result = f"narrow({_UNARY[operation.name].format(t='f8', x=wide)}, d_f4_t, {rounding!r})"
     else:
         result = _UNARY[operation.name].format(t=f"f{dtype.itemsize}", x=x)
-    return writer.set_result(f"flush({result})" if operation.has("ftz") else result, dtype)
+    result = f"flush({result})" if operation.has("ftz") else result
+    return writer.set_result(f"upper_word({result})" if only_upper else f"canonicalize({result})", dtype)
 
 
 @emits("copysign", 3, "", ("f32", "f64"))

@@ -159,7 +159,7 @@ def _atomic(writer: Writer, operation: Operation) -> None:
     base, offset = _split_address(writer, operation, sources[0], _space(operation))
     columns = [writer.items(value, count) for value in sources[1:]]
     targets = (Sink(),) * count if isinstance(target, Sink) else writer.items(target, count)
-    if operation.type in ("f16x2", "bf16", "bf16x2"):
+    if operation.type in ("f16", "f16x2", "bf16", "bf16x2", "f32"):
         function = f"{function}_{operation.type}"
     results = []
     for index in range(count):

@@ -21,14 +21,14 @@ from pympsd_server.native.library import NoLibrary, load
 from pympsd_server.ptx.isa.datatypes import BITS_OF_TYPES, U64, Array, DType, Value
 from pympsd_server.ptx.isa.faults import DeviceFault
 from pympsd_server.ptx.math.conversion import bfloat_from_float, float_from_bfloat
-from pympsd_server.ptx.math.floats import flush
+from pympsd_server.ptx.math.floats import canonicalize, float_max, float_min, flush
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.mbarrier import advance
 from pympsd_server.ptx.runtime.spaces import elements, translate_fault
 from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _OF_WORDS = ("add", "and", "or", "xor", "min", "max", "exch", "cas")
-_OF_TYPES = {"u4": (*_OF_WORDS, "inc", "dec"), "u8": _OF_WORDS, "f4": ("add",), "f8": ("add",)}
+_OF_TYPES = {"u4": (*_OF_WORDS, "inc", "dec"), "u8": _OF_WORDS, "f4": ("add_ftz", "add_noftz"), "f8": ("add",)}
 _OF_TYPES |= {"i4": ("min", "max"), "i8": ("min", "max")}
 _NATIVE = {(name, np.dtype(kind)): f"atomic_{name}_{kind}" for kind, names in _OF_TYPES.items() for name in names}
 """The functions of native/src/atomics.c. Signed addition uses the unsigned function, whose sum has the same bits."""
@@ -49,8 +49,10 @@ def atomic(
 ) -> Value:
     """Run one atom or red, in thread order. Returns the old values, with 0 where `guard` is false.
 
-    `operands` is (value,), or (compare, value) for cas. If the old values are not `used`, the result is undefined.
-    Raises DeviceFault for an invalid address.
+    `function` has the type's name behind it if its steps are of floats. ``add_f32`` flushes subnormal numbers in
+    global memory, as the PTX ISA says and an H200 does, but not in shared memory. `operands` is (value,), or
+    (compare, value) for cas. If the old values are not `used`, the result is undefined. Raises DeviceFault for an
+    invalid address.
     """
     count = threads.count
     if guard is not None and not guard.any():
@@ -69,7 +71,8 @@ def atomic(
         raise fault if selected is None else translate_fault(selected, fault) from None
     for kind, index, part in resolved:
         values = arguments if part is None else [v.take(part) for v in arguments]
-        result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), function, values, used)
+        step = ("add_ftz" if kind == "global" else "add_noftz") if function == "add_f32" else function
+        result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), step, values, used)
         if used:
             old[part if part is not None else slice(None)] = result
     if selected is None or not used:
@@ -158,36 +161,23 @@ def _compare_and_swap(old: Value, compare: Value, value: Value) -> Value:
 
 
 def _minimum(old: Value, value: Value) -> Value:
-    return np.fmin(old, value) if old.dtype.kind == "f" else np.minimum(old, value)
+    return canonicalize(float_min(old, value))
 
 
 def _maximum(old: Value, value: Value) -> Value:
-    return np.fmax(old, value) if old.dtype.kind == "f" else np.maximum(old, value)
+    return canonicalize(float_max(old, value))
 
 
 def _make_bfloat_step(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
     return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
 
 
+def _add(old: Value, value: Value) -> Value:
+    return canonicalize(old + value)
+
+
 def _add_flushing(old: Value, value: Value) -> Value:
-    """Add with .ftz. An H100 was recorded to flush subnormal operands. Subnormal results were not recorded."""
-    return flush(flush(old) + flush(value))
-
-
-def _make_one_nan_step(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    """Return a step for float16 or float32 whose NaN results all have the same bits: every bit but the sign is 1.
-
-    Reductions by tensor maps need it. An H100 was recorded to return this NaN for sums, and the PTX ISA requires it
-    for a minimum or maximum of two NaN. Steps for bfloat16 return it without this function.
-    """
-
-    def make_one_nan(old: Value, value: Value) -> Value:
-        result = step(old, value)
-        bits = np.dtype(f"i{old.dtype.itemsize}")
-        nan = bits.type(np.iinfo(bits).max).view(old.dtype)
-        return np.where(np.isnan(result), nan, result)
-
-    return make_one_nan
+    return canonicalize(flush(flush(old) + flush(value)))
 
 
 def _make_pair_step(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:
@@ -202,19 +192,20 @@ def _make_pair_step(step: Callable[[Value, Value], Value], dtype: type) -> Calla
 _STEPS: dict[str, Callable[..., Value]] = {
     "mbarrier": advance,
     "add": np.add,
+    "add_ftz": _add_flushing,
+    "add_noftz": _add,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-    "min": _minimum,
-    "max": _maximum,
+    "min": np.minimum,
+    "max": np.maximum,
     "exch": lambda old, value: value,
     "inc": _increment,
     "dec": _decrement,
     "cas": _compare_and_swap,
 }
-for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
+for _name, _step in (("add", _add), ("min", _minimum), ("max", _maximum)):
+    _STEPS[f"{_name}_f16"] = _step
     _STEPS[f"{_name}_f16x2"] = _make_pair_step(_step, np.float16)
     _STEPS[f"{_name}_bf16"] = _make_bfloat_step(_step)
     _STEPS[f"{_name}_bf16x2"] = _make_pair_step(_make_bfloat_step(_step), np.uint16)
-    _STEPS[f"{_name}_one_nan"] = _make_one_nan_step(_step)
-_STEPS["add_ftz_one_nan"] = _make_one_nan_step(_add_flushing)

@@ -82,6 +82,7 @@ class PrintBuffer:
         self._texts: deque[bytes] = deque()
         self._bytes = 0
         self._reports: list[bytes] = []
+        self._report_bytes = 0
 
     def print(self, text: bytes) -> None:
         """Add the text that one thread printed."""
@@ -92,9 +93,11 @@ class PrintBuffer:
                 self._bytes -= len(self._texts.popleft())
 
     def report(self, text: bytes) -> None:
-        """Add the lines of failed assertions."""
+        """Add the lines of a failed assertion, if not more than MAX_PRINT_BYTES of lines are kept then."""
         with self._lock:
-            self._reports.append(text)
+            if self._report_bytes + len(text) <= MAX_PRINT_BYTES:
+                self._reports.append(text)
+                self._report_bytes += len(text)
 
     def take(self) -> tuple[bytes, bytes]:
         """Return the pending texts for standard output and standard error, and clear them."""
@@ -104,7 +107,7 @@ class PrintBuffer:
             output = b"".join(self._texts), b"".join(self._reports)
             self._texts.clear()
             self._reports.clear()
-            self._bytes = 0
+            self._bytes = self._report_bytes = 0
         return output
 
 

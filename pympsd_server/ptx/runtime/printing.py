@@ -5,17 +5,19 @@ from functools import lru_cache
 import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import Array, Value
-from pympsd_server.ptx.isa.faults import Cancelled, DeviceAssertion, IllegalAddress
+from pympsd_server.ptx.isa.faults import Cancelled, DeviceAssertion, DeviceFault, IllegalAddress
 from pympsd_server.ptx.isa.machine import SPACE_OF_WINDOW, WINDOW_BITS
 from pympsd_server.ptx.math.c_format import MAX_STRING, Conversion, parse_format
 from pympsd_server.ptx.runtime.batch_state import BatchState
-from pympsd_server.ptx.runtime.spaces import load
+from pympsd_server.ptx.runtime.spaces import load, translate_fault
 from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _BYTE = np.dtype("u1")
 _POINTER = np.dtype("u8")
+_THREADS_TOGETHER = 64
+"""The number of threads whose texts are in memory at a time, because each may be a megabyte long."""
 _FIRST_PIECE = 256
-"""The number of bytes in which the end of a string is looked for first."""
+"""The size in bytes of the first piece of a string in which its end is looked for."""
 _parse = lru_cache(maxsize=256)(parse_format)
 
 
@@ -53,23 +55,26 @@ def read_string(state: BatchState, thread: int, address: int) -> bytes:
 def device_print(state: BatchState, threads: Threads, form: Value, arguments: Value) -> Value:
     """vprintf: print each thread's text. Returns the number of arguments, or -1 for a null format."""
     forms = spread(form, threads.count)
-    texts: list[bytes] = [b""] * threads.count
     counts = np.full(threads.count, -1, np.int32)
-    for address in np.unique(forms).tolist():
-        if not address:
-            continue
-        selected = np.flatnonzero(forms == address)
-        inner = Threads(threads.indices().take(selected), len(selected))
-        parts = _parse(read_string(state, int(inner.indices()[0]), address))
-        pointers = arguments if arguments.ndim == 0 else arguments.take(selected)
-        rows = _format(state, inner, parts, pointers)
-        counts[selected] = sum(len(part.arguments) for part in parts if isinstance(part, Conversion))
-        for position, text in zip(selected.tolist(), rows, strict=True):
-            texts[position] = text
     order = np.argsort(threads.indices(), kind="stable")
-    for position in order.tolist():
-        if texts[position]:
-            state.facilities.output.print(texts[position])
+    for begin in range(0, threads.count, _THREADS_TOGETHER):
+        positions = order[begin : begin + _THREADS_TOGETHER]
+        texts: dict[int, bytes] = {}
+        for address in np.unique(forms[positions]).tolist():
+            if not address:
+                continue
+            selected = positions[forms[positions] == address]
+            inner = Threads(threads.indices().take(selected), len(selected))
+            pointers = arguments if arguments.ndim == 0 else arguments.take(selected)
+            try:
+                parts = _parse(read_string(state, int(inner.indices()[0]), address))
+                texts |= zip(selected.tolist(), _format(state, inner, parts, pointers), strict=True)
+            except DeviceFault as fault:
+                raise translate_fault(selected, fault) from None
+            counts[selected] = sum(len(part.arguments) for part in parts if isinstance(part, Conversion))
+        for position in positions.tolist():
+            if text := texts.get(position):
+                state.facilities.output.print(text)
     return counts
 
 
@@ -91,11 +96,23 @@ def _format(state: BatchState, threads: Threads, parts: list[bytes | Conversion]
             offset += dtype.itemsize
             column = spread(loaded, threads.count).tolist()
             if kind == "s":
-                column = [_string(state, *pair) for pair in zip(ids, column, strict=True)]
+                column = _strings(state, ids, column)
             values.append(column)
         rows = zip(*values, strict=True) if values else [()] * threads.count
         columns.append([part.text(tuple(row)) for row in rows])
     return [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * threads.count
+
+
+def _strings(state: BatchState, ids: list[int], addresses: list[int]) -> list[bytes]:
+    """Return the string of each thread; a fault has the thread's position."""
+    texts: list[bytes] = []
+    for thread, address in zip(ids, addresses, strict=True):
+        try:
+            texts.append(_string(state, thread, address))
+        except DeviceFault as fault:
+            fault.position = len(texts)
+            raise
+    return texts
 
 
 def _string(state: BatchState, thread: int, address: int) -> bytes:

@@ -164,6 +164,8 @@ def _reduction(tensor_map: TensorMap, function: str) -> str:
         raise IllegalInstruction(f"no reduction .{function} of {DataType(tensor_map.data_type).name}")
     if tensor_map.data_type == DataType.BFLOAT16:
         return f"{function}_bf16"
-    if tensor_map.data_type in _FLUSHED:
-        return f"{function}_ftz_one_nan"
-    return f"{function}_one_nan" if tensor_map.data_type in (DataType.FLOAT16, *_SINGLES) else function
+    if tensor_map.data_type == DataType.FLOAT16:
+        return f"{function}_f16"
+    if tensor_map.data_type in _SINGLES:
+        return f"{function}_{'ftz' if tensor_map.data_type in _FLUSHED else 'noftz'}"
+    return function

@@ -361,7 +361,7 @@ def test_host_memory_is_mapped_alone_and_takes_the_addresses_of_a_quarter(
 
 @pytest.mark.parametrize("bounds", [HARDWARE, STRICT], ids=["hardware", "strict"])
 def test_kernels_reach_as_much_around_a_peers_allocations_as_around_their_own(bounds: Bounds) -> None:
-    """Copies and host memory are exact."""
+    """Copies, and kernels in host memory, reach only the allocated bytes."""
     first, second = (AddressSpace(at << WINDOW_BITS, 4 * HARDWARE.page, 1 << WINDOW_BITS) for at in (1, 2))
     first.bounds = second.bounds = bounds
     host, address = HostMemory(second), second.allocate(100, HARDWARE.page)

@@ -106,7 +106,7 @@ def test_a_kernel_that_waits_for_room_has_not_begun(device: EmulatedDevice) -> N
 
 
 def test_a_kernel_behind_another_contexts_event_does_not_begin(device: EmulatedDevice) -> None:
-    """It waits for an event of a context that waits for an event of its own context, which ends."""
+    """The kernel waits for another context's event, which waits for work of the kernel's own context, which ends."""
     ends, other, stays = (PortUser.on(device, client=number) for number in (1, 2, 1))
     word = stays.words(2)
     first, second = (ends.context.create_stream(True, 0) for _ in range(2))

@@ -151,7 +151,7 @@ class CudaModule:
         """0, because the driver places managed variables itself, where the client cannot access them."""
         return 0
 
-    def place_managed(self, address: int) -> None:
+    def place_managed(self, address: int, *, is_in_use: bool) -> None:
         """Raise BackendError NOT_SUPPORTED, because the driver places managed variables itself."""
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "the driver places managed variables itself")
 

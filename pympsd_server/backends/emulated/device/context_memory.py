@@ -205,14 +205,14 @@ class ContextMemory:
             self._linked[id(loaded)] = loaded
         return loaded
 
-    def place_managed(self, loaded: LoadedModule, addresses: Mapping[str, int]) -> None:
+    def place_managed(self, loaded: LoadedModule, addresses: Mapping[str, int], *, is_in_use: bool) -> None:
         """Move managed variables of a program to the client's page-locked memory, and free their earlier place."""
         with self.client.lock:
             self._check_open()
             self._budget.give(self._charge_of(loaded))
             for address in loaded.allocations:
                 self.client.disown(address)
-            loaded.place_managed(addresses)
+            loaded.place_managed(addresses, is_in_use=is_in_use)
             self._budget.take(self._charge_of(loaded), "a module")
             for address in loaded.allocations:
                 self.client.own(address)

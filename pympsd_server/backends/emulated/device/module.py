@@ -161,8 +161,8 @@ class EmulatedModule:
         """The bytes that the managed variables need."""
         return self._managed[1]
 
-    def place_managed(self, address: int) -> None:
-        """Move the managed variables to shared memory.
+    def place_managed(self, address: int, *, is_in_use: bool) -> None:
+        """Move the managed variables to shared memory, and initialise them unless it is in use.
 
         Raises:
             BackendError: INVALID_VALUE if the module has none, or the second time.
@@ -172,7 +172,8 @@ class EmulatedModule:
             raise BackendError(Result.ERROR_INVALID_VALUE, "the module has no managed variables to place")
         self._is_placed = True
         self.owner.check()
-        self.owner.memory.place_managed(self.loaded, {name: address + offset for name, offset in offsets.items()})
+        addresses = {name: address + offset for name, offset in offsets.items()}
+        self.owner.memory.place_managed(self.loaded, addresses, is_in_use=is_in_use)
 
     def kernel(self, index: int) -> Kernel:
         """Return a kernel by its index; translate it first if necessary.

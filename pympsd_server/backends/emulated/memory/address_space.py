@@ -298,7 +298,7 @@ class AddressSpace(AccessibleMemory):
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
         """Make placed memory inaccessible, or accessible as one range with the accessible memory next to it."""
         low, high = address - self.base, address - self.base + nbytes
-        # The range before the memory, those in it and the one after it, as far as they meet it.
+        # The ranges to replace: those in the memory, and the ones before and after it if they meet it.
         first, behind = (bisect_right(self._ranges, (offset, _END)) for offset in (low, high))
         ranges: list[Range] = []
         for start, end in self._ranges[first - 1 : behind]:
@@ -421,7 +421,7 @@ class AddressSpace(AccessibleMemory):
 
     def reach(self) -> tuple[Array, Array]:
         """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
-        # The changes are read first: a change in between makes the arrays again at the next look.
+        # The changes are read before the ranges: after a change in between, the next call makes the arrays again.
         changes, peers = self._changes, tuple((peer, *peer.ranges()) for peer in self._peers)
         generations = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays

@@ -222,7 +222,7 @@ class Window:
 
 
 def _select_part(ranges: Iterable[Range], begin: int) -> list[Range]:
-    """Return the ranges of the part of a window that begins at an offset, relative to it."""
+    """Return the ranges in the part of a window that begins at an offset, relative to the part's beginning."""
     return [(start - begin, end - begin) for start, end in ranges if 0 <= start - begin < MAPPED_OFFSET]
 
 

@@ -20,7 +20,9 @@ LEAST_PRIORITY: Final = 0
 
 
 def weight_of_priority(priority: int) -> int:
-    """Return a stream's weight, 1 to 32. Each step up in priority halves it; priorities out of range are clamped.
+    """Return the weight of a stream's time, 1 to 32; the greater it is, the less time the stream gets.
+
+    Each step to a higher priority halves it. Priorities out of range are clamped.
 
     >>> weight_of_priority(0), weight_of_priority(-5), weight_of_priority(-9)
     (32, 1, 1)

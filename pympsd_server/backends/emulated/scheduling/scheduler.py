@@ -272,7 +272,7 @@ class Scheduler:
         # Running items are left to their thread, because their host bytes and device memory are in use until then.
         ended = [item for item in owner.order.pending if not item.running and not self._is_unstoppable(item)]
         for item in ended:
-            # First all of them, because one may wait for another through an event of another context.
+            # All are marked before the first is reported: one may wait for another through another context's event.
             item.mark_finished()
         for item in ended:
             self._report(item)

@@ -8,9 +8,9 @@ The rest follows from P:
 
 - A definition of a register in b must keep the old value of other lanes (*blend*) exactly if the register is live at
   the beginning of a block in P(b). Otherwise no lane can read the overwritten value.
-- A register is *uniform*, a scalar of the machine, if all its definitions have uniform operands and none of them
-  blends. Otherwise it is *varying*, a vector. Uniform branches make P smaller, so both are computed together: the
-  analysis starts from "everything is uniform" and repeats until nothing changes.
+- A register is *uniform*, a scalar of the machine, if all its definitions have uniform operands, none of them blends,
+  and none has another result that varies. Otherwise it is *varying*, a vector. Uniform branches make P smaller, so
+  both are computed together: the analysis starts from "everything is uniform" and repeats until nothing changes.
 - A branch needs a test of masks only if other lanes may be pending.
 
 A *segment* is a block of the kernel, or a part of a block: an instruction that escapes to the NumPy tier is a segment
@@ -233,8 +233,9 @@ def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
             ending = [] if segment.terminator is None else [segment.terminator]
             for operation in [*segment.operations, *ending]:
                 results = {r.number for r in registers_written(operation, code.carry)}
-                if results & blended or segment.escapes or _result_varies(operation, plan, code.carry):
-                    # A load of several registers is one access, so either all of them vary or none.
+                varies = segment.escapes or _result_varies(operation, plan, code.carry)
+                # All results of an operation have one shape, so either all of them vary or none.
+                if varies or results & blended or results & plan.varying:
                     plan.varying |= results
         if len(plan.varying) == before:
             break

@@ -23,10 +23,11 @@ from pympsd_server.ptx.compiled_tier.text.expressions import Expression
 from pympsd_server.ptx.compiled_tier.text.instruction_table import attempts, writes
 from pympsd_server.ptx.compiled_tier.text.lanes import BITS, FLOATS, is_signed
 from pympsd_server.ptx.compiled_tier.text.memory_text import MemoryText, Pointers
-from pympsd_server.ptx.isa.datatypes import F16, U16, Value
+from pympsd_server.ptx.isa.datatypes import BOOL, F16, F32, U32, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol, items_of, space_of
 from pympsd_server.ptx.math.conversion import bfloat_from_float, float_from_bfloat, high_half, low_half, pack_halves
+from pympsd_server.ptx.math.floats import canonicalize, flush
 from pympsd_server.ptx.syntax.tree import Immediate
 from pympsd_server.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
@@ -74,8 +75,7 @@ _MIN_SLEEP: Final = 1000
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
 """The atomic functions that, on a block's own shared memory, are written as a load, an operation and a store."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
-_SWAPPED: Final = ("f16", "f16x2", "bf16", "bf16x2")
-"""The types for which the processor has no atomic instruction. Only sums are supported for them."""
+_SMALL_FLOATS: Final = ("f16", "f16x2", "bf16", "bf16x2")
 
 
 @writes("atom red")
@@ -83,9 +83,9 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     """Write an atomic operation: on shared memory of all lanes together if possible, otherwise lane by lane."""
     function, type_name = operation.one_of(*_ATOMIC, "cas"), operation.type
     is_vector = operation.one_of("v2", "v4", "v8")
-    is_small = type_name in _SWAPPED
-    text.refuse_if(is_vector or ((is_small or type_name in FLOATS) and function != "add"))
-    text.refuse_if(type_name not in (*_ATOMIC_TYPES, *_SWAPPED))
+    is_float = type_name in (*FLOATS, *_SMALL_FLOATS)
+    text.refuse_if(is_vector or (is_float and function != "add"))
+    text.refuse_if(type_name not in (*_ATOMIC_TYPES, *_SMALL_FLOATS))
     target = operation.operands[0] if operation.name == "atom" else Sink()
     memory, *inputs = operation.inputs if operation.name == "atom" else operation.operands
     inputs = inputs[: 2 if function == "cas" else 1]
@@ -96,9 +96,10 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     text.order_before(operation)
     pointers = text.check(group, mask)
     values = [text.use(value, type_name, vector) for value in inputs]
-    kind = f"i{bits}" if function == "cas" or is_small else FLOATS.get(type_name, f"i{bits}")
+    is_swapped = type_name in _SMALL_FLOATS or (type_name == "f32" and group.space != "shared")
+    kind = f"i{bits}" if function == "cas" or is_swapped else FLOATS.get(type_name, f"i{bits}")
     # Only this CPU thread runs the block, so operations on its shared memory need not be atomic.
-    is_plain = group.space == "shared" and function in _PLAIN and not is_small
+    is_plain = group.space == "shared" and function in _PLAIN and not is_swapped
     on = text.label("done")
     if is_plain and isinstance(target, Sink) and operation.guard is None:
         whole, part = text.label("whole"), text.label("part")
@@ -118,8 +119,8 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         if function == "cas":
             pair = text.value(f"cmpxchg ptr {place}, {kind} {x[0]}, {kind} {x[1]} seq_cst seq_cst")
             old = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
-        elif is_small:
-            old = _swap_sum(text, type_name, place, x[0])
+        elif is_swapped:
+            old = _swap_sum(text, type_name, place, x[0], group.space)
         elif is_plain:
             old = _act_plainly(text, operation, place, x[0])
         else:
@@ -138,8 +139,11 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
 
 
-def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
-    """Write an atomic sum of small floats as a compare-and-swap loop; return the old bits."""
+def _swap_sum(text: MemoryText, type_name: str, place: str, value: str, space: str) -> str:
+    """Write an atomic sum of floats as a compare-and-swap loop; return the old bits.
+
+    Sums of f32 flush subnormal numbers, but not in shared memory.
+    """
     kind, bytes_ = f"i{BITS[type_name]}", BITS[type_name] // 8
     start, again, done = text.label("start"), text.label("again"), text.label("swapped")
     text.jump(start)
@@ -150,8 +154,12 @@ def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
     at = len(text.lines)
     text.lines.append("")
     old = f"%{text.label('old')}"
-    new = _add_small(type_name, *(Expression(text, SCALAR, np.dtype(f"u{bytes_}"), x) for x in (old, value))).name
-    pair = text.value(f"cmpxchg ptr {place}, {kind} {old}, {kind} {new} monotonic monotonic")
+    a, b = (Expression(text, SCALAR, np.dtype(f"u{bytes_}"), x) for x in (old, value))
+    new = _add_floats(type_name, a, b)
+    if type_name == "f32":
+        total = canonicalize(flush(flush(a.view(F32)) + flush(b.view(F32)))).view(U32)
+        new = total if space == "global" else _is_own_shared(text, place).choose(new, total)
+    pair = text.value(f"cmpxchg ptr {place}, {kind} {old}, {kind} {new.name} monotonic monotonic")
     seen = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
     text.lines[at] = f"  {old} = phi {kind} [{first}, %{start}], [{seen}, %{again}]"
     text.branch(text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 1"), done, again, LIKELY)
@@ -159,14 +167,21 @@ def _swap_sum(text: MemoryText, type_name: str, place: str, value: str) -> str:
     return old
 
 
-def _add_small(type_name: str, a: Value, b: Value) -> Value:
-    """Return the bits of a sum of small floats, or of pairs of them, rounded as in the NumPy tier's atomics."""
+def _is_own_shared(text: MemoryText, place: str) -> Expression:
+    """Return whether a host address is in the block's own shared memory."""
+    distance = text.op("sub", "i64", text.cast("ptrtoint", place, "ptr", "i64"), "%shared")
+    return Expression(text, SCALAR, BOOL, text.op("icmp ult", "i64", distance, "%shared_size"))
+
+
+def _add_floats(type_name: str, a: Value, b: Value) -> Value:
+    """Return the bits of a sum of floats, or of pairs of them, as in the NumPy tier's atomics."""
     if type_name.endswith("x2"):
-        low, high = (_add_small(type_name.removesuffix("x2"), part(a), part(b)) for part in (low_half, high_half))
+        low, high = (_add_floats(type_name.removesuffix("x2"), part(a), part(b)) for part in (low_half, high_half))
         return pack_halves(high, low)
     if type_name == "bf16":
         return bfloat_from_float(float_from_bfloat(a) + float_from_bfloat(b))
-    return (a.view(F16) + b.view(F16)).view(U16)
+    dtype = F32 if type_name == "f32" else F16
+    return canonicalize(a.view(dtype) + b.view(dtype)).view(a.dtype)
 
 
 def _act_on_all_lanes(
@@ -206,6 +221,10 @@ def _act_plainly(text: MemoryText, operation: Operation, place: str, value: str)
     function, type_name = operation.one_of(*_PLAIN), operation.type
     kind = FLOATS.get(type_name, f"i{BITS[type_name]}")
     old = text.load(kind, place)
+    if type_name == "f32" and function == "add":
+        a, b = (Expression(text, SCALAR, F32, x).view(U32) for x in (old, value))
+        text.store("i32", _add_floats(type_name, a, b).name, place)
+        return old
     new = value if function == "exch" else text.op("f" * (type_name in FLOATS) + function, kind, old, value)
     text.store(kind, new, place)
     return old

@@ -55,12 +55,16 @@ _COMPOSED: Final[dict[np.ufunc, Callable[[Any], Any]]] = {
 
 @frozen(eq=False)
 class Expression(NDArrayOperatorsMixin):
-    """A value of a kernel with a shape: floats, integers or truths (i1). `name` is its name in LLVM's text."""
+    """A value of a kernel with a shape: floats, integers or truths (i1). `name` is its name in LLVM's text.
+
+    `raw` is the name of the value before its NaN were made canonical, if they were.
+    """
 
     text: Text
     shape: Shape
     dtype: DType
     name: str
+    raw: str = ""
     ndim = 1
 
     @property

@@ -22,8 +22,8 @@ returns the reason:
 - ESCAPE: only the NumPy tier has the next instruction, or the attempt of it in C has failed. The instruction's
   function runs on the registers in the frames, for all warps that wait before it together (batch.py). POLLING_ESCAPE
   is the same in a loop that may wait for other threads, and does not count as progress.
-- BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block from the frames. Its
-  groups are at the beginnings of blocks, and so are the lanes.
+- BAIL: lanes wait for each other in a way that is rare. The NumPy tier takes over the whole block from the frames. It
+  can, because these lanes are at beginnings of basic blocks, where groups of the NumPy tier can start.
 - SLEEP: a nanosleep of at least a microsecond. The warp continues after it when the time has passed.
 - DONE, FAULT and TRAP end the warp.
 
@@ -233,6 +233,7 @@ class KernelText(StopText):
     def write_segment(self, segment: CodeSegment) -> None:
         """Write a segment, with its stops and its end."""
         self.place(f"segment{self.at}")
+        self.raw.clear()
         if self.at in self.plan.weights:
             self._check_fuel()
         elif segment.turn and comes_by_frame(self.plan, self.at):

@@ -77,6 +77,11 @@ class Lanes(Text):
     first: bool = field(default=False, init=False)
     """Whether an operation is being written only for lane 0, as a scalar (sequences.py)."""
     operation: Operation | None = field(default=None, init=False)
+    raw: dict[int, Expression] = field(factory=dict, init=False)
+    """The floats that this segment has assigned to registers, by register, before their NaN were made canonical.
+
+    Arithmetic reads them, so that a sequence of it has no selections on its critical path.
+    """
 
     def __attrs_post_init__(self) -> None:
         self.vector = Shape(self.width)
@@ -252,6 +257,7 @@ class Lanes(Text):
             return
         if not isinstance(target, Register):
             raise self.refuse("the result is not a register")
+        self.raw.pop(target.number, None)
         own, bits = self.register_bits(target.number), BITS[type_name]
         if own == 1 or own < bits:
             raise self.refuse("width of the result")
@@ -270,9 +276,19 @@ class Lanes(Text):
     def assign_expression(self, target: Argument, value: Expression) -> None:
         """Assign a value to a register or a predicate."""
         if value.dtype == BOOL:
-            return self.assign_predicate(target, value.name, value.shape)
+            self.assign_predicate(target, value.name, value.shape)
+            return
         bits = value.view(unsigned_of(value.dtype)).name
-        return self.assign(target, bits, _type_name(value.dtype), value.shape)
+        self.assign(target, bits, _type_name(value.dtype), value.shape)
+        if value.raw and isinstance(target, Register) and self._is_always_assigned(target.number, value):
+            self.raw[target.number] = value.replace(value.dtype, value.raw)
+
+    def _is_always_assigned(self, number: int, value: Expression) -> bool:
+        """Return whether a register takes the value in all lanes, and its variable has the value's type."""
+        has_guard = self.operation is not None and self.operation.guard is not None
+        if has_guard or number in self.plan.blend[self.at] or number in self.bank or self.first:
+            return False
+        return self.storage(number) == value.shape.of(f"i{value.bits}")
 
     def _condition(self, number: int, shape: Shape) -> str:
         """Return the condition under which a register takes its new value in a lane, or "" if it always may."""

@@ -34,7 +34,7 @@ from attrs import field, frozen
 from pympsd_server.ptx.compiled_tier.ir_text import Shape as Lanes
 from pympsd_server.ptx.compiled_tier.ir_text import Text, sequence
 from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.ptx.compiled_tier.text.expressions import Expression, round_to_half
+from pympsd_server.ptx.compiled_tier.text.expressions import Expression
 from pympsd_server.ptx.compiled_tier.text.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.text.lanes import BITS
 from pympsd_server.ptx.compiled_tier.text.memory_text import FRAGMENT_BYTES, MemoryText
@@ -42,6 +42,7 @@ from pympsd_server.ptx.compiled_tier.text.warp_forms import arrive, count_arriva
 from pympsd_server.ptx.isa.datatypes import F16, F32, F64, U16, U32, Array, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of, space_of
+from pympsd_server.ptx.math.floats import canonicalize
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.ptx.matrices.multiply import STORED
 from pympsd_server.ptx.numpy_tier.emit_matrices import SHAPE, line_length, size_of
@@ -87,18 +88,20 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     if function not in text.tables:
         text.tables.append(function)
     fragment = fragment_of("d", size, d)
-    areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, is_result=True))
+    target, sums = (items_of(operand) for operand in operation.operands[::3])
+    # The function writes blocks of D before it reads later blocks of C.
+    overlaps = target != sums and not set(target).isdisjoint(sums)
+    areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, can_use_bank=not overlaps))
     text.line(f"call void @{name}({', '.join(f'ptr {area}' for area in areas)})")
     _take(text, operation.operands[0], areas[3], fragment, _register_type("d", d))
 
 
-def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, is_result: bool) -> str:
+def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, can_use_bank: bool = True) -> str:
     """Return a pointer to an operand's registers in the bank, or to the area to which they must be copied."""
     items = items_of(operand)[: fragment.registers]
     places = [text.bank.get(item.number) if isinstance(item, Register) else None for item in items]
-    assert text.operation is not None
-    first = places[0]
-    if first is not None and not (is_result and text.operation.guard is not None):
+    first = places[0] if can_use_bank else None
+    if first is not None:
         nbytes = WARP * text.register_bits(_number_of(items[0])) // 8
         if places == list(range(first, first + nbytes * len(places), nbytes)):
             return f"%b{first}"
@@ -113,7 +116,7 @@ def _number_of(item: Argument) -> int:
 
 def _put(text: MemoryText, operand: Argument, area: int, fragment: Fragment, type_name: str) -> str:
     """Return a pointer to an operand's registers in memory: in the bank, or in an area to which they are copied."""
-    pointer = _area_of(text, operand, area, fragment, is_result=False)
+    pointer = _area_of(text, operand, area, fragment)
     if pointer.startswith("%b"):
         return pointer
     bits = BITS[type_name]
@@ -346,13 +349,12 @@ class _ProductText:
         text, kind, double = self.text, self.kinds[3], _ROW.of("double")
         if kind == "f64" or self._element == "i32":
             return row
-        if kind == "f32":
-            return text.cast("fptrunc", row, double, _ROW.of("float"))
-        if kind == "f16":
-            return round_to_half(Expression(text, _ROW, F64, row)).name
+        sums = Expression(text, _ROW, F64, row)
+        if kind in ("f16", "f32"):
+            rounded: Expression = canonicalize(sums.astype(F16 if kind == "f16" else F32))
+            return rounded.name
         if self.saturates:
-            limits = Expression(text, _ROW, F64, row)
-            low, high = limits.make(-(2.0**31)).name, limits.make(2.0**31 - 1).name
+            low, high = sums.make(-(2.0**31)).name, sums.make(2.0**31 - 1).name
             row = text.intrinsic("maxnum", "double", _ROW, row, low)
             row = text.intrinsic("minnum", "double", _ROW, row, high)
             return text.cast("fptosi", row, double, _ROW.of("i32"))
@@ -392,7 +394,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
     if is_store:
         area = _put(text, operand, 0, fragment, _register_type("d", kind))
     else:
-        area = _area_of(text, operand, 0, fragment, is_result=True)
+        area = _area_of(text, operand, 0, fragment)
     table = _table(text, (SPACE_NUMBERS[space], *_pieces(fragment, kind, by_columns)))
     mask = text.as_word(text.active())
     bad = text.call(

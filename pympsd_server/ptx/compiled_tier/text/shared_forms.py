@@ -19,18 +19,21 @@ from types import CodeType
 from typing import Any, Final
 
 import numpy as np
+from attrs import evolve
 
 from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled, Shape
 from pympsd_server.ptx.compiled_tier.text.expressions import Expression, multiply_add_halves
 from pympsd_server.ptx.compiled_tier.text.memory_text import MemoryText
 from pympsd_server.ptx.isa.datatypes import DTYPE_NAMES, F16, F32, F64, S64, U32, DType, Value, unsigned_of
-from pympsd_server.ptx.lowering.ir import Argument, Operation
+from pympsd_server.ptx.lowering.ir import Argument, Operation, Register
 from pympsd_server.ptx.math import conversion, floats, functions, integers, small_floats
 from pympsd_server.ptx.numpy_tier.instruction_table import TABLE, name_of
 from pympsd_server.ptx.numpy_tier.writer import Constants, Writer
 from pympsd_server.ptx.runtime import calls
 
 _MAX_DIVIDED_AS_DOUBLES: Final = 32
+_ARITHMETIC: Final = frozenset({"add", "sub", "mul", "div", "fma", "mad", "neg", "abs", "rcp", "sqrt", "setp"})
+"""The instructions whose results do not depend on the bits of a NaN."""
 
 
 def write_shared(text: MemoryText, operation: Operation) -> None:
@@ -54,6 +57,7 @@ class _Evaluator(Writer):
     def __init__(self, text: MemoryText, shape: Shape, operation: Operation) -> None:
         super().__init__(text.code, Constants(), {}, (), operation=operation)
         self._text, self._shape = text, shape
+        self._is_arithmetic = operation.name in _ARITHMETIC
         self._values: dict[str, Any] = {}
         self.results: list[tuple[Argument, Expression]] = []
 
@@ -82,7 +86,11 @@ class _Evaluator(Writer):
 
     def value(self, operand: Argument, dtype: DType) -> str:
         """Return a name for an operand's bits as `dtype`."""
-        return self._define(self._text.expression(operand, dtype, self._shape))
+        number = operand.number if isinstance(operand, Register) and self._is_arithmetic else -1
+        raw = self._text.raw.get(number)
+        if raw is None or self._text.first or (raw.dtype, raw.shape) != (dtype, self._shape):
+            raw = self._text.expression(operand, dtype, self._shape)
+        return self._define(raw)
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
         """Add the value of an expression to the results."""
@@ -95,6 +103,11 @@ class _Evaluator(Writer):
 @lru_cache(maxsize=4096)
 def _compile(expression: str) -> CodeType:
     return compile(expression, "<ptx>", "eval")
+
+
+def _canonicalize(value: Expression) -> Expression:
+    result: Expression = floats.canonicalize(value)
+    return result if result is value else evolve(result, raw=value.name)
 
 
 def _divide(a: Expression, b: Expression) -> Value:
@@ -156,6 +169,7 @@ def _intrinsic(name: str) -> Callable[..., Expression]:
 
 
 _OWN: Final[dict[str, Any]] = {
+    "canonicalize": _canonicalize,
     "divide": _divide,
     "remainder": _remainder,
     "multiply_high": _multiply_high,

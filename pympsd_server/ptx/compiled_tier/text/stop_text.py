@@ -164,7 +164,7 @@ class StopText(DispatchText):
     # --- sequences
 
     def write_first(self, operation: Operation, write: Callable[[StopText, Operation], None]) -> None:
-        """Write an operation a second time for lane 0, with its flag, if its result is a certain sequence."""
+        """If an operation's result is a certain sequence, write it again for lane 0 only, and write the flag."""
         target = operation.operands[0] if operation.operands and has_result(operation) else None
         if not isinstance(target, Register) or target.number not in self.sequences.certain:
             return

@@ -124,18 +124,39 @@ def _vote(text: MemoryText, operation: Operation) -> None:
 
 @writes("redux")
 def _reduce(text: MemoryText, operation: Operation) -> None:
-    members, type_name = operation.operands[2], operation.type
-    mode = operation.one_of("add", "min", "max", "and", "or", "xor")
-    text.refuse_if(text.width != WARP or text.plan.is_varying(members))
-    mask = text.op("and", "i32", text.current(), text.use(members, "u32", SCALAR))
+    """Write redux.sync. If the membermask varies, the lowest lane of each mask reduces the values of its lanes."""
+    target, _, members = operation.operands
+    text.refuse_if(text.width != WARP, "width")
+    if not text.plan.is_varying(members):
+        mask = text.op("and", "i32", text.current(), text.use(members, "u32", SCALAR))
+        return text.assign(target, _reduce_lanes(text, operation, mask), operation.type, SCALAR)
+    running = text.splat(text.current(), "i32", text.vector)
+    voters = text.op("and", _WORDS, running, text.use(members, "u32", text.vector))
+    lowest = text.op("and", _WORDS, voters, text.op("sub", _WORDS, "zeroinitializer", voters))
+    leaders = text.as_mask(text.op("icmp eq", _WORDS, lowest, text.special("%lanemask_eq")[0]))
+    text.store(_WORDS, "zeroinitializer", "%scratch0")
+
+    def reduce_group(lane: str) -> None:
+        """Write the reduction of the lanes in a leader's mask."""
+        group = text.value(f"extractelement {_WORDS} {voters}, i64 {lane}")
+        total = text.splat(_reduce_lanes(text, operation, group), "i32", text.vector)
+        others = text.load(_WORDS, "%scratch0")
+        text.store(_WORDS, text.choose(text.vector, text.as_lanes(group), _WORDS, total, others), "%scratch0")
+
+    text.write_lane_loop(leaders, reduce_group)
+    return text.assign(target, text.load(_WORDS, "%scratch0"), operation.type, text.vector)
+
+
+def _reduce_lanes(text: MemoryText, operation: Operation, mask: str) -> str:
+    """Return the reduction of the values of the lanes in a mask, as i32."""
+    type_name, mode = operation.type, operation.one_of("add", "min", "max", "and", "or", "xor")
     signed = is_signed(type_name)
     extremes = {"min": (1 << 31) - 1 if signed else -1, "max": -(1 << 31) if signed else 0}
     neutral = {"and": -1, **extremes}.get(mode, 0)
     values = text.use(operation.operands[1], type_name, text.vector)
     values = text.choose(text.vector, text.as_lanes(mask), _WORDS, values, f"splat (i32 {neutral})")
     name = ("s" if signed else "u") + mode if mode in extremes else mode
-    result = text.call(f"llvm.vector.reduce.{name}.v{WARP}i32", "i32", (_WORDS, values))
-    text.assign(operation.operands[0], result, type_name, SCALAR)
+    return text.call(f"llvm.vector.reduce.{name}.v{WARP}i32", "i32", (_WORDS, values))
 
 
 @writes("match")
