@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attrs import define
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
@@ -27,6 +28,17 @@ class Never:
 
     def is_set(self) -> bool:
         return False
+
+
+@define
+class CancelAfter:
+    """A cancel flag that is set once it has been looked at some number of times."""
+
+    looks: int
+
+    def is_set(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
 
 
 def three(values: int | tuple[int, ...]) -> tuple[int, int, int]:

@@ -54,13 +54,14 @@ def test_bytes_that_are_not_given_are_zero(size: int, given_bytes: int | None) -
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_an_ignored_source_is_not_read() -> None:
+@pytest.mark.parametrize(("relation", "ignored"), [("eq", "%p0"), ("ne", "!%p0")])
+def test_an_ignored_source_is_not_read(relation: str, ignored: str) -> None:
     source = np.arange(8, dtype="u4")
     # Odd threads have an address outside of everything.
     body = (
-        "and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 1; mul.wide.u32 %d2, %r1, 16777216; add.u64 %d2, %d0, %d2;"
-        " mul.lo.u32 %r3, %r0, 16; mov.u32 %r2, s; add.u32 %r2, %r2, %r3;"
-        " cp.async.cg.shared.global [%r2], [%d2], 16, %p0;" + STORE_SHARED
+        f"and.b32 %r1, %r0, 1; setp.{relation}.u32 %p0, %r1, 1; mul.wide.u32 %d2, %r1, 16777216;"
+        " add.u64 %d2, %d0, %d2; mul.lo.u32 %r3, %r0, 16; mov.u32 %r2, s; add.u32 %r2, %r2, %r3;"
+        f" cp.async.cg.shared.global [%r2], [%d2], 16, {ignored};" + STORE_SHARED
     )
     actual = run(body, source, np.full(32, 7, "u4"), 8).reshape(8, 4)
     np.testing.assert_array_equal(actual, [[0, 1, 2, 3] if t % 2 == 0 else [0, 0, 0, 0] for t in range(8)])

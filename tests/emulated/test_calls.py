@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault, IllegalAddress, InvalidProgramCounter, InvalidPtx
 from pympsd_server.ptx.runtime.facilities import DeviceHeap
-from tests.emulated.harness import HEADER, Device, batches
+from tests.emulated.harness import HEADER, CancelAfter, Device, batches
 
 # Thread i stores f(i) at out + 4 * i; each test appends f and what it calls.
 ENTRY = """
@@ -315,17 +315,6 @@ def test_memory_freed_twice_faults() -> None:
         device.launch(module, "give", 1, 40, out)
 
 
-class After:
-    """A cancel flag that is set when it has been polled a number of times."""
-
-    def __init__(self, polls: int) -> None:
-        self.remaining = polls
-
-    def is_set(self) -> bool:
-        self.remaining -= 1
-        return self.remaining < 0
-
-
 @pytest.mark.parametrize("name", ["take", "give"])
 def test_malloc_and_free_of_many_threads_can_be_cancelled(name: str) -> None:
     device = Device(1 << 25)
@@ -334,7 +323,7 @@ def test_malloc_and_free_of_many_threads_can_be_cancelled(name: str) -> None:
     arguments = (out, 100) if name == "take" else (out,)
     (batch,) = batches(module, name, (1, 1, 1), (1024, 1, 1), arguments)
     with pytest.raises(Cancelled):
-        batch.step(SECONDS, After(900))
+        batch.step(SECONDS, CancelAfter(900))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=60))

@@ -182,6 +182,17 @@ ATOMIC_SUMS = tuple(
         *((kind, "%e1, %a", "%e2", "%e1", "") for kind in ("f16x2", "bf16x2")),
     )
 )
+SWAPS_AND_COPIES = (
+    (
+        f"{_PLACE} and.b32 %m, %i, 3; mad.lo.u32 %m, %m, 2, %at; ld.shared.b16 %h, [%m]; bar.sync 0; "
+        "mov.b32 {%g, _}, %a; atom.shared.cas.b16 %h, [%m], %h, %g; bar.sync 0; ld.shared.b16 %g, [%m]; "
+        "mov.b32 %d, {%h, %g};"
+    ),
+    (
+        f"{_PLACE} setp.lt.u32 %t, %a, %b; shl.b32 %m, %i, 4; mov.u32 %at, s; add.u32 %m, %m, %at; bar.sync 0; "
+        "cp.async.ca.shared.global [%m], [%p+8], 8, !%t; cp.async.wait_all; ld.shared.u32 %d, [%m];"
+    ),
+)
 KERNEL = """.visible .entry k(.param .u64 p, .param .u64 q, .param .align 8 .b8 table[36])
 {{ .reg .b32 %a, %b, %c, %d, %i, %m; .reg .b64 %x, %y, %w, %p, %q, %o; .reg .b16 %h, %g; .reg .pred %t, %v, %z;
 .reg .b32 %e<8>, %f<8>, %u<8>, %at; .shared .align 16 .b8 s[8192];
@@ -274,6 +285,10 @@ def test_small_floats_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_atomic_sums_of_small_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight lanes of a warp add to one address."""
     check(monkeypatch, ATOMIC_SUMS)
+
+
+def test_swaps_of_halfwords_and_copies_by_a_negated_predicate(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(monkeypatch, SWAPS_AND_COPIES)
 
 
 def test_matrices_and_asynchronous_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ TENSOR, BYTES = "cp.async.bulk.tensor", "mbarrier::complete_tx::bytes"
         "frobnicate.u32 %r0, %r1;",
         "add.u33 %r0, %r1, %r2;",
         "add.wrong.u32 %r0, %r1, %r2;",
+        "add.u32 %r0, !%p0, 1;",
         "tex.1d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d0, %d1, {%f4}];",
         "tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%d0, {%f4}];",
         "tex.2d.v4.f16.f32 {%f0, %f1, %f2, %f3}, [%d0, {%f4, %f5}];",

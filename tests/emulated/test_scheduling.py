@@ -6,31 +6,19 @@ import time
 
 import numpy as np
 import pytest
-from attrs import define
 
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.fragments import run_fragment
-from tests.emulated.harness import HEADER, Device, Never, pack
+from tests.emulated.harness import HEADER, CancelAfter, Device, Never, pack
 
 PREAMBLE = ".reg .b32 %r<16>; .reg .b64 %d<8>; .reg .pred %p<8>; .shared .b32 s[64];"
 
 
 def kernel(text: str, parameters: str = ".param .u64 out") -> str:
     return f"{HEADER}.visible .entry k({parameters})\n{{ {PREAMBLE}\n{text}\nret; }}\n"
-
-
-@define
-class CancelAfter:
-    """A cancel flag that is set once it has been looked at some number of times."""
-
-    looks: int
-
-    def is_set(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
 
 
 def one_batch(module: LoadedModule, blocks: int, threads: int, *arguments: int) -> Batch:
@@ -54,6 +42,16 @@ def test_endless_kernel_yields_and_is_cancelled() -> None:
 
 BULK = kernel("""mov.u32 %r0, %tid.x; mul.lo.u32 %r0, %r0, 16; cvt.u64.u32 %d0, %r0; ld.param.u64 %d1, [out];
     add.u64 %d1, %d1, %d0; mov.u32 %r1, s; cp.async.bulk.global.shared::cta.bulk_group [%d1], [%r1], 16;""")
+
+
+@pytest.mark.parametrize("tier", ["numpy"], indirect=True)
+def test_a_long_block_is_cancelled_between_its_operations() -> None:
+    device = Device(1 << 20)
+    out = device.put(np.zeros(1, "u4"))
+    module = device.load(kernel("ld.param.u64 %d0, [out];" + "atom.global.add.u32 %r0, [%d0], 1;" * 100))
+    with pytest.raises(Cancelled):
+        one_batch(module, 1, 1, out).step(1.0, CancelAfter(6))
+    assert 0 < device.get(out, np.zeros(1, "u4"))[0] < 100
 
 
 def test_bulk_copies_of_many_threads_are_done_some_at_a_time() -> None:

@@ -22,13 +22,14 @@ from pympsd.wire.texture_object import (
     unpack,
 )
 from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
-from pympsd_server.ptx.isa.faults import IllegalAddress, LaunchFailed, MisalignedAddress
+from pympsd_server.ptx.isa.faults import Cancelled, IllegalAddress, LaunchFailed, MisalignedAddress
 from tests.emulated.conftest import use_tier
-from tests.emulated.harness import HEADER, Device
+from tests.emulated.harness import HEADER, CancelAfter, Device, batches
 
 U8, U16, U32, S8, S16, S32, F16, F32 = 0x01, 0x02, 0x03, 0x08, 0x09, 0x0A, 0x10, 0x20
 DTYPES = {U8: "u1", U16: "u2", U32: "u4", S8: "i1", S16: "i2", S32: "i4", F16: "f2", F32: "f4"}
 WRAP, CLAMP, MIRROR, BORDER = range(4)
+SECONDS = 30.0
 NORMALIZED, AS_INTEGER, SRGB = TextureFlag.NORMALIZED_COORDINATES, TextureFlag.READ_AS_INTEGER, TextureFlag.SRGB
 BORDER_COLOUR = (0.25, 0.5, 0.75, -2.0)
 BITS: Any = struct.unpack("4I", struct.pack("4f", *BORDER_COLOUR))
@@ -356,6 +357,20 @@ def test_threads_with_textures_of_their_own(machine: Machine) -> None:
     actual = machine.run(text, 0, inputs)[:, 0]
     assert actual[3:5].tolist() == [9, 9]
     np.testing.assert_array_equal(actual[[0, 1, 2, 5]].view("f4"), [3, 4, 3, 4])
+
+
+@pytest.mark.parametrize("tier", ["numpy"], indirect=True)
+def test_reads_of_many_textures_can_be_cancelled(machine: Machine) -> None:
+    level = machine.array(np.zeros((1, 1, 1, 1), "f4"))
+    inputs = np.zeros((64, 4), "u4")
+    inputs[:, :2] = np.array([machine.object(F32, 1, level) for _ in range(64)], "u8").view("u4").reshape(64, 2)
+    loaded = machine.device.load(
+        module("mov.b64 %d6, {%r4, %r5}; tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d6, %r6];")
+    )
+    out, rows = machine.device.put(inputs), machine.device.put(inputs)
+    (batch,) = batches(loaded, "k", (1, 1, 1), (64, 1, 1), (out, 0, rows, 64))
+    with pytest.raises(Cancelled):
+        batch.step(SECONDS, CancelAfter(40))
 
 
 @pytest.mark.parametrize(("dtype", "suffix"), [("u1", "b8"), ("u2", "b16"), ("u4", "b32")])

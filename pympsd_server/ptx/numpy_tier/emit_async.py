@@ -6,7 +6,7 @@ completes its bytes at the mbarrier after it has written them.
 """
 
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_name
-from pympsd_server.ptx.lowering.ir import Argument, Operation, Register, Sink, items_of, space_of
+from pympsd_server.ptx.lowering.ir import Argument, Not, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 from pympsd_server.ptx.syntax.tree import Immediate
@@ -111,7 +111,7 @@ def _copy_small(writer: Writer, operation: Operation) -> None:
     available = "None"
     if len(operands) == 4:
         last = operands[3]
-        if isinstance(last, Register) and writer.register_dtype(last.number) == BOOL:
+        if isinstance(last, Not) or (isinstance(last, Register) and writer.register_dtype(last.number) == BOOL):
             # The source is ignored if the predicate is true.
             ignored = writer.value(last, BOOL)
             available = writer.keep(f"select({ignored}, {writer.scalar(0, U32)}, {writer.scalar(size.value, U32)})")

@@ -61,6 +61,8 @@ _LIBRARY = (
 
 _PIECE: Final = 50_000
 """The maximum number of characters that are compiled together, unless a single function has more."""
+_OPERATIONS_PER_POLL: Final = 8
+"""The number of operations between two polls of the cancel flag; one of them may take a second for all threads."""
 MAX_SOURCE: Final = 100_000_000
 """The maximum number of characters of a kernel's source; 100,000 loads and stores have 7,300,000."""
 
@@ -183,7 +185,9 @@ def translate(code: Code) -> Translation:
     plans, sources, total = [], [""], 0
     for number, block in enumerate(blocks):
         writer = Writer(code, constants, layout.offsets, block.live_in)
-        for operation in drop_dead_results(block, blocks, code.carry):
+        for index, operation in enumerate(drop_dead_results(block, blocks, code.carry)):
+            if index and index % _OPERATIONS_PER_POLL == 0:
+                writer.run("B.poll()")
             emit(writer, operation)
         plan, returned = emit_end(writer, block, blocks)
         plans.append(plan)

@@ -164,6 +164,7 @@ class Writer:
             case Register(number):
                 return self._register(number, dtype)
             case Not(register):
+                self.refuse_if(dtype != BOOL, "predicate instead of a value")
                 return self.keep(f"~{self._register(register.number, BOOL)}")
             case Immediate():
                 return self.constants.scalar(immediate_value(operand, dtype))

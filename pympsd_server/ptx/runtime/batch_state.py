@@ -14,6 +14,7 @@ from attrs import define, frozen
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.ptx.isa.faults import Cancelled
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.runtime.facilities import Facilities
 from pympsd_server.ptx.runtime.threads import Threads, geometry
@@ -144,6 +145,11 @@ class BatchState:
         self.alive = np.ones(self.count, np.bool_)
         self._living: Array | None = None
         self._sleep = self._wake = 0.0
+
+    def poll(self) -> None:
+        """Raise Cancelled if the batch was cancelled."""
+        if self.cancel.is_set():
+            raise Cancelled
 
     @property
     def asleep(self) -> bool:

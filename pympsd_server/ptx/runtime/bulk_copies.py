@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import S64, U32, U64, Array, DType, Value
-from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.ptx.isa.machine import RANK_SHIFT
 from pympsd_server.ptx.runtime.atomics import atomic
 from pympsd_server.ptx.runtime.batch_state import BatchState
@@ -30,8 +30,7 @@ def run_by_thread(
         range(threads.count) if guard is None else np.flatnonzero(np.broadcast_to(guard, threads.count)).tolist()
     )
     for position in positions:
-        if state.cancel.is_set():
-            raise Cancelled
+        state.poll()
         thread = Threads(threads.indices()[position : position + 1], 1)
         try:
             work(thread, tuple(int(column[position]) for column in columns))

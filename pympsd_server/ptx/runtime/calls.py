@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import Value
-from pympsd_server.ptx.isa.faults import Cancelled, IllegalAddress, InvalidProgramCounter, LaunchFailed
+from pympsd_server.ptx.isa.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
 from pympsd_server.ptx.isa.machine import RANK_SHIFT
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.threads import Threads, spread
@@ -39,8 +39,7 @@ def align_up(value: Value, alignment: int) -> Value:
 def _in_order(state: BatchState, threads: Threads) -> Iterator[int]:
     """Return the positions of threads in the order of the threads; raise Cancelled if the batch was cancelled."""
     for position in np.argsort(threads.indices(), kind="stable").tolist():
-        if state.cancel.is_set():
-            raise Cancelled
+        state.poll()
         yield position
 
 

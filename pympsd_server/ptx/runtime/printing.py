@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from pympsd_server.ptx.isa.datatypes import Array, Value
-from pympsd_server.ptx.isa.faults import Cancelled, DeviceAssertion, DeviceFault, IllegalAddress
+from pympsd_server.ptx.isa.faults import DeviceAssertion, DeviceFault, IllegalAddress
 from pympsd_server.ptx.isa.machine import SPACE_OF_WINDOW, WINDOW_BITS
 from pympsd_server.ptx.math.c_format import MAX_STRING, Conversion, parse_format
 from pympsd_server.ptx.runtime.batch_state import BatchState
@@ -26,8 +26,7 @@ def read_string(state: BatchState, thread: int, address: int) -> bytes:
 
     Raises IllegalAddress if the string has no end, and Cancelled if the batch was cancelled.
     """
-    if state.cancel.is_set():  # the threads may print long strings
-        raise Cancelled
+    state.poll()  # the threads may print long strings
     space = SPACE_OF_WINDOW.get(address >> WINDOW_BITS)
     content: memoryview
     if space is None:

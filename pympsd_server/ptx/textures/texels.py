@@ -55,7 +55,8 @@ def run_by_object(
 ) -> Array:
     """Call `work` for each object that the threads use. Return ``rows`` 64-bit results for each thread.
 
-    The results of a thread whose `guard` is false are 0.
+    The results of a thread whose `guard` is false are 0. Raises Cancelled between two objects if the flag is set,
+    because each thread may use an object of its own.
     """
     count = threads.count
     results = np.zeros((rows, count), np.uint64)
@@ -63,6 +64,7 @@ def run_by_object(
     handles = np.broadcast_to(handle, count)
     columns = [np.broadcast_to(value, count) for value in values]
     for object_handle in np.unique(handles[acting]).tolist():
+        state.poll()
         selected = np.flatnonzero(acting & (handles == object_handle))
         try:
             texels = work(object_at(state, object_handle), tuple(column[selected] for column in columns))

@@ -74,7 +74,7 @@ _MIN_SLEEP: Final = 1000
 """The shortest sleep for which a warp stops, in nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
 """The atomic functions that, on a block's own shared memory, are written as a load, an operation and a store."""
-_ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
+_ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b16", "b32", "b64", "f32", "f64")
 _SMALL_FLOATS: Final = ("f16", "f16x2", "bf16", "bf16x2")
 
 

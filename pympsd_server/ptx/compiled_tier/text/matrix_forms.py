@@ -41,7 +41,7 @@ from pympsd_server.ptx.compiled_tier.text.memory_text import FRAGMENT_BYTES, Mem
 from pympsd_server.ptx.compiled_tier.text.warp_forms import arrive, count_arrivals
 from pympsd_server.ptx.isa.datatypes import F16, F32, F64, U16, U32, Array, Value
 from pympsd_server.ptx.isa.machine import WARP
-from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of, space_of
+from pympsd_server.ptx.lowering.ir import Argument, Memory, Not, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.math.floats import canonicalize
 from pympsd_server.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.ptx.matrices.multiply import STORED
@@ -505,7 +505,7 @@ def _copy(text: MemoryText, operation: Operation) -> None:
     available, words = text.vector.constant("i32", size.value), text.vector.of("i32")
     if len(operands) == 4:
         last = operands[3]
-        if isinstance(last, Register) and text.register_bits(last.number) == 1:
+        if isinstance(last, Not) or (isinstance(last, Register) and text.register_bits(last.number) == 1):
             ignored = text.predicate(last, text.vector)
             available = text.choose(text.vector, ignored, words, "zeroinitializer", available)
         else:
