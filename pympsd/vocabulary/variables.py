@@ -62,6 +62,7 @@ RUN: Final = "PYMPSD_RUN"
 refusals."""
 REQUIRE_MPS: Final = "PYMPSD_REQUIRE_MPS"
 LENIENT_LIMITS: Final = "PYMPSD_LENIENT_LIMITS"
+LAUNCH_BLOCKING: Final = "CUDA_LAUNCH_BLOCKING"
 PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
 MEMORY_LIMITS: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
@@ -464,6 +465,14 @@ VARIABLES: Final = (
         "user, below `$XDG_CACHE_HOME` if that is set). It takes at most 256 MB, and may be deleted",
         "backend `emulated`: the daemon does not start; others: reported",
         lambda text: "" if text == "off" or text.startswith("/") else "the absolute path of a directory, or off",
+    ),
+    Setting(
+        LAUNCH_BLOCKING,
+        Reader.CLIENT,
+        "`1`: a launch returns when its kernel has ended, with the kernel's error, except while a stream captures; "
+        "`0` (default): it returns immediately",
+        "reported, and counts as `0`",
+        _switch,
     ),
     Setting(
         EXPLAIN,

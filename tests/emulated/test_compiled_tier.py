@@ -119,6 +119,33 @@ def test_a_fault_names_what_the_numpy_tier_names(
     assert texts[0] == texts[1]
 
 
+WRONG_NUMBER = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %n; .reg .pred %q; mov.u32 %i, %tid.x; setp.ge.u32 %q, %i, 70; INSTRUCTIONS A: B: ret; }"""
+
+
+@pytest.mark.parametrize("tier", ["numpy", "compiled"])
+@pytest.mark.parametrize(
+    ("instructions", "words"),
+    [
+        (
+            "selp.u32 %n, 9, 1, %q; T: .branchtargets A, B; brx.idx %n, T;",
+            "brx.idx to entry 9, which does not exist (kernel k, block (0, 0, 0), thread (70, 0, 0))",
+        ),
+        (
+            "shr.u32 %n, %i, 5; add.u32 %n, %n, 14; bar.sync %n, 32;",
+            "barrier 16 does not exist (kernel k, block (0, 0, 0), thread (64, 0, 0))",
+        ),
+    ],
+)
+def test_a_wrong_number_is_the_fault_of_the_thread_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, instructions: str, words: str, tier: str
+) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", tier)
+    device = Device(1 << 20)
+    with pytest.raises(LaunchFailed, match=re.escape(words)):
+        device.launch(device.load(HEADER + WRONG_NUMBER.replace("INSTRUCTIONS", instructions)), "k", 1, 128, 0)
+
+
 ENDLESS = """.visible .entry k(.param .u64 p)
 { .reg .b32 %v; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
 AGAIN: ld.volatile.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN; st.global.u32 [%a+4], 7; ret; }"""

@@ -221,3 +221,41 @@ def test_blocks_that_follow_are_not_those_of_another_batch(monkeypatch: pytest.M
         assert sum(trace.blocks for trace in list(device.batch_traces)[before:]) == blocks
     finally:
         device.close()
+
+
+MEETINGS = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %t, %v, %sum, %j, %own, %others, %base; .reg .b64 %a, %o; .reg .pred %even, %q;
+.shared .align 4 .b8 s[256];
+ld.param.u64 %a, [p]; mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 8; add.s64 %a, %a, %o; mov.u32 %base, s;
+mad.lo.u32 %own, %t, 4, %base; xor.b32 %others, %own, 4; and.b32 %v, %t, 1; setp.eq.u32 %even, %v, 0;
+mov.u32 %j, 0; mov.u32 %sum, 0;
+AGAIN: add.u32 %v, %t, %j; @%even bra EVEN;
+st.volatile.shared.u32 [%own], %v; bar.warp.sync -1; ld.volatile.shared.u32 %v, [%others]; bar.warp.sync -1; bra ON;
+EVEN: st.volatile.shared.u32 [%own], %v; bar.warp.sync -1; ld.volatile.shared.u32 %v, [%others]; bar.warp.sync -1;
+ON: mad.lo.u32 %sum, %sum, 3, %v; add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 4; @%q bra AGAIN;
+st.global.u32 [%a], %sum; ret; }"""
+"""The lanes of two branches exchange values: they meet at two barriers, before and after they read."""
+
+
+def test_lanes_that_meet_at_two_places_continue_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is taken over at each possible moment, so also when some of the lanes have been released."""
+    threads, numbers = 40, np.arange(40, dtype="u4")
+    device, address, module, setup, sm_of_block = begin(MEETINGS, 1, threads)
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    begin_batch(module, "k", setup, 0, sm_of_block)
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    expected = np.zeros(threads, "u4")
+    for number in range(4):
+        expected = expected * 3 + (numbers ^ 1) + number
+    switches = steps = 0
+    while True:
+        batch: Batch | CompiledBatch = Batch(module, "k", setup, 0, sm_of_block)
+        if any(batch.step(0, Never()) for _ in range(steps)):
+            break
+        batch = switch_tier(batch, module, setup, 0, sm_of_block)
+        switches += isinstance(batch, CompiledBatch)
+        while not batch.step(1.0, Never()):
+            pass
+        np.testing.assert_array_equal(device.get(address, np.zeros((threads, 2), "u4"))[:, 0], expected, str(steps))
+        steps += 1
+    assert switches > 2

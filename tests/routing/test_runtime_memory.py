@@ -273,3 +273,19 @@ fill.pitch = 32
 ok(runtime.cudaGraphAddMemsetNode(graph, None, 0, fill))
 """
     assert run(program, begin=BEGINNING).stdout.split() == ["1", "1"]
+
+
+def test_launches_wait_for_their_kernels_if_cuda_launch_blocking_requests_it(run: Run) -> None:
+    program = """
+stream = ok(runtime.cudaStreamCreateWithFlags(1))
+ok(runtime.cudaStreamBeginCapture(stream, runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed))
+ok(runtime.cudaStreamEndCapture(stream))
+for _ in range(3):  # repeated launches take a shorter way
+    ctypes.c_uint32.from_address(shared[0]).value = 0
+    write_slowly(shared[0])
+    print(read(shared[0]))
+arguments = (64,), (ctypes.c_void_p,)
+print(int(driver.cuLaunchKernel(driver.CUfunction(int(kernel)), 1, 1, 1, 1, 1, 1, 0, 0, arguments, 0)[0]))
+"""
+    done = run(program, begin=SLOW, CUDA_LAUNCH_BLOCKING="1")
+    assert done.stdout.split() == ["42", "42", "42", "700"]

@@ -9,10 +9,12 @@ costs two dictionary look-ups, one pack and one send; with the extension it cost
 
 from __future__ import annotations
 
+import os
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from pympsd.vocabulary.variables import LAUNCH_BLOCKING, read
 from pympsd.wire.records import NO_CLUSTER, pack_launch_flags
 from pympsd_client._arguments.bindings import DONE
 from pympsd_client._arguments.errors import CudaError, fail, invalid_handle, invalid_value
@@ -33,7 +35,7 @@ from pympsd_client._objects.code.module import Function, functions
 from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.context import current
 from pympsd_client._objects.process import process
-from pympsd_client._objects.stream import PER_THREAD, resolve
+from pympsd_client._objects.stream import PER_THREAD, resolve, synchronize
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
@@ -44,6 +46,7 @@ _CACHED: Final = 256
 
 A further shape removes all kept shapes, which are checked again when they are used. A further packer is not kept.
 """
+_WAITS: Final = read(os.environ, LAUNCH_BLOCKING) == "1"
 _RAW: Final = ("raw",)
 _known: Final = functions.get
 
@@ -94,7 +97,10 @@ def launch(
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if cache is not None and cache.needs_plan and not flags and stream_handle != PER_THREAD:
+    if _WAITS:
+        if intercepted.by is None:
+            synchronize(stream_handle)
+    elif cache is not None and cache.needs_plan and not flags and stream_handle != PER_THREAD:
         _add_plan(cache, epoch, handle, function, shape, stream_handle, parameters, transport, record)
 
 

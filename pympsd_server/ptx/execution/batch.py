@@ -176,7 +176,8 @@ class Batch:
 
     def groups_at_rest(self) -> dict[int, list[Group]] | None:
         """Return the groups of all living threads by block, or None if no thread is left or some thread waits."""
-        is_waiting = self._parked or self._state.asleep or (self._barriers is not None and self._barriers.in_use)
+        in_use = self._barriers is not None and self._barriers.in_use
+        is_waiting = self._parked or self._released or self._state.asleep or in_use
         return None if is_waiting or not self._run else self._run
 
     @property
@@ -272,7 +273,8 @@ class Batch:
     ) -> None:
         index = spread(index, threads.count)
         if int(index.max()) >= len(plan.targets):
-            raise LaunchFailed(f"brx.idx to entry {int(index.max())} of {len(plan.targets)}")
+            at = int(np.argmax(index >= len(plan.targets)))
+            raise LaunchFailed(f"brx.idx to entry {int(index[at])}, which does not exist", position=at)
         for entry, (target, registers) in enumerate(zip(plan.targets, outgoing, strict=True)):
             selected = np.flatnonzero(index == entry)
             if len(selected):
@@ -372,7 +374,8 @@ class Batch:
         barrier = plan.barrier
         assert barrier is not None
         if not barrier.cluster and int(number.max()) >= BARRIERS:
-            raise LaunchFailed(f"barrier {int(number.max())} does not exist")
+            at = int(np.argmax(number >= BARRIERS))
+            raise LaunchFailed(f"barrier {int(number.flat[at])} does not exist", position=at)
         everyone = threads.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
         if everyone and not barrier.arrive and predicate is None:
             self._move(plan.following, Group(threads, registers))

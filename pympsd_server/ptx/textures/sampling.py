@@ -130,6 +130,8 @@ class _Place:
     sizes: list[int]
     modes: list[int]
     layer: Array
+    colour: Array
+    """The four channels outside of the level, if the address mode is BORDER."""
 
 
 def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> _Place:
@@ -144,18 +146,24 @@ def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Arr
         face, across, down = cube_face(*(finite(coordinate) for coordinate in place))
         layer = np.minimum(layer * _FACES + face, level.depth - 1)
         sizes = [level.width, level.height]
-        return _Place(level, [across * sizes[0], down * sizes[1]], sizes, [AddressMode.CLAMP] * 2, layer)
+        return _Place(level, [across * sizes[0], down * sizes[1]], sizes, modes[:2], layer, border(texture))
     sizes = [level.width, level.height, level.depth][: len(place)]
     is_normalized = bool(texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
     places = [
         finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
     ]
-    if texture.kind is TexturedKind.LINEAR:
-        modes = [AddressMode.BORDER] * 3
+    colour = border(texture)
+    if _fetches_elements(texture, place):
+        modes, colour = [AddressMode.BORDER] * 3, np.zeros((4, 1), S64)
     elif not is_normalized:
         # Only normalized coordinates can wrap or be mirrored.
         modes = [mode if mode == AddressMode.BORDER else AddressMode.CLAMP for mode in modes]
-    return _Place(level, places, sizes, modes[: len(sizes)], layer)
+    return _Place(level, places, sizes, modes[: len(sizes)], layer, colour)
+
+
+def _fetches_elements(texture: TextureObject, place: tuple[Array, ...]) -> bool:
+    """Return whether elements are only fetched: outside of the texture they are 0, whatever its sampling is."""
+    return texture.kind is TexturedKind.LINEAR or place[-1].dtype.kind != "f"
 
 
 def _sample_level(
@@ -163,12 +171,7 @@ def _sample_level(
 ) -> Array:
     """Return filtered elements of one level."""
     at = _place(texture, level, geometry, place)
-    if (
-        not texture.sampling.filter
-        or not texture.is_float
-        or place[-1].dtype.kind != "f"
-        or texture.kind is TexturedKind.LINEAR
-    ):
+    if _fetches_elements(texture, place) or not texture.sampling.filter or not texture.is_float:
         return _element(state, texture, at, [nearest(coordinate) for coordinate in at.coordinates])
     total = np.zeros((4, len(at.layer)))
     around = [neighbours(coordinate) for coordinate in at.coordinates]
@@ -181,9 +184,8 @@ def _sample_level(
 
 
 def _element(state: BatchState, texture: TextureObject, place: _Place, index: list[Array]) -> Array:
-    """Return the elements at ``index`` in the level of a place.
-
-    Outside the level, the address mode BORDER gives the border colour; the other modes map the index to an element.
+    """Return the elements at ``index`` in the level of a place. Outside of it, modes other than BORDER map the index
+    to an element.
     """
     inside: Array | None = None
     indices = []
@@ -195,7 +197,7 @@ def _element(state: BatchState, texture: TextureObject, place: _Place, index: li
     y = indices[1] if len(indices) > 1 else np.zeros_like(place.layer)
     z = indices[2] if len(indices) > 2 else place.layer
     element = read(state, texture, place.level, indices[0], y, z)
-    return element if inside is None else np.where(inside, element, border(texture))
+    return element if inside is None else np.where(inside, element, place.colour)
 
 
 def gather_texels(
@@ -216,8 +218,7 @@ def gather_texels(
         at = _place(texture, texture.levels[0], geometry, place)
         (x, _), (y, _) = (neighbours(coordinate) for coordinate in at.coordinates)
         corners = ((x, y + 1), (x + 1, y + 1), (x + 1, y), (x, y))
-        rows = [_element(state, texture, at, list(corner))[channel] for corner in corners]
-        return _bits(np.array(rows))
+        return _bits(np.array([_element(state, texture, at, list(corner))[channel] for corner in corners]))
 
     return list(run_by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
 
