@@ -21,7 +21,7 @@ from pympsd.wire.texture_object import (
     pack,
     unpack,
 )
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.isa.faults import Cancelled, IllegalAddress, LaunchFailed, MisalignedAddress
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, CancelAfter, Device, batches
@@ -84,7 +84,7 @@ class Machine:
         self, format: int, channels: int, *levels: Level, kind: TexturedKind = TexturedKind.ARRAY, **how: Any
     ) -> int:
         """Return the handle of a new object."""
-        descriptor = pack(TextureObject(kind, format, channels, Sampling(border=BITS, **how), levels))
+        descriptor = pack(TextureObject(kind, format, channels, Sampling(**({"border": BITS} | how)), levels))
         return self.device.put(np.frombuffer(descriptor, np.uint8))
 
 
@@ -182,7 +182,7 @@ def test_coordinates_beyond_every_integer(machine: Machine, mode: int) -> None:
 
 @pytest.mark.parametrize("mode", [WRAP, CLAMP, MIRROR, BORDER])
 def test_integer_coordinates_are_not_normalized(machine: Machine, mode: int) -> None:
-    """Integer coordinates neither wrap nor are mirrored, not even in a texture with normalized coordinates."""
+    """Elements are 0 beyond the texture, whatever its address modes and border are; as recorded on an H200."""
     texture = machine.object(
         U32, 1, machine.array(np.arange(1, 5, dtype="u4").reshape(1, 1, 4, 1)),
         address_modes=(mode,) * 3, flags=NORMALIZED | AS_INTEGER,
@@ -190,22 +190,52 @@ def test_integer_coordinates_are_not_normalized(machine: Machine, mode: int) -> 
     text = module("tex.1d.v4.u32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     rows = np.zeros((6, 4), "i4")
     rows[:, 0] = (-6, -1, 0, 3, 4, 9)
-    outside = (BITS[0],) * 2
-    expected = [*outside, 1, 4, *outside] if mode == BORDER else [1, 1, 1, 4, 4, 4]
-    np.testing.assert_array_equal(machine.run(text, texture, rows)[:, 0], expected)
+    np.testing.assert_array_equal(machine.run(text, texture, rows)[:, 0], [0, 0, 1, 4, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("format", "channels", "colour"),
+    [
+        (U8, 1, [0x78, 0, 0, 0]),
+        (S8, 4, [0x78, 0xFFFFFF98, 0xFFFFFFFF, 1]),
+        (U16, 2, [0x5678, 0xBA98, 0, 0]),
+        (S32, 2, [0x12345678, 0xFEDCBA98, 0, 0]),
+        (F16, 2, [0, 0xC77FE000, 0, 0]),
+        (F32, 1, [0x12345678, 0, 0, 0]),
+    ],
+)
+def test_the_border_has_the_format_of_the_elements(
+    machine: Machine, format: int, channels: int, colour: list[int]
+) -> None:
+    """Integers are truncated, halves are at most 65504, and what the elements lack is 0; as recorded on an H200."""
+    level = machine.array(elements(format, (1, 1, 4, channels)))
+    how = {"address_modes": (BORDER,) * 3, "border": (0x12345678, 0xFEDCBA98, 0x1FF, 0x80008001)}
+    texture = machine.object(format, channels, level, flags=AS_INTEGER, **how)
+    text = module("tex.1d.v4.u32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0}];")
+    assert machine.run(text, texture, np.full((1, 4), 9, "f4"))[0].tolist() == colour
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(WRAP, 2.5), (CLAMP, 1), (BORDER, 0.625)])
+def test_a_cube_uses_the_address_modes_at_the_edges_of_faces(machine: Machine, mode: int, expected: float) -> None:
+    """As recorded on an H200: only with CLAMP an edge does not depend on what is beyond it."""
+    texels = np.arange(1, 5, dtype="f4").reshape(1, 1, 4, 1).repeat(4, 1).repeat(6, 0)
+    texture = machine.object(F32, 1, machine.array(texels), filter=1, address_modes=(mode, CLAMP, CLAMP))
+    text = module("tex.cube.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0, %f1, %f2, %f2}];")
+    at_the_edge = np.array([[-1, 0, 1, 0]], "f4")  # the leftmost place of the face +z, as x and z are equal
+    at_the_edge[0, 0] = -np.nextafter(np.float32(1), np.float32(0))
+    assert machine.run(text, texture, at_the_edge).view("f4")[0, 0] == expected
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("format", DTYPES)
 def test_formats(machine: Machine, format: int, channels: int) -> None:
-    """Integers as they are, or from -1 or 0 to 1; channels that are not there are 0, 0 and 1."""
+    """Integers as they are, or from -1 or 0 to 1; channels that are not there are 0."""
     texels = elements(format, (1, 1, 16, channels))
     level = machine.array(texels)
     coordinates = np.zeros((16, 4), "f4")
     coordinates[:, 0] = np.arange(16)
     text = module("tex.1d.v4.s32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0}];")
     expected = np.zeros((16, 4), texels.dtype)
-    expected[:, 3] = 1
     expected[:, :channels] = texels[0, 0]
     raw = machine.run(text, machine.object(format, channels, level, flags=AS_INTEGER), coordinates)
     if format in (F16, F32):
@@ -236,8 +266,8 @@ def test_formats_that_are_always_normalized(machine: Machine, number: int) -> No
 def test_words_of_three_channels_of_10_bits_and_one_of_2(machine: Machine) -> None:
     texels = np.array([0x3FF, 0x3FF << 10, 0x3FF << 20, 3 << 30, 2 << 30 | 1 << 20 | 2 << 10 | 3], np.uint32)
     level = machine.array(texels.reshape(1, 1, 5, 1))
-    threads = np.arange(6, dtype="i4").reshape(6, 1).repeat(4, 1)
-    text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
+    threads = np.arange(6, dtype="f4").reshape(6, 1).repeat(4, 1)
+    text = module("tex.1d.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0}];")
     texture = machine.object(PACKED, 4, level, flags=AS_INTEGER, address_modes=(BORDER,) * 3)
     actual = machine.run(text, texture, threads).view("f4")
     border = [256 / 1023, 512 / 1023, 767 / 1023, 0]  # BORDER_COLOUR in the format of the elements
@@ -264,7 +294,7 @@ def test_elements_of_linear_memory(machine: Machine) -> None:
     texture = machine.object(F32, 1, rows, kind=TexturedKind.PITCHED, address_modes=(CLAMP, BORDER, CLAMP))
     text = module("tex.2d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
     threads = np.array([[0, 0], [2, 1], [9, 1], [1, 2]], "i4").repeat(2, 1)[:, [0, 2, 1, 3]]
-    np.testing.assert_array_equal(machine.run(text, texture, threads).view("f4")[:, 0], [1, 7, 7, 0.25])
+    np.testing.assert_array_equal(machine.run(text, texture, threads).view("f4")[:, 0], [1, 7, 0, 0])
 
 
 @pytest.mark.parametrize("linear", [False, True])

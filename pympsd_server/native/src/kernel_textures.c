@@ -37,7 +37,7 @@ typedef struct {
     Head head;
     Level level;
     uint32_t format, channel_bytes, element_bytes, mode[3];
-    int is_float, is_signed;
+    int is_float, is_signed, fetches; // only fetches elements: outside of the texture they are 0
     double greatest, least; // the range of integers that are read as -1 or 0 to 1
     uint8_t *memory;
 } Object;
@@ -93,9 +93,10 @@ static int read_object(Worker *c, uint64_t site, uint64_t handle, uint32_t how, 
     end += (unsigned __int128)(l->height - 1) * l->pitch + l->width * o->element_bytes;
     if (!has_all(c, site + 1, l->address, end))
         return 1;
-    int repeats = h->flags & NORMALIZED_COORDINATES && !(how & INTEGERS);
+    int repeats = (h->flags & NORMALIZED_COORDINATES) != 0;
+    o->fetches = h->kind == LINEAR || how & INTEGERS;
     for (int i = 0; i < 3; i++)
-        o->mode[i] = h->kind == LINEAR ? BORDER_COLOUR : repeats || h->modes[i] == BORDER_COLOUR ? h->modes[i] : CLAMP;
+        o->mode[i] = o->fetches ? BORDER_COLOUR : repeats || h->modes[i] == BORDER_COLOUR ? h->modes[i] : CLAMP;
     o->memory = (uint8_t *)(l->address + (uint64_t)c->delta);
     o->handle = handle;
     return 0;
@@ -103,10 +104,6 @@ static int read_object(Worker *c, uint64_t site, uint64_t handle, uint32_t how, 
 
 static int decode(const Object *o, const uint8_t *element, Texel *t) {
     *t = (Texel){0};
-    if (o->is_float)
-        t->f[3] = 1;
-    else
-        t->i[3] = 1;
     for (uint32_t k = 0; k < o->head.channels; k++, element += o->channel_bytes) {
         uint32_t raw = 0, away = 32 - 8 * o->channel_bytes;
         if (o->format == FLOAT) {
@@ -133,16 +130,31 @@ static int decode(const Object *o, const uint8_t *element, Texel *t) {
     return 0;
 }
 
+// Round a value to a half, at most the greatest finite one.
+static double round_to_half(double value) {
+    int exponent;
+    double near = value < -65504 ? -65504 : value > 65504 ? 65504 : value;
+    (void)frexp(near, &exponent);
+    double step = ldexp(1, (exponent < -13 ? -13 : exponent) - 11);
+    return rint(near / step) * step;
+}
+
+// Read the colour of the border, in the format of the elements.
 static void read_border(const Object *o, Texel *t) {
-    for (int k = 0; k < 4; k++) {
-        uint32_t bits = o->head.kind == LINEAR ? 0 : o->head.border[k];
+    *t = (Texel){0};
+    if (o->fetches)
+        return;
+    for (uint32_t k = 0; k < o->head.channels; k++) {
+        uint32_t bits = o->head.border[k], away = 32 - 8 * o->channel_bytes;
         float value;
         memcpy(&value, &bits, 4);
         if (!o->is_float)
-            t->i[k] = (int32_t)bits;
-        else if (o->format == HALF || o->format == FLOAT)
+            t->i[k] = o->is_signed ? (int32_t)(bits << away) >> away : (int64_t)(bits << away >> away);
+        else if (o->format == FLOAT)
             t->f[k] = value;
-        else { // the colour has the format of the elements
+        else if (o->format == HALF)
+            t->f[k] = round_to_half(value);
+        else {
             double near = value < o->least ? o->least : value > 1 ? 1 : value;
             t->f[k] = floor(near * o->greatest + 0.5) / o->greatest;
         }
@@ -235,7 +247,7 @@ static int sample_one(const Object *o, uint32_t how, const Access *access, uint3
     for (int i = 0; i < dimensions; i++)
         if (locate(o, how, i, access->place[i + is_layered][lane], &place[i]))
             return 1;
-    if (o->head.filter && o->is_float && !(how & INTEGERS) && o->head.kind != LINEAR)
+    if (o->head.filter && o->is_float && !o->fetches)
         return mix(o, dimensions, place, index[2], t);
     for (int i = 0; i < dimensions; i++)
         index[i] = floor_of(place[i]);

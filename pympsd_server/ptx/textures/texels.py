@@ -15,7 +15,6 @@ from pympsd.wire.texture_object import (
     PACKED,
     AddressMode,
     Level,
-    TexturedKind,
     TextureFlag,
     TextureObject,
     unpack,
@@ -83,13 +82,12 @@ def addresses(texture: TextureObject, level: Level, x: Array, y: Array, z: Array
 
 
 def read(state: BatchState, texture: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
-    """Return elements as four rows of channels (float64 or int64). Missing channels are 0, and the fourth is 1."""
+    """Return elements as four rows of channels (float64 or int64). Channels that an element does not have are 0."""
     dtype = _DTYPES[texture.format]
     size = dtype.itemsize
     index = global_elements(state, addresses(texture, level, x, y, z), size, texture.element_bytes, size)
     view = state.view("global", dtype)
     texels = np.zeros((4, len(x)), F64 if texture.is_float else S64)
-    texels[3] = 1
     if texture.format == PACKED:
         for channel, greatest in enumerate(_PACKED_GREATEST):
             texels[channel] = (view[index] >> np.uint32(10 * channel) & np.uint32(greatest)) / greatest
@@ -110,19 +108,17 @@ def _convert(texture: TextureObject, raw: Array, channel: int) -> Array:
 
 
 def border(texture: TextureObject) -> Array:
-    """Return the colour of the border in the form of `read`, with one column."""
-    bits = np.array(texture.sampling.border, U32)
-    if texture.kind is TexturedKind.LINEAR:
-        bits = np.zeros(4, U32)
+    """Return the colour of the border in the form of `read`, with one column, in the format of the elements."""
+    bits, dtype = np.array(texture.sampling.border, U32), _DTYPES[texture.format]
     if not texture.is_float:
-        return bits.view(S32).astype(S64)[:, None]
-    colour: Array = bits.view(F32).astype(F64)
-    dtype = _DTYPES[texture.format]
-    if dtype.kind != "f":
-        # Round the colour as the elements' format does.
+        colour: Array = bits.astype(dtype).astype(S64)
+    elif dtype.kind == "f":
+        colour = np.clip(bits.view(F32), np.finfo(dtype).min, np.finfo(dtype).max).astype(dtype).astype(F64)
+    else:
         greatest = _PACKED_GREATEST if texture.format == PACKED else np.iinfo(dtype).max
         least = -1.0 if dtype.kind == "i" else 0.0
-        colour = np.floor(np.clip(colour, least, 1.0) * greatest + 0.5) / greatest
+        colour = np.floor(np.clip(bits.view(F32).astype(F64), least, 1.0) * greatest + 0.5) / greatest
+    colour[4 if texture.format == PACKED else texture.channels :] = 0
     return colour[:, None]
 
 
