@@ -34,7 +34,7 @@ from pympsd_client._connect.handshake import (
     connect_to_daemon,
     request_session,
 )
-from pympsd_client._objects.context import Context, contexts
+from pympsd_client._objects.context import Context, contexts, when_reset
 
 _FORKED: Final = (
     "CUDA cannot be used in a process forked after cuInit; start the child with spawn or exec, or fork before cuInit"
@@ -211,10 +211,15 @@ class Primary:
                 self.context.close(connection)
 
     def reset(self, connection: Connection) -> None:
-        """Close the context, which frees its objects. Users keep their references, and retain it to continue."""
+        """Close the context, which frees its objects, and free the page-locked memory that was allocated in it.
+
+        Users keep their references, and retain it to continue.
+        """
         with self._changing:
             if self.context is not None:
                 self.context.close(connection)
+                for free in when_reset:
+                    free(self.context)
 
 
 def _deinitialized_error() -> CudaError:

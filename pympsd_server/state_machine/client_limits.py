@@ -74,20 +74,18 @@ def round_affinity(requested: int, available: int, device: DeviceProperties) -> 
 
 
 def count_context_sms(
-    process: ThreadPercentage,
-    environment: Mapping[str, str],
+    percentage: ThreadPercentage,
     device: DeviceProperties,
-    thread_percentage: float | None,
-    affinity: int | None,
+    affinity: int | None = None,
     partition: int | None = None,
     max_sms: int | None = None,
 ) -> int:
     """Return the number of SMs of a new context, by all three levels. Raise AffinityRefused.
 
-    ``environment``: the client's when it connected, which alone can enable per-context partitioning; ``partition``:
-    the number of SMs of a green context; ``max_sms``: the number of SMs of the client's static partition.
+    ``percentage``: the context's, from `choose_percentage`; ``partition``: the number of SMs of a green context;
+    ``max_sms``: the number of SMs of the client's static partition.
     """
-    available = count_process_sms(choose_percentage(process, environment, thread_percentage), device, max_sms)
+    available = count_process_sms(percentage, device, max_sms)
     if partition is not None:
         if not device.is_volta_or_newer or not 1 <= partition <= available:
             raise AffinityRefused(f"a green context has 1 to {available} SMs of a Volta or newer device")
@@ -279,8 +277,9 @@ def count_requested_sms(
         environment = {}  # a variable in it would enable percentages of contexts
     elif request.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
         percentage = _percentage_by_device(request, visible, is_lenient=is_lenient(environment))
-    requested = percentage, request.affinity, request.partition, _max_multiprocessors(limits, ordinal, device)
-    return count_context_sms(_percentage(limits, ordinal), environment, device, *requested)
+    chosen = choose_percentage(_percentage(limits, ordinal), environment, percentage)
+    max_sms = _max_multiprocessors(limits, ordinal, device)
+    return count_context_sms(chosen, device, request.affinity, request.partition, max_sms)
 
 
 def _percentage(limits: ClientLimits, ordinal: int) -> ThreadPercentage:

@@ -12,7 +12,8 @@ from functools import partial
 import pytest
 
 from pympsd.vocabulary.variables import TIER
-from pympsd_server.ptx.compiled_tier import kernel_writer, selection
+from pympsd_server.ptx.compiled_tier.batches import selection
+from pympsd_server.ptx.compiled_tier.text import kernel_writer
 from pympsd_server.ptx.lowering.ir import Operation
 from tests.gpu.devices import DEVICES
 

@@ -11,8 +11,8 @@ import numpy as np
 from attrs import define
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.selection import begin_batch, max_blocks
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.selection import begin_batch, max_blocks
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.loading.program import Program, load_program

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.ptx.compiled_tier import batch as compiled_batch
+from pympsd_server.ptx.compiled_tier.batches import batch as compiled_batch
 from pympsd_server.ptx.isa.datatypes import DTYPES
 from pympsd_server.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from tests.emulated.conftest import use_tier

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pympsd_server.native.library import load
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.isa.faults import MisalignedAddress
 from pympsd_server.ptx.runtime import atomics
 from tests.emulated.fragments import Array, run_fragment

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
-from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
+from pympsd_server.ptx.compiled_tier.text.kernel_writer import write_text
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.isa.faults import DeviceFault
 from pympsd_server.ptx.loading.program import load_program

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.selection import begin_batch
 from pympsd_server.ptx.compiled_tier.native_runtime import CACHE_LINE
-from pympsd_server.ptx.compiled_tier.selection import begin_batch
 from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.harness import HEADER, Device, Never, pack, three
@@ -118,7 +118,7 @@ def test_blocks_on_several_threads_wait_for_each_other(monkeypatch: pytest.Monke
     def refuse(*_: Any) -> None:
         raise AssertionError("the NumPy tier took a block over")
 
-    monkeypatch.setattr("pympsd_server.ptx.compiled_tier.batch.Batch", refuse)
+    monkeypatch.setattr("pympsd_server.ptx.compiled_tier.batches.batch.Batch", refuse)
     device = Device(1 << 20)
     address = device.put(np.zeros(2, "u4"))
     batch = begin(device, GRID_SYNC, blocks, 64, address)

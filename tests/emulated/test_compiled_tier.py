@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from processes import wait_until
 
-from pympsd_server.ptx.compiled_tier import batch as compiled_batch
-from pympsd_server.ptx.compiled_tier import selection
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches import batch as compiled_batch
+from pympsd_server.ptx.compiled_tier.batches import selection
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.ptx.compiled_tier.compilation.compile_queue import CompileQueue
-from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
-from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
-from pympsd_server.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
-from pympsd_server.ptx.compiled_tier.stop_text import StopText
+from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode
+from pympsd_server.ptx.compiled_tier.text.kernel_writer import write_text
+from pympsd_server.ptx.compiled_tier.text.stop_text import StopText
 from pympsd_server.ptx.execution.bounded_use import BoundedUse
 from pympsd_server.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
 from pympsd_server.ptx.runtime.batch_state import LaunchSetup
@@ -227,7 +227,7 @@ def _no_block_goes_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("the NumPy tier took a block over")
 
-    monkeypatch.setattr("pympsd_server.ptx.compiled_tier.batch.Batch", refuse)
+    monkeypatch.setattr("pympsd_server.ptx.compiled_tier.batches.batch.Batch", refuse)
 
 
 @pytest.mark.usefixtures("_no_block_goes_to_numpy")

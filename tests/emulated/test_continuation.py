@@ -14,10 +14,10 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.scheduling import kernel_run
-from pympsd_server.ptx.compiled_tier import selection
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.continuation import Exits
-from pympsd_server.ptx.compiled_tier.selection import begin_batch, switch_tier
+from pympsd_server.ptx.compiled_tier.batches import selection
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.continuation import Exits
+from pympsd_server.ptx.compiled_tier.batches.selection import begin_batch, switch_tier
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.runtime.batch_state import LaunchSetup

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from recorded_corpus import CORPUS, KERNELS, failures, is_recorded, load_recorded, maps_of, module_of, objects_of
 
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.isa.faults import IllegalInstruction
 from pympsd_server.ptx.loading.linking import LoadedModule

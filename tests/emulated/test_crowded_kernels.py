@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.ptx.compiled_tier import dispatch_text
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.text import dispatch_text
+from pympsd_server.ptx.compiled_tier.text.kernel_writer import write_text
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 from tests.emulated.test_corpus import check_recorded

@@ -20,9 +20,9 @@ import pytest
 from processes import SECONDS, children_of, wait_until
 
 from pympsd.vocabulary.variables import BadSetting
-from pympsd_server.ptx.compiled_tier import machine_code, selection
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.compilation import compiler_process, kernel_cache
+from pympsd_server.ptx.compiled_tier.batches import selection
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.compilation import compiler_process, kernel_cache, machine_code
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.kernel_writer import write_text
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.text.kernel_writer import write_text
 from pympsd_server.ptx.isa.faults import IllegalAddress
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.isa.faults import DeviceFault
 from tests.emulated.harness import HEADER, Device, Never, batches
 

@@ -21,7 +21,7 @@ from pympsd.wire.texture_object import (
     pack,
     unpack,
 )
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.isa.faults import Cancelled, IllegalAddress, LaunchFailed, MisalignedAddress
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, CancelAfter, Device, batches

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.lowering import control_flow
 from tests.emulated.conftest import use_tier
 from tests.emulated.generated_kernels import BLOCKS, Kernel

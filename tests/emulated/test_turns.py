@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.ptx.compiled_tier.turns import BEFORE_LOAD, BEFORE_STORE, find_turns
+from pympsd_server.ptx.compiled_tier.planning.turns import BEFORE_LOAD, BEFORE_STORE, find_turns
 from pympsd_server.ptx.loading.program import load_program
 from pympsd_server.ptx.lowering.control_flow import build_blocks
 from tests.emulated.harness import HEADER, Device

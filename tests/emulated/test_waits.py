@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.isa.faults import Cancelled, LaunchFailed
 from tests.emulated.harness import HEADER, Device, Never, batches, three

@@ -289,3 +289,19 @@ print(int(driver.cuLaunchKernel(driver.CUfunction(int(kernel)), 1, 1, 1, 1, 1, 1
 """
     done = run(program, begin=SLOW, CUDA_LAUNCH_BLOCKING="1")
     assert done.stdout.split() == ["42", "42", "42", "700"]
+
+
+def test_a_reset_frees_page_locked_memory(run: Run) -> None:
+    """Recorded: H200, driver 580.159, CUDA 13.0."""
+    program = """
+import mmap
+
+own = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+host, place = int(ok(runtime.cudaHostAlloc(64, 0))), ctypes.addressof(ctypes.c_char.from_buffer(own))
+ok(runtime.cudaHostRegister(place, 4096, 0))
+ok(runtime.cudaDeviceReset())
+ok(runtime.cudaFree(0))
+print(int(ok(runtime.cudaPointerGetAttributes(host)).type), int(runtime.cudaFreeHost(host)[0]))
+ok(runtime.cudaHostUnregister(place))
+"""
+    assert run(program, begin=BEGINNING).stdout.split() == ["0", "1"]

@@ -157,7 +157,7 @@ def test_an_affinity_gives_at_least_what_is_requested_and_at_most_all(available:
 @pytest.mark.parametrize(("requested", "expected"), [(20, 26), (90, 104), (80, 104), (None, 104)])
 def test_the_recorded_percentages_of_contexts(requested: float | None, expected: int) -> None:
     """Client 987: under per-context partitioning 20 % and 90 % in a process that began with 80 %."""
-    assert count_context_sms(ThreadPercentage(80), EACH, H200, requested, None) == expected
+    assert count_context_sms(choose_percentage(ThreadPercentage(80), EACH, requested), H200) == expected
 
 
 @given(st.none() | st.floats(), st.none() | st.integers(), PERCENTAGES, st.booleans())
@@ -166,7 +166,8 @@ def test_no_request_gives_a_client_more_than_its_process_may_use(
 ) -> None:
     most = count_process_sms(ThreadPercentage(process), H200)
     try:
-        granted = count_context_sms(ThreadPercentage(process), EACH if each else {}, H200, percentage, affinity)
+        chosen = choose_percentage(ThreadPercentage(process), EACH if each else {}, percentage)
+        granted = count_context_sms(chosen, H200, affinity)
     except AffinityRefused:
         assert affinity is not None
         assert not 1 <= affinity <= most or percentage is not None
@@ -186,16 +187,16 @@ def test_an_invalid_percentage_of_a_context_means_no_limit(requested: float) -> 
 
 def test_an_affinity_is_limited_by_the_contexts_percentage() -> None:
     """A context's own 20 % are 26 SMs: an affinity beyond them is refused."""
-    assert count_context_sms(ThreadPercentage(80), EACH, H200, 20, 25) == 26
+    assert count_context_sms(ThreadPercentage(20), H200, 25) == 26
     with pytest.raises(AffinityRefused, match="1 to 26"):
-        count_context_sms(ThreadPercentage(80), EACH, H200, 20, 27)
+        count_context_sms(ThreadPercentage(20), H200, 27)
 
 
 def test_before_volta_there_are_no_percentages_and_no_affinity() -> None:
     assert count_process_sms(ThreadPercentage(10), P100) == 56
-    assert count_context_sms(ThreadPercentage(10), EACH, P100, 10, None) == 56
+    assert count_context_sms(ThreadPercentage(10), P100) == 56
     with pytest.raises(AffinityRefused, match="Volta or newer"):
-        count_context_sms(ThreadPercentage(100), {}, P100, None, 8)
+        count_context_sms(ThreadPercentage(100), P100, 8)
 
 
 # --- memory

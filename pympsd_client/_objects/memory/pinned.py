@@ -11,7 +11,7 @@
 - **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
   Allocations in progress count (``_pending_bytes``).
 - As in CUDA with unified addressing, the memory belongs to the process, not to a context, and stays until it is
-  freed.
+  freed. Resetting the device on which it was allocated frees it, too (recorded on an H200).
 
 Copies look up addresses without a lock. So the starts and regions are one tuple, which is replaced as a whole.
 """
@@ -34,6 +34,7 @@ from attrs import field, frozen
 from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
+from pympsd_client._objects.context import when_reset
 from pympsd_client._objects.handle_table import next_buffer_id
 from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
@@ -230,6 +231,13 @@ class Pinned:
             del self._regions[address]
             self._order_shared()
         pages.close()
+
+    def free_after_reset(self, context: Context) -> None:
+        """Free the memory that was allocated in a context; registered memory stays."""
+        for region in tuple(self._regions.values()):
+            if region.context is context and region.pages is not None:
+                with suppress(CudaError):  # another thread has freed it
+                    self.free(region.address)
 
     def _pages_at(self, address: int) -> SharedPages:
         region = self._regions.get(address)
@@ -436,6 +444,7 @@ def _whole_pages(address: int, size: int) -> tuple[int, int]:
 
 
 pinned: Final = Pinned()
+when_reset.append(pinned.free_after_reset)
 os.register_at_fork(
     before=pinned.prepare_fork,
     after_in_parent=partial(pinned.finish_fork, False),

@@ -1,5 +1,5 @@
 // Runs the warps of compiled kernels: blocks begin, wait at barriers and end here. The theory of operation is in
-// compiled_tier/batch.py.
+// compiled_tier/batches/batch.py.
 #define _GNU_SOURCE
 #include "kernels.h"
 #include <sched.h>

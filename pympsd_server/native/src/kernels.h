@@ -1,5 +1,5 @@
 // The batches of compiled kernels, for C, generated code and Python. The theory of operation is in
-// compiled_tier/batch.py; native_runtime.py declares the same structures.
+// compiled_tier/batches/batch.py; native_runtime.py declares the same structures.
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>

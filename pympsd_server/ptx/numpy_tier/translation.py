@@ -11,7 +11,7 @@ meanwhile. So the source is compiled in pieces.
 Generated code can call NumPy and the public functions of the modules in _LIBRARY. Their names must be unique; after
 renaming one, change the emitters that write it.
 
-The compiled tier uses the same emitters for instructions that only compute (compiled_tier/shared_forms.py).
+The compiled tier uses the same emitters for instructions that only compute (compiled_tier/text/shared_forms.py).
 """
 
 import threading

@@ -7,6 +7,7 @@ weights are rounded to 8 bits of fraction (recorded in tests/data/corpus, textur
 """
 
 import numpy as np
+from attrs import frozen
 
 from pympsd.wire.texture_object import AddressMode, Level, TexturedKind, TextureFlag, TextureObject
 from pympsd_server.ptx.isa.datatypes import F32, S64, U32, Array, Value
@@ -120,11 +121,20 @@ def _sample_each_level(
     return texels
 
 
-Place = tuple[list[Array], list[int], list[int], Array]
-"""Coordinates in elements, the sizes and address modes of their dimensions, and the slice of each thread."""
+@frozen
+class _Place:
+    """The place of each thread's sample in a level: its coordinates in elements, and its slice."""
+
+    level: Level
+    coordinates: list[Array]
+    sizes: list[int]
+    modes: list[int]
+    layer: Array
+    colour: Array
+    """The four channels outside of the level, if the address mode is BORDER."""
 
 
-def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Place:
+def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> _Place:
     """Return the places of coordinates in a level; a cube's face is chosen here and counts as a layer."""
     modes = list(texture.sampling.address_modes)
     count = len(place[0])
@@ -135,23 +145,20 @@ def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Arr
     if geometry.endswith("cube"):
         face, across, down = cube_face(*(finite(coordinate) for coordinate in place))
         layer = np.minimum(layer * _FACES + face, level.depth - 1)
-        return (
-            [across * level.width, down * level.height],
-            [level.width, level.height],
-            modes[:2],
-            layer,
-        )
+        sizes = [level.width, level.height]
+        return _Place(level, [across * sizes[0], down * sizes[1]], sizes, modes[:2], layer, border(texture))
     sizes = [level.width, level.height, level.depth][: len(place)]
     is_normalized = bool(texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
     places = [
         finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
     ]
+    colour = border(texture)
     if _fetches_elements(texture, place):
-        modes = [AddressMode.BORDER] * 3
+        modes, colour = [AddressMode.BORDER] * 3, np.zeros((4, 1), S64)
     elif not is_normalized:
         # Only normalized coordinates can wrap or be mirrored.
         modes = [mode if mode == AddressMode.BORDER else AddressMode.CLAMP for mode in modes]
-    return places, sizes, modes[: len(sizes)], layer
+    return _Place(level, places, sizes, modes[: len(sizes)], layer, colour)
 
 
 def _fetches_elements(texture: TextureObject, place: tuple[Array, ...]) -> bool:
@@ -163,47 +170,34 @@ def _sample_level(
     state: BatchState, texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]
 ) -> Array:
     """Return filtered elements of one level."""
-    places, sizes, modes, layer = _place(texture, level, geometry, place)
-    is_fetch = _fetches_elements(texture, place)
-    colour = np.zeros((4, 1), S64) if is_fetch else border(texture)
-    if is_fetch or not texture.sampling.filter or not texture.is_float:
-        index = [nearest(coordinate) for coordinate in places]
-        return _element(state, texture, level, index, sizes, modes, layer, colour)
-    total = np.zeros((4, len(layer)))
-    around = [neighbours(coordinate) for coordinate in places]
+    at = _place(texture, level, geometry, place)
+    if _fetches_elements(texture, place) or not texture.sampling.filter or not texture.is_float:
+        return _element(state, texture, at, [nearest(coordinate) for coordinate in at.coordinates])
+    total = np.zeros((4, len(at.layer)))
+    around = [neighbours(coordinate) for coordinate in at.coordinates]
     for corner, weight in corner_weights([share for _, share in around]).items():
         index = [first + step for (first, _), step in zip(around, corner, strict=True)]
         # A texel of weight 0 adds nothing even if it is infinite, although infinity * 0 is NaN.
-        element = _element(state, texture, level, index, sizes, modes, layer, colour)
+        element = _element(state, texture, at, index)
         total += np.where(weight > 0, element * (weight / STEPS), 0.0)
     return total
 
 
-def _element(
-    state: BatchState,
-    texture: TextureObject,
-    level: Level,
-    index: list[Array],
-    sizes: list[int],
-    modes: list[int],
-    layer: Array,
-    colour: Array,
-) -> Array:
-    """Return the elements at ``index``.
-
-    Outside the level, the address mode BORDER gives `colour`; the other modes map the index to an element.
+def _element(state: BatchState, texture: TextureObject, place: _Place, index: list[Array]) -> Array:
+    """Return the elements at ``index`` in the level of a place. Outside of it, modes other than BORDER map the index
+    to an element.
     """
     inside: Array | None = None
     indices = []
-    for coordinate, size, mode in zip(index, sizes, modes, strict=True):
+    for coordinate, size, mode in zip(index, place.sizes, place.modes, strict=True):
         clamped, within = map_indices(coordinate, size, mode)
         indices.append(clamped)
         if within is not None:
             inside = within if inside is None else inside & within
-    y = indices[1] if len(indices) > 1 else np.zeros_like(layer)
-    z = indices[2] if len(indices) > 2 else layer
-    element = read(state, texture, level, indices[0], y, z)
-    return element if inside is None else np.where(inside, element, colour)
+    y = indices[1] if len(indices) > 1 else np.zeros_like(place.layer)
+    z = indices[2] if len(indices) > 2 else place.layer
+    element = read(state, texture, place.level, indices[0], y, z)
+    return element if inside is None else np.where(inside, element, place.colour)
 
 
 def gather_texels(
@@ -221,12 +215,10 @@ def gather_texels(
     """
 
     def work(texture: TextureObject, place: tuple[Array, ...]) -> Array:
-        level = texture.levels[0]
-        places, sizes, modes, layer = _place(texture, level, geometry, place)
-        (x, _), (y, _) = (neighbours(coordinate) for coordinate in places)
+        at = _place(texture, texture.levels[0], geometry, place)
+        (x, _), (y, _) = (neighbours(coordinate) for coordinate in at.coordinates)
         corners = ((x, y + 1), (x + 1, y + 1), (x + 1, y), (x, y))
-        order = (sizes, modes, layer, border(texture))
-        return _bits(np.array([_element(state, texture, level, list(corner), *order)[channel] for corner in corners]))
+        return _bits(np.array([_element(state, texture, at, list(corner))[channel] for corner in corners]))
 
     return list(run_by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
 

@@ -35,7 +35,7 @@ from timing import Report  # noqa: E402
 
 from pympsd.vocabulary.settings import read_tier  # noqa: E402
 from pympsd.vocabulary.variables import KERNEL_THREADS  # noqa: E402
-from pympsd_server.ptx.compiled_tier.machine_code import MachineCode  # noqa: E402
+from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode  # noqa: E402
 from pympsd_server.ptx.isa.faults import Cancelled  # noqa: E402
 from pympsd_server.ptx.loading.linking import LoadedModule  # noqa: E402
 from pympsd_server.ptx.loading.program import load_program  # noqa: E402

@@ -32,8 +32,8 @@ from attrs import define, field
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, ResidentBlocks
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem
 from pympsd_server.backends.interface import Launch
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks, switch_tier
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.selection import begin_batch, is_undecided, max_blocks, switch_tier
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.loading.program import Kernel

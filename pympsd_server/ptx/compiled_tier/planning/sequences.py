@@ -27,7 +27,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.ptx.compiled_tier.analysis import WarpPlan, is_varying_special
+from pympsd_server.ptx.compiled_tier.planning.analysis import WarpPlan, is_varying_special
 from pympsd_server.ptx.isa.datatypes import DTYPES
 from pympsd_server.ptx.lowering.ir import Argument, Code, Operation, Register, Special, has_result, registers_written
 from pympsd_server.ptx.syntax.tree import Immediate

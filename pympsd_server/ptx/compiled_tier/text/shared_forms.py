@@ -21,9 +21,9 @@ from typing import Any, Final
 import numpy as np
 from attrs import evolve
 
-from pympsd_server.ptx.compiled_tier.expressions import Expression, multiply_add_halves
 from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled, Shape
-from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.ptx.compiled_tier.text.expressions import Expression, multiply_add_halves
+from pympsd_server.ptx.compiled_tier.text.memory_text import MemoryText
 from pympsd_server.ptx.isa.datatypes import DTYPE_NAMES, F16, F32, F64, S64, U32, DType, Value, unsigned_of
 from pympsd_server.ptx.lowering.ir import Argument, Operation, Register
 from pympsd_server.ptx.math import conversion, floats, functions, integers, small_floats

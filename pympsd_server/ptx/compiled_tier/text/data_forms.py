@@ -16,13 +16,13 @@ from typing import Final
 
 import numpy as np
 
-from pympsd_server.ptx.compiled_tier.analysis import differs_by_lane
-from pympsd_server.ptx.compiled_tier.expressions import Expression
-from pympsd_server.ptx.compiled_tier.instruction_table import attempts, writes
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR
-from pympsd_server.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
-from pympsd_server.ptx.compiled_tier.memory_text import MemoryText, Pointers
 from pympsd_server.ptx.compiled_tier.native_runtime import offset_of
+from pympsd_server.ptx.compiled_tier.planning.analysis import differs_by_lane
+from pympsd_server.ptx.compiled_tier.text.expressions import Expression
+from pympsd_server.ptx.compiled_tier.text.instruction_table import attempts, writes
+from pympsd_server.ptx.compiled_tier.text.lanes import BITS, FLOATS, is_signed
+from pympsd_server.ptx.compiled_tier.text.memory_text import MemoryText, Pointers
 from pympsd_server.ptx.isa.datatypes import BOOL, F16, F32, U32, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol, items_of, space_of

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.ptx.compiled_tier.shared_forms import write_shared
+from pympsd_server.ptx.compiled_tier.text.memory_text import MemoryText
+from pympsd_server.ptx.compiled_tier.text.shared_forms import write_shared
 from pympsd_server.ptx.lowering.ir import Operation
 from pympsd_server.ptx.numpy_tier.instruction_table import name_of
 

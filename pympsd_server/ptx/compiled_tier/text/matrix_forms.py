@@ -31,14 +31,14 @@ from typing import Final
 import numpy as np
 from attrs import field, frozen
 
-from pympsd_server.ptx.compiled_tier.expressions import Expression
-from pympsd_server.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.ir_text import Shape as Lanes
 from pympsd_server.ptx.compiled_tier.ir_text import Text, sequence
-from pympsd_server.ptx.compiled_tier.lanes import BITS
-from pympsd_server.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
 from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.ptx.compiled_tier.warp_forms import arrive, count_arrivals
+from pympsd_server.ptx.compiled_tier.text.expressions import Expression
+from pympsd_server.ptx.compiled_tier.text.instruction_table import writes
+from pympsd_server.ptx.compiled_tier.text.lanes import BITS
+from pympsd_server.ptx.compiled_tier.text.memory_text import FRAGMENT_BYTES, MemoryText
+from pympsd_server.ptx.compiled_tier.text.warp_forms import arrive, count_arrivals
 from pympsd_server.ptx.isa.datatypes import F16, F32, F64, U16, U32, Array, Value
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Not, Operation, Register, Sink, items_of, space_of
@@ -80,7 +80,7 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     text.refuse_if(text.width != WARP, "width")
     size, kinds = _size(operation), (a, b, c, d)
     areas = [
-        _put(text, operand, index * _AREA, matrix, fragment_of(matrix, size, kind), kind)
+        _put(text, operand, index * _AREA, fragment_of(matrix, size, kind), _register_type(matrix, kind))
         for index, (matrix, operand, kind) in enumerate(zip("abc", operation.operands[1:], kinds[:3], strict=True))
     ]
     name, function, declared = _product(size, kinds, operation.has("satfinite"), operation.has("xor"))
@@ -93,7 +93,7 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     overlaps = target != sums and not set(target).isdisjoint(sums)
     areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, can_use_bank=not overlaps))
     text.line(f"call void @{name}({', '.join(f'ptr {area}' for area in areas)})")
-    _take(text, operation.operands[0], areas[3], "d", fragment, d)
+    _take(text, operation.operands[0], areas[3], fragment, _register_type("d", d))
 
 
 def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, can_use_bank: bool = True) -> str:
@@ -114,12 +114,11 @@ def _number_of(item: Argument) -> int:
     return item.number
 
 
-def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
+def _put(text: MemoryText, operand: Argument, area: int, fragment: Fragment, type_name: str) -> str:
     """Return a pointer to an operand's registers in memory: in the bank, or in an area to which they are copied."""
     pointer = _area_of(text, operand, area, fragment)
     if pointer.startswith("%b"):
         return pointer
-    type_name = _register_type(matrix, kind)
     bits = BITS[type_name]
     for index, item in enumerate(items_of(operand)[: fragment.registers]):
         value = text.use(item, type_name, text.vector)
@@ -127,10 +126,9 @@ def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: 
     return pointer
 
 
-def _take(text: MemoryText, operand: Argument, pointer: str, matrix: str, fragment: Fragment, kind: str) -> None:
+def _take(text: MemoryText, operand: Argument, pointer: str, fragment: Fragment, type_name: str) -> None:
     """Load the registers of an operand from memory. If there are more than the fragment has, they repeat it."""
     is_there = pointer.startswith("%b")
-    type_name = _register_type(matrix, kind)
     bits = BITS[type_name]
     for index, item in enumerate(items_of(operand)):
         if is_there and index < fragment.registers:
@@ -394,7 +392,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
         strides = text.op("lshr", _WORDS, strides, text.vector.constant("i32", 5))
     text.store(_WORDS, strides, "%scratch1")
     if is_store:
-        area = _put(text, operand, 0, "d", fragment, kind)
+        area = _put(text, operand, 0, fragment, _register_type("d", kind))
     else:
         area = _area_of(text, operand, 0, fragment)
     table = _table(text, (SPACE_NUMBERS[space], *_pieces(fragment, kind, by_columns)))
@@ -407,7 +405,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
     )
     text.fault_unless_zero(bad)
     if not is_store:
-        _take(text, operand, area, matrix, fragment, kind)
+        _take(text, operand, area, fragment, _register_type(matrix, kind))
     return None
 
 

@@ -29,7 +29,7 @@ from typing import Final
 
 from attrs import define, evolve, field, frozen
 
-from pympsd_server.ptx.compiled_tier.analysis import access_bytes
+from pympsd_server.ptx.compiled_tier.planning.analysis import access_bytes
 from pympsd_server.ptx.lowering.control_flow import EXIT, Block
 from pympsd_server.ptx.lowering.ir import (
     Argument,

@@ -25,13 +25,18 @@ from weakref import WeakSet
 from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.native.library import NoLibrary
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.continuation import Exits, take_over
 from pympsd_server.ptx.compiled_tier.compilation.compile_queue import CompileQueue
 from pympsd_server.ptx.compiled_tier.compilation.compiler_process import MAX_PROCESSES
 from pympsd_server.ptx.compiled_tier.compilation.kernel_cache import report
-from pympsd_server.ptx.compiled_tier.continuation import Exits, take_over
+from pympsd_server.ptx.compiled_tier.compilation.machine_code import (
+    MachineCode,
+    ShapeClass,
+    compile_kernel,
+    load_kernel,
+)
 from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
-from pympsd_server.ptx.compiled_tier.machine_code import MachineCode, ShapeClass, compile_kernel, load_kernel
 from pympsd_server.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.ptx.execution.bounded_use import MAX_CODE_BYTES, BoundedUse
 from pympsd_server.ptx.isa.datatypes import Array

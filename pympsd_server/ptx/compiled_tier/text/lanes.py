@@ -15,10 +15,10 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
-from pympsd_server.ptx.compiled_tier.expressions import Expression
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, NotCompiled, Shape, Text, sequence
 from pympsd_server.ptx.compiled_tier.native_runtime import CONSTANTS, Worker, offset_of
+from pympsd_server.ptx.compiled_tier.planning.analysis import WarpPlan
+from pympsd_server.ptx.compiled_tier.text.expressions import Expression
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, DType, unsigned_of
 from pympsd_server.ptx.isa.machine import AXES, TIMERS, WARP
 from pympsd_server.ptx.lowering.ir import (

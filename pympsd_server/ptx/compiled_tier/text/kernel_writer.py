@@ -12,16 +12,22 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.ptx.compiled_tier.analysis import WarpPlan, analyse, group_accesses, split_blocks, word_of_locals
-from pympsd_server.ptx.compiled_tier.dispatch_text import is_crowded
-from pympsd_server.ptx.compiled_tier.fragment_bank import find_bank
-from pympsd_server.ptx.compiled_tier.instruction_table import Form, write, write_attempt
 from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
-from pympsd_server.ptx.compiled_tier.kernel_text import KernelText
-from pympsd_server.ptx.compiled_tier.sequences import Sequences, find_sequences
-from pympsd_server.ptx.compiled_tier.stop_text import Stop
-from pympsd_server.ptx.compiled_tier.turns import find_turns, uses_turns
-from pympsd_server.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
+from pympsd_server.ptx.compiled_tier.planning.analysis import (
+    WarpPlan,
+    analyse,
+    group_accesses,
+    split_blocks,
+    word_of_locals,
+)
+from pympsd_server.ptx.compiled_tier.planning.fragment_bank import find_bank
+from pympsd_server.ptx.compiled_tier.planning.sequences import Sequences, find_sequences
+from pympsd_server.ptx.compiled_tier.planning.turns import find_turns, uses_turns
+from pympsd_server.ptx.compiled_tier.text.dispatch_text import is_crowded
+from pympsd_server.ptx.compiled_tier.text.instruction_table import Form, write, write_attempt
+from pympsd_server.ptx.compiled_tier.text.kernel_text import KernelText
+from pympsd_server.ptx.compiled_tier.text.stop_text import Stop
+from pympsd_server.ptx.compiled_tier.text.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import build_blocks, drop_dead_results
 from pympsd_server.ptx.lowering.ir import Code, Operation, Special

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.expressions import Expression
-from pympsd_server.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.ptx.compiled_tier.ir_text import SCALAR, sequence
-from pympsd_server.ptx.compiled_tier.lanes import BITS, is_signed
-from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.ptx.compiled_tier.text.expressions import Expression
+from pympsd_server.ptx.compiled_tier.text.instruction_table import writes
+from pympsd_server.ptx.compiled_tier.text.lanes import BITS, is_signed
+from pympsd_server.ptx.compiled_tier.text.memory_text import MemoryText
 from pympsd_server.ptx.isa.datatypes import S32, S64, U32
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.ir import Argument, Both, Memory, Operation, Sink

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from pympsd_server.ptx.compiled_tier.analysis import Accesses, is_ordered
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
-from pympsd_server.ptx.compiled_tier.lanes import BITS, Lanes
 from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.ptx.compiled_tier.sequences import Sequences
+from pympsd_server.ptx.compiled_tier.planning.analysis import Accesses, is_ordered
+from pympsd_server.ptx.compiled_tier.planning.sequences import Sequences
+from pympsd_server.ptx.compiled_tier.text.lanes import BITS, Lanes
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register
 from pympsd_server.ptx.syntax.tree import Immediate
 

@@ -21,9 +21,9 @@ from typing import Final
 
 import numpy as np
 
-from pympsd_server.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.ptx.compiled_tier.frames import Frames
-from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
+from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
+from pympsd_server.ptx.compiled_tier.batches.frames import Frames
+from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode
 from pympsd_server.ptx.execution.batch import Batch
 from pympsd_server.ptx.execution.thread_groups import Group
 from pympsd_server.ptx.isa.datatypes import Array

@@ -44,14 +44,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.ptx.compiled_tier import data_forms, matrix_forms, warp_forms
-from pympsd_server.ptx.compiled_tier.analysis import CodeSegment, group_accesses, is_left_whole
-from pympsd_server.ptx.compiled_tier.dispatch_text import size_of_masks
-from pympsd_server.ptx.compiled_tier.fragment_bank import size_of_bank
-from pympsd_server.ptx.compiled_tier.instruction_table import write, write_attempt
 from pympsd_server.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY, NotCompiled
-from pympsd_server.ptx.compiled_tier.lanes import BANK_ALIGNMENT
-from pympsd_server.ptx.compiled_tier.memory_text import FRAGMENT_BYTES
 from pympsd_server.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
     FRAME_HEADER,
@@ -61,8 +54,15 @@ from pympsd_server.ptx.compiled_tier.native_runtime import (
     StopReason,
     offset_of,
 )
-from pympsd_server.ptx.compiled_tier.saves import comes_by_frame, find_entries, is_barrier
-from pympsd_server.ptx.compiled_tier.stop_text import Stop, StopText
+from pympsd_server.ptx.compiled_tier.planning.analysis import CodeSegment, group_accesses, is_left_whole
+from pympsd_server.ptx.compiled_tier.planning.fragment_bank import size_of_bank
+from pympsd_server.ptx.compiled_tier.planning.saves import comes_by_frame, find_entries, is_barrier
+from pympsd_server.ptx.compiled_tier.text import data_forms, matrix_forms, warp_forms
+from pympsd_server.ptx.compiled_tier.text.dispatch_text import size_of_masks
+from pympsd_server.ptx.compiled_tier.text.instruction_table import write, write_attempt
+from pympsd_server.ptx.compiled_tier.text.lanes import BANK_ALIGNMENT
+from pympsd_server.ptx.compiled_tier.text.memory_text import FRAGMENT_BYTES
+from pympsd_server.ptx.compiled_tier.text.stop_text import Stop, StopText
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.lowering.ir import Argument, Operation

@@ -32,9 +32,9 @@ from typing import Final
 
 from attrs import define
 
-from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
-from pympsd_server.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.ptx.compiled_tier.native_runtime import FRAME_HEADER
+from pympsd_server.ptx.compiled_tier.planning.analysis import WarpPlan
+from pympsd_server.ptx.compiled_tier.text.memory_text import MemoryText
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import EXIT
 

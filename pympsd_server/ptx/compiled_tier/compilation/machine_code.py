@@ -34,10 +34,10 @@ from pympsd_server.ptx.compiled_tier.compilation import kernel_cache
 from pympsd_server.ptx.compiled_tier.compilation.compiler_process import compile_text, find_llvmlite, new_machine
 from pympsd_server.ptx.compiled_tier.compilation.object_code import LinkedCode, link
 from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
-from pympsd_server.ptx.compiled_tier.kernel_text import FUNCTION, KernelText
-from pympsd_server.ptx.compiled_tier.kernel_writer import choose_width, threads_bound, write_text
 from pympsd_server.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
-from pympsd_server.ptx.compiled_tier.stop_text import Stop
+from pympsd_server.ptx.compiled_tier.text.kernel_text import FUNCTION, KernelText
+from pympsd_server.ptx.compiled_tier.text.kernel_writer import choose_width, threads_bound, write_text
+from pympsd_server.ptx.compiled_tier.text.stop_text import Stop
 from pympsd_server.ptx.lowering.control_flow import build_blocks, drop_dead_results
 from pympsd_server.ptx.lowering.ir import Code, Operation
 from pympsd_server.ptx.numpy_tier.translation import Translation

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.analysis import WarpPlan
+from pympsd_server.ptx.compiled_tier.planning.analysis import WarpPlan
 from pympsd_server.ptx.isa.datatypes import DTYPES
 from pympsd_server.ptx.isa.machine import WARP
 from pympsd_server.ptx.lowering.control_flow import EXIT

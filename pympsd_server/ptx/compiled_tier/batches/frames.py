@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
+from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode
 from pympsd_server.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
     FRAME_ALIVE,

@@ -11,10 +11,7 @@ from functools import cached_property
 
 from attrs import define, field, frozen
 
-from pympsd_server.ptx.compiled_tier.analysis import CodeSegment
-from pympsd_server.ptx.compiled_tier.dispatch_text import DispatchText
 from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR
-from pympsd_server.ptx.compiled_tier.lanes import BITS, is_signed
 from pympsd_server.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
     FRAME_HEADER,
@@ -28,8 +25,11 @@ from pympsd_server.ptx.compiled_tier.native_runtime import (
     StopReason,
     offset_of,
 )
-from pympsd_server.ptx.compiled_tier.saves import comes_by_frame, find_saved, has_many_stops
-from pympsd_server.ptx.compiled_tier.sequences import find_extended_input
+from pympsd_server.ptx.compiled_tier.planning.analysis import CodeSegment
+from pympsd_server.ptx.compiled_tier.planning.saves import comes_by_frame, find_saved, has_many_stops
+from pympsd_server.ptx.compiled_tier.planning.sequences import find_extended_input
+from pympsd_server.ptx.compiled_tier.text.dispatch_text import DispatchText
+from pympsd_server.ptx.compiled_tier.text.lanes import BITS, is_signed
 from pympsd_server.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER
 from pympsd_server.ptx.lowering.ir import Argument, Operation, Register, has_result, registers_in
 

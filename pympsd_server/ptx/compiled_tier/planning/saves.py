@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd_server.ptx.compiled_tier.analysis import CodeSegment, WarpPlan, is_left_whole
+from pympsd_server.ptx.compiled_tier.planning.analysis import CodeSegment, WarpPlan, is_left_whole
 from pympsd_server.ptx.lowering.control_flow import EXIT
 from pympsd_server.ptx.lowering.ir import Register, registers_in, registers_written
 

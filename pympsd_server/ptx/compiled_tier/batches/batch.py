@@ -61,8 +61,8 @@ import numpy as np
 
 from pympsd.vocabulary.settings import read_kernel_threads
 from pympsd.vocabulary.variables import KERNEL_THREADS
-from pympsd_server.ptx.compiled_tier.frames import Frames, allocate_aligned, allocate_zeros, exchange_words
-from pympsd_server.ptx.compiled_tier.machine_code import MachineCode
+from pympsd_server.ptx.compiled_tier.batches.frames import Frames, allocate_aligned, allocate_zeros, exchange_words
+from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode
 from pympsd_server.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
     CONSTANTS,
