@@ -161,6 +161,37 @@ def test_named_barrier_with_arrivals() -> None:
     np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), np.arange(32) * 9)
 
 
+def test_lanes_of_a_warp_that_arrive_one_after_another_arrive_once() -> None:
+    """Lanes of the producing warp loop for different times before bar.arrive; the warp counts as 32 threads."""
+    text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %tid.x; and.b32 %r2, %r0, 31; mul.wide.u32 %d1, %r2, 4;
+      mov.u64 %d2, s; add.s64 %d2, %d2, %d1; add.s64 %d0, %d0, %d1; mov.u32 %r4, 0; mov.u32 %r7, 0;
+      setp.gt.u32 %p0, %r0, 31; and.b32 %r5, %r0, 7; mul.lo.u32 %r5, %r5, 300; @%p0 bra CONSUME;
+    PRODUCE: mov.u32 %r6, 0;
+    LOOP: add.u32 %r6, %r6, 1; setp.lt.u32 %p1, %r6, %r5; @%p1 bra LOOP;
+      mad.lo.u32 %r3, %r4, 100, %r0; st.volatile.shared.u32 [%d2], %r3; bar.arrive 1, 64; bar.sync 2, 64;
+      add.u32 %r4, %r4, 1; setp.lt.u32 %p1, %r4, 5; @%p1 bra PRODUCE; ret;
+    CONSUME: bar.sync 1, 64; ld.volatile.shared.u32 %r3, [%d2]; mad.lo.u32 %r7, %r7, 5, %r3; bar.arrive 2, 64;
+      add.u32 %r4, %r4, 1; setp.lt.u32 %p1, %r4, 5; @%p1 bra CONSUME; st.global.u32 [%d0], %r7;"""
+    device, expected = Device(1 << 20), np.zeros(32, "u4")
+    out = device.put(expected)
+    device.launch(device.load(kernel(text)), "k", 1, 64, out)
+    for number in range(5):
+        expected = expected * 5 + number * 100 + np.arange(32, dtype="u4")
+    np.testing.assert_array_equal(device.get(out, expected), expected)
+
+
+def test_a_warp_whose_other_lanes_end_has_arrived() -> None:
+    text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %tid.x; setp.gt.u32 %p0, %r0, 31; @%p0 bra WAIT;
+      setp.gt.u32 %p1, %r0, 15; @%p1 bra LATE; bar.arrive 1, 64; ret;
+    LATE: mov.u32 %r6, 0;
+    LOOP: add.u32 %r6, %r6, 1; setp.lt.u32 %p1, %r6, 3000; @%p1 bra LOOP; ret;
+    WAIT: bar.sync 1, 64; mul.wide.u32 %d1, %r0, 4; add.s64 %d0, %d0, %d1; st.global.u32 [%d0], %r0;"""
+    device = Device(1 << 20)
+    out = device.put(np.zeros(64, "u4"))
+    device.launch(device.load(kernel(text)), "k", 1, 64, out)
+    np.testing.assert_array_equal(device.get(out, np.zeros(64, "u4"))[32:], np.arange(32, 64))
+
+
 def test_deadlock_is_a_fault() -> None:
     """Half of a warp waits at one barrier, half at another: a GPU would hang."""
     text = """mov.u32 %r0, %tid.x; and.b32 %r0, %r0, 1; setp.eq.u32 %p0, %r0, 0; @%p0 bra B;

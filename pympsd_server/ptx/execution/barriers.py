@@ -11,6 +11,7 @@ from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.threads import Threads, spread
 
 _NOT_WAITING = -1
+_NEVER = 1 << 30
 
 
 @define(eq=False)
@@ -38,21 +39,39 @@ class Barriers:
         # By (CTA, barrier): how many threads the barrier waits for (0 means all), and how many bar.arrive announced.
         self._expected = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         self._announced = np.zeros((state.blocks, BARRIERS + 1), np.int64)
+        # How often each thread has executed bar.arrive while other lanes of its warp had not, by barrier and thread.
+        self._early: dict[int, Array] = {}
         self.waiting: list[Waiting] = []
 
     @property
     def in_use(self) -> bool:
         """Whether threads wait at a barrier, or have announced themselves by bar.arrive."""
-        return bool(self.waiting) or bool(self._announced.any())
+        return bool(self.waiting) or bool(self._announced.any()) or bool(self._early)
 
     def arrive_only(self, threads: Threads, number: Value, count: Value) -> None:
         """bar.arrive: announce the warps of these threads without waiting."""
-        state = self._state
-        slots, first = np.unique(threads.pick(state.warp), return_index=True)
-        numbers = spread(number, threads.count)[first].astype(np.int64)
-        cta = slots // state.warps_per_block
-        np.add.at(self._announced, (cta, numbers), WARP)
-        self._expected[cta, numbers] = spread(count, threads.count)[first]
+        state, ids = self._state, threads.indices()
+        numbers = spread(number, threads.count).astype(np.int64)
+        for barrier in np.unique(numbers).tolist():
+            early = self._early.setdefault(barrier, np.zeros(state.count, np.int64))
+            early[ids[numbers == barrier]] += 1
+        self._expected[threads.pick(state.cta), numbers] = count
+        self._announce_warps()
+
+    def _announce_warps(self) -> None:
+        """Announce the warps of which all living lanes have executed bar.arrive, also if they did so separately."""
+        state, alive = self._state, self._state.alive
+        for number, early in list(self._early.items()):
+            arrivals, most = np.full(state.warps, _NEVER), np.zeros(state.warps, np.int64)
+            np.minimum.at(arrivals, state.warp[alive], early[alive])
+            np.maximum.at(most, state.warp, early)
+            arrivals = np.where(arrivals == _NEVER, most, arrivals)  # a warp without living lanes
+            self._announced[:, number] += WARP * arrivals.reshape(state.blocks, -1).sum(axis=1)
+            early = np.maximum(early - arrivals[state.warp], 0)
+            if early.any():
+                self._early[number] = early
+            else:
+                del self._early[number]
 
     def announce(self, threads: Array) -> None:
         """Set how many threads bar.arrive has announced, by (CTA, barrier)."""
@@ -70,6 +89,7 @@ class Barriers:
     def open(self) -> Array | None:
         """Return whether each barrier opens now, by (CTA, barrier), or None if none does. Reset those that open."""
         state = self._state
+        self._announce_warps()  # lanes that have not arrived may have ended
         present = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         for number in np.unique(self._at[self._at >= 0]).tolist():
             present[:, number] = self._warps_at(number)
