@@ -17,6 +17,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any, Final
 
@@ -170,7 +171,8 @@ class Process:
             invalidate()
             for context in tuple(contexts.values()):
                 context.end(_deinitialized_error())
-            connection.close()
+            with suppress(OSError):  # the program may have closed all its descriptors, as daemons do
+                connection.close()
 
 
 class Primary:

@@ -285,6 +285,16 @@ def kernel_of(version: str, target: str, text: str) -> bytes:
     return f"{header}.visible .entry k() {{ {declared}\n{text}\nret; }}".encode()
 
 
+def test_lanes_join_after_a_long_loop_without_sync() -> None:
+    """Each lane leaves the loop after a different time, but all of a warp shuffle and vote together."""
+    text = """
+      and.b32 %i1, %i0, 31; mul.lo.u32 %i1, %i1, 400; mov.u32 %i2, 0;
+    LOOP: add.u32 %i2, %i2, 1; setp.lt.u32 %p, %i2, %i1; @%p bra LOOP;
+      shfl.bfly.b32 %d, %a, 1, 31; setp.ge.u32 %p, %a, 0; vote.ballot.b32 %i1, %p; xor.b32 %d, %d, %i1;"""
+    actual = run_fragment(text, "u4", VALUES[:64], header=PASCAL)
+    np.testing.assert_array_equal(actual, VALUES[LANES[:64] ^ 1] ^ np.uint32(0xFFFFFFFF))
+
+
 @pytest.mark.parametrize("text", WITHOUT_SYNC)
 @pytest.mark.parametrize(
     ("version", "target"), [("6.0", "sm_60"), ("6.3", "sm_75"), ("6.4", "sm_61"), ("9.0", "sm_50")]

@@ -179,6 +179,11 @@ builtins.kept = Holder(context())
     )
 
 
+def test_a_program_that_closes_all_descriptors_ends_without_a_report(run: Run) -> None:
+    done = run("context(); os.closerange(3, 1024); print(int(cuda.cuCtxSynchronize()[0]))")
+    assert (done.stdout, done.stderr) == ("806\n", "")
+
+
 def test_a_thread_that_goes_on_calling(run: Run) -> None:
     thread = """
 import threading

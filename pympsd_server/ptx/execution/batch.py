@@ -54,6 +54,7 @@ _MAX_LOCAL_BYTES = 256 << 20
 _STEPS_BEFORE_BURST = 1024
 _BURST = 32
 _IN_TURN = 8
+_ALL_LANES = np.uint32(0xFFFFFFFF)
 _NO_IDS = np.zeros(0, np.int64)
 
 
@@ -205,6 +206,14 @@ class Batch:
             if joined is None:
                 return
             group = joined
+        if plan.joins and self._run and at > min(self._run):
+            # In a burst, other lanes of a warp may still come here from a lower block.
+            ready = have_all_arrived(self._state, group.threads, _ALL_LANES)
+            if not ready.all():
+                self._run[at] = [group.select(~ready)]
+                if not ready.any():
+                    return
+                group = group.select(ready)
         if plan.in_turn and plan.meeting is None and group.threads.count > _IN_TURN:
             # Run only some of the threads, so that other kernels have their turn before the rest.
             now, later = np.split(np.arange(group.threads.count), [_IN_TURN])

@@ -43,7 +43,8 @@ class BlockPlan:
 
     `meeting` is the membermask (or the position of its register in live_in) of the lanes that must meet before the
     block. `warps` is how many warps meet: 1, or GROUP_WARPS. `in_turn` is true if the block runs a copy for one
-    thread after another, which may take long.
+    thread after another, which may take long. `joins` is true if the block has shuffles
+    or votes without .sync, which lanes execute after they have joined again, as on GPUs before Volta.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class BlockPlan:
     barrier: BarrierPlan | None
     warps: int = 1
     in_turn: bool = False
+    joins: bool = False
 
     @property
     def barrier_reduces(self) -> bool:

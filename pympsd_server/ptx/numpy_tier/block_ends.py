@@ -125,8 +125,9 @@ def _plan(
     warps = GROUP_WARPS if block.meeting is not None and block.meeting.in_group else 1
     # A bulk copy runs for one thread after another, and each may copy as much as shared memory has.
     in_turn = any(operation.name == "cp" and operation.has("bulk") for operation in block.operations)
+    joins = any(operation.name in ("shfl", "vote") and not operation.has("sync") for operation in block.operations)
     return BlockPlan(
-        kind, target, following, block.targets, block.live_in, dtypes, meeting, weight, barrier, warps, in_turn
+        kind, target, following, block.targets, block.live_in, dtypes, meeting, weight, barrier, warps, in_turn, joins
     )
 
 
