@@ -325,31 +325,6 @@ mov.u16 %h, 7; {base} add.s64 %a, %a, %o; cvt.u32.u64 %n, %a; {access} ret; }}""
         assert texts[0] == texts[1], form
 
 
-@pytest.mark.parametrize("bit", [32, 39])
-@pytest.mark.parametrize("space", ["shared", "local", "param"])
-def test_all_bits_of_a_generic_address_count(monkeypatch: pytest.MonkeyPatch, space: str, bit: int) -> None:
-    """Thread 37 sets a bit of its address that is neither in an offset in the space nor in the space's number."""
-    symbol = {"shared": "s", "local": "l", "param": "p"}[space]
-    for text in ("ld.u32 %v, [%a];", "ld.u32 %v, [%a+4];", "st.u32 [%a], %v;", "atom.add.u32 %v, [%a], 1;"):
-        if space != "shared" and not text.startswith("ld"):
-            continue
-        ptx = f"""{HEADER}.visible .entry k(.param .align 8 .b8 p[16])
-{{ .reg .b64 %a, %o; .reg .b32 %v, %i; .reg .pred %p; .local .align 16 .b8 l[16]; .shared .align 16 .b8 s[16];
-mov.u32 %i, %tid.x; mov.u32 %v, 0; setp.eq.u32 %p, %i, 37; selp.b64 %o, {1 << bit}, 0, %p;
-mov.u64 %a, {symbol}; cvta.{space}.u64 %a, %a; add.s64 %a, %a, %o; {text} ret; }}"""
-        texts = []
-        for tier in TIER_NAMES:
-            use_tier(monkeypatch, tier)
-            device = Device(1 << 16)
-            with pytest.raises(IllegalAddress, match=f"{space} address 0x[0-9a-f]+, 4 bytes: outside") as caught:
-                device.launch(device.load(ptx), "k", 1, 64, bytes(16))
-            address = int(caught.value.message.split()[2].rstrip(","), 16)
-            assert address >> 32 == 1 << bit - 32, (text, tier)
-            assert caught.value.thread == (37, 0, 0), (text, tier)
-            texts.append(str(caught.value))
-        assert texts[0] == texts[1], text
-
-
 VECTORS = {"v2.u8": 2, "v4.u8": 4, "v2.u16": 4, "v2.f32": 8, "v4.f32": 16, "v2.u64": 16}
 
 

@@ -107,8 +107,6 @@ int kernels_resolve(
                     return 1;
                 continue;
             }
-            if (space == GENERIC && at >> 32) // of an address in the space itself only the low 32 bits count
-                return kernels_fail(c, at, lane, OUTSIDE, nbytes, kind);
             uint32_t place = (uint32_t)at, rank = kind == SHARED && (int32_t)place > 0 ? place >> RANK_SHIFT : 0;
             if (rank > c->cluster_nctarank)
                 return kernels_fail(c, place, lane, NO_BLOCK, nbytes, kind);

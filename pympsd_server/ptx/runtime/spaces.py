@@ -41,23 +41,17 @@ def global_elements(state: BatchState, address: Value, size: int, nbytes: int, a
     return np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
 
 
-def frame_elements(
-    state: BatchState, threads: Threads, space: str, address: Value, size: int, nbytes: int, is_generic: bool = False
-) -> Value:
+def frame_elements(state: BatchState, threads: Threads, space: str, address: Value, size: int, nbytes: int) -> Value:
     """Return the indices of elements of ``size`` bytes in shared, local or parameter memory.
 
-    Addresses begin at 0 in each frame, and only their low 32 bits count, unless they were generic addresses. Raises
-    DeviceFault if an access of ``nbytes`` leaves the frame, or its address is not a multiple of ``nbytes``.
+    Addresses begin at 0 in each frame, and only their low 32 bits count. Raises DeviceFault if an access of
+    ``nbytes`` leaves the frame, or its address is not a multiple of ``nbytes``.
     """
     if address.dtype.kind == "u" and address.dtype.itemsize == 8:
         address = address.view(S64)
     low, high, bits = _bounds(address)
     frame, shift = state.frame_size(space), size.bit_length() - 1
     if bits & (nbytes - 1) or low < 0 or high + nbytes > frame:
-        if is_generic and high >> 32:
-            addresses = np.atleast_1d(address)
-            at = int(np.argmax(addresses >> np.int64(32) != 0))
-            raise _outside(space, frame, int(addresses[at]), nbytes, at)
         address = address.astype(np.int32)
         low, high, bits = _bounds(address)
         if space == "shared" and high >= 1 << RANK_SHIFT:
@@ -83,17 +77,14 @@ def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift
     return (offset >> shift) + block * (state.shared_frame >> shift)
 
 
-def _outside(space: str, size: int, address: int, nbytes: int, position: int) -> IllegalAddress:
-    where = f"{space} address {address:#x}, {nbytes} bytes"
-    return IllegalAddress(f"{where}: outside of the {size} bytes of {space} memory", position=position)
-
-
 def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
     addresses = np.atleast_1d(address)
     outside = (addresses < 0) | (addresses > size - nbytes)  # address + nbytes may overflow
     if outside.any():
         at = int(np.argmax(outside))
-        raise _outside(space, size, int(addresses[at]) % (1 << 32), nbytes, at)
+        where = f"{space} address {int(addresses[at]) % (1 << 32):#x}, {nbytes} bytes"
+        why = f"{where}: outside of the {size} bytes of {space} memory"
+        raise IllegalAddress(why, position=at)
     misaligned = (addresses & (nbytes - 1)) != 0
     if misaligned.any():
         at = int(np.argmax(misaligned))
@@ -146,10 +137,9 @@ def elements(
 
 
 def _resolve_window(state: BatchState, threads: Threads, kind: str, address: Value, nbytes: int, align: int) -> Value:
-    if kind == "global":
-        return _resolve_one_space(state, threads, kind, address, nbytes, align)
-    offset = address.view(S64) & np.int64((1 << WINDOW_BITS) - 1)
-    return frame_elements(state, threads, kind, offset, nbytes, align, is_generic=True)
+    if kind != "global":
+        address = address.view(S64) & np.int64((1 << WINDOW_BITS) - 1)
+    return _resolve_one_space(state, threads, kind, address, nbytes, align)
 
 
 def _resolve_one_space(
