@@ -66,17 +66,21 @@ def begin(ptx: str, grid: int, block: int) -> tuple[Device, int, LoadedModule, L
     return device, address, module, setup, np.arange(grid, dtype=np.int64) % MULTIPROCESSORS
 
 
-def run(ptx: str, grid: int, block: int, tier: str) -> tuple[list[list[int]], int]:
+def run(ptx: str, grid: int, block: int, tier: str, least_steps: int = 1) -> tuple[list[list[int]], int]:
     """Run a launch as one batch, in slices; return its result, and the blocks of code that NumPy ran.
 
-    With the tier `auto` the kernel is compiled after the first slice, for another launch.
+    With the tier `auto` the kernel is compiled after the first slices, which run at least some blocks of code, for
+    another launch.
     """
     device, address, module, setup, sm_of_block = begin(ptx, grid, block)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYMPSD_TIER", tier)
         batch = first = begin_batch(module, "k", setup, 0, sm_of_block)
         assert isinstance(first, Batch)
-        if not batch.step(0.002, Never()) and tier == "auto":
+        has_ended = batch.step(0.002, Never())
+        while not has_ended and first.steps < least_steps:
+            has_ended = batch.step(0.0001, Never())
+        if not has_ended and tier == "auto":
             patch.setenv("PYMPSD_TIER", "compiled")
             assert isinstance(begin_batch(module, "k", setup, 0, sm_of_block), CompiledBatch)
             patch.setenv("PYMPSD_TIER", "auto")
@@ -96,6 +100,34 @@ def test_a_batch_continues_as_machine_code(kind: str, grid: int, block: int) -> 
     result, steps = run(ptx, grid, block, "auto")
     assert result == expected
     assert 0 < steps < all_steps
+
+
+AHEAD = f""".reg .b32 %k; mov.u32 %k, 0;
+OUTER: mad.lo.u32 %n, %v, 0x9E3779B1, %k; shr.u32 %n, %n, 27;
+CHECK: setp.eq.u32 %q, %n, 0; @%q bra NEXT;
+{ROUND} sub.u32 %n, %n, 1; and.b32 %y, %n, 1; setp.eq.u32 %q, %y, 0; @%q bra EVEN;
+xor.b32 %v, %v, %k; add.f64 %d, %d, 0d3FF0000000000000; bra CHECK;
+EVEN: mad.lo.u32 %v, %v, 3, %k; bra CHECK;
+NEXT: add.u32 %k, %k, 1; setp.lt.u32 %q, %k, 300; @%q bra OUTER;"""
+"""%k counts the rounds of all lanes of a warp, which do different numbers of inner rounds in each."""
+
+
+@pytest.mark.parametrize("steps", [1700, 2500, 4000])
+def test_lanes_that_ran_ahead_do_not_share_a_register(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """NumPy's bursts let lanes run ahead by rounds, so that their values of %k differ."""
+    monkeypatch.setattr(selection, "_STEPS_BEFORE_BURST", 1024)
+    ptx = KERNEL.format(body=AHEAD)
+    expected, all_steps = run(ptx, 1, 64, "numpy")
+    assert steps < all_steps
+    assert run(ptx, 1, 64, "auto", steps)[0] == expected
+
+
+def test_a_batch_that_may_be_taken_over_has_no_early_bursts() -> None:
+    ptx = KERNEL.format(body=AHEAD)
+    expected, all_steps = run(ptx, 1, 64, "numpy")
+    result, steps = run(ptx, 1, 64, "auto", 4000)
+    assert result == expected
+    assert steps < all_steps
 
 
 @pytest.mark.parametrize("kind", ["uniform", "barriers"])

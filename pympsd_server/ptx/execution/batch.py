@@ -19,7 +19,7 @@ threads to the blocks that its plan determines (lowering/block_plans.py):
   is parked until its partners come. If no group can run, lanes that wait for each other at different blocks are
   released.
 - *Spinning.* A loop that waits for a flag could run forever as the lowest block. So each step adds the plan's weight
-  to a counter; when this exceeds _STEPS_BEFORE_BURST, another group runs for a burst of steps.
+  to a counter; when this exceeds `Batch.steps_before_burst`, another group runs for a burst of steps.
 
 Invariants: every living thread of the batch is in exactly one place: in a group that can run, parked, or at a
 barrier. A step runs one block for one group and then checks the deadline and the cancel flag, so a kernel that never
@@ -111,6 +111,8 @@ class Batch:
         self._released: dict[int, Array] = {}
         self._impatience = 0
         self._burst, self._favoured = 0, -1
+        self.steps_before_burst = _STEPS_BEFORE_BURST
+        """The steps before the first burst. After bursts another tier can seldom take the batch over."""
         self._running = self._state.all
         self.steps = 0
         self.exits: ExitsOfBatch | None = None
@@ -299,8 +301,8 @@ class Batch:
             if self._favoured in run:
                 return self._favoured
             self._burst = 0
-        if self._impatience >= _STEPS_BEFORE_BURST:
-            self._impatience = 0
+        if self._impatience >= self.steps_before_burst:
+            self._impatience, self.steps_before_burst = 0, _STEPS_BEFORE_BURST
             self._release_across()
             waiting = sorted(run)
             self._favoured = next((pc for pc in waiting if pc > self._favoured), waiting[0])

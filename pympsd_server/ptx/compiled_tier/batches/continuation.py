@@ -7,7 +7,9 @@ The idea: a group of the NumPy tier (threads at the beginning of a block, with t
 as a frame at a stop: the stop's segment, its lanes, the registers, and the lanes that are pending at other blocks. So
 the batch stops as soon as a stop describes the state of every warp: the stop's block is the lowest with lanes of the
 warp, and the other blocks with its lanes are pending ones of the stop. Loops have stops at their headers, so most
-kernels come to this state in the next round. While warps wait at barriers, or lanes for others, they cannot.
+kernels come to this state in the next round. While warps wait at barriers, or lanes for others, they cannot. They
+cannot either while lanes of a warp differ in a register that machine code has once for the warp: NumPy's bursts let
+some lanes run ahead of others, by rounds of a loop.
 
     NumPy:     block 3: threads 0 to 39, block 7: threads 40 to 63     (3 is the header of a loop, 7 is after it)
     compiled:  warp 0: stop at 3, all lanes; warp 1: stop at 3, lanes 0 to 7, with lanes 8 to 31 pending at 7
@@ -71,7 +73,27 @@ class Exits:
         lowest = np.where(lives, places, len(self._stops) - 1).min(axis=1)
         stops = np.where(lives.any(axis=1), self._stops[lowest], _NOWHERE)
         is_good = np.where(lives, (stops >= 0)[:, None] & self._pending[lowest[:, None], places], True)
-        return stops if is_good.all() else None
+        return stops if is_good.all() and self._agree_in_uniform_registers(batch, groups) else None
+
+    def _agree_in_uniform_registers(self, batch: Batch, groups: dict[int, list[Group]]) -> bool:
+        """Return whether lanes of a warp have the same value of each register that machine code has once."""
+        plans = batch.kernel.translation.plans
+        uniform = {number for block in groups for number in plans[block].live_in} & self.code.slots.keys()
+        for number in sorted(number for number in uniform if not self.code.varies(number)):
+            values, lives = np.zeros(batch.state.count, np.uint64), np.zeros(batch.state.count, np.bool_)
+            for block, parts in groups.items():
+                if number not in plans[block].live_in:
+                    continue
+                position = plans[block].live_in.index(number)
+                for group in parts:
+                    threads = group.threads.indices()
+                    bits = np.ascontiguousarray(spread(group.registers[position], group.threads.count))
+                    values[threads], lives[threads] = bits.view(f"u{bits.itemsize}"), True
+            rows, living = (_arrange_by_lane(column, batch, self.code.width, 0) for column in (values, lives))
+            first = rows[np.arange(len(rows)), living.argmax(axis=1)]
+            if (living & (rows != first[:, None])).any():
+                return False
+        return True
 
 
 def _places(groups: dict[int, list[Group]], threads: int) -> Array:

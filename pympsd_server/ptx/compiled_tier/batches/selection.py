@@ -55,6 +55,8 @@ _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time for which a kernel runs in the NumPy tier before it is compiled; most kernels never run so long."""
 _MAX_WAIT: Final = 2.0
 """The maximum time in seconds for which new blocks wait for their kernel to be compiled."""
+_STEPS_BEFORE_BURST: Final = 1 << 16
+"""The steps before the first burst of a batch that machine code may take over, which take a few seconds."""
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
 _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
@@ -99,14 +101,18 @@ def begin_batch(
     module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
 ) -> Batch | CompiledBatch:
     """Begin a batch of blocks of a launch in one of the tiers. Arguments and errors are as for `Batch`."""
-    tier = _tier(os.environ.get(TIER, ""))
+    tier, may_be_taken_over = _tier(os.environ.get(TIER, "")), False
     if tier != "numpy":
         kernel = module.program.kernels[kernel_name]
         code = _code_of(module, kernel, setup, waits=tier == "compiled")
         _tell_program(module, code)
         if isinstance(code, MachineCode):
             return CompiledBatch.begin(module, kernel_name, setup, first_block, sm_of_block, code)
-    return Batch(module, kernel_name, setup, first_block, sm_of_block)
+        may_be_taken_over = tier == "auto" and code in (_NOT_COMPILED, _COMPILING)
+    batch = Batch(module, kernel_name, setup, first_block, sm_of_block)
+    if may_be_taken_over:
+        batch.steps_before_burst = _STEPS_BEFORE_BURST
+    return batch
 
 
 def switch_tier(
