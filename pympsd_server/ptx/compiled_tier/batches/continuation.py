@@ -73,25 +73,23 @@ class Exits:
         lowest = np.where(lives, places, len(self._stops) - 1).min(axis=1)
         stops = np.where(lives.any(axis=1), self._stops[lowest], _NOWHERE)
         is_good = np.where(lives, (stops >= 0)[:, None] & self._pending[lowest[:, None], places], True)
-        return stops if is_good.all() and self._agree_in_uniform_registers(batch, groups) else None
+        return stops if is_good.all() and self._agree_in_uniform_registers(batch, groups, places) else None
 
-    def _agree_in_uniform_registers(self, batch: Batch, groups: dict[int, list[Group]]) -> bool:
+    def _agree_in_uniform_registers(self, batch: Batch, groups: dict[int, list[Group]], places: Array) -> bool:
         """Return whether lanes of a warp have the same value of each register that machine code has once."""
-        plans = batch.kernel.translation.plans
-        uniform = {number for block in groups for number in plans[block].live_in} & self.code.slots.keys()
-        for number in sorted(number for number in uniform if not self.code.varies(number)):
-            values, lives = np.zeros(batch.state.count, np.uint64), np.zeros(batch.state.count, np.bool_)
-            for block, parts in groups.items():
-                if number not in plans[block].live_in:
-                    continue
-                position = plans[block].live_in.index(number)
-                for group in parts:
-                    threads = group.threads.indices()
-                    bits = np.ascontiguousarray(spread(group.registers[position], group.threads.count))
-                    values[threads], lives[threads] = bits.view(f"u{bits.itemsize}"), True
-            rows, living = (_arrange_by_lane(column, batch, self.code.width, 0) for column in (values, lives))
-            first = rows[np.arange(len(rows)), living.argmax(axis=1)]
-            if (living & (rows != first[:, None])).any():
+        uniform: dict[int, list[int]] = {}
+        for block in groups:
+            for number in batch.kernel.translation.plans[block].live_in:
+                if number in self.code.slots and not self.code.varies(number):
+                    uniform.setdefault(number, []).append(block)
+        for number, blocks in uniform.items():
+            bits = np.zeros(batch.state.count, np.uint64)
+            for block in blocks:
+                values = _values(batch, block, groups[block], number)
+                bits |= values.view(f"u{values.itemsize}")  # 0 for threads at other blocks
+            rows, lives = _arrange_by_lane(bits, batch, self.code.width, 0), np.isin(places, blocks)
+            first = rows[np.arange(len(rows)), lives.argmax(axis=1)]
+            if (lives & (rows != first[:, None])).any():
                 return False
         return True
 
@@ -103,6 +101,16 @@ def _places(groups: dict[int, list[Group]], threads: int) -> Array:
         for group in parts:
             places[group.threads.indices()] = block
     return places
+
+
+def _values(batch: Batch, block: int, parts: list[Group], number: int) -> Array:
+    """Return the value of a register for each thread of the groups at a block, and 0 for other threads."""
+    plan = batch.kernel.translation.plans[block]
+    position = plan.live_in.index(number)
+    values = np.zeros(batch.state.count, plan.dtypes[position])
+    for group in parts:
+        values[group.threads.indices()] = spread(group.registers[position], group.threads.count)
+    return values
 
 
 def _arrange_by_lane(values: Array, batch: Batch, width: int, filler: int) -> Array:
@@ -137,9 +145,6 @@ def _write_registers(
     batch: Batch, frames: Frames, code: MachineCode, block: int, parts: list[Group], rows: Array, lanes: Array
 ) -> None:
     """Write the registers of the groups at a block into the frames of their warps."""
-    plan = batch.kernel.translation.plans[block]
-    for position, (number, dtype) in enumerate(zip(plan.live_in, plan.dtypes, strict=True)):
-        values = np.zeros(batch.state.count, dtype)
-        for group in parts:
-            values[group.threads.indices()] = spread(group.registers[position], group.threads.count)
+    for number in batch.kernel.translation.plans[block].live_in:
+        values = _values(batch, block, parts, number)
         frames.write(rows, number, lanes, _arrange_by_lane(values, batch, code.width, 0)[rows][lanes])
