@@ -130,8 +130,8 @@ class _Place:
     sizes: list[int]
     modes: list[int]
     layer: Array
-    colour: Array
-    """The four channels outside of the level, if the address mode is BORDER."""
+    is_fetch: bool
+    """Whether elements are only fetched: outside of the level they are 0, whatever the texture's sampling is."""
 
 
 def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> _Place:
@@ -146,24 +146,19 @@ def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Arr
         face, across, down = cube_face(*(finite(coordinate) for coordinate in place))
         layer = np.minimum(layer * _FACES + face, level.depth - 1)
         sizes = [level.width, level.height]
-        return _Place(level, [across * sizes[0], down * sizes[1]], sizes, modes[:2], layer, border(texture))
+        return _Place(level, [across * sizes[0], down * sizes[1]], sizes, modes[:2], layer, False)
     sizes = [level.width, level.height, level.depth][: len(place)]
     is_normalized = bool(texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
     places = [
         finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
     ]
-    colour = border(texture)
-    if _fetches_elements(texture, place):
-        modes, colour = [AddressMode.BORDER] * 3, np.zeros((4, 1), S64)
+    is_fetch = texture.kind is TexturedKind.LINEAR or place[-1].dtype.kind != "f"
+    if is_fetch:
+        modes = [AddressMode.BORDER] * 3
     elif not is_normalized:
         # Only normalized coordinates can wrap or be mirrored.
         modes = [mode if mode == AddressMode.BORDER else AddressMode.CLAMP for mode in modes]
-    return _Place(level, places, sizes, modes[: len(sizes)], layer, colour)
-
-
-def _fetches_elements(texture: TextureObject, place: tuple[Array, ...]) -> bool:
-    """Return whether elements are only fetched: outside of the texture they are 0, whatever its sampling is."""
-    return texture.kind is TexturedKind.LINEAR or place[-1].dtype.kind != "f"
+    return _Place(level, places, sizes, modes[: len(sizes)], layer, is_fetch)
 
 
 def _sample_level(
@@ -171,7 +166,7 @@ def _sample_level(
 ) -> Array:
     """Return filtered elements of one level."""
     at = _place(texture, level, geometry, place)
-    if _fetches_elements(texture, place) or not texture.sampling.filter or not texture.is_float:
+    if at.is_fetch or not texture.sampling.filter or not texture.is_float:
         return _element(state, texture, at, [nearest(coordinate) for coordinate in at.coordinates])
     total = np.zeros((4, len(at.layer)))
     around = [neighbours(coordinate) for coordinate in at.coordinates]
@@ -197,7 +192,7 @@ def _element(state: BatchState, texture: TextureObject, place: _Place, index: li
     y = indices[1] if len(indices) > 1 else np.zeros_like(place.layer)
     z = indices[2] if len(indices) > 2 else place.layer
     element = read(state, texture, place.level, indices[0], y, z)
-    return element if inside is None else np.where(inside, element, place.colour)
+    return element if inside is None else np.where(inside, element, 0 if place.is_fetch else border(texture))
 
 
 def gather_texels(
