@@ -10,6 +10,7 @@ import numpy as np
 from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, F32, S32, U16, U32, U64, DType, dtype_name, unsigned_of
 from pympsd_server.ptx.isa.machine import WINDOWS
 from pympsd_server.ptx.lowering.ir import SPACES, Argument, Group, Operation, Sink, space_of
+from pympsd_server.ptx.numpy_tier.emit_float import finish
 from pympsd_server.ptx.numpy_tier.instruction_table import ANY, ROUNDINGS, emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
 
@@ -122,7 +123,7 @@ def _convert_to_tf32(writer: Writer, operation: Operation) -> None:
         or not rounding
         or set(operation.modifiers) - {rounding, "relu"}
     )
-    value = writer.keep(_finish(operation, writer.input(1, F32)))
+    value = writer.keep(finish(operation, writer.input(1, F32)))
     writer.set_result(f"tf32_from_float({value}, {rounding!r})", U32)
 
 
@@ -136,7 +137,7 @@ def _convert_small(writer: Writer, operation: Operation) -> None:
         set(operation.modifiers) - {"relu"} != required or len(operation.operands) != (3 if source == "f32" else 2)
     )
     if to_small and source == "f32":
-        high, low = (writer.keep(_finish(operation, writer.value(x, F32))) for x in operation.inputs)
+        high, low = (writer.keep(finish(operation, writer.value(x, F32))) for x in operation.inputs)
         writer.set_result(f"small_pair({high}, {low}, {name!r})", U16)
     elif to_small and source == "f16x2":
         value = writer.keep(_rectify(operation, writer.input(1, U32)))
@@ -203,7 +204,7 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
             result = f"double_to_odd({name})"
         mode = rounding if rounding in ROUNDINGS else "rn"
         function = "bfloat_from_double" if source == "f64" else "bfloat_from_float"
-        return f"{function}({_finish(operation, result)}, {mode!r})", U16
+        return f"{function}({finish(operation, result)}, {mode!r})", U16
     if dtype.kind == "f":
         return _to_float(writer, operation, name, source, target, rounding), dtype
     if is_float:
@@ -217,18 +218,12 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
 def _to_float(writer: Writer, operation: Operation, name: str, source: str, target: str, rounding: str) -> str:
     kind = f"{dtype_name(DTYPES[target])}_t"
     if DTYPES[source].kind != "f":
-        return _finish(operation, f"integer_to_float({name}, {kind}, {rounding!r})")
+        return finish(operation, f"integer_to_float({name}, {kind}, {rounding!r})")
     if rounding in _INTEGRAL:
         name = writer.keep(f"to_integral({name}, {rounding!r})")
         rounding = ""
     result = name if source == target else f"float_to_float({name}, {kind}, {rounding!r})"
     if operation.has("ftz") and target == "f32" and source == "f64":
         result = f"flush({result})"
-    result = _finish(operation, result)
+    result = finish(operation, result)
     return result if source == "f64" else f"canonicalize({result})"
-
-
-def _finish(operation: Operation, result: str) -> str:
-    if operation.has("sat"):
-        result = f"saturate({result})"
-    return f"rectify({result})" if operation.has("relu") else result

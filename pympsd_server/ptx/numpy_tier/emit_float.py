@@ -43,14 +43,14 @@ def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
     if operation.name in ("fma", "mad"):
         a, b, c = (writer.keep(f"{n}.astype(d_f8)") for n in names)
         result = f"add_to_odd_float({a} * {b}, {c})"
-        return f"bfloat_from_float({_finish(writer, operation, result)})"
+        return f"bfloat_from_float({finish(operation, result)})"
     if operation.name in ("add", "sub"):
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
         result = f"add_to_odd_float({a}, {'-' if operation.name == 'sub' else ''}{b})"
-        return f"bfloat_from_float({_finish(writer, operation, result)})"
+        return f"bfloat_from_float({finish(operation, result)})"
     if operation.name == "mul":
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        return f"bfloat_from_float({_finish(writer, operation, f'({a} * {b})')})"
+        return f"bfloat_from_float({finish(operation, f'({a} * {b})')})"
     return f"bfloat_from_float({expression(writer, operation, names, F32)})"
 
 
@@ -77,13 +77,14 @@ def expression(writer: Writer, operation: Operation, names: list[str], dtype: DT
     result = _round(writer, operation, names, dtype)
     if operation.has("ftz") and operation.name not in ("abs", "neg", "min", "max"):
         result = f"flush({result})"
-    return _finish(writer, operation, result)
+    return f"canonicalize({finish(operation, result)})"
 
 
-def _finish(writer: Writer, operation: Operation, result: str) -> str:
+def finish(operation: Operation, result: str) -> str:
+    """Return an expression for a result with .sat and .relu."""
     if operation.has("sat"):
-        return f"saturate({result})"
-    return f"canonicalize(rectify({result}))" if operation.has("relu") else f"canonicalize({result})"
+        result = f"saturate({result})"
+    return f"rectify({result})" if operation.has("relu") else result
 
 
 def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
