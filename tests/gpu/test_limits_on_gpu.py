@@ -11,7 +11,7 @@ from tested_machine import gpu
 
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
-from pympsd.vocabulary.sm_rounding import multiprocessors
+from pympsd.vocabulary.sm_rounding import count_multiprocessors
 
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
@@ -28,7 +28,7 @@ def places(client: ClientProcess) -> set[int]:
 @pytest.mark.parametrize("percentage", ["10", "50", "100"])
 def test_a_percentage_is_seen_and_kept_to(start: Start, percentage: str) -> None:
     client = start(**{PERCENTAGE: percentage})
-    share = multiprocessors(ThreadPercentage(float(percentage)), gpu())
+    share = count_multiprocessors(ThreadPercentage(float(percentage)), gpu())
     assert client.do("sm") == str(share)
     assert len(places(client)) == share
     assert client.do("add") == RIGHT
@@ -39,7 +39,7 @@ def test_clients_with_half_each_run_on_disjoint_multiprocessors(start: Start) ->
     for client in (first, second):
         client.begin(f"stay {16 * gpu().multiprocessors}")
     seen = [set(client.result().partition(" ")[2].split(",")) for client in (first, second)]
-    half = multiprocessors(ThreadPercentage(50.0), gpu())
+    half = count_multiprocessors(ThreadPercentage(50.0), gpu())
     assert [len(sms) for sms in seen] == [half, half]
     assert not seen[0] & seen[1]
 
@@ -49,7 +49,7 @@ def test_the_daemons_percentage_holds_and_can_be_changed_for_later_clients(
 ) -> None:
     assert daemon.say("set_default_active_thread_percentage 25") == "25.0\n"
     first = start()
-    quarter = multiprocessors(ThreadPercentage(25.0), gpu())
+    quarter = count_multiprocessors(ThreadPercentage(25.0), gpu())
     assert (first.do("sm"), len(places(first))) == (str(quarter), quarter)
     (server,) = daemon.servers()
     assert daemon.say(f"set_active_thread_percentage {server} 100") == "100.0\n"
