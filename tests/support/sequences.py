@@ -226,7 +226,8 @@ class Replay:
         if "keep" in step:
             Path(self.text(step["keep"])).write_text(done.stdout)
         elif "same" in step:
-            assert done.stdout == Path(self.text(step["same"])).read_text(), step
+            kept = Path(self.text(step["same"])).read_text()
+            assert done.stdout == kept, (step, kept, done.stdout)
         elif "words" in step:
             rows = [line.split() for line in done.stdout.splitlines()]
             assert rows == [self.text(line).split() for line in step["words"]], (step, done)
