@@ -463,7 +463,7 @@ def test_a_pool_in_a_context_in_error_gives_its_error(pool: Any, context: Any) -
     gc.collect()
 
 
-def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
+def test_another_context_that_was_ended_leaves_a_pool_whole(context: Any) -> None:
     from pympsd_client._objects.context import contexts
 
     pool = ok(cuda.cuMemPoolCreate(properties()))
@@ -474,7 +474,7 @@ def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
     slow = Held()
     check_done(cuda.cuMemFreeAsync(addresses[1], slow.stream))
     entry = contexts[int(other)]
-    entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    entry.fault(entry.id, int(R.CUDA_ERROR_MPS_CLIENT_TERMINATED), "it was ended")
     slow.let_go()
     check_done(cuda.cuCtxSetCurrent(context))
     assert {take(pool, 2 * MIB), take(pool, 2 * MIB)} == set(addresses)
