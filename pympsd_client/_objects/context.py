@@ -10,10 +10,10 @@ finds one. Pulses exist because a program that makes only asynchronous calls nev
 _PULSE_RECORDS records, and not more often than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a
 later pulse looks for without waiting.
 
-A fault ends all contexts of the process, on all its devices: they can be closed, but an attempt to open another raises
-the first error, which is in `lost`. This was recorded on one GPU, with and without MPS, and on two GPUs, and
+A fault ends all contexts of the process, on all its devices: they can be closed, but an attempt to open another
+raises the first error, which is in `lost`. This was recorded on one GPU, with and without MPS, and on two GPUs, and
 the MPS documents require the process to end. A device that contains faults (`DeviceProperties.contains_faults`) loses
-only the context of the fault, and the others keep theirs when the process loses the rest.
+only the context of the fault, and keeps its contexts when the process loses those on other devices.
 
 **Invariants**
 

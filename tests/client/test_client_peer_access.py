@@ -224,7 +224,8 @@ def test_memory_that_was_mapped_before_stays_accessible(peers: list[Any]) -> Non
 
 
 def test_what_is_refused(peers: list[Any]) -> None:
-    assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == INVALID_CONTEXT, "the current one"
+    assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == (R.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,), "the current one"
+    assert cuda.cuCtxDisablePeerAccess(peers[0]) == (R.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,)
     assert cuda.cuCtxEnablePeerAccess(peers[1], 1) == (R.CUDA_ERROR_INVALID_VALUE,)
     same = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == (R.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,), "of the same device"
@@ -236,7 +237,8 @@ def test_what_is_refused(peers: list[Any]) -> None:
         for wrong in (0, 12345, 1 << 63):
             assert call(wrong, *rest) == INVALID_CONTEXT
     ok(cuda.cuCtxDestroy(same))
-    ok(cuda.cuCtxSetCurrent(0))
+    while int(ok(cuda.cuCtxGetCurrent())):
+        ok(cuda.cuCtxPopCurrent())
     assert cuda.cuCtxEnablePeerAccess(peers[1], 0) == INVALID_CONTEXT, "a context must be current"
     for item, other in ((0, 0), (0, 2), (-1, 0)):
         rank = ATTRIBUTES.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK
@@ -295,9 +297,9 @@ def test_memory_of_several_devices_in_one_range_of_addresses(shared: bool, peers
         give(address, 2 * GRANULE, 0, 1)
     else:
         give(address + GRANULE, GRANULE, 1)
-    ok(cuda.cuMemsetD8(address + GRANULE, 0, GRANULE))
-    ok(cuda.cuCtxSynchronize())
+    assert cuda.cuMemsetD8(address + GRANULE, 0, GRANULE) == (DONE if shared else (R.CUDA_ERROR_INVALID_VALUE,))
     use(peers[1])
+    ok(cuda.cuMemsetD8(address + GRANULE, 0, GRANULE))
     assert add_one(address + GRANULE) == DONE, last_error()
     assert (read(address + GRANULE) == 1).all()
     for number, handle in enumerate(handles):

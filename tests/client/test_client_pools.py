@@ -343,7 +343,7 @@ def test_bad_properties_and_attributes(pool: Any) -> None:
     assert cuda.cuMemPoolCreate(None) == (INVALID, None)
     with pytest.raises(TypeError):
         cuda.cuMemPoolCreate(5)
-    assert cuda.cuMemPoolCreate(properties(2)) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+    assert cuda.cuMemPoolCreate(properties(2)) == (R.CUDA_ERROR_INVALID_VALUE, None)
     assert cuda.cuMemPoolCreate(properties(most=1 << 63)) == (INVALID, None)
     assert cuda.cuMemPoolCreate(cuda.CUmemPoolProps()) == (INVALID, None)
     managed = properties(most=5)
@@ -379,7 +379,7 @@ def test_access(pool: Any) -> None:
     assert ok(cuda.cuMemPoolGetAccess(pool, mine.location)) == both
     assert int(ok(cuda.cuMemPoolGetAccess(pool, other.location))) == 0
     mine.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
-    assert cuda.cuMemPoolSetAccess(pool, [mine], 1) == (INVALID,)
+    assert cuda.cuMemPoolSetAccess(pool, [mine], 1) == (R.CUDA_ERROR_INVALID_DEVICE,)
     assert cuda.cuMemPoolGetAccess(pool, None) == (INVALID, None)
 
 

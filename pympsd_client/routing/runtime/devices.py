@@ -167,10 +167,8 @@ def max_texture_width(channels: int, device: int) -> int:
 
 
 def enable_peer_access(peer: int, flags: int) -> None:
-    """Allow kernels of the current device to access memory of a peer; raise INVALID_DEVICE for the device itself."""
+    """Allow kernels of the current device to access memory of a peer."""
     ready()
-    if peer == current():
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is not a peer of itself")
     api.cuCtxEnablePeerAccess(_primary_handle(peer), flags)
 
 
