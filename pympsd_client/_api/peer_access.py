@@ -8,7 +8,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_context, invalid_value, not_supported
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.process import process
@@ -37,8 +37,8 @@ def attribute(requested: int, source: int, destination: int) -> int:
 def enable(peer: int, flags: int) -> None:
     """Give kernels of the current context access to the memory of another context.
 
-    Raise PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer); PEER_ACCESS_ALREADY_ENABLED;
-    INVALID_CONTEXT for the current context itself, and without a current one; INVALID_VALUE for flags.
+    Raise PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer), and for the current context
+    itself; PEER_ACCESS_ALREADY_ENABLED; INVALID_CONTEXT without a current context; INVALID_VALUE for flags.
     """
     own, peer_context = _pair(peer)
     check_no_flags("cuCtxEnablePeerAccess", flags)
@@ -68,7 +68,6 @@ def _pair(peer: int) -> tuple[Context, Context]:
     own = current()
     own.usable()
     peer_context = context_of(peer)
-    if peer_context is own:
-        raise invalid_context("the current context is not a peer of itself")
-    peer_context.usable()
+    if peer_context is not own:
+        peer_context.usable()
     return own, peer_context

@@ -10,10 +10,10 @@ finds one. Pulses exist because a program that makes only asynchronous calls nev
 _PULSE_RECORDS records, and not more often than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a
 later pulse looks for without waiting.
 
-After a fault the process cannot use the device again. Its contexts can be closed, but an attempt to open another
-raises the first error, which is in `lost_devices`. This was recorded on a GPU with and without MPS, and the
-MPS documents require the process to end. A device that contains faults (`DeviceProperties.contains_faults`) is not
-lost.
+A fault ends all contexts of the process, on all its devices: they can be closed, but an attempt to open another
+raises the first error, which is in `lost`. This was recorded on one GPU, with and without MPS, and on two GPUs, and
+the MPS documents require the process to end. A device that contains faults (`DeviceProperties.contains_faults`) loses
+only the context of the fault, and keeps its contexts when the process loses those on other devices.
 
 **Invariants**
 
@@ -92,8 +92,8 @@ def new_handle() -> int:
 
 contexts: Final[dict[int, Context]] = {}
 """The contexts of this process by handle."""
-lost_devices: Final[dict[int, CudaError]] = {}
-"""The first fault of this process on each device, by the device's ordinal."""
+lost: Final[list[CudaError]] = []
+"""The first fault of this process, if it had one; every context of the process has it, and no other can be opened."""
 _ENDED_FROM_OUTSIDE: Final = (Result.ERROR_CONTEXT_IS_DESTROYED, Result.ERROR_MPS_CLIENT_TERMINATED)
 """Sticky errors that are not faults."""
 when_closed: Final[list[Callable[[Context], None]]] = []
@@ -178,8 +178,8 @@ class Context:
         """
         with self._changing:
             if self.opened is None:
-                if self.device.ordinal in lost_devices:
-                    raise lost_devices[self.device.ordinal].copy()
+                if lost and self._shares_faults:
+                    raise lost[0].copy()
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
                 self.id = self.opened.context_id
                 self._sticky_error = None
@@ -237,22 +237,30 @@ class Context:
         return opened
 
     def fault(self, context_id: int, code: int, reason: str) -> None:
-        """Set the sticky error after a fault, so that every later call in the context fails with it.
+        """Set the sticky error after a fault, so that every later call in a context of this process fails with it.
 
         ``context_id``: the executor's id of the context in which the fault happened. No effect if the context was
         closed or reopened since, or has an error already. ``code`` is a CUresult number.
         """
         if self._sticky_error is None and context_id == self.id:
             error = CudaError(code, reason or "an earlier fault made this context unusable")
-            if code not in _ENDED_FROM_OUTSIDE and not self.device.properties.contains_faults:
-                lost_devices.setdefault(self.device.ordinal, error)
             try:
                 self._sticky_error = error
+                if code not in _ENDED_FROM_OUTSIDE and self._shares_faults:
+                    lost.append(error)
+                    for context in tuple(contexts.values()):
+                        if context.active and context.sticky_error is None and context._shares_faults:
+                            context.end(error)
             finally:
                 invalidate()
 
+    @property
+    def _shares_faults(self) -> bool:
+        """Whether a fault in this context ends the other contexts of the process, and theirs ends this one."""
+        return not self.device.properties.contains_faults
+
     def end(self, error: CudaError) -> None:
-        """Make every later call in the context fail with an error (in a forked child, and at the process's exit)."""
+        """Make every later call in the context fail with an error: after a fault, in a forked child, and at exit."""
         self._sticky_error = error
 
     def allocate_handle(self) -> int:

@@ -5,11 +5,12 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.wire.records import Kind
+from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import invalid_handle, invalid_value, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
+from pympsd_client._objects.own_contexts import own_contexts
 from pympsd_client._objects.stream import resolve
 
 BLOCKING_SYNC: Final = 1
@@ -25,6 +26,8 @@ class Event:
     context: Context
     flags: int
     recorded: bool = False
+    opener: Context | None = None
+    """The program's context if this is another process's event; ``context`` is on the device that has the event."""
     opened_in: dict[Context, int] = field(factory=dict)
     """The event's handles in other contexts of its device, for recording across green contexts."""
 
@@ -54,6 +57,7 @@ class Event:
 after_waiting_for_event: Final[list[Callable[[Context], None]]] = []
 """Functions that are called with a context after a call has waited for one of its events."""
 events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never created", Kind.EVENT)
+own_contexts.needed.append(lambda context: any(event.context is context for event in events.list_all()))
 
 
 def create(context: Context, flags: int) -> Event:
@@ -75,11 +79,11 @@ def create(context: Context, flags: int) -> Event:
     return events.add(Event(handle, context, flags, recorded=is_shared))
 
 
-def open_shared(context: Context, secret: int) -> Event:
-    """Open another process's event by its secret; raise CudaError."""
+def open_shared(context: Context, opener: Context, secret: int) -> Event:
+    """Open another process's event by its secret, in a context of the event's device; raise CudaError."""
     handle = context.allocate_handle()
     context.call(operations.OPEN_EVENT, handle, secret >> 64, secret & ((1 << 64) - 1))
-    return events.add(Event(handle, context, DISABLE_TIMING, recorded=True))
+    return events.add(Event(handle, context, DISABLE_TIMING, recorded=True, opener=opener))
 
 
 def destroy(handle: int) -> None:
@@ -89,6 +93,7 @@ def destroy(handle: int) -> None:
     for context, its_handle in event.opened_in.items():
         if context.active and context.sticky_error is None:
             context.post(operations.DESTROY_EVENT, its_handle)
+    own_contexts.close_unneeded(event.context)
 
 
 def record(handle: int, stream: int) -> None:
@@ -98,7 +103,12 @@ def record(handle: int, stream: int) -> None:
     """
     event = events.find(handle)
     context, stream_id = resolve(stream)
-    context.post(operations.RECORD_EVENT, event.handle_in(context), stream_id)
+    if event.opener is context and event.context is not context:
+        # The event is in the executor of another device, which does not know the stream.
+        context.call(operations.SYNCHRONIZE_STREAM, stream_id)
+        event.context.post(operations.RECORD_EVENT, event.handle, STREAM_LEGACY)
+    else:
+        context.post(operations.RECORD_EVENT, event.handle_in(context), stream_id)
     event.recorded = True
 
 

@@ -134,13 +134,16 @@ class Process:
         if self.ended:
             raise _deinitialized_error()
 
-    def device(self, index: int) -> VisibleDevice:
-        """Return a visible device by its number; raise INVALID_DEVICE, or the error of a server that has gone."""
+    def device(self, index: int, wrong: int = Result.ERROR_INVALID_DEVICE) -> VisibleDevice:
+        """Return a visible device by its number.
+
+        Raise a CudaError with the code ``wrong`` if there is none, or the error of a server that has gone.
+        """
         connection = self.require()
         connection.check()
         if not 0 <= index < len(connection.devices):
             raise CudaError(
-                Result.ERROR_INVALID_DEVICE,
+                wrong,
                 f"there is no device {index}; {len(connection.devices)} are visible, counted from 0",
             )
         return connection.devices[index]

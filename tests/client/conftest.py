@@ -22,7 +22,7 @@ from pympsd_client._objects.arrays.texture import surfaces, textures
 from pympsd_client._objects.code.library import kernels, libraries
 from pympsd_client._objects.code.link import links
 from pympsd_client._objects.code.module import functions, modules
-from pympsd_client._objects.context import contexts, lost_devices, this_thread
+from pympsd_client._objects.context import contexts, lost, this_thread
 from pympsd_client._objects.event import events
 from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.process import process
@@ -78,7 +78,7 @@ def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
     for executor in executors:
         executor.close()
     contexts.clear()
-    lost_devices.clear()
+    lost.clear()
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def executor(make_executor: Callable[..., FakeExecutor]) -> FakeExecutor:
 def fresh_process() -> Iterator[Callable[[Connection], None]]:
     """Pretend that cuInit has reached a connection; afterwards the process is as before cuInit."""
     before = process.connection, process.primaries
-    tables: list[dict[int, Any]] = [contexts, lost_devices, libraries, kernels, links]
+    tables: list[dict[int, Any]] = [contexts, libraries, kernels, links]
     tables += [
         *(
             item._objects
@@ -108,7 +108,8 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
             )
         )
     ]
-    kept = [dict(table) for table in tables]
+    kept, lost_before = [dict(table) for table in tables], list(lost)
+    lost.clear()
     stack = list(this_thread.stack)
     this_thread.stack.clear()
     process.connection, process.primaries = None, {}
@@ -119,6 +120,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     for table, was in zip(tables, kept, strict=True):
         table.clear()
         table.update(was)
+    lost[:] = lost_before
     this_thread.stack[:] = stack
     this_thread.streams.handles.clear()
     fail(CudaError(0, ""), 0)  # no message of an earlier failure

@@ -131,11 +131,65 @@ def test_mistakes_with_memory(context: Any, as_another: Any) -> None:
     for address in (0, 1, mine, pooled, 1 << 63):
         assert cuda.cuIpcCloseMemHandle(address) == (INVALID,)
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
-    assert cuda.cuIpcOpenMemHandle(handle, 1) == (R.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, None)
+    assert cuda.cuIpcOpenMemHandle(handle, 0) == (INVALID, None), "another device's needs peer access"
     assert cuda.cuCtxDestroy(elsewhere) == DONE
     assert cuda.cuMemFree(mine) == DONE
     assert cuda.cuIpcOpenMemHandle(handle, 0) == (MAP_FAILED, None), "it is freed"
     assert cuda.cuIpcGetMemHandle(mine) == (INVALID, None)
+
+
+def test_memory_of_another_device_is_opened_with_peer_access(context: Any, as_another: Any) -> None:
+    """The pointer attributes and errors are those of two H200."""
+    mine = allocate()
+    assert cuda.cuMemsetD32(mine, 1, 1024) == DONE
+    handle = ok(cuda.cuIpcGetMemHandle(mine))
+    as_another()
+    elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
+    theirs = int(ok(cuda.cuIpcOpenMemHandle(handle, 1)))
+    attributes = cuda.CUpointer_attribute
+    assert ok(cuda.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, theirs)) == 1
+    assert ok(cuda.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, theirs)) == elsewhere
+    launch(kernel(BASIC, b"add_one"), (theirs, ctypes.c_uint64), (1, ctypes.c_uint32))
+    assert cuda.cuMemsetD32(theirs + 4, 7, 1) == DONE
+    assert bytes_at(mine, 12).view(np.float32)[0] == np.int32(1).view(np.float32) + 1
+    assert bytes_at(mine, 12).view(np.uint32)[1:].tolist() == [7, 1]
+    assert int(ok(cuda.cuIpcOpenMemHandle(handle, 1))) == theirs, "it is counted"
+    assert cuda.cuCtxSetCurrent(context) == DONE
+    assert cuda.cuMemsetD8(theirs, 0, 4) == (INVALID,), "only the opener's device has access"
+    again = int(ok(cuda.cuIpcOpenMemHandle(handle, 1)))
+    assert again not in (mine, theirs)
+    assert cuda.cuIpcCloseMemHandle(again) == DONE
+    assert cuda.cuIpcCloseMemHandle(theirs) == DONE
+    assert bytes_at(theirs, 8).view(np.uint32)[1] == 7
+    assert cuda.cuIpcCloseMemHandle(theirs) == DONE
+    assert cuda.cuIpcCloseMemHandle(theirs) == (INVALID,)
+    assert cuda.cuMemsetD8(theirs, 0, 4) == (INVALID,)
+    assert cuda.cuCtxDestroy(elsewhere) == DONE
+
+
+def test_memory_of_another_device_is_closed_with_the_context_that_opened_it(context: Any, as_another: Any) -> None:
+    handle = ok(cuda.cuIpcGetMemHandle(allocate()))
+    as_another()
+    elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
+    theirs = int(ok(cuda.cuIpcOpenMemHandle(handle, 1)))
+    assert cuda.cuCtxDestroy(elsewhere) == DONE
+    assert cuda.cuCtxSetCurrent(context) == DONE
+    assert cuda.cuMemcpyDtoH(bytearray(4), theirs, 4) == (INVALID,)
+    assert int(ok(cuda.cuIpcOpenMemHandle(handle, 1))) == theirs, "its addresses are free again"
+
+
+def test_an_event_of_another_device_is_waited_for_and_recorded(context: Any) -> None:
+    mine = ok(cuda.cuEventCreate(SHARED_EVENT))
+    handle = ok(cuda.cuIpcGetEventHandle(mine))
+    elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
+    theirs = ok(cuda.cuIpcOpenEventHandle(handle))
+    stream = ok(cuda.cuStreamCreate(1))
+    for call in (cuda.cuStreamWaitEvent(stream, theirs, 0), cuda.cuEventRecord(theirs, stream)):
+        assert call == DONE
+    assert cuda.cuEventSynchronize(theirs) == DONE
+    assert cuda.cuEventQuery(mine) == DONE
+    assert cuda.cuEventDestroy(theirs) == DONE
+    assert cuda.cuCtxDestroy(elsewhere) == DONE
 
 
 def test_mapped_memory_is_shared_by_descriptors_only(context: Any) -> None:
@@ -174,9 +228,6 @@ def test_mistakes_with_events(context: Any) -> None:
     for wrong in (None, 0, cuda.CUipcMemHandle()):
         with pytest.raises(TypeError):
             cuda.cuIpcOpenEventHandle(wrong)
-    elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
-    assert cuda.cuIpcOpenEventHandle(handle) == (R.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, None)
-    assert cuda.cuCtxDestroy(elsewhere) == DONE
     assert cuda.cuEventDestroy(mine) == DONE
     assert cuda.cuIpcOpenEventHandle(handle) == (MAP_FAILED, None)
 

@@ -343,7 +343,7 @@ def test_bad_properties_and_attributes(pool: Any) -> None:
     assert cuda.cuMemPoolCreate(None) == (INVALID, None)
     with pytest.raises(TypeError):
         cuda.cuMemPoolCreate(5)
-    assert cuda.cuMemPoolCreate(properties(2)) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+    assert cuda.cuMemPoolCreate(properties(2)) == (R.CUDA_ERROR_INVALID_VALUE, None)
     assert cuda.cuMemPoolCreate(properties(most=1 << 63)) == (INVALID, None)
     assert cuda.cuMemPoolCreate(cuda.CUmemPoolProps()) == (INVALID, None)
     managed = properties(most=5)
@@ -379,7 +379,7 @@ def test_access(pool: Any) -> None:
     assert ok(cuda.cuMemPoolGetAccess(pool, mine.location)) == both
     assert int(ok(cuda.cuMemPoolGetAccess(pool, other.location))) == 0
     mine.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
-    assert cuda.cuMemPoolSetAccess(pool, [mine], 1) == (INVALID,)
+    assert cuda.cuMemPoolSetAccess(pool, [mine], 1) == (R.CUDA_ERROR_INVALID_DEVICE,)
     assert cuda.cuMemPoolGetAccess(pool, None) == (INVALID, None)
 
 
@@ -463,7 +463,7 @@ def test_a_pool_in_a_context_in_error_gives_its_error(pool: Any, context: Any) -
     gc.collect()
 
 
-def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
+def test_another_context_that_was_ended_leaves_a_pool_whole(context: Any) -> None:
     from pympsd_client._objects.context import contexts
 
     pool = ok(cuda.cuMemPoolCreate(properties()))
@@ -474,7 +474,7 @@ def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
     slow = Held()
     check_done(cuda.cuMemFreeAsync(addresses[1], slow.stream))
     entry = contexts[int(other)]
-    entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    entry.fault(entry.id, int(R.CUDA_ERROR_MPS_CLIENT_TERMINATED), "it was ended")
     slow.let_go()
     check_done(cuda.cuCtxSetCurrent(context))
     assert {take(pool, 2 * MIB), take(pool, 2 * MIB)} == set(addresses)

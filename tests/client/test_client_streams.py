@@ -13,7 +13,7 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.context import contexts, lost_devices, this_thread
+from pympsd_client._objects.context import contexts, lost, this_thread
 from pympsd_client._objects.process import process
 from tests.client.conftest import ok
 
@@ -327,7 +327,7 @@ def test_a_faulted_primary_context_is_opened_again_where_faults_are_contained(de
     kernels.launch(b"store", (0x1234, 1), STORE, streams[1])
     assert cuda.cuStreamSynchronize(streams[1]) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
     ok(cuda.cuDevicePrimaryCtxRelease(0))
-    lost_devices.clear()  # as if the device contained faults
+    lost.clear()  # as if the device contained faults
     ok(cuda.cuDevicePrimaryCtxRetain(0))
     assert Kernels().read(2) == 0
     ok(cuda.cuCtxSynchronize())
@@ -412,7 +412,10 @@ def test_an_attribute_that_does_not_exist(devices: None) -> None:
 # --- faults
 
 
-def test_an_illegal_address_poisons_only_its_own_context(kernels: Kernels, context: Any) -> None:
+def test_an_illegal_address_ends_all_contexts_of_the_process(kernels: Kernels, context: Any) -> None:
+    """As recorded on two H200: also those on the same device, on other devices, and those that are new."""
+    others = [ok(cuda.cuCtxCreate(None, 0, device)) for device in (0, 1)]
+    ok(cuda.cuCtxSetCurrent(context))
     function = ok(cuda.cuModuleGetFunction(kernels.module, b"store"))
     launch = (function, 1, 1, 1, 1, 1, 1, 0, 0, ((0x1234, 1), STORE), 0)
     ok(cuda.cuLaunchKernel(*launch))
@@ -431,10 +434,15 @@ def test_an_illegal_address_poisons_only_its_own_context(kernels: Kernels, conte
         assert last_error() == message
     assert cuda.cuMemAlloc(4) == (illegal, None)
     assert cuda.cuEventCreate(0) == (illegal, None)
-    ok(cuda.cuCtxDestroy(context))
-    assert cuda.cuCtxCreate(None, 0, 0) == (illegal, None)
-    assert last_error() == message
-    ok(cuda.cuCtxDestroy(ok(cuda.cuCtxCreate(None, 0, 1))))  # another device
+    for other in others:
+        ok(cuda.cuCtxSetCurrent(other))
+        assert cuda.cuCtxSynchronize() == (illegal,)
+        assert cuda.cuMemAlloc(4) == (illegal, None)
+    for ended in (context, *others):
+        ok(cuda.cuCtxDestroy(ended))
+    for device in (0, 1):
+        assert cuda.cuCtxCreate(None, 0, device) == (illegal, None)
+        assert last_error() == message
 
 
 def test_a_fault_is_final_for_a_process(devices: None) -> None:

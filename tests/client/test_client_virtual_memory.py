@@ -275,7 +275,7 @@ def test_bad_mappings(context: Any) -> None:
         assert cuda.cuMemUnmap(start, size) == (INVALID,)
     assert cuda.cuMemSetAccess(address, GRANULE, [], 0) == (INVALID,)
     assert cuda.cuMemSetAccess(address, GRANULE, [access()], 2) == (INVALID,)
-    assert cuda.cuMemSetAccess(address, GRANULE, [access(BOTH, 2)], 1) == (R.CUDA_ERROR_INVALID_DEVICE,)
+    assert cuda.cuMemSetAccess(address, GRANULE, [access(BOTH, 2)], 1) == (R.CUDA_ERROR_INVALID_VALUE,)
     reading = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
     assert cuda.cuMemSetAccess(address, GRANULE, [access(reading)], 1) == (NOT_SUPPORTED,)
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))

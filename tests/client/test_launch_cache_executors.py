@@ -240,6 +240,9 @@ def test_a_trap_in_another_stream(launches: Launches, counter: Counter, stream: 
 
 
 def test_a_repeated_launch_with_an_illegal_address(launches: Launches, context: Any) -> None:
+    other = ok(cuda.cuCtxCreate(None, 0, 1))
+    call_of_other = launches.familiar(*Counter().on(0))
+    ok(cuda.cuCtxSetCurrent(context))
     kernels = Kernels()
     function = ok(cuda.cuModuleGetFunction(kernels.module, b"store"))
     call = launches.familiar(function, *ONE, 0, ((int(kernels.result), 1), STORE), 0)
@@ -249,10 +252,8 @@ def test_a_repeated_launch_with_an_illegal_address(launches: Launches, context: 
     for _ in range(3):
         assert cuda.cuLaunchKernel(*call) == illegal
     assert cuda.cuCtxCreate(None, 0, 0) == (*illegal, None)
-    other = ok(cuda.cuCtxCreate(None, 0, 1))
-    counter = Counter()
-    launches.familiar(*counter.on(0))
-    assert counter.count == 3
+    ok(cuda.cuCtxSetCurrent(other))
+    assert cuda.cuLaunchKernel(*call_of_other) == illegal
     ok(cuda.cuCtxDestroy(other))
 
 

@@ -376,7 +376,7 @@ ok(runtime.cudaDeviceDisablePeerAccess(1))
 """
     alone = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "nobody"), "PYMPSD_EMULATED_DEVICES": "2xH200"}
     ended = run(program, begin=BEGINNING, PYMPSD_BACKEND="emulated", **alone)
-    assert ended.stdout.splitlines() == ["1 705", "704 101"], ended.stderr
+    assert ended.stdout.splitlines() == ["1 705", "704 217"], ended.stderr
 
 
 def test_copies_beyond_device_memory_are_refused_before_host_memory_is_read(run: Run) -> None:

@@ -63,12 +63,12 @@ def copy_peer_to_peer(
 ) -> None:
     """Copy between the devices of two contexts, through this process, so that no peer access is needed.
 
-    The asynchronous form keeps stream order; between two devices it waits.
+    The asynchronous form keeps stream order; between two devices it waits. The addresses tell the devices: the
+    contexts may be others, or NULL, as on a GPU with unified addresses. Raise INVALID_CONTEXT.
     """
-    for address, handle in ((destination, destination_context), (source, source_context)):
-        context = context_of(handle)
-        if count and device_memory.ordinal_at(address) != context.device.ordinal:
-            raise invalid_value(f"{address:#x} is not on the device of the context that was passed for it")
+    for handle in (destination_context, source_context):
+        if handle:
+            context_of(handle)
     copy_device_to_device(destination, source, count, stream)
 
 
@@ -153,7 +153,7 @@ def fill(
 
     The 2D forms set Width elements in each of Height rows, which begin dstPitch bytes apart. The synchronous form
     waits if the CPU can access the memory. Page-locked host memory outside of the devices' windows is set by this
-    process, which waits.
+    process, which waits. Raise INVALID_VALUE for memory that kernels of the stream's context cannot access.
     """
     context, its_stream = resolve(stream)
     if count == 0 or height == 0:
@@ -168,7 +168,12 @@ def fill(
         for number in range(height):
             ctypes.memmove(destination + number * pitch, row, len(row))
         return
-    device_memory.check_range(destination, (height - 1) * pitch + width * count)
+    allocation = device_memory.check_range(destination, (height - 1) * pitch + width * count)
+    if allocation is not None and not allocation.is_reached_from(context):
+        raise invalid_value(
+            f"{destination:#x} is memory to which the stream's device {context.device.number} has no access; call "
+            "cuCtxEnablePeerAccess, or cuMemSetAccess for mapped memory"
+        )
     context, its_stream = device_memory.place(destination, context, its_stream, stream)
     device_memory.fill(context, its_stream, destination, value, width, count, pitch, height)
     if device_memory.allocations.is_synchronous(destination) or (wait and is_the_programs_too(destination)):

@@ -1,9 +1,11 @@
 """Memory and events that processes share (CUDA driver API, the functions cuIpc*).
 
-Both processes have to be clients of one server and use one device, because an executor opens only objects that one of
-its clients has shared.
+Both processes have to be clients of one server, because an executor opens only objects that one of its clients has
+shared. Memory and events of another device than the current context's are opened in a context of their device
+(`own_contexts`), and the current context's device gets peer access to the memory.
 """
 
+from contextlib import suppress
 from typing import Any, Final
 
 from attrs import define, field
@@ -14,9 +16,12 @@ from pympsd_client._arguments.errors import CudaError, invalid_context, invalid_
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
-from pympsd_client._objects.context import Context, require_context
+from pympsd_client._objects.context import Context, require_context, when_closed
 from pympsd_client._objects.memory.allocations import FreedImmediately, allocations, is_shareable
 from pympsd_client._objects.memory.imports import ImportedRange, import_range
+from pympsd_client._objects.memory.peer_access import Pair, is_possible, peer_access
+from pympsd_client._objects.own_contexts import own_contexts
+from pympsd_client._objects.process import process
 
 _LAZY_PEER_ACCESS: Final = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS"""
@@ -30,7 +35,35 @@ class OpenedMemory(FreedImmediately):
 
     secret: int = field(kw_only=True)
     range: ImportedRange = field(kw_only=True)
+    opener: Context = field(kw_only=True)
+    """The program's context; ``context`` is on the device that has the memory."""
     references: int = 1
+
+    @property
+    def shown_context(self) -> Context:
+        """The context that has opened the memory."""
+        return self.opener
+
+    @property
+    def _pair(self) -> Pair:
+        return self.opener.device.ordinal, self.context.device.ordinal
+
+    def is_reached_from(self, context: Context) -> bool:
+        """Return whether a context is on the device of the one that has opened the memory."""
+        return context.device is self.opener.device
+
+    def give_access(self) -> None:
+        """Give the opener's device access to another device's memory; raise OUT_OF_MEMORY."""
+        if self.context is not self.opener:
+            peer_access.set_of(self.range.start, self._pair, True)
+
+    def close(self) -> None:
+        """Unmap the memory, which `allocations` no longer contains, when the work that uses it is done."""
+        for context in {self.context, self.opener}:
+            if context.active and context.sticky_error is None:
+                context.synchronize()
+        peer_access.drop(self.range.start)
+        self.range.unmap()
 
     def free(self) -> None:
         """Raise INVALID_VALUE, because only cuIpcCloseMemHandle closes the memory."""
@@ -72,9 +105,10 @@ def memory_handle(address: int) -> bytes:
 def open_memory(argument: Any, flags: int) -> int:
     """Map another process's memory and return its address.
 
-    If the context has opened the memory before, return the same address and count one more user. Raise
-    INVALID_CONTEXT for this process's own memory; MAP_FAILED for memory that is freed or another server's;
-    PEER_ACCESS_UNSUPPORTED for another device's memory; INVALID_HANDLE, INVALID_VALUE.
+    If the context has opened the memory before, return the same address and count one more user. Another device's
+    memory needs the flag CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS. Raise INVALID_CONTEXT for this process's own memory;
+    MAP_FAILED for memory that is freed or another server's; PEER_ACCESS_UNSUPPORTED for memory of a device without
+    peer access; INVALID_HANDLE, INVALID_VALUE.
     """
     context = _require_support("cuIpcOpenMemHandle")
     if flags & ~_LAZY_PEER_ACCESS:
@@ -82,29 +116,43 @@ def open_memory(argument: Any, flags: int) -> int:
     handle = shared_handles.unpack(_MEMORY, argument, invalid_handle)
     if handle.secret in _given:
         raise invalid_context("the handle is of this process's own memory; use the memory's address")
-    _check_device(context, handle)
     for memory in allocations.list_all():
-        if isinstance(memory, OpenedMemory) and memory.context is context and memory.secret == handle.secret:
+        if isinstance(memory, OpenedMemory) and memory.opener is context and memory.secret == handle.secret:
             memory.references += 1
             return memory.handle
+    if handle.ordinal != context.device.ordinal and not flags:
+        raise invalid_value("another device's memory needs the flag CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS (1)")
+    owner = _owner(context, handle)
     try:
-        mapped = import_range(context, handle.secret)
+        mapped = import_range(owner, handle.secret)
     except CudaError as error:
+        own_contexts.close_unneeded(owner)
         raise _convert_to_map_error(error) from None
     if handle.offset + handle.size > mapped.size:
         mapped.unmap()
         raise invalid_handle("the handle was changed: the memory is smaller than its size")
-    opened = OpenedMemory(mapped.start + handle.offset, context, handle.size, secret=handle.secret, range=mapped)
+    start = mapped.start + handle.offset
+    opened = OpenedMemory(start, owner, handle.size, secret=handle.secret, range=mapped, opener=context)
+    try:
+        opened.give_access()
+    except CudaError:
+        opened.close()
+        raise
     return allocations.add(opened).handle
 
 
-def _check_device(context: Context, handle: SharedHandle) -> None:
-    if handle.ordinal != context.device.ordinal:
-        raise CudaError(
-            Result.ERROR_PEER_ACCESS_UNSUPPORTED,
-            "the handle belongs to a device other than the current context's, and there is no peer access; make a "
-            "context of that device current",
-        )
+def _owner(context: Context, handle: SharedHandle) -> Context:
+    """Return the context in which to open a handle's object; raise PEER_ACCESS_UNSUPPORTED."""
+    if handle.ordinal == context.device.ordinal:
+        return context
+    for device in process.require().devices:
+        if device.ordinal == handle.ordinal and is_possible(context.device, device):
+            return own_contexts.on(device)
+    raise CudaError(
+        Result.ERROR_PEER_ACCESS_UNSUPPORTED,
+        "the handle belongs to a device to which the current context's device has no peer access; make a context of "
+        "that device current",
+    )
 
 
 def _convert_to_map_error(error: CudaError) -> CudaError:
@@ -127,9 +175,9 @@ def close_memory(address: int) -> None:
         raise invalid_value(f"{address:#x} was not returned by cuIpcOpenMemHandle")
     memory.references -= 1
     if not memory.references:
-        memory.context.synchronize()
+        memory.opener.synchronize()
         allocations.remove(address)
-        memory.range.unmap()
+        memory.close()
 
 
 def event_handle(event: int) -> bytes:
@@ -150,12 +198,25 @@ def open_event(argument: Any) -> int:
     """Return a new event, without timing, of the current context that stands for another process's event.
 
     Raise MAP_FAILED for an event that is destroyed or another server's, PEER_ACCESS_UNSUPPORTED for an event of
-    another device, INVALID_HANDLE.
+    a device without peer access, INVALID_HANDLE.
     """
     context = _require_support("cuIpcOpenEventHandle")
     handle = shared_handles.unpack(_EVENT, argument, invalid_handle)
-    _check_device(context, handle)
+    owner = _owner(context, handle)
     try:
-        return events.open_shared(context, handle.secret).handle
+        return events.open_shared(owner, context, handle.secret).handle
     except CudaError as error:
+        own_contexts.close_unneeded(owner)
         raise _convert_to_map_error(error) from None
+
+
+def _drop(context: Context) -> None:
+    """Close the memory of other devices that a closing context has opened."""
+    for memory in allocations.list_all():
+        if isinstance(memory, OpenedMemory) and memory.opener is context and memory.context is not context:
+            allocations.remove(memory.handle)
+            with suppress(CudaError):  # the device's context may have failed
+                memory.close()
+
+
+when_closed.append(_drop)

@@ -52,7 +52,7 @@ def memory_at(address: int) -> PointedMemory | None:
     allocation = allocations.find_containing(address)
     if allocation is not None:
         reached = address if allocation.is_shared else 0
-        start, size, context = allocation.handle, allocation.size, allocation.context
+        start, size, context = allocation.handle, allocation.size, allocation.shown_context
         return PointedMemory(
             start, size, context, allocation.is_host, address, reached, allocation.buffer_id, allocation
         )
@@ -153,8 +153,10 @@ def _read(requested: int, memory: PointedMemory, address: int) -> AttributeValue
 
 
 def _device_pointer(memory: PointedMemory, address: int) -> int:
-    if not memory.device_pointer:
-        raise invalid_value(f"kernels cannot access the memory at {address:#x}")
+    allocation, stack = memory.allocation, this_thread.stack
+    is_reached = allocation is None or not stack or allocation.is_reached_from(stack[-1])
+    if not memory.device_pointer or not is_reached:
+        raise invalid_value(f"kernels of the current context cannot access the memory at {address:#x}")
     return memory.device_pointer
 
 

@@ -130,7 +130,7 @@ def create(properties: PoolProperties | None) -> int:
     """
     if properties is None:
         raise invalid_value("the properties of the pool are NULL")
-    kind, device = kind_of(properties.location, properties.allocation_type)
+    kind, device = kind_of(properties.location, properties.allocation_type, wrong=Result.ERROR_INVALID_VALUE)
     if properties.handle_types:
         _check_exported(properties.handle_types, kind, device)
     if properties.usage:
@@ -153,17 +153,19 @@ def _check_exported(handle_types: int, kind: PoolKind, device: VisibleDevice | N
         )
 
 
-def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, VisibleDevice | None]:
+def kind_of(
+    location: Location, allocation_type: int, wrong: int = Result.ERROR_INVALID_DEVICE
+) -> tuple[PoolKind, VisibleDevice | None]:
     """Return the kind of pool for a location and an allocation type, and the device that has its memory, or None.
 
-    Raise INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
+    Raise INVALID_VALUE, NOT_SUPPORTED, and a CudaError with the code ``wrong`` for a device that is not there.
     """
     if allocation_type not in (_PINNED, _MANAGED):
         raise invalid_value(f"there is no allocation type {allocation_type}")
     is_managed = allocation_type == _MANAGED
     if location.type not in _LOCATIONS.values() or (location.type == _LOCATIONS["INVALID"] and not is_managed):
         raise invalid_value(f"there is no memory location of type {location.type}")
-    device = process.device(location.id) if location.type == _DEVICE else None
+    device = process.device(location.id, wrong) if location.type == _DEVICE else None
     if device is not None and not is_managed:
         return kind_of_device(device)
     of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
@@ -316,7 +318,8 @@ def set_access(pool: int, argument: Any, count: int) -> None:
             raise invalid_value(f"access {description.flags:#x} from a location of type {description.location.type}")
         is_own = _is_accessible(entry, description.location)
         if is_own and description.flags != _READ_AND_WRITE:
-            raise invalid_value("a pool's own location can always read and write; its access cannot be revoked")
+            reason = "a pool's own location can always read and write; its access cannot be revoked"
+            raise CudaError(Result.ERROR_INVALID_DEVICE, reason)
         if not is_own and (pair := _peers(entry, description)) is not None:
             peers[pair] = bool(description.flags)
     for pair, is_given in peers.items():

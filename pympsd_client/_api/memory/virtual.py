@@ -21,6 +21,7 @@ from pympsd_client._objects.memory.imports import secret_of_file
 from pympsd_client._objects.memory.peer_access import is_possible
 from pympsd_client._objects.memory.shared_pages import export_memory
 from pympsd_client._objects.memory.virtual import Physical, virtual_memory
+from pympsd_client._objects.own_contexts import own_contexts
 from pympsd_client._objects.process import process
 
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
@@ -141,7 +142,7 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     if size > (_ROOM if is_host else device.properties.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     stack = this_thread.stack
-    context = stack[-1] if stack and stack[-1].device.ordinal == device.ordinal else virtual_memory.owner_on(device)
+    context = stack[-1] if stack and stack[-1].device.ordinal == device.ordinal else own_contexts.on(device)
     handle = context.allocate_handle()
     flags = (MEMORY_SHAREABLE if properties.handle_types else 0) | (MEMORY_OF_HOST if is_host else 0)
     context.call(operations.CREATE_MEMORY, handle, size, flags)
@@ -215,7 +216,9 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
         raise invalid_value(f"access {flags:#x} from a location of type {location.type}")
     if location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value(f"a location of type {location.type} cannot access mapped memory")
-    device = process.device(location.id) if location.type == _DEVICE else context.device
+    device = context.device
+    if location.type == _DEVICE:
+        device = process.device(location.id, wrong=Result.ERROR_INVALID_VALUE)
     if device.ordinal != context.device.ordinal and flags and not is_possible(device, context.device):
         raise CudaError(
             Result.ERROR_INVALID_DEVICE,

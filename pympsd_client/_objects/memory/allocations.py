@@ -37,6 +37,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._objects.code.module import modules
 from pympsd_client._objects.context import Context, context_on, current, require_context
 from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
+from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import synchronize
@@ -124,6 +125,11 @@ class Allocation:
     _buffer_id: int = 0
 
     @property
+    def shown_context(self) -> Context:
+        """The context that the program finds by the memory's pointer attributes."""
+        return self.context
+
+    @property
     def is_shared(self) -> bool:
         """Whether the CPU can access the memory at the same address."""
         return self.is_managed or self.is_host
@@ -141,6 +147,12 @@ class Allocation:
     def is_accessible_from(self, context: Context) -> bool:
         """Return whether calls in streams of another device's context can use the memory (pools may forbid it)."""
         return True
+
+    def is_reached_from(self, context: Context) -> bool:
+        """Return whether kernels and fills of a context can access the memory; copies need no such access."""
+        if self.is_shared or context.device is self.context.device:
+            return True
+        return peer_access.is_enabled(context, self.context)
 
     def free(self) -> None:
         """Wait for the context's earlier work, then free the memory. Raise CudaError."""
@@ -337,10 +349,11 @@ other_ranges: Final[list[Callable[[], Iterator[tuple[int, int]]]]] = []
 """Functions that yield (start, size) of memory that `allocations` does not contain: of arrays and graphs."""
 
 
-def check_range(address: int, count: int) -> None:
+def check_range(address: int, count: int) -> Allocation | None:
     """Raise INVALID_VALUE unless a range is within one allocation, or within accessible mappings without gaps.
 
-    The executor checks it too, but a call that does not wait would leave the error to a later call.
+    Return the allocation that contains the address, or None for memory that `allocations` does not contain. The
+    executor checks it too, but a call that does not wait would leave the error to a later call.
     """
     owner(address)
     first = allocations.get(address) or allocations.find_containing(address)
@@ -348,12 +361,12 @@ def check_range(address: int, count: int) -> None:
         start, size = _find_other_memory(address)
         if address + count > start + size:
             raise _beyond(address, count, start, size)
-        return
+        return None
     allocation = first
     while allocation.is_reached:
         end = allocation.handle + allocation.size
         if address + count <= end:
-            return
+            return first
         following = allocations.find_containing(end) if allocation.is_mapping else None
         if following is None or not following.is_mapping:
             raise _beyond(address, count, first.handle, end - first.handle)

@@ -12,6 +12,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.memory.shared_pages import map_memory, unmap_memory
 from pympsd_client._objects.memory.virtual import virtual_memory
+from pympsd_client._objects.own_contexts import own_contexts
 
 _WORD: Final = (1 << 64) - 1
 _FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")
@@ -36,6 +37,7 @@ class ImportedRange:
             self.context.call(operations.UNMAP_MEMORY, self.start, self.size)
         finally:
             virtual_memory.free_addresses(self.start, self.size)
+            own_contexts.close_unneeded(self.context)
 
 
 _ranges: Final[set[ImportedRange]] = set()
@@ -87,3 +89,4 @@ def _drop(context: Context) -> None:
 
 
 when_closed.append(_drop)
+own_contexts.needed.append(lambda context: any(imported.context is context for imported in tuple(_ranges)))

@@ -79,6 +79,12 @@ class PeerAccess:
             self._contexts.discard((context, peer))
             self._update(context.device.ordinal, window_of(peer.device.ordinal))
 
+    def is_enabled(self, context: Context, peer: Context) -> bool:
+        """Return whether a context has access to another context's memory."""
+        with self._lock:
+            self._forget_old_connection()
+            return (context, peer) in self._contexts
+
     def set_of(self, memory: int, pair: Pair, allowed: bool) -> None:
         """Give a device's kernels access to a pool or a mapping, or revoke it; raise OUT_OF_MEMORY."""
         with self._lock:

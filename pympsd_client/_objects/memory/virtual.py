@@ -10,7 +10,7 @@ allocation that copies and kernels use like any other once cuMemSetAccess has gi
 
 **Lifetime.** Physical memory exists until the program has released its handle (``references``) *and* it is not mapped
 any more (``mappings``). In CUDA it does not need a context. Here, if the program has no context on the device, the
-client opens one for the memory (`VirtualMemory.owner_on`) and closes it when its last memory is freed. Otherwise the
+client opens one for the memory (`own_contexts`) and closes it when its last memory is freed. Otherwise the
 memory is in a context of the program and is lost when the context closes, unlike in CUDA. A program that cleans up
 after cuCtxDestroy does not notice, because addresses to which nothing is mapped can be unmapped.
 
@@ -34,12 +34,11 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties
 from pympsd_client._command_stream import operations
-from pympsd_client._connect.connection import VisibleDevice
-from pympsd_client._objects.context import Context, context_on, contexts, usable_on, when_closed
+from pympsd_client._objects.context import Context, context_on, when_closed
 from pympsd_client._objects.memory.allocations import FreedImmediately, allocations
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.memory.shared_pages import map_memory, unmap_memory
-from pympsd_client._objects.process import process
+from pympsd_client._objects.own_contexts import own_contexts
 
 
 class Reservations:
@@ -136,6 +135,10 @@ class Mapping(FreedImmediately):
         """Whether the program has mapped this memory, which is always True."""
         return True
 
+    def is_reached_from(self, context: Context) -> bool:
+        """Return whether cuMemSetAccess has given the context's device access."""
+        return bool(self.access.get(context.device.ordinal))
+
     def free(self) -> None:
         """Raise INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is mapped by cuMemMap; cuMemUnmap it")
@@ -150,9 +153,8 @@ class VirtualMemory:
         """The reservations in each device's window, by the device's ordinal."""
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
-        self._owners: Final[dict[int, Context]] = {}
-        """Contexts that the client has opened for memory on devices without a context, by the device's ordinal."""
         when_closed.append(self._drop)
+        own_contexts.needed.append(self._needs)
 
     # --- addresses
 
@@ -183,20 +185,6 @@ class VirtualMemory:
 
     # --- handles
 
-    def owner_on(self, device: VisibleDevice) -> Context:
-        """Return a context for new memory on a device; raise CudaError.
-
-        CUDA does not need a context for this memory. If the program has none on the device, this function opens one,
-        which stays open as long as it has memory.
-        """
-        with self._lock:
-            if (usable := usable_on(device.ordinal)) is not None:
-                return usable
-            opened = Context(device, 0, primary=False)
-            opened.open(process.require())
-            self._owners[device.ordinal] = opened
-            return opened
-
     def add(self, physical: Physical) -> int:
         """Enter physical memory and return its handle."""
         self._physical[physical.handle] = physical
@@ -225,16 +213,13 @@ class VirtualMemory:
             try:
                 physical.context.call(operations.RELEASE_MEMORY, physical.handle)
             finally:
-                self._close_unused(physical.context)
+                own_contexts.close_unneeded(physical.context)
 
-    def _close_unused(self, owner: Context) -> None:
-        """Close a context if `owner_on` has opened it and it no longer has any memory."""
-        used = [physical.context for physical in self._physical.values()]
-        used += [mapping.context for mapping in self._mappings.values()]
-        if owner in self._owners.values() and owner not in used:
-            del self._owners[owner.device.ordinal]
-            contexts.pop(owner.handle, None)
-            owner.close(process.require())
+    def _needs(self, context: Context) -> bool:
+        """Return whether a context has memory."""
+        used = [physical.context for physical in tuple(self._physical.values())]
+        used += [mapping.context for mapping in tuple(self._mappings.values())]
+        return context in used
 
     def retain_at(self, address: int) -> int:
         """Add a reference to the memory that is mapped at an address, and return its handle.
@@ -302,7 +287,7 @@ class VirtualMemory:
                 mapping.physical.mappings -= 1
                 with suppress(CudaError):  # the memory of a context that has failed is freed with it
                     self._free_unused(mapping.physical)
-                self._close_unused(mapping.context)
+                own_contexts.close_unneeded(mapping.context)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
         """Make a range of whole mappings accessible to a device, or not.

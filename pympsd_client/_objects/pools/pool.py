@@ -71,6 +71,10 @@ class PoolAllocation(Allocation):
         pair = (context.device.ordinal, self.context.device.ordinal)
         return owner is None or not is_possible(context.device, owner) or peer_access.is_of(self.pool.handle, pair)
 
+    def is_reached_from(self, context: Context) -> bool:
+        """Return whether the context's device is the pool's, or the pool gives it access."""
+        return context.device is self.context.device or self.is_accessible_from(context)
+
 
 @define(eq=False)
 class Block(PoolAllocation):

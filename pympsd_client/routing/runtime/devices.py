@@ -13,7 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import check_count, check_not_null
 from pympsd_client._connect.connection import VisibleDevice
-from pympsd_client._objects.context import lost_devices, this_thread
+from pympsd_client._objects.context import lost, this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.arrays import CHANNELS, format_of
@@ -68,7 +68,7 @@ def _retain(device: int) -> None:
     try:
         api.cuDevicePrimaryCtxRetain(device)
     except CudaError as error:
-        if process.device(device).ordinal not in lost_devices:
+        if not lost:
             raise
         reason = f"an earlier fault made device {device} unusable for this process ({error.reason}); end the process"
         raise CudaError(Result.ERROR_DEVICE_UNAVAILABLE, reason) from None
@@ -167,10 +167,8 @@ def max_texture_width(channels: int, device: int) -> int:
 
 
 def enable_peer_access(peer: int, flags: int) -> None:
-    """Allow kernels of the current device to access memory of a peer; raise INVALID_DEVICE for the device itself."""
+    """Allow kernels of the current device to access memory of a peer."""
     ready()
-    if peer == current():
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is not a peer of itself")
     api.cuCtxEnablePeerAccess(_primary_handle(peer), flags)
 
 
