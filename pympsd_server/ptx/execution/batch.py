@@ -324,7 +324,8 @@ class Batch:
             if block < at:
                 for group in parts:
                     has_lanes[group.threads.pick(self._state.warp)] = True
-        return has_lanes.take(threads.pick(self._state.warp))
+        are_ahead: Array = has_lanes[threads.pick(self._state.warp)]
+        return are_ahead
 
     # Lanes of a warp that must meet.
 
