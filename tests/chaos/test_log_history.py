@@ -142,11 +142,11 @@ def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     logs = LogHistory(lambda pid: ProcessKey(pid, next(starts)))
     history_of(START + "1 Server 7 exited with status -9\n", MET, logs)
     history_of(
-        "1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Started process 70 for device 1\n",
+        "1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Started executor 70 for device 1\n",
         "",
         logs,
     )
-    history_of("", "7 Started process 70 for device 1", logs)
+    history_of("", "7 Started executor 70 for device 1", logs)
     history_of("1 Server 7 exited with status -9\n1 Exit with status 0", "", logs)
     first, second = logs.servers
     assert (first.process, second.process) == (ProcessKey(7, 11), ProcessKey(7, 22))

@@ -111,7 +111,7 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
     daemon.hear_out()
     executors: dict[int, list[int]] = {0: children_of(server)}
     for text in daemon.log("server.log"):
-        if text.startswith("Process ") and " serves user " in text:
+        if text.startswith("Executor ") and " serves user " in text:
             pid, uid = int(text.split()[1]), int(text.split()[-1])
             if pid in executors[0]:
                 executors[0].remove(pid)

@@ -170,7 +170,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     wait_until(lambda: _measure_held(node, server) == 0, "nothing to be left")
     log = daemon.log("server.log")
     assert (
-        f"Stopping process {executor} of device 0, which has no clients but still runs kernels of exited clients"
+        f"Stopping executor {executor} of device 0, which has no clients but still runs kernels of exited clients"
         in log
     )
     assert _status(daemon, server) == "ACTIVE"

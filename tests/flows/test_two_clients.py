@@ -99,7 +99,7 @@ def test_the_logs_tell_the_story(daemon: DaemonProcess, make_client: MakeClient)
     uuid = daemon.say("device_query --csv").split(",")[-3]
     lines = daemon.log("server.log")
     story = lines[lines.index(f"Received new client request for {{PID: {pid}, Context ID: 0}}") :]
-    assert re.fullmatch(r"Started process \d+ for device 0", story.pop(3))
+    assert re.fullmatch(r"Started executor \d+ for device 0", story.pop(3))
     if ", command stream workers: " in story[3]:  # said where there is a choice: on a GPU
         story.pop(3)
     assert story == [
