@@ -110,7 +110,7 @@ def test_pure_packages_import_only_pure_packages(modules: tuple[Module, ...]) ->
     assert _breaches(pure, "pympsd_server", ("pympsd_server.state_machine",)) == []
 
 
-def test_the_state_machine_does_not_know_the_commands(modules: tuple[Module, ...]) -> None:
+def test_the_state_machine_does_not_import_the_commands(modules: tuple[Module, ...]) -> None:
     may = ("pympsd.state_machine", "pympsd.takeover.state", "pympsd.devices", "pympsd.vocabulary", *LEAF_MODULES)
     assert _breaches(_of(modules, "pympsd.state_machine"), "pympsd", may) == []
 
@@ -284,7 +284,7 @@ def test_rings_are_found() -> None:
     assert _rings(arrows) == [["b", "c"], ["e", "f", "g"]]
 
 
-def test_below_the_api_of_the_client_nothing_knows_it_or_its_objects(modules: tuple[Module, ...]) -> None:
+def test_nothing_below_the_api_of_the_client_imports_it_or_its_objects(modules: tuple[Module, ...]) -> None:
     below = _of(modules, "pympsd_client._command_stream", "pympsd_client._connect")
     assert _breaches(below, "pympsd_client._api", ()) == []
     assert _breaches(below, "pympsd_client._objects", ()) == []

@@ -46,7 +46,7 @@ def _needs_init(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if _needs_init(name)])
-def test_before_cuinit_every_call_says_so_with_none_for_each_output(name: str, fresh_process: object) -> None:
+def test_every_call_before_cuinit_fails_with_none_for_each_output(name: str, fresh_process: object) -> None:
     passed = {"char *": b"x", "void *": 0, "void **": 0}
     arguments = [passed.get(item.type, None if item.type.endswith("*") else 0) for item in SIGNATURES[name].inputs]
     answer = getattr(cuda, name)(*arguments)
@@ -86,7 +86,7 @@ def test_descriptions_are_the_drivers(code: int, text: bytes) -> None:
     assert cuda.cuGetErrorString(cuda.CUresult(code)) == (cuda.CUresult.CUDA_SUCCESS, text)
 
 
-def test_what_is_no_result_has_no_name() -> None:
+def test_a_number_that_is_not_a_result_has_no_name() -> None:
     assert cuda.cuGetErrorName(123456) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
     assert cuda.cuGetErrorString(-1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
 
@@ -161,7 +161,7 @@ def test_a_star_brings_functions_types_and_constants() -> None:
         (lambda: cuda.cuGetErrorName("x"), TypeError),
     ],
 )
-def test_what_is_no_number_raises_as_in_cuda_bindings(call: Any, error: type[Exception]) -> None:
+def test_an_argument_that_is_not_a_number_raises_as_in_cuda_bindings(call: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         call()
 

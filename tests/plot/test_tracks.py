@@ -94,7 +94,7 @@ def test_a_cut_trace_has_what_was_written_before(
         ("[\n[1]\n]\n", "line 2 is not an event"),
     ],
 )
-def test_what_is_no_trace_is_refused(text: str, message: str) -> None:
+def test_what_is_not_a_trace_is_refused(text: str, message: str) -> None:
     with pytest.raises(BadTrace, match=message):
         read_tracks([text])
 
@@ -208,7 +208,7 @@ def test_the_legend_is_next_to_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argument", ["t.json", "--help"])
-def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) -> None:
+def test_output_that_cannot_be_printed_is_reported(tmp_path: Path, argument: str) -> None:
     write_slices(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
     command = [sys.executable, "-P", "-m", "pympsd", "plot", argument]
     with open("/dev/full", "wb") as full:
@@ -227,7 +227,7 @@ def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) ->
         (["{}/t.json", "--since", "5"], "{}/t.json: nothing happened in that time"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(
+def test_what_cannot_be_drawn_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "bad.json").write_text("not a trace")
