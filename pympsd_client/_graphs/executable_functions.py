@@ -270,9 +270,9 @@ def set_parameters(kind: str, executable: int, node: int, params: Any, context: 
 
 
 def set_child(executable: int, node: int, child: int) -> None:
-    """Take over the parameters of a graph's nodes in a child graph node.
+    """Give the nodes of a child graph node the parameters of another graph's nodes.
 
-    Raise INVALID_VALUE if the graph does not have the same structure.
+    Raise INVALID_VALUE if ``child`` does not have the same structure, or ``node`` is not a child graph node.
     """
     target, copy = find(executable), find(executable).node(graphs.find_node(node))
     if not isinstance(copy.work, works.ChildWork):

@@ -219,7 +219,7 @@ def rectify(value: Value) -> Value:
 
 
 def _replace_nan(result: Value, a: Value, b: Value) -> Value:
-    """Return a minimum or maximum, where one operand is NaN the other. NumPy gives NaN for a signaling NaN."""
+    """Return a minimum or maximum; if one operand is NaN, the other operand. NumPy returns NaN for a signaling NaN."""
     is_nan = np.isnan(result)
     return select(is_nan, select(np.isnan(a), b, a), result) if is_nan.any() else result
 
