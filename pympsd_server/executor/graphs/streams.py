@@ -48,8 +48,8 @@ class GraphBudget:
         with self._lock:
             if self._used == self._max_streams:
                 reason = (
-                    f"the branches and bodies of this process' executable graphs have {self._max_streams} streams, as "
-                    "many as are allowed; destroy executable graphs"
+                    f"the branches and bodies of this process' executable graphs have {self._max_streams} streams, "
+                    "as many as are allowed; destroy executable graphs"
                 )
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._used += 1
