@@ -67,13 +67,13 @@ def _side_fields(name: str) -> tuple[tuple[str, Any], ...]:
 
 
 class _Parameters(ctypes.Structure):
-    """cudaMemcpy3DParms"""
+    """cudaMemcpy3DParms."""
 
     _fields_ = (*_side_fields("src"), *_side_fields("dst"), ("extent", ctypes.c_size_t * 3), ("kind", ctypes.c_int))
 
 
 class _PeerParameters(ctypes.Structure):
-    """cudaMemcpy3DPeerParms"""
+    """cudaMemcpy3DPeerParms."""
 
     _fields_ = (
         *_side_fields("src"),
