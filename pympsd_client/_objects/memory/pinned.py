@@ -11,7 +11,7 @@
 - **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
   Allocations in progress count (``_pending_bytes``).
 - As in CUDA, every context of the process can use the memory, and it is freed with the context in which it was
-  allocated (CUDA driver API, cuCtxDestroy; recorded of cudaDeviceReset on an H200). Registered memory stays registered.
+  allocated (CUDA driver API, cuCtxDestroy; recorded of cudaDeviceReset on an H200). Registered memory stays so.
 
 Copies look up addresses without a lock. So the starts and regions are one tuple, which is replaced as a whole.
 """
