@@ -94,6 +94,7 @@ class Batch:
         self._state = BatchState(
             module.space,
             module.multiprocessors,
+            module.resident_warps,
             module.facilities,
             setup,
             kernel.translation.shared_bytes,

@@ -88,7 +88,7 @@ from pympsd_server.ptx.isa.faults import (
     DeviceAssertion,
     DeviceFault,
 )
-from pympsd_server.ptx.isa.machine import GROUP_WARPS, WARP
+from pympsd_server.ptx.isa.machine import GROUP_WARPS
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.lowering.ir import Special
 from pympsd_server.ptx.runtime.batch_state import (
@@ -330,7 +330,7 @@ class CompiledBatch:
             **shared_sizes(self._shared_bytes - self._reserved_shared),
             "envreg1": setup.workspace >> 32,
             "envreg2": setup.workspace & 0xFFFFFFFF,
-            "nwarpid": -(-self._threads // WARP),
+            "nwarpid": self._module.resident_warps,
             "gridid": 1,
         }
         worker.constants[:] = [values[name] for name in CONSTANTS]
@@ -523,6 +523,7 @@ class CompiledBatch:
         return BatchState(
             module.space,
             module.multiprocessors,
+            module.resident_warps,
             module.facilities,
             self._setup,
             *sizes,
