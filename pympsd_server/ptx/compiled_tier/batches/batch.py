@@ -424,8 +424,9 @@ class CompiledBatch:
         elif outcome in (Outcome.SERVICE, Outcome.TIME):  # after TIME, too: others may spin on them
             is_served = bool(self._common.needs_python) and self._serve(cancel)
             if not is_served and outcome == Outcome.SERVICE:
-                worker = self._worker(0)
-                raise self._place(describe_fault(Outcome.DEADLOCKED, worker), worker.block, 0)
+                numbers = self._slots["number"][: self._common.next_slot]
+                fault = describe_fault(Outcome.DEADLOCKED, self._worker(0))
+                raise self._place(fault, int(numbers[numbers >= 0].min()), 0)
         else:
             worker = self._worker(self._common.fault_worker)
             thread = worker.warp * self._code.width + worker.fault_lane
