@@ -40,7 +40,7 @@ def copy_any(destination: int, source: int, count: int, stream: int, wait: bool 
 
 
 def copy_on_host(destination: int, source: int, count: int, stream: int) -> None:
-    """Copy host memory after a stream's earlier work, which may access it if it is page-locked or managed."""
+    """Copy host memory after a stream's earlier work, because that may access page-locked and managed memory."""
     of_destination, of_source = (CopyRegion(True, address, count, count) for address in (destination, source))
     region_copy.copy(of_destination, of_source, CopyExtent(count, 1, 1), stream, True)
 
@@ -69,8 +69,8 @@ def copy_peer_to_peer(
 ) -> None:
     """Copy between the devices of two contexts, through this process, so that no peer access is needed.
 
-    The asynchronous form keeps stream order; between two devices it waits. The addresses tell the devices: the
-    contexts may be others, or NULL, as on a GPU with unified addresses. Raise INVALID_CONTEXT.
+    The asynchronous form keeps stream order; between two devices it waits. The addresses determine the devices, so
+    the contexts may be of other devices, or NULL, as on a GPU with unified addresses. Raise INVALID_CONTEXT.
     """
     for handle in (destination_context, source_context):
         if handle:

@@ -28,9 +28,9 @@ TO_DEVICE: Final = (1, 3, _DEFAULT)
 FROM_DEVICE: Final = (2, 3, _DEFAULT)
 """The cudaMemcpyKinds of copies to and from an array or a variable."""
 _INVALID_DIRECTION: Final = 21
-"""cudaErrorInvalidMemcpyDirection, which only the runtime has"""
+"""cudaErrorInvalidMemcpyDirection, which only the runtime has."""
 _INVALID_PITCH: Final = 12
-"""cudaErrorInvalidPitchValue, which only the runtime has"""
+"""cudaErrorInvalidPitchValue, which only the runtime has."""
 _HOST, _DEVICE, _ARRAY = 1, 2, 3
 """Values of CUmemorytype."""
 
@@ -67,13 +67,13 @@ def _side_fields(name: str) -> tuple[tuple[str, Any], ...]:
 
 
 class _Parameters(ctypes.Structure):
-    """cudaMemcpy3DParms"""
+    """cudaMemcpy3DParms."""
 
     _fields_ = (*_side_fields("src"), *_side_fields("dst"), ("extent", ctypes.c_size_t * 3), ("kind", ctypes.c_int))
 
 
 class _PeerParameters(ctypes.Structure):
-    """cudaMemcpy3DPeerParms"""
+    """cudaMemcpy3DPeerParms."""
 
     _fields_ = (
         *_side_fields("src"),

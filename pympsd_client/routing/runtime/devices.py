@@ -27,7 +27,7 @@ class _Thread(threading.local):
 
 
 _MAP_HOST: Final = 8
-"""cudaDeviceMapHost"""
+"""cudaDeviceMapHost."""
 _this_thread: Final = _Thread()
 _retained: Final[set[int]] = set()
 """The devices whose primary contexts the runtime has retained."""

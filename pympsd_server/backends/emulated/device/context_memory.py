@@ -38,7 +38,7 @@ from pympsd_server.ptx.loading.program import Program
 from pympsd_server.ptx.runtime.facilities import Facilities
 
 MAX_ALLOCATIONS: Final = 1 << 18
-"""The most allocations of one context; even a small one costs the executor a few hundred bytes."""
+"""The maximum number of allocations of one context; even a small one costs the executor a few hundred bytes."""
 WORKSPACE_BYTES: Final = 8
 """The size in bytes of the workspace of a cooperative launch.
 

@@ -473,7 +473,7 @@ class CompiledBatch:
         return bool(executed or bailing.any())
 
     def _whole_groups(self, rows: Array, states: Array) -> Array:
-        """Return the warps at a stop whose whole warp group is at it."""
+        """Return the warps at a stop at which all living warps of their warp group are."""
         slots, warps = np.divmod(rows, self._warps_per_block)
         groups = -(-self._warps_per_block // GROUP_WARPS)
         living = np.zeros((len(states), groups * GROUP_WARPS), np.bool_)
