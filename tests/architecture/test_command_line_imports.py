@@ -54,6 +54,7 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
         "pympsd.cli.command_line",
         "pympsd.cli.options",
         "pympsd.cli.control_client",
+        "pympsd.cli.daemon_connection",
         "pympsd.vocabulary",
         "pympsd.vocabulary.files",
         "pympsd.wire",

@@ -127,7 +127,7 @@ def test_pure_modules_import_no_module_with_effects(modules: tuple[Module, ...])
 def test_the_command_that_shows_devices_needs_no_daemon(modules: tuple[Module, ...]) -> None:
     asks_daemon = {
         "pympsd.smi.memory_limits": ("pympsd.control",),
-        "pympsd.smi.source": ("pympsd.cli.control_client", "pympsd.cli.control_client", "pympsd.wire.frames"),
+        "pympsd.smi.source": ("pympsd.cli.daemon_connection", "pympsd.wire.frames"),
     }
     shows = [module for module in _of(modules, "pympsd.smi") if module.name not in asks_daemon]
     assert _breaches(shows, "pympsd", SMI_MAY) == []
@@ -292,7 +292,7 @@ def test_nothing_below_the_api_of_the_client_imports_it_or_its_objects(modules: 
 
 def test_the_rules_find_what_they_forbid(modules: tuple[Module, ...]) -> None:
     by_name = {module.name: module for module in modules}
-    assert "pympsd.wire.frames" in set(by_name["pympsd.cli.control_client"].imports())
+    assert "pympsd.wire.frames" in set(by_name["pympsd.cli.daemon_connection"].imports())
     assert "trio" in by_name["pympsd.service.run"].imported_roots()
     assert _breaches([by_name["pympsd.service.run"]], "pympsd", ("pympsd.vocabulary",)) != []
 

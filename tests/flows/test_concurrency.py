@@ -14,7 +14,7 @@ import pytest
 from operators import CONVERSATION, Operator, ask_all_at_once, line_frame
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, wait_until
 
-from pympsd.cli.control_client import TIMEOUT
+from pympsd.cli.daemon_connection import TIMEOUT
 
 PROMPT = TIMEOUT
 """Seconds: the command line gives up an answer that takes longer, on any machine."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, kill_after, wait_until
 
-from pympsd.cli.control_client import TIMEOUT
+from pympsd.cli.daemon_connection import TIMEOUT
 
 MakeDaemon = Callable[..., DaemonProcess]
 MakeClient = Callable[..., ClientProcess]
