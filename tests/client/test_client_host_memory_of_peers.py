@@ -156,11 +156,7 @@ def test_a_running_kernel_continues_when_peer_access_ends(peers: list[Any]) -> N
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
-<<<<<<< HEAD
-def test_kernels_fault_at_host_memory_of_a_device_without_a_context(peers: list[Any]) -> None:
-=======
 def test_kernels_do_not_reach_memory_of_a_destroyed_context(peers: list[Any]) -> None:
->>>>>>> main
     use(peers[1])
     address, _ = _allocate()
     use(peers[0])

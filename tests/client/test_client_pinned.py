@@ -112,17 +112,6 @@ def test_flags_are_those_it_was_allocated_with(host: int) -> None:
     assert cuda.cuMemHostGetFlags(flagged) == (INVALID, None)
 
 
-<<<<<<< HEAD
-def test_pinned_memory_outlives_its_context(context: Any) -> None:
-    address = ok(cuda.cuMemAllocHost(COUNT))
-    assert cuda.cuCtxDestroy(context) == (cuda.CUresult.CUDA_SUCCESS,)
-    at(address)[:] = 9
-    assert cuda.cuMemAllocHost(COUNT)[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
-    assert cuda.cuMemFreeHost(address) == (cuda.CUresult.CUDA_SUCCESS,)
-
-
-=======
->>>>>>> main
 def test_memory_of_the_program_is_registered_and_unregistered(context: Any) -> None:
     array = np.arange(COUNT, dtype=np.uint8)
     address = array.ctypes.data
