@@ -95,6 +95,7 @@ class Batch:
         self._state = BatchState(
             module.space,
             module.multiprocessors,
+            module.resident_warps,
             module.facilities,
             setup,
             kernel.translation.shared_bytes,
@@ -386,7 +387,11 @@ class Batch:
         if self._has_waiting() and self._open_barriers():
             return
         if not self._release_across():
-            raise LaunchFailed("deadlock: all threads wait for each other at barriers")
+            waiting = [group.threads for parts in self._parked.values() for group in parts]
+            waiting += [] if self._barriers is None else [entry.threads for entry in self._barriers.waiting]
+            self._running = min(waiting, key=lambda threads: int(threads.indices().min()))
+            first = int(self._running.indices().argmin())
+            raise LaunchFailed("deadlock: all threads wait for each other at barriers", position=first)
 
     # Barriers of a CTA.
 
