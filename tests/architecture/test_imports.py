@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.architecture.conftest import Module
 
+ROOT = Path(__file__).parents[2]
 PURE = (
     "pympsd.vocabulary",
     "pympsd.wire",
@@ -292,3 +295,45 @@ def test_the_rules_find_what_they_forbid(modules: tuple[Module, ...]) -> None:
     assert "pympsd.wire.frames" in set(by_name["pympsd.cli.control_client"].imports())
     assert "trio" in by_name["pympsd.service.run"].imported_roots()
     assert _breaches([by_name["pympsd.service.run"]], "pympsd", ("pympsd.vocabulary",)) != []
+
+
+def test_what_tests_and_scripts_import_from_the_product_exists(modules: tuple[Module, ...]) -> None:
+    """Some of these files are not imported where there is no GPU or no cluster, so no other test would notice."""
+    defined = {module.name: _find_defined(module.tree) for module in modules}
+    texts = [path.read_text() for folder in ("tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    imported = {
+        (node.module, alias.name)
+        for node in (node for text in texts for node in ast.walk(ast.parse(text)))
+        if isinstance(node, ast.ImportFrom) and node.module in defined
+        for alias in node.names
+    }
+    assert len(imported) > 1000
+    missing = [
+        f"{module}.{name}"
+        for module, name in imported
+        if not {name, "__getattr__"} & defined[module]
+        and f"{module}.{name}" not in defined
+        and not _is_extension(f"{module}.{name}")
+    ]
+    assert missing == []
+
+
+def _is_extension(name: str) -> bool:
+    """Whether a name is a module that is written in C."""
+    package, _, module = name.rpartition(".")
+    found = find_spec(package)
+    folders = found.submodule_search_locations if found is not None else None
+    return any(list(Path(folder).glob(f"{module}.*so")) for folder in folders or ())
+
+
+def _find_defined(tree: ast.Module) -> set[str]:
+    """Return the names that a module defines or imports; those that only its functions use are among them."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    return names

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import tracemalloc
 from threading import Event
 from typing import Any
@@ -162,9 +164,30 @@ def test_bytes_that_are_no_text_pass() -> None:
     assert get_printed(b"\xff%d\x80", 1)[0] == b"\xff1\x80"
 
 
-def test_a_huge_width_costs_no_memory() -> None:
-    text, _ = get_printed("%2000000000d", 1)
+@pytest.mark.parametrize("form", ["%2000000000d", f"%{'9' * 5000}d", f"%.{'9' * 5000}d", f"%-{'9' * 5000}.1d"])
+def test_a_huge_width_costs_no_memory(form: str) -> None:
+    text, _ = get_printed(form, 1)
     assert 1 < len(text) < 10_000
+
+
+def test_zeros_before_a_precision_count_for_nothing() -> None:
+    assert get_printed(f"%.{'0' * 5000}3d", 5)[0] == b"005"
+
+
+READ_LONG_FORMATS = """
+import resource
+from pympsd_server.ptx.math.c_format import parse_format
+resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+for flag in (b"0", b"-", b" "):
+    for dot in (b"", b"."):
+        form = b"%" + flag * 30_000 + dot + b"0" * 30_000
+        assert parse_format(form) == [form]
+"""
+
+
+def test_a_long_format_takes_little_time_to_read() -> None:
+    """No other client is served meanwhile: a pattern that tries each division of the zeros stops all for minutes."""
+    assert subprocess.run([sys.executable, "-c", READ_LONG_FORMATS]).returncode == 0
 
 
 ORDERED = """

@@ -161,7 +161,7 @@ class _ProductText:
 
     @property
     def _width(self) -> int:
-        """The number of elements along k that a register has in four lanes together."""
+        """The number of elements along k that a register has, in four lanes together."""
         return 4 * max(1, 4 // STORED[self.kinds[0]].itemsize)
 
     def write(self) -> None:
