@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from attrs import frozen
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from pympsd.channel.trace_file import TraceFile
 from pympsd.plot.program import main
 from pympsd.plot.tracks import MAX_PERIODS, BadTrace, busy_periods, read_tracks
+from pympsd.vocabulary.untrusted import printable
 
 NAMES = st.text(min_size=1, max_size=20)
 SECONDS = 60
@@ -167,6 +169,24 @@ def test_two_traces_make_one_picture(tmp_path: Path) -> None:
     assert all(title in picture for title in ("process 1: thread 0", "process 2: thread 0", "kernel"))
     plot(*map(str, paths), "-o", str(tmp_path / "two.png"))
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_any_name_is_drawn_as_text(tmp_path: Path, suffix: str) -> None:
+    """A client chooses its command line and the names of its kernels."""
+    names = ("a $\\frac{$ b", "\x1b[1m", "\udc80", "two\nlines", "<&>\0")
+    trace = TraceFile.make(str(tmp_path / "t"))
+    for pid, name in enumerate(names, 1):
+        trace.name(pid, f"client {pid}: {name}")
+        trace.name(pid, name, 2)
+        trace.slice(pid, 2, name, 0, 10**9)
+        trace.instant(pid, 2, name, 10**8)
+    trace.close()
+    picture = tmp_path / f"t{suffix}"
+    assert plot(str(tmp_path / "t"), "-o", str(picture)) == f"{picture}\n"
+    if suffix == ".svg":
+        texts = [element.text for element in ElementTree.parse(picture).iter() if element.tag.endswith("}text")]
+        assert [texts.count(printable(name)) for name in names] == [2] * len(names), "the slice and the event"
 
 
 def test_traces_that_are_far_apart_have_a_panel_each(tmp_path: Path) -> None:
