@@ -16,7 +16,7 @@ from pympsd.journal.catalogue import SERVER_LINES
 WHOLE_NUMBERS: Final = frozenset(
     ("pid", "context", "device", "left", "count", "workers", "most", "limit", "status", "priority", "version")
 )
-"""Fields that are whole numbers; fields with a format of their own (``#x``, ``.0f``) are recognised by that."""
+"""Fields that are whole numbers. A field with a format of its own (``#x``, ``.0f``) is read in that format."""
 FOLLOWERS: Final = {
     "fault_devices": "fault_device",
     "fault_clients": "fault_client",
@@ -27,10 +27,10 @@ FOLLOWERS: Final = {
 Only that line shows which event such a sentence belongs to.
 """
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
-"""The event whose documented sentence replaces that of another event, in lines of the driver's own server.
+"""For an event of the driver's own server without a documented sentence: the event whose sentence replaces it.
 
-pympsd's own servers report both, at different times: one has only a documented sentence, the other only one of driver
-580.
+pympsd's own servers report both events, at different times. The first has only a sentence of driver 580, the second
+only a documented one.
 """
 
 
@@ -43,7 +43,7 @@ class Recognised:
 
     @property
     def documented(self) -> str:
-        """The event whose documented sentence means the same."""
+        """The event of the documented sentence that means the same as the driver's line."""
         return DOCUMENTED_AS.get(self.event, self.event)
 
 

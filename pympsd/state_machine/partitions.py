@@ -243,9 +243,9 @@ def _choose_remainder(
     if remainder not in free_of(daemon, device):
         count = len(sm_partitions.list_multiprocessors(properties, [remainder]))
         owner, partition = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
-        of = "" if owner == server_name else f" of server '{owner}'"
+        ownership = "" if owner == server_name else f" of server '{owner}'"
         raise NotPossible(
-            f"The remaining {count} SMs of device {visible_index} are in partition '{partition.name}'{of}."
+            f"The remaining {count} SMs of device {visible_index} are in partition '{partition.name}'{ownership}."
         )
     return (remainder,)
 
@@ -265,7 +265,7 @@ def _check_clients_reported(servers: Iterable[Server]) -> None:
 
 
 def _check_nobody_outside(device: int, visible_index: int, present: Sequence[Client]) -> None:
-    """Raise NotPossible if some clients, which would run next to a new partition, may use all SMs of its device."""
+    """Raise NotPossible if clients have no partition of a device, because they may use the SMs of a new one."""
     outside = [client for client in present if device not in client.partitions]
     if outside:
         remedy = (

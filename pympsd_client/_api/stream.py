@@ -14,7 +14,7 @@ from pympsd_client._objects.context import current
 from pympsd_client._objects.stream import Stream, properties, resolve
 
 _EXTERNAL: Final = 1
-"""CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL"""
+"""CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL."""
 
 
 def create(flags: int, priority: int) -> int:
@@ -35,7 +35,7 @@ def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
 
 
 def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) -> bool:
-    """Return True if a capture has taken a call with the flag EXTERNAL, False without flags; raise INVALID_VALUE."""
+    """Let a capture take a call with the flag EXTERNAL, and return True; return False for 0. Raise INVALID_VALUE."""
     if not flags:
         return False
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
@@ -134,10 +134,10 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
 
 def copy_attributes(destination: int, source: int) -> None:
     """Copy a stream's attributes to another stream; raise INVALID_VALUE if they are of different contexts."""
-    to, of = properties(destination), properties(source)
-    if to.context is not of.context:
+    target, origin = properties(destination), properties(source)
+    if target.context is not origin.context:
         raise invalid_value("the streams are of different contexts")
-    _attributes(to).update(_attributes(of))
+    _attributes(target).update(_attributes(origin))
 
 
 def _name(number: int) -> str:

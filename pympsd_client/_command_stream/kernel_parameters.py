@@ -17,7 +17,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 
 LAUNCH_FORMAT: Final = BY_NAME["LAUNCH"].layout.format
-"""The layout of LAUNCH's header and operands, to which each kernel appends that of its parameters."""
+"""The layout of LAUNCH's header and operands. The layout of a kernel's parameters is appended to it."""
 LAUNCH_BYTES: Final = struct.calcsize(LAUNCH_FORMAT)
 _CODES: Final[dict[Any, str]] = {
     ctypes.c_bool: "?",
@@ -50,7 +50,7 @@ def record_bytes(layout: FunctionLayout) -> int:
 
 
 def raw_packer(layout: FunctionLayout) -> Packer:
-    """Return the packer whose last argument is the flat buffer, of which it uses the function's size."""
+    """Return the packer whose last argument is a flat buffer; it packs as many of its bytes as the function takes."""
     padding = record_bytes(layout) - LAUNCH_BYTES - layout.parameter_bytes
     return struct.Struct(f"{LAUNCH_FORMAT}{layout.parameter_bytes}s{padding}x").pack
 

@@ -31,7 +31,7 @@ _USED_HIGH, _RESERVED_HIGH = 1, 3
 def _add(graph: int, after: Any, count: int, work: Any, data: Any = None) -> int:
     node = graphs.find(graph).add(work, dependency_map(after, data, count))
     for inner in works.inner_graphs(work):
-        inner.of = node
+        inner.owner = node
     return node.handle
 
 
@@ -203,6 +203,6 @@ def change_work(node: Node, params: Any) -> Any:
 
 
 def set_any(handle: int, params: Any) -> None:
-    """Set a node's parameters by a CUgraphNodeParams, which must be of its type."""
+    """Set a node's parameters to those of a CUgraphNodeParams, which must be of the node's type."""
     node = graphs.find_node(handle)
     node.work = change_work(node, params)

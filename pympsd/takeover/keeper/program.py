@@ -193,7 +193,7 @@ class Keeper:
             except BlockingIOError:
                 break
             except OSError as error:
-                if error.errno == errno.ECONNRESET:  # it did not read all of ours; what it sent comes after this
+                if error.errno == errno.ECONNRESET:  # it has not read all packets; its own follow this error
                     continue
                 self._close_link()
                 break
@@ -333,7 +333,7 @@ def _descriptor(controls: list[tuple[int, int, bytes]]) -> int:
 
 
 def _accept_below(listener: int, fd_limit: int) -> int:
-    """Accept a connection; raise BlockingIOError if there is none, OSError."""
+    """Accept a connection. Raise BlockingIOError if there is none, OSError if its descriptor would be too high."""
     if os.get_blocking(listener):
         raise OSError("the listening socket blocks")
     free = os.dup(listener)  # the lowest one that is free, as the connection's would be
@@ -410,7 +410,7 @@ def main(listener_fd: str, link_fd: str, waiting_seconds: str) -> None:
     listener, link = _socket.socket(fileno=int(listener_fd)), _socket.socket(fileno=int(link_fd))
     for sock in (listener, link):
         sock.setblocking(False)
-    # Again, after the daemon: clients are to see this process's credentials (SO_PEERCRED), not its.
+    # Listen again, after the daemon did: clients then see this process's credentials (SO_PEERCRED), not the daemon's.
     listener.listen(BACKLOG)
     Keeper(listener, link, float(waiting_seconds)).run()
 

@@ -95,6 +95,7 @@ class Batch:
         self._state = BatchState(
             module.space,
             module.multiprocessors,
+            module.resident_warps,
             module.facilities,
             setup,
             kernel.translation.shared_bytes,
@@ -113,8 +114,8 @@ class Batch:
         self._impatience = 0
         self._burst, self._favoured = 0, -1
         self.steps_together = 0
-        """The steps for which lanes of a warp do not run ahead of others, so that another tier can take the batch
-        over."""
+        """The number of steps in which no lanes of a warp run ahead of others, so that another tier can take the
+        batch over."""
         self._running = self._state.all
         self.steps = 0
         self.exits: ExitsOfBatch | None = None
@@ -386,7 +387,11 @@ class Batch:
         if self._has_waiting() and self._open_barriers():
             return
         if not self._release_across():
-            raise LaunchFailed("deadlock: all threads wait for each other at barriers")
+            waiting = [group.threads for parts in self._parked.values() for group in parts]
+            waiting += [] if self._barriers is None else [entry.threads for entry in self._barriers.waiting]
+            self._running = min(waiting, key=lambda threads: int(threads.indices().min()))
+            first = int(self._running.indices().argmin())
+            raise LaunchFailed("deadlock: all threads wait for each other at barriers", position=first)
 
     # Barriers of a CTA.
 

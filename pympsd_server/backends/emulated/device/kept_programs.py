@@ -27,7 +27,7 @@ from pympsd_server.backends.interface import BackendError
 from pympsd_server.ptx.loading.program import Kernels, Program, load_program
 
 _PAUSE_SECONDS: Final = 1.0
-"""The least time between two searches for garbage. All clients wait for a search, and a user at the maximum could
+"""The minimum time between two searches for garbage. All clients wait for a search, and a user at the maximum could
 cause any number of them."""
 MAX_PROGRAMS: Final = 32
 MAX_IMAGE_BYTES: Final = 1 << 20
@@ -69,7 +69,7 @@ class KeptPrograms:
 
 @define(eq=False)
 class UsedPrograms:
-    """The programs that the modules of each user have, whose memory is bounded; any thread may use it."""
+    """The programs of each user's modules, and the limit on their memory. Safe to use from several threads."""
 
     _kernels: defaultdict[int, WeakValueDictionary[int, Kernels]] = field(
         factory=lambda: defaultdict(WeakValueDictionary), init=False
