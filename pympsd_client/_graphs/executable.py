@@ -270,7 +270,7 @@ class Executable:
 
 
 def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> None:
-    """Make a copy of a running graph; an error becomes the context's sticky error."""
+    """Carry out a host copy of a running graph; an error becomes the context's sticky error."""
     stack, this_thread.stack = this_thread.stack, [context]
     context_id = context.id
     try:
