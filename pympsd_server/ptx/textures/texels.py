@@ -115,7 +115,8 @@ def widen(texture: TextureObject, values: Array) -> Array:
     if _DTYPES[texture.format] != np.int8 or not texture.is_float:
         return values
     magnitude = np.rint(np.abs(values) * 127).astype(S64)
-    return np.copysign((magnitude << 8 | magnitude << 1 | magnitude >> 6) / 32767, values)
+    widened: Array = np.copysign((magnitude << 8 | magnitude << 1 | magnitude >> 6) / 32767, values)
+    return widened
 
 
 def border(texture: TextureObject) -> Array:
