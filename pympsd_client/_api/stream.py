@@ -26,7 +26,8 @@ def create(flags: int, priority: int) -> int:
 
 
 def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
-    """Make later work of the stream wait for the event; for another device's event, this call itself waits.
+    """Make later work of the stream wait for the event; for another device's event, this call itself waits,
+    unless the event is captured.
 
     With CU_EVENT_WAIT_EXTERNAL a capturing stream gets a node that waits; raise INVALID_VALUE in other streams.
     """
