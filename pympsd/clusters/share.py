@@ -67,7 +67,7 @@ def share_of(devices: Sequence[Device], requested: float) -> Share:
 
     Args:
         devices: The devices that were assigned.
-        requested: 0.01 to 1, the part of the only device; or the number of devices, for all of them.
+        requested: A part of the only device, from 0.01 to below 1; or the number of the devices, to get all of them.
 
     Raises:
         BadShare: The number fits neither.

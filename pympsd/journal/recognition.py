@@ -16,7 +16,7 @@ from pympsd.journal.catalogue import SERVER_LINES
 WHOLE_NUMBERS: Final = frozenset(
     ("pid", "context", "device", "left", "count", "workers", "most", "limit", "status", "priority", "version")
 )
-"""Fields that are whole numbers; fields with a format of their own (``#x``, ``.0f``) are recognised by that."""
+"""Fields that are whole numbers. A field with a format of its own (``#x``, ``.0f``) is read in that format."""
 FOLLOWERS: Final = {
     "fault_devices": "fault_device",
     "fault_clients": "fault_client",
@@ -43,7 +43,7 @@ class Recognised:
 
     @property
     def documented(self) -> str:
-        """The event whose documented sentence means the same."""
+        """The event of the documented sentence that means the same as the driver's line."""
         return DOCUMENTED_AS.get(self.event, self.event)
 
 

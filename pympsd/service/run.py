@@ -147,7 +147,7 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
 
 
 def _record_early_signals() -> list[int]:
-    """Return a list to which signals are added that come while trio does not run."""
+    """Return a list to which each signal is added that arrives while trio is not running."""
     received: list[int] = []
     for number in HANDLED_SIGNALS:
         signal.signal(number, lambda number, _: received.append(number))

@@ -185,7 +185,7 @@ def _advance(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
 
 
 def _continue_after_timeout(daemon: Daemon, drain: Drain) -> Iterator[do.Instruction]:
-    """Terminate the next client, or give up."""
+    """Terminate the next client, or finish the drain as failed if no client remains to be terminated."""
     busy = {client for other in daemon.drains for client in other.terminating}
     remaining = [client for client in drain.clients if client not in drain.failures]
     if drain.terminates and remaining:

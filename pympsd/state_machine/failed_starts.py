@@ -136,8 +136,9 @@ def is_pausing(daemon: Daemon, server: str) -> bool:
 def end_pause(daemon: Daemon, server_id: int) -> None:
     """End the pause after the death of a server.
 
-    ``server_id`` is the id of the process that died, by which the RETRY timer is known. The caller serves the queue
-    then. The count of failures stays if somebody waits for the server, or if its clients may connect again.
+    ``server_id`` is the id of the process that died, which is the key of the RETRY timer. Afterwards the caller
+    serves the queue. The count of failures stays if somebody waits for the server, or if its clients may connect
+    again.
     """
     for name, failed in tuple(daemon.failed_starts.items()):
         if failed.pausing_after != server_id:

@@ -25,7 +25,7 @@ class TimerKind(Enum):
     START = auto()
     """The time limit for a server to become ready."""
     LEAVE = auto()
-    """The time limit for a server to end that has no clients or is forced."""
+    """The time limit for the end of a server that has no clients, or is being forced to end."""
     SILENCE = auto()
     """The time limit for a server to report that its clients, whose processes have ended, are gone."""
     RETURN = auto()

@@ -30,7 +30,7 @@ def create_namespace(
         limits: Limits of its clients; None: it sets none.
         session: An operator's session to answer; 0: none.
         clients_only: Whether operators are refused at its socket.
-        asker: The user who asks for it, whose share of namespaces it counts in.
+        asker: The user who requests it, and in whose share of namespaces it counts.
 
     Raises:
         NotPossible: The server does not exist or is being deleted, the name is invalid or in use, the socket's path

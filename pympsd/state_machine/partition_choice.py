@@ -123,7 +123,7 @@ def _find_partition(daemon: Daemon, named_server: NamedServer, device: int, word
 
 
 def _owner(daemon: Daemon, entry: str) -> str:
-    """Return the end of a sentence, which may be empty: the partition whose id an entry of the variable names."""
+    """Return the end of a sentence that names the partition whose id is in an entry; empty if there is none."""
     for named_server in daemon.named_servers.values():
         for partition in named_server.partitions:
             device = daemon.devices[partition.device]

@@ -256,7 +256,7 @@ def _remedy_of_all(daemon: Daemon, resource: SharedResource) -> str:
 
 
 def _find_sharing_users(daemon: Daemon) -> set[int]:
-    """Return the users who have servers and shares."""
+    """Return the users who have servers and are bound by shares."""
     return {server.uid for server in daemon.named_servers.values()} - exempt_users(daemon)
 
 

@@ -34,7 +34,8 @@ SERVER_TIMEOUT: Final = 10.0
 TERMINATION_TIMEOUT: Final = 15.0
 """The seconds that the daemon waits for the server's answer, which comes earlier unless the server is stopped."""
 RESET_TIMEOUT: Final = 30.0
-"""The seconds that the daemon waits if the server does not give up, but ends processes with kernels on a device."""
+"""The seconds that the daemon waits with --terminate-by-reset: the server then does not give up, but resets the
+device."""
 CAUSES: Final[dict[int, str]] = {
     Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
     Result.ERROR_LAUNCH_TIMEOUT: (

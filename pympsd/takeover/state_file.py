@@ -140,7 +140,7 @@ def log_folders_left(folder: str) -> tuple[MadeFolder, ...]:
 
 
 def _read_left(folder: str) -> SavedState | None:
-    """Return the state that this user's daemon left there since the machine started; None if it cannot be read."""
+    """Return the state that a daemon of this user has left in a folder since the machine started, or None."""
     try:
         saved = _decode(_read_own(folder) or b"")
     except (StateRefused, ValueError, RecursionError):

@@ -17,7 +17,7 @@ _DEFAULTS: Final = {
 }
 _OLD_GRANULE_BYTES: Final = 256
 _GRANULE_BYTES: Final = 128
-"""The granule of shared memory since compute capability 8.0, which is also when the system began to reserve some."""
+"""The granule of shared memory on devices that reserve shared memory for the system (compute capability 8.0 on)."""
 _REGISTER_GRANULE: Final = 256
 _PARTITIONS: Final = 4
 """The number of parts of a multiprocessor's register file; a warp's registers lie in one of them."""

@@ -101,7 +101,7 @@ def free_chunks(device: DeviceProperties, partitions: Sequence[SmPartition]) -> 
 
 
 def has_remainder(device: DeviceProperties) -> bool:
-    """Return whether the chunks of a device leave multiprocessors over."""
+    """Return whether some multiprocessors of a device are in none of its chunks."""
     return device.multiprocessors > chunk_count(device) * chunk_size(device)
 
 

@@ -1,6 +1,7 @@
 """Limits as operators and configuration files write them in protocol 3, and as they are shown.
 
-A reader raises BadText, which contains what is allowed; the caller, who has the text's place, makes the sentence.
+A reader raises BadText, which contains what is allowed. The caller completes the sentence, because only it knows
+where the text is from.
 """
 
 import re

@@ -32,7 +32,7 @@ possible."""
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 USERS: Final = ("in-turn", "together")
-"""The modes of users: they take turns with one server, or have servers at the same time."""
+"""The ways to serve users: one server at a time, in turn, or the servers of several users together."""
 UNMAPPED_USERS: Final = ("refuse", "nobody")
 """What happens to clients whose user ID is not mapped in the daemon's user namespace: refused or served as nobody."""
 MAX_CONNECTIONS: Final = 32

@@ -24,7 +24,7 @@ _HEAD: Final = struct.Struct("=IIII")
 _CONDITION: Final = struct.Struct("=QII")
 _LENGTH: Final = struct.Struct("=Q")
 MAX_ITEMS: Final = 1 << 16
-"""The maximum number of items of an executable graph, including items of bodies."""
+"""The maximum number of items and bodies of an executable graph together, including those in bodies."""
 MAX_EDGES: Final = 1 << 20
 """The maximum number of dependencies of all its items together."""
 MAX_NESTING: Final = 16
@@ -102,12 +102,16 @@ class _Reader:
         """Return the items between two offsets."""
         items: list[GraphItem] = []
         while at < end:
-            if self.count == MAX_ITEMS:
-                raise TooLarge(f"at most {MAX_ITEMS} nodes are allowed")
-            self.count += 1
+            self._count(1)
             item, at = self._item(at, end, len(items), depth)
             items.append(item)
         return tuple(items)
+
+    def _count(self, more: int) -> None:
+        """Count items or bodies. Raise TooLarge."""
+        self.count += more
+        if self.count > MAX_ITEMS:
+            raise TooLarge(f"at most {MAX_ITEMS} nodes and bodies of conditional nodes are allowed")
 
     def _item(self, at: int, end: int, index: int, depth: int) -> tuple[GraphItem, int]:
         """Return the item that begins at an offset, and the offset after it. Raise RemoteError or TooLarge."""
@@ -135,6 +139,7 @@ class _Reader:
         """Return the conditional node at an offset, and the offset after it. Raise RemoteError or TooLarge."""
         if kind >= len(ConditionalKind) or end - at < _CONDITION.size + bodies * _LENGTH.size:
             raise RemoteError(f"an item of {end - at} bytes with {bodies} bodies of the kind {kind}")
+        self._count(bodies)  # because a body without items takes memory, too
         handle, default, assigns = _CONDITION.unpack_from(self.data, at)
         at += _CONDITION.size
         nested = []

@@ -75,7 +75,7 @@ def create_with_affinity(parameters: Any, count: int, flags: int, device: int) -
 
 
 def create(parameters: Any, flags: int, device: int) -> int:
-    """Make a context by a CUctxCreateParams, or None for no parameters; see cuCtxCreate."""
+    """Make a context with the parameters of a CUctxCreateParams, or without any (None); see cuCtxCreate."""
     if parameters is None:
         return _create(None, flags, device)
     if parameters.cigParams:

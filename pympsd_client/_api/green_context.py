@@ -20,11 +20,11 @@ from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
 
 _DEFAULT_STREAM: Final = 1
-"""CU_GREEN_CTX_DEFAULT_STREAM"""
+"""CU_GREEN_CTX_DEFAULT_STREAM."""
 _IGNORE_COSCHEDULING, _MAX_POTENTIAL_CLUSTER = 1, 2
 """Values of CUdevSmResourceSplit_flags."""
 _BACKFILL: Final = 1
-"""CU_DEV_SM_RESOURCE_GROUP_BACKFILL"""
+"""CU_DEV_SM_RESOURCE_GROUP_BACKFILL."""
 _STEP: Final = 2
 
 

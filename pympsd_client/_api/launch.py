@@ -33,7 +33,7 @@ def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, param
 
 
 def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: Any) -> None:
-    """Start a kernel by a CUlaunchConfig with launch attributes.
+    """Start a kernel with the shape and the launch attributes of a CUlaunchConfig.
 
     The events of PROGRAMMATIC_EVENT and LAUNCH_COMPLETION_EVENT are recorded after the kernel, although CUDA allows
     them earlier. Raise

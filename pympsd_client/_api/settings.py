@@ -169,13 +169,13 @@ def _read_dump_setting(name: str, argument: Any) -> bool | int | bytes:
 
 
 def global_dump_setting(setting: int) -> bool | int | bytes:
-    """Return a setting of core dumps for all contexts, which has no effect; raise INVALID_VALUE."""
+    """Return the global value of a setting of core dumps; such settings have no effect. Raise INVALID_VALUE."""
     name = _dump_setting(setting)
     return _global_dumps.get(name, _default_of_dumps(name))
 
 
 def set_global_dump_setting(setting: int, value: Any) -> None:
-    """Keep a setting of core dumps for all contexts, which has no effect; raise INVALID_VALUE."""
+    """Keep the global value of a setting of core dumps; such settings have no effect. Raise INVALID_VALUE."""
     name = _dump_setting(setting)
     _global_dumps[name] = _read_dump_setting(name, value)
 

@@ -14,7 +14,7 @@ from pympsd_client._objects.context import current
 from pympsd_client._objects.stream import Stream, properties, resolve
 
 _EXTERNAL: Final = 1
-"""CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL"""
+"""CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL."""
 
 
 def create(flags: int, priority: int) -> int:

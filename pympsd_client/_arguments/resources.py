@@ -19,7 +19,7 @@ _GROUP: Final = struct.Struct("=4I48x")
 _MARK: Final = b"pympsd R"
 """The mark of a CUdevResource of pympsd, in the part that CUDA reserves."""
 _SM: Final = 1
-"""CU_DEV_RESOURCE_TYPE_SM"""
+"""CU_DEV_RESOURCE_TYPE_SM."""
 _TYPES: Final = members("CUdevResourceType", "CU_DEV_RESOURCE_TYPE_")
 
 

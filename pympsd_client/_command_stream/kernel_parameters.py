@@ -50,7 +50,7 @@ def record_bytes(layout: FunctionLayout) -> int:
 
 
 def raw_packer(layout: FunctionLayout) -> Packer:
-    """Return the packer whose last argument is the flat buffer, of which it uses the function's size."""
+    """Return the packer whose last argument is a flat buffer; it packs as many of its bytes as the function takes."""
     padding = record_bytes(layout) - LAUNCH_BYTES - layout.parameter_bytes
     return struct.Struct(f"{LAUNCH_FORMAT}{layout.parameter_bytes}s{padding}x").pack
 

@@ -140,7 +140,7 @@ _FULL_RECHECK_MS: Final = 50
 class Transport:
     """One executor's command stream and staging memory. Thread-safe.
 
-    ``on_end`` is called when the executor has gone; it returns the error of every later call.
+    ``on_end`` is called with the reason when the executor has gone; it returns the error that all later calls raise.
     """
 
     def __init__(

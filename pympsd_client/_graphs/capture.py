@@ -391,7 +391,12 @@ class Captures:
                 raise self._break(self.streams_in(context), "waiting for a context in which a stream captures")
             place = None if stream is None else (context, stream)
             is_ending = operation.name == "DESTROY_STREAM"
-            capture = None if place is None else self._captures.get(place) if is_ending else self.find_valid(place)
+            capture = None if place is None else self._captures.get(place)
+            is_refused = operation.completion is not Completion.QUEUED or operation.answered
+            if event is None and not is_ending and capture is not None and is_refused:
+                raise _refusal(capture, operation.name)  # also in an invalid capture, as on a GPU
+            if capture is not None and capture.reason and not is_ending:
+                raise invalidation_error(capture)
             if event is not None:
                 return self._take_event(operation, flags, place, event, capture)
             if place is None:
@@ -405,8 +410,6 @@ class Captures:
             if capture is None:
                 self.refuse_in_legacy(place, operation)
                 return self._leave(operation, flags)
-            if operation.completion is not Completion.QUEUED or operation.answered:
-                raise _refusal(capture, operation.name)
             capture.add(place, work_of_record(operation.name, record, context))
             return True
 

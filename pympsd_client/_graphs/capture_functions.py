@@ -41,8 +41,7 @@ def _begin(stream: int, mode: int, graph: Graph | None, after: dict[Node, Edge])
 def end(stream: int) -> int:
     """End a capture in the stream in which it began, and return its graph. An invalid capture ends without a graph.
 
-    Raise ILLEGAL_STATE if the stream does not capture, UNMATCHED for a stream that has joined, WRONG_THREAD,
-    UNJOINED, INVALIDATED.
+    Raise ILLEGAL_STATE if the stream does not capture; the other errors are in `Captures.end`.
     """
     return captures.end(resolve(stream)).handle
 

@@ -116,9 +116,9 @@ class Executable:
             self._drop()
 
     def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
-        """Take over the work of other nodes, from the next launch on.
+        """Give nodes the work of other nodes, from the next launch on.
 
-        ``pairs``: nodes of the copy, each with the node whose work it takes over. Graphs within nodes stay the same
+        ``pairs``: nodes of the copy, each with the node whose work it gets. Graphs within nodes stay the same
         objects; their nodes are among the pairs.
         """
         with self._launching:

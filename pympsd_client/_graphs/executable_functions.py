@@ -212,9 +212,9 @@ def executable_id(executable: int) -> int:
 
 
 def update(executable: int, graph: int) -> bytes:
-    """Take over the parameters of a graph's nodes.
+    """Give the nodes of an executable graph the parameters of a graph's nodes.
 
-    If the graph differs otherwise, change nothing and raise GRAPH_EXEC_UPDATE_FAILURE; the
+    If the graphs differ in more than parameters, change nothing and raise GRAPH_EXEC_UPDATE_FAILURE; the
     CUgraphExecUpdateResultInfo names the difference.
     """
     target, source = find(executable), graphs.find(graph)
@@ -265,9 +265,9 @@ def set_parameters(kind: str, executable: int, node: int, params: Any, context: 
 
 
 def set_child(executable: int, node: int, child: int) -> None:
-    """Take over the parameters of a graph's nodes in a child graph node.
+    """Give the nodes of a child graph node the parameters of another graph's nodes.
 
-    Raise INVALID_VALUE if the graph does not have the same structure.
+    Raise INVALID_VALUE if ``child`` does not have the same structure, or ``node`` is not a child graph node.
     """
     target, copy = find(executable), find(executable).node(graphs.find_node(node))
     if not isinstance(copy.work, works.ChildWork):
@@ -279,7 +279,7 @@ def set_child(executable: int, node: int, child: int) -> None:
 
 
 def set_any(executable: int, node: int, params: Any) -> None:
-    """Change a node's work in an executable graph by a CUgraphNodeParams, which must be of its type."""
+    """Change a node's work in an executable graph to that of a CUgraphNodeParams, which must be of its type."""
     copy = find(executable).node(graphs.find_node(node))
     _change(executable, node, type(copy.work), lambda before: node_functions.change_work(copy, params))
 

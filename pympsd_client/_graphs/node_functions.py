@@ -203,6 +203,6 @@ def change_work(node: Node, params: Any) -> Any:
 
 
 def set_any(handle: int, params: Any) -> None:
-    """Set a node's parameters by a CUgraphNodeParams, which must be of its type."""
+    """Set a node's parameters to those of a CUgraphNodeParams, which must be of the node's type."""
     node = graphs.find_node(handle)
     node.work = change_work(node, params)

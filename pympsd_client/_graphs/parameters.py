@@ -42,7 +42,7 @@ from pympsd_client._objects.pools.pool import PoolKind
 from pympsd_client._objects.process import process
 
 _DEVICE: Final = 1
-"""CU_MEM_LOCATION_TYPE_DEVICE"""
+"""CU_MEM_LOCATION_TYPE_DEVICE."""
 _MAX_ACCESSES: Final = 1 << 10
 
 

@@ -98,8 +98,6 @@ _ENDED_FROM_OUTSIDE: Final = (Result.ERROR_CONTEXT_IS_DESTROYED, Result.ERROR_MP
 """Sticky errors that are not faults."""
 when_closed: Final[list[Callable[[Context], None]]] = []
 """Functions that drop the objects of a context; called with each context that is being closed."""
-when_reset: Final[list[Callable[[Context], None]]] = []
-"""Functions that free what belongs to the process; called with each primary context that has been reset."""
 when_opened: Final[list[Callable[[Context], None]]] = []
 """Functions that are called with each context that has just been opened."""
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []

@@ -24,7 +24,8 @@ from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
 
 Recorder = Callable[[int, int, int, int], bytes]
-"""A function that packs a piece's record from the context's id, sequence number, slot's offset and flags."""
+"""A function that returns the record of a piece. It gets the context's id, the record's sequence number, the offset
+of the piece's slot, and flags."""
 
 
 @frozen

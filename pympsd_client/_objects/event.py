@@ -122,7 +122,7 @@ def query(handle: int) -> None:
 
 
 def synchronize(handle: int) -> None:
-    """Wait until the work that the event was last recorded for is done."""
+    """Wait for the work that preceded the event when it was last recorded."""
     event = events.find(handle)
     event.context.usable()
     if event.recorded:

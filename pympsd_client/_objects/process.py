@@ -35,7 +35,7 @@ from pympsd_client._connect.handshake import (
     connect_to_daemon,
     request_session,
 )
-from pympsd_client._objects.context import Context, contexts, when_reset
+from pympsd_client._objects.context import Context, contexts
 
 _FORKED: Final = (
     "CUDA cannot be used in a process forked after cuInit; start the child with spawn or exec, or fork before cuInit"
@@ -216,15 +216,10 @@ class Primary:
                 self.context.close(connection)
 
     def reset(self, connection: Connection) -> None:
-        """Close the context, which frees its objects, and free the page-locked memory that was allocated in it.
-
-        Users keep their references, and retain it to continue.
-        """
+        """Close the context, which frees its objects; users keep their references, and retain it to continue."""
         with self._changing:
             if self.context is not None:
                 self.context.close(connection)
-                for free in when_reset:
-                    free(self.context)
 
 
 def _deinitialized_error() -> CudaError:

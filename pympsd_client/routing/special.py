@@ -71,7 +71,7 @@ def _public(name: str) -> Callable[..., Any]:
 
 
 class _Symbol(ctypes.Structure):
-    """Dl_info"""
+    """Dl_info."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),

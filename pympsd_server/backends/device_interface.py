@@ -84,7 +84,7 @@ class Device(Protocol):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The SMs of each live context, and the most blocks that were resident on them at the same time.
+        """The SMs of each live context, and the maximum number of blocks that were resident on them at the same time.
 
         A destroyed context is included as long as its kernels run.
         """

@@ -37,7 +37,7 @@ from pympsd_server.native.mirror import Workers, native_access
 COMPUTE: Final = 0
 """The number of the device's own track, which belongs to the executor's process."""
 STREAMS: Final = 1 << 16
-"""The factor of track numbers. A context has a track for each stream, numbered from the context's id times this."""
+"""The number of tracks that a context may have: a stream's track is STREAMS * its context's id + its own number."""
 
 
 class ExecutorTimeline:

@@ -18,7 +18,7 @@ from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError, Status
-from pympsd_server.executor.graphs.streams import StreamBudget
+from pympsd_server.executor.graphs.streams import GraphBudget
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedPieces
 from pympsd_server.executor.operations.table import ROWS, ExecutedOperation
@@ -65,7 +65,7 @@ class CommandClient:
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
-        budgets = Backpressure(), staging, pinned, StreamBudget()
+        budgets = Backpressure(), staging, pinned, GraphBudget()
         self.resources = ClientResources(answers, *budgets, self.contexts, shared_events, shortages, client_id)
         self._latest = 0
         """The highest id of this client's contexts so far."""

@@ -91,23 +91,24 @@ class NativeWorker:
     def add_context(self, context_id: int, state: ContextState) -> None:
         """Execute records of this context from now on."""
         self._states[context_id] = state
-        _check(self._library.worker_add_context(self._worker, context_id, ctypes.pointer(state)))
+        self._check(self._library.worker_add_context(self._worker, context_id, ctypes.pointer(state)), (context_id,))
 
     def drop_context(self, context_id: int, seconds: float) -> None:
         """Stop executing records of this context.
 
         Objects that a driver call still uses after ``seconds`` are never freed.
         """
-        is_unused = self._library.worker_drop_context(self._worker, context_id, int(seconds * 1e9)) == 0
         leaked_objects: list[object] = [self._states.pop(context_id, None)]
+        is_unused = self._library.worker_drop_context(self._worker, context_id, int(seconds * 1e9)) == 0
         leaked_objects += [self._objects.pop(key) for key in tuple(self._objects) if key[0] == context_id]
         if not is_unused:
             _leaked.extend((self, *leaked_objects))
 
     def add_stream(self, context_id: int, handle: int, state: StreamState) -> None:
         """Add a stream to the context."""
-        self._objects[context_id, StreamState, handle] = state
-        _check(self._library.worker_add_stream(self._worker, context_id, handle, ctypes.pointer(state)))
+        key = context_id, StreamState, handle
+        self._objects[key] = state
+        self._check(self._library.worker_add_stream(self._worker, context_id, handle, ctypes.pointer(state)), key)
 
     def drop_stream(self, context_id: int, handle: int) -> None:
         """Remove a stream from the context."""
@@ -116,16 +117,21 @@ class NativeWorker:
 
     def add_module(self, context_id: int, handle: int, rows: ctypes.Array[KernelRow]) -> None:
         """Add a module's functions to the context."""
-        self._objects[context_id, KernelRow, handle] = rows
+        key = context_id, KernelRow, handle
+        self._objects[key] = rows
         first = ctypes.cast(rows, ctypes.POINTER(KernelRow))
-        _check(self._library.worker_add_module(self._worker, context_id, handle, first, len(rows)))
+        self._check(self._library.worker_add_module(self._worker, context_id, handle, first, len(rows)), key)
 
     def drop_module(self, context_id: int, handle: int) -> None:
         """Remove a module from the context."""
         self._library.worker_drop_module(self._worker, context_id, handle)
         self._objects.pop((context_id, KernelRow, handle), None)
 
-
-def _check(result: int) -> None:
-    if result:
+    def _check(self, result: int, key: tuple[Any, ...]) -> None:
+        """Forget the object of a key that could not be added, and raise BackendError."""
+        if not result:
+            return
+        self._objects.pop(key, None)
+        if key[0] not in self._states:
+            raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
         raise BackendError(Result.ERROR_OUT_OF_MEMORY, "the executor has no memory left for the client's objects")

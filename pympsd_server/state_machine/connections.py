@@ -12,7 +12,7 @@ from pympsd.process.version import CLIENT_CONTEXTS, DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 
 DEFAULT_CONNECTIONS: Final = 2
-"""A client's default number of connections (MPS documents, 4.2.4), for which a context takes one slot."""
+"""A client's default number of connections (MPS documents, 4.2.4). A context with this number takes one slot."""
 MAX_CONNECTIONS: Final = 32
 
 
@@ -39,7 +39,7 @@ class PoolExhausted(DeviceError):
 
 
 def connection_slots(environment: Mapping[str, str]) -> int:
-    """Return how many slots each context of a client takes: one for two connections, for at most 32 connections.
+    """Return how many slots each context of a client takes: one for every two of its connections (32 at most).
 
     0 and invalid numbers mean the default.
     """

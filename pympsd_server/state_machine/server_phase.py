@@ -25,7 +25,7 @@ class ServerPhase(Enum):
     INITIALIZING = "initializing"
     SERVING = "serving"
     FAULT = "fault"
-    """A fatal fault is being contained; new clients are refused until the clients that it reached have exited."""
+    """A fatal fault is being contained; new clients are refused until the clients that it affected have exited."""
     LEAVING = "leaving"
     """The server ends with its last client, on request or because a new daemon does not adopt it."""
     ENDED = "ended"

@@ -195,6 +195,7 @@ def test_what_cannot_be_captured_ends_the_capture(
     assert call(stream) == (UNSUPPORTED,)
     assert ok(cuda.cuStreamIsCapturing(stream)) == INVALIDATED
     assert cuda.cuMemsetD32Async(kernels.flag, 2, 1, stream) == (ENDED,)
+    assert cuda.cuStreamSynchronize(stream) == (UNSUPPORTED,), "it may not wait, whether the capture is valid or not"
     assert cuda.cuStreamEndCapture(stream) == (ENDED, None)
     kernels.store(8, stream)
     assert kernels.read(stream) == 8

@@ -156,16 +156,14 @@ def test_a_running_kernel_goes_on_when_peer_access_ends(peers: list[Any]) -> Non
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
-def test_without_a_context_of_its_device_kernels_do_not_reach_it(peers: list[Any]) -> None:
+def test_kernels_do_not_reach_memory_of_a_destroyed_context(peers: list[Any]) -> None:
     use(peers[1])
     address, _ = _allocate()
-    at(address, SIZE)[:] = 0
-    ok(cuda.cuCtxDestroy(peers[1]))
-    again = ok(cuda.cuCtxCreate(None, 0, 1))
     use(peers[0])
     assert add_one(address) == DONE, last_error()
-    assert (at(address, SIZE).view(np.float32) == 1).all()
-    ok(cuda.cuCtxDestroy(again))
+    ok(cuda.cuCtxDestroy(peers[1]))
+    ok(cuda.cuCtxCreate(None, 0, 1))
+    use(peers[0])
     assert add_one(address) == ILLEGAL
 
 

@@ -49,6 +49,37 @@ def test_asynchronous_copies_keep_stream_order(device_bytes: Any, size: int) -> 
     ok(cuda.cuStreamSynchronize(stream))
 
 
+def _copy_rows(destination_type: str, destination: int, source_type: str, source: int, size: int) -> tuple[Any, ...]:
+    rows = cuda.CUDA_MEMCPY2D()
+    for side, kind, address in (("dst", destination_type, destination), ("src", source_type, source)):
+        setattr(rows, f"{side}MemoryType", getattr(cuda.CUmemorytype, f"CU_MEMORYTYPE_{kind}"))
+        setattr(rows, f"{side}Host" if kind == "HOST" else f"{side}Device", address)
+    rows.WidthInBytes, rows.Height = size // 4, 4
+    return cuda.cuMemcpy2D(rows)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda to, start, size: cuda.cuMemcpyHtoD(to, start, size),
+        lambda to, start, size: cuda.cuMemcpyHtoDAsync(to, start, size, 0),
+        lambda to, start, size: cuda.cuMemcpyDtoH(to, start, size),
+        lambda to, start, size: cuda.cuMemcpyDtoHAsync(to, start, size, 0),
+        lambda to, start, size: _copy_rows("DEVICE", to, "HOST", start, size),
+        lambda to, start, size: _copy_rows("HOST", to, "DEVICE", start, size),
+        lambda to, start, size: _copy_rows("HOST", to, "HOST", start, size),
+    ],
+    ids=["HtoD", "HtoDAsync", "DtoH", "DtoHAsync", "rows from", "rows to", "rows between"],
+)
+def test_a_host_pointer_may_be_an_address_on_a_device(device_bytes: Any, copy: Any) -> None:
+    sent, back, to = _random(4096), np.zeros(4096, np.uint8), int(device_bytes) + 8192
+    ok(cuda.cuMemcpyHtoD(device_bytes, sent, 4096))
+    ok(copy(to, int(device_bytes), 4096))
+    ok(cuda.cuMemcpyDtoH(back, to, 4096))
+    assert (back == sent).all()
+    assert copy(to, int(device_bytes) + (64 << 20) - 8, 4096) == INVALID_VALUE, "it ends beyond the allocation"
+
+
 def test_large_allocations_begin_at_pages(context: Any) -> None:
     sizes = (700, 1 << 20, 700, (1 << 20) + 1, 5 << 20)
     addresses = [int(ok(cuda.cuMemAlloc(size))) for size in sizes]

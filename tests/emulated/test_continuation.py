@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -115,19 +116,53 @@ NEXT: add.u32 %k, %k, 1; setp.lt.u32 %q, %k, 300; @%q bra OUTER;"""
 @pytest.mark.parametrize("steps", [1700, 2500, 4000])
 def test_lanes_that_ran_ahead_do_not_share_a_register(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """NumPy's bursts let lanes run ahead by rounds, so that their values of %k differ."""
-    monkeypatch.setattr(selection, "_STEPS_BEFORE_BURST", 1024)
+    monkeypatch.setattr(selection, "_STEPS_TOGETHER", 0)
     ptx = KERNEL.format(body=AHEAD)
     expected, all_steps = run(ptx, 1, 64, "numpy")
     assert steps < all_steps
     assert run(ptx, 1, 64, "auto", steps)[0] == expected
 
 
-def test_a_batch_that_may_be_taken_over_has_no_early_bursts() -> None:
+def test_lanes_do_not_run_ahead_early_in_a_batch_that_may_be_taken_over() -> None:
     ptx = KERNEL.format(body=AHEAD)
     expected, all_steps = run(ptx, 1, 64, "numpy")
     result, steps = run(ptx, 1, 64, "auto", 4000)
     assert result == expected
     assert steps < all_steps
+
+
+LOCKED = f""".reg .b32 %k, %lane; .reg .pred %skips; and.b32 %lane, %t, 31; mov.u32 %k, 0;
+st.shared.u32 [s+508], 0; bar.sync 0;
+AGAIN: and.b32 %n, %k, 31; setp.ne.u32 %skips, %n, %lane; @%skips bra NEXT;
+LOCK: atom.shared.cas.b32 %n, [s+508], 0, 1; setp.ne.u32 %q, %n, 0; @%q bra LOCK;
+{ROUND} atom.shared.exch.b32 %n, [s+508], 0;
+NEXT: add.u32 %k, %k, 1; setp.lt.u32 %q, %k, 3000; @%q bra AGAIN;"""
+"""Lanes take a lock in turn; while one spins for it, bursts let the others run ahead by rounds."""
+
+
+def test_lanes_of_a_warp_stay_together_while_their_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class HeldQueue:
+        def add(self, facilities: object, size: int, compile_queued: Callable[..., None], drop: object) -> None:
+            held.append(compile_queued)
+
+    held: list[Callable[..., None]] = []
+    monkeypatch.setattr(selection, "_queue", HeldQueue())
+    monkeypatch.setattr(selection, "_SECONDS_BEFORE_COMPILING", 0.0)
+    monkeypatch.setattr(selection, "_STEPS_TOGETHER", 2048)
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    ptx = KERNEL.format(body=LOCKED)
+    device, address, module, setup, sm_of_block = begin(ptx, 1, 96)
+    batch = first = begin_batch(module, "k", setup, 0, sm_of_block)
+    assert isinstance(first, Batch)
+    while first.steps < 4000:
+        assert not batch.step(0.0, Never())
+        batch = switch_tier(batch, module, setup, 0, sm_of_block)
+    (compile_queued,) = held
+    compile_queued(lambda: False)
+    while not batch.step(0.0 if batch is first else SECONDS, Never()):
+        batch = switch_tier(batch, module, setup, 0, sm_of_block)
+    assert first.steps < 5000
+    assert device.get(address, np.zeros((96, 2), "u4")).tolist() == run(ptx, 1, 96, "numpy")[0]
 
 
 @pytest.mark.parametrize("kind", ["uniform", "barriers"])

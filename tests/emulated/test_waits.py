@@ -166,3 +166,10 @@ st.global.u32 [%a], %v;"""
 def test_a_barrier_is_behind_an_instruction_of_the_numpy_tier_in_a_block_where_lanes_join(tier: str) -> None:
     expected = [i + (5 if i < 7 else i + 1) for i in range(63, -1, -1)]
     assert run(BEHIND, 1, 64, 64, tier) == expected
+
+
+WARPS = "mov.u32 %v, %nwarpid; add.s64 %a, %a, %o; st.global.u32 [%a], %v;"
+
+
+def test_the_number_of_warps_is_that_of_a_multiprocessor(tier: str) -> None:
+    assert run(WARPS, 1, 40, 40, tier) == [64] * 40

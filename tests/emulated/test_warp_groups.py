@@ -297,14 +297,14 @@ def whole(product: Product, guard: str = "") -> str:
     return f"wgmma.fence.sync.aligned; {guard}{product.text()} {after}"
 
 
-def run(body: str, threads: int, descriptor: int = 0, memory: int = 1024) -> Array:
+def run(body: str, threads: int, descriptor: int = 0, memory: int = 1024, blocks: int = 1) -> Array:
     """Launch the kernel with A and B of ones (and D of zeros); each thread's four floats of D."""
     ones = np.ones(memory // 2, "f2")
     device = Device(1 << 22)
     where = [device.put(ones), device.put(np.ones((threads, 8), "f2")), device.put(np.zeros((threads, 4), "f4"))]
     module = device.load(kernel(body, 4))
     arguments = (where[0], memory // 4, *where[1:], 0, descriptor or PLAIN.layout_b.descriptor(0), 1)
-    device.launch(module, "k", 1, threads, *arguments, shared=memory)
+    device.launch(module, "k", blocks, threads, *arguments, shared=memory)
     return device.get(where[2], np.zeros((threads, 4), "f4"))
 
 
@@ -368,6 +368,16 @@ def test_warps_at_different_places_never_meet() -> None:
         done:"""
     with pytest.raises(LaunchFailed, match="deadlock"):
         run(body, 128)
+
+
+def test_the_block_whose_warps_never_meet_is_named() -> None:
+    body = f"""mov.u32 %i, %ctaid.x; setp.eq.u32 %q, %i, 2; @!%q bra done;
+        mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, 64; @%q bra other; {PLAIN.text()} bra done;
+        other: {PLAIN.text()}
+        done:"""
+    with pytest.raises(LaunchFailed, match="deadlock") as caught:
+        run(body, 128, blocks=4)
+    assert caught.value.block == (2, 0, 0)
 
 
 @pytest.mark.parametrize(

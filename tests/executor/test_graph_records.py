@@ -237,6 +237,7 @@ def test_what_a_refused_launch_has_queued_counts_as_unfinished(client: RawClient
     [
         [GraphItem(b"")] * (MAX_ITEMS + 1),
         [GraphItem(b""), *[GraphItem(b"", (0,) * 1024)] * (MAX_EDGES // 1024 + 1)],
+        [GraphItem(b"", (), Conditional(1, ConditionalKind.SWITCH, None, ((),) * MAX_ITEMS))],
     ],
 )
 def test_too_large_a_graph_is_refused(client: RawClient, items: list[GraphItem]) -> None:

@@ -1,4 +1,4 @@
-"""The streams that executable graphs have of their own: counted, given back, and refused, without a device."""
+"""The streams and the memory that executable graphs take: counted, given back, and refused, without a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pympsd.wire.graph_items import ConditionalKind
 from pympsd_server.backends.cuda.objects.context import NoConditions
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.graphs.executable import ConditionalStep, ExecutableGraph, GraphStep
-from pympsd_server.executor.graphs.streams import StreamBudget
+from pympsd_server.executor.graphs.streams import ITEM_BYTES, MAX_CLIENT_BYTES, GraphBudget
 from pympsd_server.ptx.runtime.facilities import DeviceCondition
 
 LIMIT = 40
@@ -81,7 +81,7 @@ trees = st.recursive(
 @settings(max_examples=30)
 @given(st.lists(st.lists(trees, max_size=20), max_size=6))
 def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[GraphStep]]) -> None:
-    context, budget, created = FakeContext(), StreamBudget(LIMIT), []
+    context, budget, created = FakeContext(), GraphBudget(LIMIT), []
     for steps in graphs:
         before, refused = len(context.streams), None
         try:
@@ -94,7 +94,9 @@ def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[G
     for graph in created:
         graph.destroy()
     assert not context.streams
-    ExecutableGraph.make(context, [GraphStep(None)] * 16, StreamBudget(15))  # type: ignore[arg-type]
+    budget.take_memory(MAX_CLIENT_BYTES)
+    budget.give(0, MAX_CLIENT_BYTES)
+    ExecutableGraph.make(context, [GraphStep(None)] * 16, GraphBudget(15))  # type: ignore[arg-type]
     wide = [ExecutableGraph.make(context, [GraphStep(None)] * 11, budget) for _ in range(LIMIT // 10)]  # type: ignore[arg-type]
     assert all(graph.size == 11 for graph in wide)
 
@@ -108,14 +110,31 @@ def test_bodies_in_one_slot_share_their_streams() -> None:
         GraphStep(node(wide, wide).act, (1,)),
         GraphStep(node(wide).act, (2,)),
     ]
-    ExecutableGraph.make(context, chain, StreamBudget())  # type: ignore[arg-type]
+    ExecutableGraph.make(context, chain, GraphBudget())  # type: ignore[arg-type]
     assert len(context.streams) == 3, "the stream of the bodies, and two more slots"
 
 
 def test_a_backend_that_evaluates_no_conditions_refuses_them() -> None:
-    context, budget = WithoutConditions(), StreamBudget(1)
+    context, budget = WithoutConditions(), GraphBudget(1)
     with pytest.raises(BackendError) as refused:
         ExecutableGraph.make(context, [GraphStep(None), node([])], budget)  # type: ignore[arg-type]
     assert (refused.value.code, "conditional" in refused.value.reason) == (Result.ERROR_NOT_SUPPORTED, True)
     assert not context.streams
     ExecutableGraph.make(context, [GraphStep(None), GraphStep(None)], budget)  # type: ignore[arg-type]
+
+
+def test_the_memory_of_graphs_is_limited_and_given_back() -> None:
+    """A graph, each of its items and each of its bodies count, and the bytes of its records."""
+    context: Any = FakeContext()
+    budget = GraphBudget(LIMIT, 9 * ITEM_BYTES + 24)
+    chain = [GraphStep(None), GraphStep(None, (0,))]
+    graphs = [ExecutableGraph.make(context, chain, budget, 24), ExecutableGraph.make(context, [node([], [])], budget)]
+    streams = len(context.streams)
+    for steps, record_bytes in (([GraphStep(None)] * 2, 0), ([node([])], 0), ([], 2 * ITEM_BYTES)):
+        with pytest.raises(BackendError, match="destroy executable graphs") as refused:
+            ExecutableGraph.make(context, steps, budget, record_bytes)
+        assert (refused.value.code, len(context.streams)) == (Result.ERROR_OUT_OF_MEMORY, streams)
+    graphs.append(ExecutableGraph.make(context, [GraphStep(None)], budget))
+    for graph in graphs:
+        graph.destroy()
+    ExecutableGraph.make(context, [GraphStep(None)] * 8, budget, 24)

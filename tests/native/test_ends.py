@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from pympsd.vocabulary.results import Result
 from pympsd.wire import records
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.native import worker as native
 from pympsd_server.native.worker import DeclinedRecord
 from tests.native.fake_driver import LAUNCH, WRITE_VALUE, FakeDriver
@@ -79,6 +81,14 @@ def test_the_objects_of_a_dropped_context_are_freed(rig: Rig, leaked: list[objec
     assert rig.worker._objects == {}
     assert rig.worker._states == {}
     assert leaked == []
+
+
+def test_a_dropped_context_takes_no_more_objects(rig: Rig) -> None:
+    rig.worker.drop_context(CONTEXT_ID, BRIEF)
+    with pytest.raises(BackendError) as caught:
+        rig.add_stream(STREAM)
+    assert caught.value.code == Result.ERROR_CONTEXT_IS_DESTROYED
+    assert rig.worker._objects == {}
 
 
 @pytest.mark.parametrize("kind", [LAUNCH, WRITE_VALUE])

@@ -33,6 +33,21 @@ print(int(runtime.cudaGetLastError()[0]), int(runtime.cudaGetLastError()[0]))
     ]  # fmt: skip
 
 
+def test_functions_for_devices_are_not_permitted_in_a_host_function(run: Run) -> None:
+    program = """
+results = []
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def call(_):
+    answers = runtime.cudaGetDevice(), runtime.cudaGetDeviceFlags(), runtime.cudaSetDevice(0), runtime.cudaFree(0)
+    results.extend(int(answer[0]) for answer in answers)
+ok(runtime.cudaFree(0))
+ok(runtime.cudaLaunchHostFunc(0, runtime.cudaHostFn_t(ctypes.cast(call, ctypes.c_void_p).value), 0))
+ok(runtime.cudaDeviceSynchronize())
+print(results)
+"""
+    assert run(program, begin=BEGINNING).stdout == "[800, 800, 800, 800]\n"
+
+
 def test_memory_and_copies(run: Run) -> None:
     program = """
 memory, host = ok(runtime.cudaMalloc(64)), (ctypes.c_ubyte * 64)(*range(64))

@@ -175,8 +175,8 @@ _MIN_UUID: Final = len("GPU-") + 8
 
 @command(Syntax(NAME), driver=STATIC_SINCE)
 def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
-    """List the devices with their free and used chunks and SMs, and below each its static SM partitions, whether they
-    have clients included. In protocol 2 the daemon needs -S.
+    """List the devices with their free and used chunks and SMs, and below each device its static SM partitions, with
+    whether they have clients. In protocol 2 the daemon needs -S.
     """
     if daemon.options.protocol == 2 and not daemon.options.static:
         return Decision(refusal(f"{NAME} is not supported: {NOT_ENABLED}", diagnostic=_explain_how_to_enable(daemon)))

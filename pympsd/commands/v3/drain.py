@@ -185,7 +185,7 @@ def _find_target(
 
 
 def _find_clients(daemon: Daemon, name: str, target: DrainTarget) -> list[Client]:
-    """Return the clients with a PID; for ``undrain`` they may have gone."""
+    """Return the clients with a PID. Raise CommandRefused if there are none, except for ``undrain``."""
     pid = _parse_pid(target.name)
     clients = [client for _, client in drains.find_running(daemon, pid)]
     if not pid or (name == "drain" and not clients):

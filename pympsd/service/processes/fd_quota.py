@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from pympsd.channel.descriptors import close_all
 
 MINIMUM: Final = 16
-"""The least quota in descriptors, however low the limit of open descriptors is."""
+"""The minimum quota in descriptors, however low the limit of open descriptors is."""
 SPARE: Final = 32
 """The number of descriptors that a daemon needs in addition to those that an earlier daemon left."""
 UNLIMITED: Final = 1 << 20

@@ -82,7 +82,7 @@ class OwnConversation:
         return self._note_hello(name, sock), await channel.receive()
 
     def _log_foreign_user(self, peer: Peer) -> None:
-        """Log a program of another user that left as soon as it saw whose daemon this is."""
+        """Log that a program of another user disconnected because it does not trust this daemon's user."""
         owner = self.dispatcher.state.options.uid
         if self.accepts_clients and owner not in (0, peer.uid):
             reason = (

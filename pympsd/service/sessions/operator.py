@@ -149,7 +149,7 @@ class MachineSession:
     channel: MessageChannel
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Send the description of the daemon's machine, and the path of its state."""
+        """Send the daemon's backend, the description of its machine, its driver branch and its state directory."""
         settings = dispatcher.settings
         answer = {
             "backend": settings.backend,

@@ -71,7 +71,7 @@ class ServerSession:
         return self._channel
 
     def take_over(self, channel: MessageChannel, contexts: int) -> None:
-        """Adopt a server that has returned, and send it the held messages; ``contexts``: its number of contexts."""
+        """Take over a returned server, and send it the held messages; ``contexts``: its number of contexts."""
         self._channel, self._contexts = channel, contexts
         channel.send(link.ServerAdopted())
         self._send_held()

@@ -69,7 +69,7 @@ class _Request:
     answered: trio.Event = field(factory=trio.Event)
 
     def answer(self, fd: int | None) -> None:
-        """Give the answer to the task that waits for it, or, too late for that, to ``late``."""
+        """Give the answer to the task that waits for it, or if that no longer waits, to ``late``."""
         self.fd = fd
         self.answered.set()
         if self.is_late and fd is not None and fd >= 0:

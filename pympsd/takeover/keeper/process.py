@@ -1,4 +1,4 @@
-"""The keeper's process (``program.py``) as its daemon sees it: started or found, spoken to, and killed."""
+"""Start or find the keeper's process (``program.py``), exchange packets with it, and kill it: the daemon's side."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def _descriptor(controls: list[tuple[int, int, bytes]]) -> int:
 
 
 def _accept_below(listener: int, fd_limit: int) -> int:
-    """Accept a connection; raise BlockingIOError if there is none, OSError."""
+    """Accept a connection. Raise BlockingIOError if there is none, OSError if its descriptor would be too high."""
     if os.get_blocking(listener):
         raise OSError("the listening socket blocks")
     free = os.dup(listener)  # the lowest one that is free, as the connection's would be

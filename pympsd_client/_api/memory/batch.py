@@ -82,8 +82,8 @@ def prefetch(
 ) -> None:
     """Note where ranges of managed memory will be used; if one is wrong, note none and raise INVALID_VALUE.
 
-    Each place applies from the range with its index in ``firsts`` to the one before the next place's. Raise
-    INVALID_DEVICE for a place.
+    ``firsts`` has the index of the first range for each of ``places``; the place applies to all ranges before the
+    first one of the next place. Raise INVALID_DEVICE for a place that cannot be used.
     """
     ranges = _ranges(name, addresses, sizes, count, flags, stream)
     if not 0 < changes <= count:

@@ -1,7 +1,8 @@
 """Copies and fills of device memory (CUDA driver API, Memory Management). Sizes are in bytes.
 
-A host pointer is an address or an object with a buffer; its size is checked if it is known. A stream is, as in CUDA,
-NULL or CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that the program has created.
+A host pointer is an address or an object with a buffer; its size is checked if it is known. As in CUDA with unified
+addressing, it may also be an address on a device. A stream is, as in CUDA, NULL or CU_STREAM_LEGACY,
+CU_STREAM_PER_THREAD, or one that the program has created.
 """
 
 import ctypes
@@ -40,7 +41,7 @@ def copy_any(destination: int, source: int, count: int, stream: int, wait: bool 
 
 
 def copy_on_host(destination: int, source: int, count: int, stream: int) -> None:
-    """Copy host memory after a stream's earlier work, which may access it if it is page-locked or managed."""
+    """Copy host memory after a stream's earlier work, because that may access page-locked and managed memory."""
     of_destination, of_source = (CopyRegion(True, address, count, count) for address in (destination, source))
     region_copy.copy(of_destination, of_source, CopyExtent(count, 1, 1), stream, True)
 
@@ -48,6 +49,11 @@ def copy_on_host(destination: int, source: int, count: int, stream: int) -> None
 def is_hosts(address: int) -> bool:
     """Return whether an address is the host's, because it is in page-locked memory or not on a visible device."""
     return pinned.region_at(address) is not None or not device_memory.is_on_a_device(address)
+
+
+def is_devices_only(address: int) -> bool:
+    """Return whether an address is a visible device's, and the CPU cannot access it."""
+    return not is_memory(address, 1) and device_memory.is_on_a_device(address)
 
 
 def check_host(address: int, count: int) -> None:
@@ -64,8 +70,8 @@ def copy_peer_to_peer(
 ) -> None:
     """Copy between the devices of two contexts, through this process, so that no peer access is needed.
 
-    The asynchronous form keeps stream order; between two devices it waits. The addresses tell the devices: the
-    contexts may be others, or NULL, as on a GPU with unified addresses. Raise INVALID_CONTEXT, and
+    The asynchronous form keeps stream order; between two devices it waits. The addresses determine the devices, so
+    the contexts may be of other devices, or NULL, as on a GPU with unified addresses. Raise INVALID_CONTEXT, and
     STREAM_CAPTURE_UNSUPPORTED in a capturing stream if the devices differ.
     """
     for handle in (destination_context, source_context):
@@ -95,6 +101,9 @@ def copy_host_to_device(destination: int, host: HostMemory, count: int, stream: 
         context.usable()
         return
     host.check(count, to_be_written=False)
+    if host.size is None and is_devices_only(host.address):
+        copy_device_to_device(destination, host.address, count, stream, wait)
+        return
     device_memory.check_range(destination, count)
     wait = wait or device_memory.allocations.is_synchronous(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
@@ -120,6 +129,9 @@ def copy_device_to_host(host: HostMemory, source: int, count: int, stream: int, 
         context.usable()
         return
     host.check(count, to_be_written=True)
+    if host.size is None and is_devices_only(host.address):
+        copy_device_to_device(host.address, source, count, stream, wait)
+        return
     device_memory.check_range(source, count)
     at, at_stream = device_memory.place(source, context, its_stream, stream)
     if pinned.is_reached_by(at.usable().transport, host.address, count):

@@ -24,7 +24,7 @@ from pympsd_client._objects.own_contexts import own_contexts
 from pympsd_client._objects.process import process
 
 _LAZY_PEER_ACCESS: Final = 1
-"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS"""
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS."""
 _MEMORY: Final = "CUipcMemHandle"
 _EVENT: Final = "CUipcEventHandle"
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pympsd_client._api.memory.copies import check_host, is_hosts, refuse_in_capture
+from pympsd_client._api.memory.copies import check_host, is_devices_only, is_hosts, refuse_in_capture
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.copy_structs import Copy3D, CopySide
 from pympsd_client._arguments.errors import invalid_value
@@ -91,7 +91,7 @@ def _region(side: CopySide, name: str, extent: CopyExtent, most: int) -> CopyReg
     base = side.host if kind == _TYPES["HOST"] else side.device
     if base == 0:
         raise invalid_value(f"the {name} pointer is NULL; give an address that belongs to {name}MemoryType")
-    is_host = kind == _TYPES["HOST"] or (kind == _TYPES["UNIFIED"] and is_hosts(base))
+    is_host = not is_devices_only(base) if kind == _TYPES["HOST"] else kind == _TYPES["UNIFIED"] and is_hosts(base)
     region = CopyRegion(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)
     if region.address + region.span(extent) > _MAX_ADDRESSES:
         raise invalid_value(f"the copy does not end within the address space: {name} begins at {region.address:#x}")

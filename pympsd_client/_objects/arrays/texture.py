@@ -28,7 +28,7 @@ _VIEW_FORMATS: Final = (0x01, 0x08, 0x02, 0x09, 0x03, 0x0A, 0x10, 0x20)
 CUresourceViewFormat counts from 1, and has three numbers for each format: with 1, 2 and 4 channels.
 """
 _SEAMLESS: Final = 0x40
-"""CU_TRSF_SEAMLESS_CUBEMAP"""
+"""CU_TRSF_SEAMLESS_CUBEMAP."""
 _FLAGS: Final = 0x73
 """All flags CU_TRSF_*."""
 
@@ -116,7 +116,7 @@ def _array_object(kind: TexturedKind, arrays: tuple[Array, ...], how: Sampling) 
 
 
 def _view_object(arrays: tuple[Array, ...], how: Sampling, view: View) -> TextureObject:
-    """Return the content of a texture object of a view of an array's levels and layers; raise CudaError."""
+    """Return the content of a texture object for a view of some levels and layers of an array. Raise CudaError."""
     whole, first = _array_object(TexturedKind.ARRAY, arrays, how), arrays[0].description
     format, channels = _view_format(view.format, whole)
     sizes = (view.width, view.height, view.depth)

@@ -181,7 +181,8 @@ class Kernel:
 
 
 when_unloaded: Final[list[Callable[[int], None]]] = []
-"""Functions that free what a library has in no context; called with the handle of each unloaded library."""
+"""Functions that free the resources of a library that are in no context. Each is called with the handle of every
+unloaded library."""
 libraries: Final[dict[int, Library]] = {}
 """The libraries of this process by handle."""
 kernels: Final[dict[int, Kernel]] = {}

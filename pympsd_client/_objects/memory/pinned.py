@@ -10,8 +10,8 @@
   parent and child do not write to each other's memory.
 - **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
   Allocations in progress count (``_pending_bytes``).
-- As in CUDA with unified addressing, the memory belongs to the process, not to a context, and stays until it is
-  freed. Resetting the device on which it was allocated frees it, too (recorded on an H200).
+- As in CUDA, every context of the process can use the memory, and it is freed with the context in which it was
+  allocated (CUDA driver API, cuCtxDestroy; recorded of cudaDeviceReset on an H200). Registered memory stays so.
 
 Copies look up addresses without a lock. So the starts and regions are one tuple, which is replaced as a whole.
 """
@@ -22,7 +22,7 @@ import ctypes
 import mmap
 import os
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -34,7 +34,7 @@ from attrs import field, frozen
 from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
-from pympsd_client._objects.context import when_reset
+from pympsd_client._objects.context import when_closed
 from pympsd_client._objects.handle_table import next_buffer_id
 from pympsd_client._objects.memory.peer_access import peer_access
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
@@ -170,10 +170,8 @@ class Pinned:
         self._regions: Final[dict[int, PinnedRegion]] = {}
         self._pending_bytes = 0
         """The number of bytes of allocations in progress."""
-        self._shared: tuple[tuple[int, ...], tuple[PinnedRegion, ...]] = ((), ())
-        """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
-        self._changes = 0
-        """The number of changes of the regions, which shows whether a finalizer has freed one during a sort."""
+        self._ordered: tuple[tuple[int, ...], tuple[PinnedRegion, ...]] = ((), ())
+        """Starts and regions by address; replaced as one, because copies take no lock."""
         self._changing: Final = RLock()
         self._mapped: Final[dict[int, RegisteredPages]] = {}
         """The pages of registered memory that kernels can access, by the registered address."""
@@ -205,21 +203,30 @@ class Pinned:
         try:
             pages = make(size)
             with self._changing:
-                self._regions[pages.address] = PinnedRegion(pages.address, size, flags, pages, context)
-                self._order_shared()
+                self._add(PinnedRegion(pages.address, size, flags, pages, context))
         finally:
             with self._changing:
                 self._pending_bytes -= charged
         return pages.address
 
-    def _order_shared(self) -> None:
-        self._changes += 1
-        ordered_changes = 0
-        while ordered_changes != self._changes:
-            ordered_changes = self._changes
-            shared = [region for region in tuple(self._regions.values()) if region.pages is not None]
-            shared.sort(key=lambda region: region.address)
-            self._shared = tuple(region.address for region in shared), tuple(shared)
+    def _add(self, region: PinnedRegion) -> None:
+        self._regions[region.address] = region
+        self._order(region.address, region)
+
+    def _remove(self, address: int) -> None:
+        del self._regions[address]
+        self._order(address)
+
+    def _order(self, address: int, *added: PinnedRegion) -> None:
+        """Replace the region that starts at an address, if there is one, by those ``added`` in `_ordered`."""
+        after = None
+        while self._ordered is not after:
+            before = starts, regions = self._ordered
+            first, end = bisect_left(starts, address), bisect_right(starts, address)
+            added_starts = tuple(region.address for region in added)
+            after = starts[:first] + added_starts + starts[end:], regions[:first] + added + regions[end:]
+            # A finalizer may have freed a region meanwhile, but none runs within this line.
+            self._ordered = after if self._ordered is before else self._ordered
 
     def free(self, address: int) -> None:
         """Free the allocation that starts at ``address``; raise INVALID_VALUE. Address 0 has no effect."""
@@ -228,11 +235,10 @@ class Pinned:
         peer_access.wait_for_peers(self._pages_at(address).device)  # before any change, because it can be interrupted
         with self._changing:
             pages = self._pages_at(address)
-            del self._regions[address]
-            self._order_shared()
+            self._remove(address)
         pages.close()
 
-    def free_after_reset(self, context: Context) -> None:
+    def free_allocations(self, context: Context) -> None:
         """Free the memory that was allocated in a context; registered memory stays."""
         for region in tuple(self._regions.values()):
             if region.context is context and region.pages is not None:
@@ -251,12 +257,8 @@ class Pinned:
         ``address`` and ``count``: the host's side of a copy, in bytes. Raise INVALID_VALUE if it begins in
         page-locked memory but does not end in the same allocation. Called for every copy, without a lock.
         """
-        starts, regions = self._shared
-        at = bisect_right(starts, address) - 1
-        if at < 0:
-            return False
-        region = regions[at]
-        if region.pages is None or address >= region.address + region.size:
+        region = self.region_at(address)
+        if region is None or region.pages is None:
             return False
         if address + count > region.address + region.size:
             raise invalid_value(
@@ -290,7 +292,7 @@ class Pinned:
                         f"the {registered.size} bytes at {registered.address:#x} are page-locked already",
                     )
             self._check_bound(_whole_pages(address, size)[1], bounded)
-            self._regions[address] = PinnedRegion(address, size, flags, None, context)
+            self._add(PinnedRegion(address, size, flags, None, context))
 
     def device_address(self, context: Context, address: int) -> int:
         """Return the address at which kernels of a context's device access page-locked memory; raise CudaError."""
@@ -381,7 +383,7 @@ class Pinned:
                     Result.ERROR_HOST_MEMORY_NOT_REGISTERED,
                     f"{address:#x} was not passed to cuMemHostRegister",
                 )
-            del self._regions[address]
+            self._remove(address)
             mapped = self._mapped.pop(address, None)
         if mapped is not None:
             if region.context is not None:
@@ -393,18 +395,16 @@ class Pinned:
 
     def holds(self, address: int) -> bool:
         """Return whether kernels access page-locked memory at an address."""
-        starts, regions = self._shared
-        at = bisect_right(starts, address) - 1
-        if at >= 0 and address < starts[at] + regions[at].size:
+        region = self.region_at(address)
+        if region is not None and region.pages is not None:
             return True
         return bool(self._mapped) and self.addresses_of(address)[1] == address
 
     def region_at(self, address: int) -> PinnedRegion | None:
         """Return the region that contains an address, or None."""
-        for region in tuple(self._regions.values()):
-            if region.address <= address < region.address + region.size:
-                return region
-        return None
+        starts, regions = self._ordered
+        at = bisect_right(starts, address) - 1
+        return regions[at] if at >= 0 and address < starts[at] + regions[at].size else None
 
     def _check_bound(self, requested: int, bounded: bool) -> None:
         if not bounded:
@@ -444,7 +444,7 @@ def _whole_pages(address: int, size: int) -> tuple[int, int]:
 
 
 pinned: Final = Pinned()
-when_reset.append(pinned.free_after_reset)
+when_closed.append(pinned.free_allocations)
 os.register_at_fork(
     before=pinned.prepare_fork,
     after_in_parent=partial(pinned.finish_fork, False),

@@ -15,13 +15,13 @@ CHANNELS: Final = struct.Struct("=4ii")
 """cudaChannelFormatDesc: the number of bits in each channel, and the kind of value."""
 _EXTENT: Final = struct.Struct("=3Q")
 _INVALID_CHANNELS: Final = 20
-"""cudaErrorInvalidChannelDescriptor, which only the runtime has"""
+"""cudaErrorInvalidChannelDescriptor, which only the runtime has."""
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
 """Values of cudaChannelFormatKind."""
 _FIRST_NORMALIZED: Final = 5
-"""cudaChannelFormatKindUnsignedNormalized8X1; the next kinds are in the order of the driver's formats"""
+"""cudaChannelFormatKindUnsignedNormalized8X1; the next kinds are in the order of the driver's formats."""
 _PACKED: Final = CHANNELS.pack(10, 10, 10, 2, 31)
-"""The cudaChannelFormatDesc of PACKED: cudaChannelFormatKindUnsignedNormalized1010102"""
+"""The cudaChannelFormatDesc of PACKED: cudaChannelFormatKindUnsignedNormalized1010102."""
 _FORMATS: Final[dict[tuple[int, int], int]] = {
     (_UNSIGNED, 8): 0x01, (_UNSIGNED, 16): 0x02, (_UNSIGNED, 32): 0x03,
     (_SIGNED, 8): 0x08, (_SIGNED, 16): 0x09, (_SIGNED, 32): 0x0A,
@@ -104,14 +104,14 @@ def channels(handle: int) -> bytes:
 
 _RESOURCE: Final = struct.Struct("=i4xQ")
 _LINEAR: Final = struct.Struct("=i4xQ20s4x3Q")
-"""cudaResourceDesc: its type, then a handle, or an address with channels and sizes"""
+"""cudaResourceDesc: its type, then a handle, or an address with channels and sizes."""
 _TEXTURE: Final = struct.Struct("=3i3i4IiIi3f2i")
 """The layout of a cudaTextureDesc."""
 _VIEW_BYTES: Final = 48
 """The size of a cudaResourceViewDesc, with which the driver's begins; in newer versions zeros follow."""
 _RESERVED: Final = bytes(64)
 _TRILINEAR, _SEAMLESS = 0x20, 0x40
-"""CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION, CU_TRSF_SEAMLESS_CUBEMAP"""
+"""CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION, CU_TRSF_SEAMLESS_CUBEMAP."""
 
 
 def _resource(place: int) -> bytes:

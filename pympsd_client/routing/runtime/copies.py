@@ -11,7 +11,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd_client._api.memory.arrays import address_at
-from pympsd_client._api.memory.copies import copy_on_host, is_the_programs_too, refuse_in_capture
+from pympsd_client._api.memory.copies import copy_on_host, is_devices_only, refuse_in_capture
 from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import check_not_null
@@ -23,14 +23,14 @@ from pympsd_client.routing.runtime.memory import is_device
 
 _BY_KIND: Final = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True)}
 """Whether (destination, source) are device memory, for each cudaMemcpyKind."""
-_DEFAULT: Final = 4
+_HOST_TO_HOST, _DEFAULT = 0, 4
 TO_DEVICE: Final = (1, 3, _DEFAULT)
 FROM_DEVICE: Final = (2, 3, _DEFAULT)
 """The cudaMemcpyKinds of copies to and from an array or a variable."""
 _INVALID_DIRECTION: Final = 21
-"""cudaErrorInvalidMemcpyDirection, which only the runtime has"""
+"""cudaErrorInvalidMemcpyDirection, which only the runtime has."""
 _INVALID_PITCH: Final = 12
-"""cudaErrorInvalidPitchValue, which only the runtime has"""
+"""cudaErrorInvalidPitchValue, which only the runtime has."""
 _HOST, _DEVICE, _ARRAY = 1, 2, 3
 """Values of CUmemorytype."""
 
@@ -67,13 +67,13 @@ def _side_fields(name: str) -> tuple[tuple[str, Any], ...]:
 
 
 class _Parameters(ctypes.Structure):
-    """cudaMemcpy3DParms"""
+    """cudaMemcpy3DParms."""
 
     _fields_ = (*_side_fields("src"), *_side_fields("dst"), ("extent", ctypes.c_size_t * 3), ("kind", ctypes.c_int))
 
 
 class _PeerParameters(ctypes.Structure):
-    """cudaMemcpy3DPeerParms"""
+    """cudaMemcpy3DPeerParms."""
 
     _fields_ = (
         *_side_fields("src"),
@@ -301,10 +301,6 @@ def _sides(destination: int, source: int, kind: int) -> tuple[bool, bool]:
     if kind == _DEFAULT:
         return is_device(destination), is_device(source)
     check_kind(kind)
-    to_device, from_device = _BY_KIND[kind]
-    return to_device or _is_devices_only(destination), from_device or _is_devices_only(source)
-
-
-def _is_devices_only(address: int) -> bool:
-    """Return whether devices can access an address, and the program cannot."""
-    return is_device(address) and not is_the_programs_too(address)
+    if kind != _HOST_TO_HOST:
+        return _BY_KIND[kind]
+    return is_devices_only(destination), is_devices_only(source)

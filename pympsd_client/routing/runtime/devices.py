@@ -27,7 +27,7 @@ class _Thread(threading.local):
 
 
 _MAP_HOST: Final = 8
-"""cudaDeviceMapHost"""
+"""cudaDeviceMapHost."""
 _this_thread: Final = _Thread()
 _retained: Final[set[int]] = set()
 """The devices whose primary contexts the runtime has retained."""
@@ -50,7 +50,7 @@ def _current_device() -> int:
 
 def _use(device: int) -> None:
     if process.connection is None:
-        process.initialize(0)
+        api.cuInit(0)
     primary = process.primary(device)
     if device not in _retained or primary.context is None or not primary.context.active:
         _retain(device)
@@ -77,13 +77,13 @@ def _retain(device: int) -> None:
 
 def current() -> int:
     """Return the device of the current context; without one, the device that this thread has chosen (initially 0)."""
-    process.initialize(0)
+    api.cuInit(0)
     return this_thread.stack[-1].device.number if this_thread.stack else _current_device()
 
 
 def set_current(device: int) -> None:
     """Choose a device for this thread, and make its primary context current; raise INVALID_DEVICE."""
-    process.initialize(0)
+    api.cuInit(0)
     process.device(device)
     _use(device)
     _this_thread.device = device
@@ -91,7 +91,7 @@ def set_current(device: int) -> None:
 
 def initialize(device: int, device_flags: int, flags: int) -> None:
     """Open the primary context of a device without making it current; raise INVALID_DEVICE."""
-    process.initialize(0)
+    api.cuInit(0)
     if flags:
         api.cuDevicePrimaryCtxSetFlags(device, device_flags)
     process.device(device)
@@ -101,7 +101,7 @@ def initialize(device: int, device_flags: int, flags: int) -> None:
 
 def reset() -> None:
     """Free everything of this process on this thread's device."""
-    process.initialize(0)
+    api.cuInit(0)
     device = current()
     _retained.discard(device)
     api.cuDevicePrimaryCtxReset(device)
@@ -109,20 +109,20 @@ def reset() -> None:
 
 def flags() -> int:
     """Return the flags of this thread's device, always with cudaDeviceMapHost (recorded on an H200)."""
-    process.initialize(0)
+    api.cuInit(0)
     value, _ = api.cuDevicePrimaryCtxGetState(current())
     return int(value) | _MAP_HOST
 
 
 def set_flags(flags: int) -> None:
     """Set the flags of this thread's device."""
-    process.initialize(0)
+    api.cuInit(0)
     api.cuDevicePrimaryCtxSetFlags(current(), flags)
 
 
 def properties(place: int, device: int, layout: Layout = OF_BINDINGS) -> None:
     """Write the cudaDeviceProp of a device to an address; raise INVALID_DEVICE."""
-    process.initialize(0)
+    api.cuInit(0)
     write(place, process.device(device), layout)
 
 
@@ -131,7 +131,7 @@ def set_valid(place: int, count: int) -> None:
 
     Raise INVALID_DEVICE, INVALID_VALUE.
     """
-    process.initialize(0)
+    api.cuInit(0)
     if count:
         check_not_null("the array of devices", place)
         check_count(count, "the array of devices")
@@ -143,7 +143,7 @@ def set_valid(place: int, count: int) -> None:
 
 def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
     """Return the device that meets most requirements in a cudaDeviceProp."""
-    process.initialize(0)
+    api.cuInit(0)
     minimums = read_requirements(place, layout)
 
     def score(device: VisibleDevice) -> int:
@@ -160,7 +160,7 @@ def max_texture_width(channels: int, device: int) -> int:
 
     Raise INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR.
     """
-    process.initialize(0)
+    api.cuInit(0)
     check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(ctypes.string_at(channels, CHANNELS.size))
     return int(api.cuDeviceGetTexture1DLinearMaxWidth(format, count, device))

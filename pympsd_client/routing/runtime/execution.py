@@ -21,9 +21,9 @@ from pympsd_client.routing.runtime.devices import initialize
 from pympsd_client.routing.runtime.symbols import kernel_at
 
 _DEFAULT_STREAM: int = 1
-"""CU_GREEN_CTX_DEFAULT_STREAM"""
+"""CU_GREEN_CTX_DEFAULT_STREAM."""
 _CONFIG: Final = struct.Struct("=6IQQQI")
-"""cudaLaunchConfig_t: grid, block, dynamic shared memory, stream, attributes, their number"""
+"""cudaLaunchConfig_t: grid, block, dynamic shared memory, stream, attributes, their number."""
 _DRIVER_CONFIG: Final = struct.Struct("=7I4xQQI4x")
 """The layout of a CUlaunchConfig."""
 

@@ -22,7 +22,7 @@ _DRIVER_KERNEL_BYTES: Final = 72
 _KERNEL, _COPY = 0, 1
 """The cudaGraphNodeTypes whose descriptions differ from the driver's."""
 _COPY_HEAD_BYTES: Final = 16
-"""The size of the fields before the description of the copy in cudaMemcpyNodeParams and the driver's structure."""
+"""The bytes before the description of the copy, in cudaMemcpyNodeParams and in the driver's structure."""
 
 
 def _kernel(parameters: int, size: int) -> Any:

@@ -21,7 +21,7 @@ _ATTRIBUTES: Final = struct.Struct("=iiQQ")
 _MEMORY_TYPE, _DEVICE_POINTER, _HOST_POINTER, _IS_MANAGED, _DEVICE = 2, 3, 4, 8, 9
 """Values of CUpointer_attribute."""
 _UNREGISTERED, _MANAGED = 0, 3
-"""cudaMemoryType; 1 is host memory and 2 device memory, as in CUmemorytype"""
+"""cudaMemoryType; 1 is host memory and 2 device memory, as in CUmemorytype."""
 
 
 def is_device(address: int) -> bool:

@@ -156,7 +156,11 @@ class Layout(NamedTuple):
 
 
 def _structure(name: str, words: str, version: int = 0) -> Any:
-    """Return a structure with those fields in a text that a major version of CUDA has."""
+    """Return the structure with the fields that a major version of CUDA has.
+
+    A word is ``NAME[COUNT]``, after ``VERSION:`` if only that version has the field. A field is an int, with ``+``
+    after its name a size_t, with ``!`` bytes.
+    """
     fields: list[tuple[str, Any]] = []
     for word in words.split():
         only, _, field = word.rpartition(":")

@@ -49,9 +49,9 @@ from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.copies import FROM_DEVICE, TO_DEVICE, check_kind, copy
 
 _INVALID_SYMBOL: Final = 13
-"""cudaErrorInvalidSymbol, which only the runtime has"""
+"""cudaErrorInvalidSymbol, which only the runtime has."""
 _INVALID_FUNCTION: Final = 98
-"""cudaErrorInvalidDeviceFunction, which only the runtime has"""
+"""cudaErrorInvalidDeviceFunction, which only the runtime has."""
 _KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
 _LINKED: Final = 2
 """The version of a wrapper that also has an array of linked fat binaries."""
@@ -62,9 +62,9 @@ _LAUNCHES: Final = (
     "the host"
 )
 _PTX: Final = 1
-"""CU_JIT_INPUT_PTX"""
+"""CU_JIT_INPUT_PTX."""
 _WRAPPER: Final = struct.Struct("=iiQQ")
-"""__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, of linked ones"""
+"""__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, of linked ones."""
 _NO_PTX: Final = (
     "the program contains no PTX that this device can run ({reason}); compile it with nvcc -gencode "
     "arch=compute_90,code=compute_90 (and -cudart shared)"
@@ -80,7 +80,7 @@ _OF_IMAGES: Final = (
 
 
 class _Registration(ctypes.Structure):
-    """The beginning of a Registration of native/src/cudart/runtime.h"""
+    """The beginning of a Registration of native/src/cudart/runtime.h."""
 
     _fields_ = (
         ("host", ctypes.c_void_p),

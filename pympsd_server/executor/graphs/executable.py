@@ -18,8 +18,8 @@ C's.
 
 **Invariants.** Launches of one executable graph run one after the other (`done`), as CUDA requires. If an item is
 refused, later items are not queued, but the stream still waits for the queued ones. Handles of modules are checked
-again at each launch, because a module may have been unloaded. The graph's streams are counted (`StreamBudget`), and
-destroyed with the graph when their work is done.
+again at each launch, because a module may have been unloaded. The graph's streams and memory are counted
+(`GraphBudget`), and its streams are destroyed with the graph when their work is done.
 
 Each host function is answered separately; the client sends the requests, with the functions' numbers, before the
 launch. Bodies of conditional nodes are executable graphs too, which `conditional` queues when the condition's value
@@ -37,7 +37,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
 from pympsd_server.backends.interface import BackendError, Condition, Context, Event, Status, Stream
 from pympsd_server.executor.graphs.conditional import Choice
-from pympsd_server.executor.graphs.streams import OwnStreams, StreamBudget
+from pympsd_server.executor.graphs.streams import ITEM_BYTES, GraphBudget, OwnStreams
 
 MAX_SLOTS: Final = 16
 """The maximum number of slots; more branches than this share slots and run one after the other."""
@@ -144,10 +144,16 @@ class ExecutableGraph:
     """The host functions of the next launch, by number."""
 
     @classmethod
-    def make(cls, context: Context, steps: Sequence[GraphStep], budget: StreamBudget) -> ExecutableGraph:
-        """Return the executable graph of steps. Raise BackendError if the device has no memory for its streams."""
+    def make(
+        cls, context: Context, steps: Sequence[GraphStep], budget: GraphBudget, record_bytes: int = 0
+    ) -> ExecutableGraph:
+        """Return the executable graph of steps, whose records have ``record_bytes`` bytes together.
+
+        Raise BackendError if the client has too many graphs, or the device has no memory for their streams.
+        """
         own = OwnStreams(context, budget)
         try:
+            own.take_memory(record_bytes)
             return cls._build(context, steps, own, None)
         except BaseException:
             own.destroy()
@@ -161,6 +167,7 @@ class ExecutableGraph:
 
         ``stream``: a body's stream, which is the first of the streams in ``own``.
         """
+        own.take_memory((1 + len(steps)) * ITEM_BYTES)
         assignments = assign_slots([step.dependencies for step in steps])
         graph = cls([], assignments, context, own, stream)
         graph._done = context.create_event(False)

@@ -1,7 +1,9 @@
-"""The executable graphs' own streams: created when they are first used, counted, and shared by bodies.
+"""The streams and the memory that executable graphs take.
 
-A stream takes a backend's memory, and a client cannot see the streams of its graphs. So these streams are limited for
-each client (`StreamBudget`, MAX_CLIENT_STREAMS), and created only when a node needs one (`OwnStreams.get_or_create`).
+Graphs take the memory of an executor that other clients use, too, so it is limited for each client (`GraphBudget`,
+MAX_CLIENT_BYTES). A stream takes a backend's memory, and a client cannot see the streams of its graphs. So these
+streams are limited as well (MAX_CLIENT_STREAMS), and created only when a node needs one (`OwnStreams.get_or_create`).
+
 The bodies of conditional nodes in one slot run one after another, so all of them share the same streams
 (`OwnStreams.find_inside`).
 
@@ -22,46 +24,71 @@ from pympsd_server.backends.interface import BackendError, Context, Stream
 MAX_CLIENT_STREAMS: Final = 4096
 """The maximum number of streams of all executable graphs of a client together."""
 
+MAX_CLIENT_BYTES: Final = 1 << 30
+"""The maximum estimated memory, in bytes, of all executable graphs of a client together, without their streams."""
+ITEM_BYTES: Final = 1000
+"""The estimated memory of an item or of a body, without the item's record, in bytes."""
+
 
 @define(eq=False)
-class StreamBudget:
-    """Counts the streams of a client's graphs.
+class GraphBudget:
+    """Counts the streams and the memory of a client's graphs.
 
     The client's worker uses it, and the thread that ends the graphs' work.
     """
 
-    _limit: int = MAX_CLIENT_STREAMS
+    _max_streams: int = MAX_CLIENT_STREAMS
+    _max_bytes: int = MAX_CLIENT_BYTES
     _lock: Lock = field(factory=Lock, init=False)
     _used: int = field(default=0, init=False)
+    _used_bytes: int = field(default=0, init=False)
 
     def take(self) -> None:
         """Count one more stream. Raise BackendError with OUT_OF_MEMORY above the limit."""
         with self._lock:
-            if self._used == self._limit:
+            if self._used == self._max_streams:
                 reason = (
-                    f"the branches and bodies of this process' executable graphs have {self._limit} streams, as many "
-                    "as are allowed; destroy executable graphs"
+                    f"the branches and bodies of this process' executable graphs have {self._max_streams} streams, "
+                    "as many as are allowed; destroy executable graphs"
                 )
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._used += 1
 
-    def give(self, count: int) -> None:
-        """Count ``count`` streams less."""
+    def take_memory(self, count: int) -> None:
+        """Count ``count`` more bytes. Raise BackendError with OUT_OF_MEMORY above the limit."""
         with self._lock:
-            self._used -= count
+            if count > self._max_bytes - self._used_bytes:
+                reason = (
+                    f"the executable graphs of this process take {self._used_bytes >> 20} MiB, and this one "
+                    f"{count} bytes, of at most {self._max_bytes >> 20} MiB; destroy executable graphs"
+                )
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+            self._used_bytes += count
+
+    def give(self, streams: int, nbytes: int = 0) -> None:
+        """Count as many streams and bytes less."""
+        with self._lock:
+            self._used -= streams
+            self._used_bytes -= nbytes
 
 
 @define(eq=False)
 class OwnStreams:
-    """The own streams of a graph, created when first used.
+    """The own streams of a graph, created when first used, and the memory that the graph takes.
 
     Bodies of conditional nodes in one slot run one after the other, so they share their streams.
     """
 
     _context: Context
-    _budget: StreamBudget
+    _budget: GraphBudget
+    _nbytes: int = field(default=0, init=False)
     _streams: list[Stream] = field(factory=list, init=False)
     _inside: dict[int, OwnStreams] = field(factory=dict, init=False)
+
+    def take_memory(self, count: int) -> None:
+        """Count the memory of the graph, in bytes. Raise BackendError if the client's limit is reached."""
+        self._budget.take_memory(count)
+        self._nbytes += count
 
     def get_or_create(self, index: int) -> Stream:
         """Return a stream. Raise BackendError if the limit of streams is reached or no memory is left."""
@@ -87,8 +114,8 @@ class OwnStreams:
         self.release()
 
     def release(self) -> None:
-        """Stop counting the streams, because they or their context are destroyed."""
+        """Stop counting the streams and the memory, because they or their context are destroyed."""
         for inner in self._inside.values():
             inner.release()
-        self._budget.give(len(self._streams))
-        self._streams, self._inside = [], {}
+        self._budget.give(len(self._streams), self._nbytes)
+        self._streams, self._inside, self._nbytes = [], {}, 0

@@ -32,15 +32,15 @@ def instantiation(prepare: Prepare) -> Callable[[Request, int], OperationAnswer]
 
     def instantiate(request: Request, handle: int) -> OperationAnswer:
         try:
-            items = graph_items.decode(request.context.images.take(handle))
+            data = request.context.images.take(handle)
+            items = graph_items.decode(data)
         except graph_items.TooLarge as error:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, f"the graph is too large: {error}") from None
         except RemoteError as error:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"not an executable graph: {error}") from None
         steps = _steps(request, items, prepare)
-        return OperationAnswer(
-            created=ExecutableGraph.make(request.context.backend, steps, request.resources.graph_streams)
-        )
+        context, budget = request.context.backend, request.resources.graph_budget
+        return OperationAnswer(created=ExecutableGraph.make(context, steps, budget, len(data)))
 
     return instantiate
 

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError, Completion, Event, Status
-from pympsd_server.executor.graphs.streams import StreamBudget
+from pympsd_server.executor.graphs.streams import GraphBudget
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedPieces
 from pympsd_server.executor.requests.answers import AnswerWriter
@@ -88,7 +88,7 @@ class ClientResources:
     staging: memoryview
     """The memory for bulk data that the client shares with the executor."""
     pinned: PinnedPieces
-    graph_streams: StreamBudget
+    graph_budget: GraphBudget
     contexts: Mapping[int, ClientContext]
     """The client's contexts by the owner's ids, which records contain."""
     shared_events: SharedEvents

@@ -9,7 +9,8 @@
  * of each stream are bounded (docs/decisions/004-what-the-gpu-decided.md). */
 enum { LAUNCHES_AN_EVENT = 128, PARAMETER_BYTES = 1 << 15, SUCCESS = 0, NOT_READY = 600 };
 
-/* The most forced launches since the last event. The driver queues 1,024 and then blocks the worker in the call. */
+/* The maximum number of forced launches since the last event. The driver queues 1,024 and then blocks the worker in the
+ * call. */
 enum { MAX_FORCED_LAUNCHES = 384 };
 
 /* CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE of cuda.h. */

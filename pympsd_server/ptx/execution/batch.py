@@ -19,7 +19,8 @@ threads to the blocks that its plan determines (lowering/block_plans.py):
   is parked until its partners come. If no group can run, lanes that wait for each other at different blocks are
   released.
 - *Spinning.* A loop that waits for a flag could run forever as the lowest block. So each step adds the plan's weight
-  to a counter; when this exceeds `Batch.steps_before_burst`, another group runs for a burst of steps.
+  to a counter; when this exceeds _STEPS_BEFORE_BURST, another group runs for a burst of steps. For the first
+  `Batch.steps_together` steps it has no lanes that would run ahead of others of their warp.
 
 Invariants: every living thread of the batch is in exactly one place: in a group that can run, parked, or at a
 barrier. A step runs one block for one group and then checks the deadline and the cancel flag, so a kernel that never
@@ -94,6 +95,7 @@ class Batch:
         self._state = BatchState(
             module.space,
             module.multiprocessors,
+            module.resident_warps,
             module.facilities,
             setup,
             kernel.translation.shared_bytes,
@@ -111,8 +113,9 @@ class Batch:
         self._released: dict[int, Array] = {}
         self._impatience = 0
         self._burst, self._favoured = 0, -1
-        self.steps_before_burst = _STEPS_BEFORE_BURST
-        """The steps before the first burst. After bursts another tier can seldom take the batch over."""
+        self.steps_together = 0
+        """The steps for which lanes of a warp do not run ahead of others, so that another tier can take the batch
+        over."""
         self._running = self._state.all
         self.steps = 0
         self.exits: ExitsOfBatch | None = None
@@ -208,12 +211,16 @@ class Batch:
             if joined is None:
                 return
             group = joined
-        if plan.joins and self._run and at > min(self._run):
+        if (plan.joins or self.steps_together > 0) and self._run and at > min(self._run):
             # In a burst, other lanes of a warp may still come here from a lower block.
-            ready = have_all_arrived(self._state, group.threads, _ALL_LANES)
+            if plan.joins:
+                ready = have_all_arrived(self._state, group.threads, _ALL_LANES)
+            else:
+                ready = ~self._are_ahead(at, group.threads)
             if not ready.all():
                 self._run[at] = [group.select(~ready)]
                 if not ready.any():
+                    self._burst = 0
                     return
                 group = group.select(ready)
         if plan.in_turn and plan.meeting is None and group.threads.count > _IN_TURN:
@@ -301,14 +308,25 @@ class Batch:
             if self._favoured in run:
                 return self._favoured
             self._burst = 0
-        if self._impatience >= self.steps_before_burst:
-            self._impatience, self.steps_before_burst = 0, _STEPS_BEFORE_BURST
+        if self._impatience >= _STEPS_BEFORE_BURST:
+            self.steps_together -= self._impatience
+            self._impatience = 0
             self._release_across()
             waiting = sorted(run)
             self._favoured = next((pc for pc in waiting if pc > self._favoured), waiting[0])
             self._burst = _BURST
             return self._favoured
         return min(run)
+
+    def _are_ahead(self, at: int, threads: Threads) -> Array:
+        """Return whether other lanes of each thread's warp can run at a lower block."""
+        has_lanes = np.zeros(self._state.warps, np.bool_)
+        for block, parts in self._run.items():
+            if block < at:
+                for group in parts:
+                    has_lanes[group.threads.pick(self._state.warp)] = True
+        are_ahead: Array = has_lanes[threads.pick(self._state.warp)]
+        return are_ahead
 
     # Lanes of a warp that must meet.
 
@@ -369,7 +387,11 @@ class Batch:
         if self._has_waiting() and self._open_barriers():
             return
         if not self._release_across():
-            raise LaunchFailed("deadlock: all threads wait for each other at barriers")
+            waiting = [group.threads for parts in self._parked.values() for group in parts]
+            waiting += [] if self._barriers is None else [entry.threads for entry in self._barriers.waiting]
+            self._running = min(waiting, key=lambda threads: int(threads.indices().min()))
+            first = int(self._running.indices().argmin())
+            raise LaunchFailed("deadlock: all threads wait for each other at barriers", position=first)
 
     # Barriers of a CTA.
 

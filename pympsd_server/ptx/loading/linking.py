@@ -27,12 +27,20 @@ class LoadedModule:
     """A program whose variables are in `space`. Raises OutOfMemory if they do not fit."""
 
     def __init__(
-        self, program: Program, space: AddressSpace, multiprocessors: int = 1, facilities: Facilities | None = None
+        self,
+        program: Program,
+        space: AddressSpace,
+        multiprocessors: int = 1,
+        facilities: Facilities | None = None,
+        resident_warps: int = 64,
     ) -> None:
-        """`multiprocessors` is the value of %nsmid; `facilities` are the context's, which its kernels share."""
+        """`multiprocessors` and `resident_warps` are the values of %nsmid and %nwarpid.
+
+        `facilities` are the context's, which its kernels share.
+        """
         self.program = program
         self.space = space
-        self.multiprocessors = multiprocessors
+        self.multiprocessors, self.resident_warps = multiprocessors, resident_warps
         self.facilities = facilities or Facilities(DeviceHeap(space.allocate))
         self._addresses: dict[str, int] = {}
         self._allocations: list[int] = []

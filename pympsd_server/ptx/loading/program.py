@@ -92,7 +92,7 @@ class Kernel:
 class Kernels(Mapping[str, Kernel]):
     """The kernels of a module by name, in the order of the image.
 
-    Looking a kernel up translates it at the first time, and may raise InvalidPtx.
+    A kernel is translated when it is first looked up, which may raise InvalidPtx.
     """
 
     _table: FunctionTable

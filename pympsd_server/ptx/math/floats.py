@@ -219,13 +219,13 @@ def rectify(value: Value) -> Value:
 
 
 def _replace_nan(result: Value, a: Value, b: Value) -> Value:
-    """Return a minimum or maximum, where one operand is NaN the other. NumPy gives NaN for a signaling NaN."""
+    """Return a minimum or maximum; if one operand is NaN, the other one. NumPy returns NaN for a signaling NaN."""
     is_nan = np.isnan(result)
     return select(is_nan, select(np.isnan(a), b, a), result) if is_nan.any() else result
 
 
 def float_min(a: Value, b: Value) -> Value:
-    """min: return the smaller operand, or if one is NaN the other; -0 is less than +0."""
+    """min: return the smaller operand; if one is NaN, the other one. -0 is less than +0."""
     result = np.fmin(a, b)
     zeros = (a == 0) & (b == 0)
     result = select(zeros, select(np.signbit(a), a, b), result) if zeros.any() else result
@@ -233,7 +233,7 @@ def float_min(a: Value, b: Value) -> Value:
 
 
 def float_max(a: Value, b: Value) -> Value:
-    """max: return the greater operand, or if one is NaN the other; +0 is greater than -0."""
+    """max: return the greater operand; if one is NaN, the other one. +0 is greater than -0."""
     result = np.fmax(a, b)
     zeros = (a == 0) & (b == 0)
     result = select(zeros, select(np.signbit(a), b, a), result) if zeros.any() else result

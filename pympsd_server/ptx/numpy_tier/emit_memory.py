@@ -51,7 +51,7 @@ def _vector(writer: Writer, operation: Operation, value: Argument) -> tuple[Argu
 def _split_address(writer: Writer, operation: Operation, memory: Argument, space: str) -> tuple[str, int]:
     """Return (base, constant offset) of a memory operand. In global and generic addresses, the base has 64 bits.
 
-    A register of 32 bits is extended by zeros (PTX ISA), or in .const memory counts from the module's constants.
+    A register of 32 bits is extended by zeros (PTX ISA). With .const it has the lower half of a constant's address.
     """
     base, offset = writer.split_address(memory)
     register = memory.base if isinstance(memory, Memory) else None

@@ -98,6 +98,8 @@ class BatchState:
 
     space: AddressSpace
     multiprocessors: int
+    resident_warps: int
+    """The maximum number of warps on a multiprocessor."""
     facilities: Facilities
     setup: LaunchSetup
     static_shared: int

@@ -89,7 +89,7 @@ def _constant(state: BatchState, name: str) -> int:
     """Return the value of a special register that is constant during a launch; 1 for any other register."""
     match name:
         case "nwarpid":
-            return -(-state.threads_per_block // WARP)
+            return state.resident_warps
         case "nsmid":
             return int(state.multiprocessors)
         case "dynamic_smem_size":

@@ -179,8 +179,8 @@ def _sample_level(
 
 
 def _element(state: BatchState, texture: TextureObject, place: _Place, index: list[Array]) -> Array:
-    """Return the elements at ``index`` in the level of a place. Outside of it, modes other than BORDER map the index
-    to an element.
+    """Return the elements at ``index`` in the level of a place. Modes other than BORDER map an index outside of the
+    level to an element.
     """
     inside: Array | None = None
     indices = []

@@ -39,7 +39,7 @@ as long, up to LAST_PAUSE.
 """
 LAST_PAUSE: Final = 0.1
 LOGGED_PAUSE: Final = 1.6
-"""The pause in seconds, instead of LAST_PAUSE, between questions that a server with clients logs."""
+"""The longest pause in seconds, instead of LAST_PAUSE, if the server has clients: it then logs each question."""
 
 _FULL: Final = re.compile(re.escape(str(SERVER_LINES["connection_limit"].r580)).replace(r"\{most\}", r"(\d{1,6})"))
 """The line that the server logs when a device has no connection left for a client."""
@@ -75,7 +75,7 @@ class DriverServerSession:
     """The event that is set when the running refresh has all its answers; None if no refresh runs."""
     _requested_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
-    """Whether the server has answered a question with the statement that it ends."""
+    """Whether the server has answered a question by reporting that it is ending."""
     _wanted: trio.Event = field(factory=trio.Event, init=False)
     """The event that is set while a client or user waits for the server to end."""
     _changed: trio.Event = field(factory=trio.Event, init=False)

@@ -18,9 +18,11 @@ from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
 
 MAX_SHARED_BYTES: Final = 512 << 20
-"""The most bytes of exited clients' shared memory that stay registered; above it, no other memory is registered."""
+"""The maximum size in bytes of exited clients' shared memory that stays registered; above it, no other memory is
+registered."""
 MAX_MODULE_BYTES: Final = 64 << 20
-"""The most bytes of unloaded modules that no client is charged for; above it, modules stay charged until released."""
+"""The maximum size in bytes of unloaded modules that no client is charged for; above it, modules stay charged until
+they are released."""
 
 
 @define(eq=False)

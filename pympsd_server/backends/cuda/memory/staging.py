@@ -28,10 +28,10 @@ DIRECT_BYTES: Final = 256 << 10
 """The size in bytes above which copies go directly from and to memory that can be registered."""
 _AREA_BYTES: Final = 16 << 20
 _MAX_SLOT_BYTES: Final = 512 << 20
-"""The most bytes of memory for the slots of unfinished copies; a copy that needs more fails with OUT_OF_MEMORY."""
+"""The maximum number of bytes in the slots of unfinished copies. A copy that needs more fails with OUT_OF_MEMORY."""
 _MAX_CLIENT_BYTES: Final = 32 << 20
-"""The most bytes of one client's slots. A client that follows the protocol uses at most its 16 MiB of shared memory,
-and as much again for a context that it has destroyed."""
+"""The maximum number of bytes in one client's slots. A client that follows the protocol uses at most its 16 MiB of
+shared memory, and as much again for a context that it has destroyed."""
 _POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE. Linux before 5.14 lacks it; there the driver makes the pages while it pins them."""
 _madvise = ctypes.CDLL(None, use_errno=True).madvise

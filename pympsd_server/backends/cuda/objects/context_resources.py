@@ -19,7 +19,7 @@ from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.interface import BackendError, Completion, Status
 
 MAX_ALLOCATIONS: Final = 1 << 18
-"""The most allocations of one context; even a small one costs the executor a few hundred bytes."""
+"""The maximum number of allocations of one context; even a small one costs the executor a few hundred bytes."""
 
 
 @define(eq=False)

@@ -31,7 +31,7 @@ _FUNCTION: Final = 2
 _DATA: Final = (b".nv.global", b".nv.constant3")
 """The beginnings of the names of sections that contain variables."""
 _MAX_READS: Final = 2
-"""The most bytes to read from a file, as a multiple of its size.
+"""The maximum number of bytes to read from a file, as a multiple of its size.
 
 The file may need more than one reading, because names may share their ends, and code may look like a header.
 """

@@ -212,7 +212,7 @@ class CudaStream:
         self.queue.put(self, leave, on_faulted=lambda status: None)
 
     def _try_to_discard(self) -> bool:
-        """Discard the stream if its work is done; return whether it is. Do not wait for a worker with the lock."""
+        """Discard the stream if its work is done; return whether it was discarded. Do not wait for the lock."""
         lock = self.queue.lock
         if not lock.acquire(blocking=False):
             return False

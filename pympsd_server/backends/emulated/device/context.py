@@ -112,9 +112,7 @@ class EmulatedContext:
         """Load a module from PTX text, or from a fatbin that contains PTX."""
         self.check()
         program = load(image, self.properties.compute_capability, self._facilities.user)
-        module = EmulatedModule(
-            self, program, self.memory.link(program, self.properties.multiprocessors, self._facilities)
-        )
+        module = EmulatedModule(self, program, self.memory.link(program, self.properties, self._facilities))
         self.modules[module] = None
         self.trace.add("modules_loaded")
         return module

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Final
 
 from pympsd.vocabulary.device_properties import MAPPING_GRANULE, DeviceProperties
+from pympsd.vocabulary.occupancy import WARP_THREADS, multiprocessor_capacity
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import GRANULE_BYTES, round_up_to_granules
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
@@ -37,7 +38,7 @@ from pympsd_server.ptx.loading.program import Program
 from pympsd_server.ptx.runtime.facilities import Facilities
 
 MAX_ALLOCATIONS: Final = 1 << 18
-"""The most allocations of one context; even a small one costs the executor a few hundred bytes."""
+"""The maximum number of allocations of one context; even a small one costs the executor a few hundred bytes."""
 WORKSPACE_BYTES: Final = 8
 """The size in bytes of the workspace of a cooperative launch.
 
@@ -187,12 +188,14 @@ class ContextMemory:
         if status.code is Result.SUCCESS:
             self.finish_free(address)
 
-    def link(self, program: Program, multiprocessors: int, facilities: Facilities) -> LoadedModule:
+    def link(self, program: Program, properties: DeviceProperties, facilities: Facilities) -> LoadedModule:
         """Place a program's variables; raise BackendError OUT_OF_MEMORY if they do not fit."""
+        _, threads, _ = multiprocessor_capacity(properties.attributes)
+        figures = properties.multiprocessors, facilities, threads // WARP_THREADS
         with self.client.lock:
             self._check_open()
             try:
-                loaded = LoadedModule(program, self.space, multiprocessors, facilities)
+                loaded = LoadedModule(program, self.space, *figures)
             except OutOfMemory as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:

@@ -76,7 +76,7 @@ class EmulatedDevice(AccountedDevice):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The multiprocessors of each context, and the most blocks that were resident on them together."""
+        """The SMs of each context, and the maximum number of blocks that were resident on them at the same time."""
         with self._lock:
             return [context.placement.trace(context.id) for context in self._contexts]
 

@@ -27,7 +27,7 @@ from pympsd_server.backends.interface import BackendError
 from pympsd_server.ptx.loading.program import Kernels, Program, load_program
 
 _PAUSE_SECONDS: Final = 1.0
-"""The least time between two searches for garbage. All clients wait for a search, and a user at the maximum could
+"""The minimum time between two searches for garbage. All clients wait for a search, and a user at the maximum could
 cause any number of them."""
 MAX_PROGRAMS: Final = 32
 MAX_IMAGE_BYTES: Final = 1 << 20

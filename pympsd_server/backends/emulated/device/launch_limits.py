@@ -21,7 +21,7 @@ _DEFAULTS = {
 
 _ALONE = (1, 1, 1)
 MAX_CLUSTER_BLOCKS = 8
-"""The most blocks of a cluster on every device that has clusters."""
+"""The maximum number of blocks in a cluster that every device with clusters allows."""
 
 
 def attribute_of(attributes: Mapping[str, int], name: str) -> int:
@@ -30,7 +30,7 @@ def attribute_of(attributes: Mapping[str, int], name: str) -> int:
 
 
 def max_shared_bytes(attributes: Mapping[str, int]) -> int:
-    """Return the most bytes of shared memory that a block can have, including what it must opt in for."""
+    """Return the maximum shared memory of a block in bytes, including the part for which a kernel must opt in."""
     plain = attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK")
     return max(plain, attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0))
 

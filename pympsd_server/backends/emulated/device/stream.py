@@ -33,7 +33,7 @@ from pympsd_server.backends.interface import BackendError, Completion, Copy, Eve
 from pympsd_server.ptx.loading.program import Kernel
 
 _CHECKED_KEPT: Final = 256
-"""The most launch shapes of a module that are remembered as checked."""
+"""The maximum number of a module's launch shapes that are remembered as checked."""
 _OWN_THREAD_BYTES: Final = 16 << 20
 """The size in bytes of the largest transfer that the calling thread makes itself.
 

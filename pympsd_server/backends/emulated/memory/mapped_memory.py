@@ -33,9 +33,9 @@ from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 from pympsd_server.ptx.isa.faults import OutOfMemory
 
 MAX_HANDLES: Final = 1 << 18
-"""The most handles of memory that one context holds."""
+"""The maximum number of handles of memory in one context."""
 MAX_MEMORIES: Final = 4096
-"""The most pieces of memory that one client creates. An exportable piece takes a descriptor of this process."""
+"""The maximum number of pieces of memory of one client. An exportable piece takes a descriptor of this process."""
 
 
 class MappedMemory:

@@ -177,7 +177,7 @@ class PeerWindow:
     distance: Final[int]
     """The bytes from the first address of this process's window to the first of the peer's; may be negative."""
     place: Final[int]
-    """The offset of the peer's memory in the mapping of this process's window; it is mapped after that window."""
+    """The offset of the peer's memory in this process's mapping, in which it comes after the process's own window."""
     size: Final[int]
     allocatable: Final[int]
     """The number of bytes at the beginning of the peer's memory that are for allocations; 0 for host memory."""

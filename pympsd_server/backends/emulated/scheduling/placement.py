@@ -274,7 +274,7 @@ class Placement:
         self.resident -= len(resident_blocks.rows)
 
     def trace(self, context: int) -> ContextTrace:
-        """Return the context's SMs, and the most blocks that were resident on them together.
+        """Return the context's SMs, and the maximum number of blocks that were resident on them at the same time.
 
         Args:
             context: The id under which the trace lists the context.

@@ -88,7 +88,7 @@ from pympsd_server.ptx.isa.faults import (
     DeviceAssertion,
     DeviceFault,
 )
-from pympsd_server.ptx.isa.machine import GROUP_WARPS, WARP
+from pympsd_server.ptx.isa.machine import GROUP_WARPS
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.lowering.ir import Special
 from pympsd_server.ptx.runtime.batch_state import (
@@ -330,7 +330,7 @@ class CompiledBatch:
             **shared_sizes(self._shared_bytes - self._reserved_shared),
             "envreg1": setup.workspace >> 32,
             "envreg2": setup.workspace & 0xFFFFFFFF,
-            "nwarpid": -(-self._threads // WARP),
+            "nwarpid": self._module.resident_warps,
             "gridid": 1,
         }
         worker.constants[:] = [values[name] for name in CONSTANTS]
@@ -424,8 +424,9 @@ class CompiledBatch:
         elif outcome in (Outcome.SERVICE, Outcome.TIME):  # after TIME, too: others may spin on them
             is_served = bool(self._common.needs_python) and self._serve(cancel)
             if not is_served and outcome == Outcome.SERVICE:
-                worker = self._worker(0)
-                raise self._place(describe_fault(Outcome.DEADLOCKED, worker), worker.block, 0)
+                numbers = self._slots["number"][: self._common.next_slot]
+                fault = describe_fault(Outcome.DEADLOCKED, self._worker(0))
+                raise self._place(fault, int(numbers[numbers >= 0].min()), 0)
         else:
             worker = self._worker(self._common.fault_worker)
             thread = worker.warp * self._code.width + worker.fault_lane
@@ -472,7 +473,7 @@ class CompiledBatch:
         return bool(executed or bailing.any())
 
     def _whole_groups(self, rows: Array, states: Array) -> Array:
-        """Return the warps at a stop whose whole warp group is at it."""
+        """Return the warps at a stop at which all living warps of their warp group are."""
         slots, warps = np.divmod(rows, self._warps_per_block)
         groups = -(-self._warps_per_block // GROUP_WARPS)
         living = np.zeros((len(states), groups * GROUP_WARPS), np.bool_)
@@ -523,6 +524,7 @@ class CompiledBatch:
         return BatchState(
             module.space,
             module.multiprocessors,
+            module.resident_warps,
             module.facilities,
             self._setup,
             *sizes,

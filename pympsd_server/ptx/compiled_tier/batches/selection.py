@@ -55,8 +55,11 @@ _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time for which a kernel runs in the NumPy tier before it is compiled; most kernels never run so long."""
 _MAX_WAIT: Final = 2.0
 """The maximum time in seconds for which new blocks wait for their kernel to be compiled."""
-_STEPS_BEFORE_BURST: Final = 1 << 16
-"""The steps before the first burst of a batch that machine code may take over, which take a few seconds."""
+_STEPS_TOGETHER: Final = 1 << 16
+"""The steps for which lanes of a warp stay together in a batch that machine code may take over. While the kernel is
+being compiled, the count begins again."""
+_MAX_TOGETHER: Final = 8.0
+"""The maximum time in seconds for which that continues after new blocks have stopped waiting for the compiler."""
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
 _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
@@ -111,7 +114,7 @@ def begin_batch(
         may_be_taken_over = tier == "auto" and code in (_NOT_COMPILED, _COMPILING)
     batch = Batch(module, kernel_name, setup, first_block, sm_of_block)
     if may_be_taken_over:
-        batch.steps_before_burst = _STEPS_BEFORE_BURST
+        batch.steps_together = _STEPS_TOGETHER
     return batch
 
 
@@ -128,6 +131,8 @@ def switch_tier(
     code = _code_of(module, batch.kernel, setup, waits=False)
     _tell_program(module, code)
     if not isinstance(code, MachineCode):
+        if code == _COMPILING and time.monotonic() < batch.kernel.translation.decided_at + _MAX_TOGETHER:
+            batch.steps_together = _STEPS_TOGETHER
         return batch
     exits = batch.exits if isinstance(batch.exits, Exits) else Exits(code, len(batch.kernel.translation.plans))
     stops = exits.reached if batch.is_at_exit else exits.find_stops(batch)

@@ -55,8 +55,8 @@ _MAX_PENDING = 2_000_000
 """The maximum number of pairs of segments (a, b) in which lanes may be pending at b while a runs. A pair takes 35
 bytes of memory."""
 _WAITING_WEIGHT = 4096
-"""The fuel that one round takes of a loop that reads a clock until a time has passed. A warp gets less fuel for a
-turn, so it reads the clock once in each turn."""
+"""The fuel for one round of a loop that reads a clock until a time has passed. It is more than a warp gets for a
+turn, so the warp reads the clock once in each turn."""
 
 
 def access_bytes(operation: Operation) -> int:

@@ -41,9 +41,9 @@ def has_many_stops(plan: WarpPlan) -> bool:
 
 
 def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
-    """Return whether a warp loads its frame at a segment after a barrier or a turn even if it does not stop.
+    """Return whether a warp loads its frame at a segment after a barrier or a turn, even if it has not stopped there.
 
-    At the header of a loop it does not, because it would bypass the check of the loop's fuel.
+    At the header of a loop it does not, because that would bypass the check of the loop's fuel.
     """
     return has_many_stops(plan) and segment not in plan.weights
 

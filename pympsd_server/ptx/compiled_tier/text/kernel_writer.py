@@ -67,7 +67,7 @@ def threads_bound(code: Code, block: tuple[int, int, int]) -> int:
 
 
 def _needs_warps(operation: Operation) -> bool:
-    names = ("%lane", "%warpid", "%nwarpid")
+    names = ("%lane", "%warpid")
     if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
         return True
     if operation.name in ("bar", "barrier"):

@@ -163,7 +163,7 @@ class _ProductText:
 
     @property
     def _width(self) -> int:
-        """The number of elements (for b1, of words) along k that a register has in four lanes together."""
+        """The number of elements along k that a register has, in four lanes together; for b1, of words."""
         bits = 32 if self.kinds[0] == "b1" else 8 * STORED[self.kinds[0]].itemsize
         return 4 * max(1, 32 // bits)
 

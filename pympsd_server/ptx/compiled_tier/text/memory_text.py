@@ -285,7 +285,7 @@ class MemoryText(Lanes):
         return self.op("icmp eq", self.mask_type, bad, "0")
 
     def _is_narrow(self, group: Accesses) -> bool:
-        """Return whether a check may compare bases of 32 bits, of which twice as many fit in a vector."""
+        """Return whether a check may compare bases of 32 bits; twice as many of them fit in a vector."""
         base = group.base.base
         if (
             group.space != "shared"
