@@ -228,8 +228,8 @@ def directory() -> str:
 
 
 def add_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which PYMPSD_EMULATED_DEVICES, if it was not set, names the installed machine file, if
-    there is one. The file is searched for in `pympsd.vocabulary.files.machine_places`.
+    """Return an environment in which PYMPSD_EMULATED_DEVICES names the installed machine file, unless the variable
+    was set or there is no such file. The file is searched for in `pympsd.vocabulary.files.machine_places`.
     """
     places = machine_places(dict(environment))
     machine_file = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")

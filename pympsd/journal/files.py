@@ -141,7 +141,7 @@ def _check_folder(folder: int, path: str, user: int, former: int | None) -> None
     owner, own = os.fstat(folder).st_uid, os.geteuid()
     is_free = user == own
     if not is_free and owner == own:
-        # A folder that has logs of this name only, moved away or not, may become that of a server's user.
+        # A folder that contains only logs of this name, moved away ones included, may be given to a server's user.
         is_free = all(file.startswith(os.path.basename(path)) for file in os.listdir(folder))
     if owner not in (user, former) and not is_free:
         raise OSError(errno.EPERM, f"its folder is user {owner}'s", path)

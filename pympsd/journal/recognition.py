@@ -27,10 +27,10 @@ FOLLOWERS: Final = {
 Only that line shows which event such a sentence belongs to.
 """
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
-"""The event whose documented sentence replaces that of another event, in lines of the driver's own server.
+"""For an event of the driver's own server without a documented sentence: the event whose sentence replaces it.
 
-pympsd's own servers report both, at different times: one has only a documented sentence, the other only one of driver
-580.
+pympsd's own servers report both events, at different times. The first has only a sentence of driver 580, the second
+only a documented one.
 """
 
 

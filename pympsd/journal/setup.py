@@ -57,7 +57,7 @@ class Journal:
         self._write(self._named.get(self._names.get(pid, ""), self.server), entry, SERVER_LINES)
 
     def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:
-        """Write a line of the driver's own server: in r580 as it came, in other dialects by its event, if it has one.
+        """Write a line of the driver's own server: unchanged in r580, in other dialects as its event, if it has one.
 
         ``who`` is the server's name for itself, which only r580 shows; other dialects call it Server, as they do
         pympsd's own.

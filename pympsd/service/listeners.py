@@ -70,8 +70,8 @@ class Listener:
     def __attrs_post_init__(self) -> None:
         self._plain = socket.socket(fileno=self.listening.fileno())
         if self.greeting:
-            # Set here, because accepted sockets inherit the option: on each of them it would be set after the first
-            # answer may have come.
+            # Set here, because accepted sockets inherit the option. If it were set on each of them, the peer's first
+            # answer might arrive before that.
             self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     async def run(self) -> None:

@@ -150,8 +150,7 @@ def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction
 def note_context(server: Server, client: Client, ordinal: int) -> None:
     """Note that a client has a context on a device.
 
-    The limits of its groups on that device then replace those that earlier clients of the groups came with, as in the
-    executor.
+    The limits of its groups on that device then replace those of earlier clients of the groups, as in the executor.
     """
     for group in client.groups.get(ordinal, ()):
         if client.id >= server.groups.get((ordinal, group.name), (0, group))[0]:

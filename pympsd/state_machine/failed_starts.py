@@ -37,7 +37,7 @@ PAUSES: Final = (0.1, 0.5, 2.0)
 TRIAL: Final = 10.0
 """The seconds after which a ready server counts as working, whether or not its clients made a context."""
 FAILURE_EXPIRY: Final = 10.0
-"""The seconds for which the failure of a server that ended with its clients counts, if no client connects again."""
+"""The seconds for which the failure counts if a server ended with its clients, and no client connects again."""
 REFUSED_FOR: Final = 5.0
 """The seconds for which a user's clients are refused after the fourth server that ended with its clients."""
 

@@ -150,8 +150,8 @@ def _memory_groups(
 ) -> dict[int, tuple[MemoryGroup, ...]]:
     """Return the limits of memory that a client shares with others, by device ordinal.
 
-    They are the limits of its namespace, and for each cgroup that the client is in or below the lower of the daemon's
-    limit and the kernel's.
+    They are the limits of its namespace, and the limits of each cgroup that the client is in or below: the daemon's
+    or the kernel's, whichever is lower.
     """
     name = f"namespace {named_server.name}/{namespace.name}"
     totals = count_bytes(namespace.limits.total_memory)

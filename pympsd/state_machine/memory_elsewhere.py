@@ -49,8 +49,8 @@ def _find_limited_groups(daemon: Daemon) -> set[str]:
 def _count_by_group(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
     """Return the bytes that a server's clients hold on each device, by group; the total is under an empty name.
 
-    A server's reports are not trusted because its user controls it: more than the device's memory counts as all of
-    it.
+    A server's reports are not trusted, because its user controls it: a number above the device's memory counts as all
+    of that memory.
     """
     counts = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():

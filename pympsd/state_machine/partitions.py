@@ -265,7 +265,7 @@ def _check_clients_reported(servers: Iterable[Server]) -> None:
 
 
 def _check_nobody_outside(device: int, visible_index: int, present: Sequence[Client]) -> None:
-    """Raise NotPossible if some clients, which would run next to a new partition, may use all SMs of its device."""
+    """Raise NotPossible if clients have no partition of a device, because they may use the SMs of a new one."""
     outside = [client for client in present if device not in client.partitions]
     if outside:
         remedy = (

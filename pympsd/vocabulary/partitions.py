@@ -69,7 +69,7 @@ def chunk_count(device: DeviceProperties) -> int:
 
 
 def protocol_2_chunks(device: DeviceProperties) -> tuple[tuple[int, ...], ...]:
-    """Return the chunks of protocol 2, each as the chunks of `chunk_size` in it, which is the form that servers use.
+    """Return the chunks of protocol 2, each as the chunks of `chunk_size` SMs in it, because servers use those.
 
     Only discrete devices of compute capability 8.x have larger ones in protocol 2: 4 SMs (CUDA's documents, "When to
     Use MPS"). So an A100 has 27 of two chunks each, ``(0, 1), (2, 3), ...``, an H200 15 of one: ``(0,), (1,), ...``.

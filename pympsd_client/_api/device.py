@@ -70,7 +70,7 @@ def linear_texture_width(format: int, channels: int, device: int) -> int:
 
 
 def multiprocessors(device: VisibleDevice) -> int:
-    """Return the number of SMs that the process may use, or with partitioning of each context the current context.
+    """Return the number of SMs that the process may use; with per-context partitioning, that the current context may.
 
     Source: MPS documents, 4.2.5.
     """

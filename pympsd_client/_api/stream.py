@@ -36,7 +36,7 @@ def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
 
 
 def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) -> bool:
-    """Return True if a capture has taken a call with the flag EXTERNAL, False without flags; raise INVALID_VALUE."""
+    """Let a capture take a call with the flag EXTERNAL, and return True; return False for 0. Raise INVALID_VALUE."""
     if not flags:
         return False
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"

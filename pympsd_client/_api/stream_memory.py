@@ -14,6 +14,8 @@ from pympsd_client._arguments.errors import check_no_flags, invalid_value, not_s
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._objects.code.launch import launch
 from pympsd_client._objects.code.library import Kernel, Library, libraries, new_library
+from pympsd_client._objects.memory.allocations import check_range
+from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.process import process
 
 _KINDS: Final = {1: (True, 4), 2: (False, 4), 4: (True, 8), 5: (False, 8)}
@@ -93,12 +95,17 @@ def wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
 
 
 def prepare_wait(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tuple[Any, Any]]:
-    """Return the kernel that waits for a word, and its parameters; raise CudaError."""
+    """Return the kernel that waits for a word, and its parameters.
+
+    Raise CudaError, INVALID_VALUE for an address that kernels cannot access.
+    """
     if flags & _FLUSH:
         raise not_supported("CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here")
     if flags not in _CONDITIONS:
         raise invalid_value(f"the flags must be a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
     _check_address(address, size)
+    if not pinned.holds(address):
+        check_range(address, size)
     return _library().kernel(f"wait{8 * size}"), ((address, value, flags), _TYPES)
 
 

@@ -131,7 +131,7 @@ def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:
 
 
 def _slots(values: Sequence[Any] | int | None, count: int) -> list[tuple[Any, int]]:
-    """Return pairs of an option's value and its address in the C array, which is 0 if the values come as a list."""
+    """Return each option's value, and the value's address in the C array; 0 if the values come as a list."""
     if isinstance(values, int):
         if count and not values:
             raise invalid_value(f"numOptions is {count} and the address of the values is NULL")

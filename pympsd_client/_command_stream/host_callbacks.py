@@ -59,7 +59,7 @@ class CallbackThreads:
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Start without threads and jobs, also in a forked child, which has only the thread that forked."""
+        """Begin with neither threads nor jobs, also in a forked child, which has only the thread that forked."""
         self._changed = Condition()
         self._jobs: dict[Hashable, deque[Job]] = {}
         """The jobs of each stream that has a thread or is waiting for one."""

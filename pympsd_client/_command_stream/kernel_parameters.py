@@ -17,7 +17,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 
 LAUNCH_FORMAT: Final = BY_NAME["LAUNCH"].layout.format
-"""The layout of LAUNCH's header and operands, to which each kernel appends that of its parameters."""
+"""The layout of LAUNCH's header and operands. The layout of a kernel's parameters is appended to it."""
 LAUNCH_BYTES: Final = struct.calcsize(LAUNCH_FORMAT)
 _CODES: Final[dict[Any, str]] = {
     ctypes.c_bool: "?",

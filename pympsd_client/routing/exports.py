@@ -106,7 +106,7 @@ def _find_originals() -> None:
     own.pympsd_pass_on(original.cuGetExportTable)
 
 
-process.when_native.insert(-1, _find_originals)  # before the last function, which begins to pass calls on
+process.when_native.insert(-1, _find_originals)  # before the last one, after which calls are passed on
 
 
 # --- functions of CUDA 10 to 12 with structures and outputs of their own

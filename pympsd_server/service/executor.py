@@ -1,4 +1,4 @@
-"""A running executor: numbered requests to it, and its answers."""
+"""A running executor, as its server sees it: send it numbered requests, and pass its answers on."""
 
 from typing import Any
 

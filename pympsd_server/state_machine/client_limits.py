@@ -141,8 +141,8 @@ def combine_with_environment(
 ) -> tuple[ClientLimits, list[BadEntry]]:
     """Return a client's limits combined with those in its environment, and the invalid entries in the environment.
 
-    ``ordinals``: the server's ordinals of the devices that the client sees; ``visible``: these devices, which a
-    number in a variable counts. Before Volta, memory and SMs are not limited.
+    ``ordinals``: the server's ordinals of the devices that the client sees; ``visible``: these devices, in the
+    order in which the numbers in variables count them. Before Volta, memory and SMs are not limited.
     """
     requested, bad = read_environment(environment, ordinals, visible)
     own = limits.combine(requested)

@@ -21,8 +21,8 @@ MAX_VICTIMS: Final = 3
 class Victim:
     """A client to end.
 
-    ``excess`` is the number of bytes by which the client's group that is furthest above its soft limit exceeds the
-    limit. For a client without a soft limit it is all the client's bytes. Clients with the highest ``excess`` are
+    ``excess`` is the number of bytes by which a group of the client exceeds its soft limit: the greatest of all its
+    groups. For a client without a soft limit it is all the client's bytes. Clients with the highest ``excess`` are
     chosen first.
     """
 

@@ -27,7 +27,7 @@ class ExecutorSlot:
 
 @frozen(order=True)
 class FaultDomain:
-    """The contexts that a fault in one of them reaches directly: those of a slot, or of one SM partition in it."""
+    """The contexts that a fault in one of them affects directly: those of a slot, or of one SM partition in it."""
 
     slot: ExecutorSlot
     partition: str = ""

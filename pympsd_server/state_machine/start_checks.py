@@ -79,7 +79,7 @@ class DeviceHolder:
 def describe_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -> str:
     """Return the sentence for an exclusive device that another process uses.
 
-    It is one of the reasons why a server does not start, is logged, and is the reason with which clients are refused.
+    It is a reason why a server does not start. It is logged, and clients are refused with it.
     """
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process "

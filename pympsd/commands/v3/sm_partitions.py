@@ -47,7 +47,7 @@ def create(
     chunks: int,
     include_remainder: bool = False,
 ) -> Decision:
-    """Create a static SM partition of a server: chunks of the SMs of a device that only its clients use; with
+    """Create a static SM partition of a server: chunks of a device's SMs that only the partition's clients use; with
     --include-remainder, also the SMs that are in no chunk. As soon as a server has a partition on a device, each of
     its clients has to name one there: by the CUDA_MPS_SM_PARTITION that is printed, or as <device>/<name> or <name>.
     """

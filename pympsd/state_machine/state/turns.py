@@ -27,7 +27,7 @@ class WaitingUser:
 
 
 TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
-"""A function that returns one of the users, who are at least one and in the order in which they came."""
+"""A function that returns one of the users. There is at least one; they are in the order in which they came."""
 
 
 def order(argument: str = "") -> TurnPolicy:

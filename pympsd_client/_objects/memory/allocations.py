@@ -161,7 +161,7 @@ class Allocation:
         self.context.call(operations.FREE, self.handle)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Return immediately, and free the memory when the stream has reached this point. Raise CudaError."""
+        """Return immediately, and free the memory after the earlier work of the stream. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
         transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))

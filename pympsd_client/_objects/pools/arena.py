@@ -158,7 +158,7 @@ class Arena:
         return self.free.take(size)
 
     def give(self, start: int, size: int, point: FreePoint | None) -> None:
-        """Add memory that was freed at a point of a stream (None: that is free for all streams)."""
+        """Add memory that was freed at a point of a stream; without a point, memory that all streams may use."""
         ranges = self.free
         if point is not None:
             point_ranges = self.freed.get(point)

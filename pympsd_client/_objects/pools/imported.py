@@ -43,7 +43,7 @@ class ImportedBlock(PoolAllocation):
         self.pool.release(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Drop the block when the earlier work of a stream is done."""
+        """Drop the block in stream order, after the earlier work of a stream."""
         self.pool.release(self, FreePoint(context, stream))
 
 

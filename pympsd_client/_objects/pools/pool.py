@@ -87,7 +87,7 @@ class Block(PoolAllocation):
         self.pool.free(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free the block when a stream has reached this point."""
+        """Free the block in stream order, after the earlier work of a stream."""
         self.pool.free(self, FreePoint(context, stream))
 
 

@@ -114,8 +114,8 @@ class Batch:
         self._impatience = 0
         self._burst, self._favoured = 0, -1
         self.steps_together = 0
-        """The steps for which lanes of a warp do not run ahead of others, so that another tier can take the batch
-        over."""
+        """The number of steps in which no lanes of a warp run ahead of others, so that another tier can take the
+        batch over."""
         self._running = self._state.all
         self.steps = 0
         self.exits: ExitsOfBatch | None = None

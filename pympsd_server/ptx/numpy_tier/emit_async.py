@@ -103,8 +103,9 @@ def _copy(writer: Writer, operation: Operation) -> None:
 
 
 def _copy_small(writer: Writer, operation: Operation) -> None:
-    """Write a copy of 4, 8 or 16 bytes. A fourth operand is the number of bytes to read, or a
-    predicate; if that is true, the source is ignored.
+    """Write a copy of 4, 8 or 16 bytes.
+
+    A fourth operand is the number of bytes to read, or a predicate; if that is true, the source is ignored.
     """
     operands = operation.operands[: len(operation.operands) - operation.has("L2::cache_hint")]
     size = operands[2] if len(operands) in (3, 4) else None

@@ -125,7 +125,8 @@ def border(texture: TextureObject) -> Array:
 _FAR = float(1 << 32)
 """A coordinate beyond all elements. In elements, and in STEPS of them, it must still be a 64-bit integer."""
 STEPS = 256
-"""The number of steps from one coordinate to the next, and of a weight of 1: both have 8 bits of fraction."""
+"""The number of steps from one element to the next, and in a weight of 1: coordinates and weights have 8 bits of
+fraction."""
 
 
 def finite(values: Array) -> Array:

@@ -220,8 +220,8 @@ class Handoffs:
         offer = client.take()
         self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)
-        # Hold the client's end before sending: without it the next daemon cannot free the server from an unresponsive
-        # client.
+        # Let the keeper hold the client's end before it is sent. The next daemon needs it to free the server from a
+        # client that does not respond.
         if not self._dispatcher.keeper.is_silent:
             self._dispatcher.keeper.hold(self._current_name, offer.clients, str(self._server).encode())
         try:

@@ -48,7 +48,7 @@ class ScratchPool:
 
     def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
         """Return a piece for a copy of ``count`` bytes in a stream, or raise BackendError OUT_OF_MEMORY."""
-        # A power of two, so that copies that are each a little longer than the last make few pieces.
+        # A power of two: copies that grow little by little then need few pieces.
         size = min(1 << (count - 1).bit_length(), SCRATCH_BYTES)
         with self._lock:
             scratch = self._of.get(stream)

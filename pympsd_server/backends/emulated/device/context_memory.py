@@ -175,7 +175,7 @@ class ContextMemory:
             return 0
 
     def borrow_workspace(self) -> int:
-        """Return the address of zeros by which the blocks of a cooperative launch meet; no call can free them."""
+        """Return the address of a zeroed workspace for the blocks of a cooperative launch; no call can free it."""
         return self._borrow(WORKSPACE_BYTES)
 
     def _borrow(self, count: int) -> int:
@@ -259,7 +259,7 @@ class ContextMemory:
 
 FIXED_OVERHEAD_BYTES: Final = 28 << 20
 MULTIPROCESSOR_OVERHEAD_BYTES: Final = 7537 * GRANULE_BYTES
-"""The bytes that a context costs for each multiprocessor that it may use, beside 28 MiB, until it is destroyed.
+"""The bytes that a context costs for each SM that it may use, in addition to 28 MiB, until it is destroyed.
 
 Measured on an H200 with driver 580 for limits of 10 to 132 SMs: 65 to 514 MiB, within 1 MiB of this sum. So a memory
 limit leaves as many pieces of 16 MiB here as on an H200. On other emulated models a context costs the same.

@@ -69,7 +69,7 @@ class KeptPrograms:
 
 @define(eq=False)
 class UsedPrograms:
-    """The programs that the modules of each user have, whose memory is bounded; any thread may use it."""
+    """The programs of each user's modules, and the limit on their memory. Safe to use from several threads."""
 
     _kernels: defaultdict[int, WeakValueDictionary[int, Kernels]] = field(
         factory=lambda: defaultdict(WeakValueDictionary), init=False

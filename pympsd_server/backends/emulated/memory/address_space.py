@@ -436,7 +436,9 @@ class AddressSpace(AccessibleMemory):
         return arrays.starts, arrays.ends
 
     def peer_windows(self) -> Array:
-        """Return a row for each peer's window: first offset, end, and what to add to get places in the views."""
+        """Return a row for each peer's window: first offset, end, and the distance from an offset to its place in the
+        views.
+        """
         rows = [(p.distance, p.distance + p.size, p.place - p.distance) for p in self._peers]
         return np.array(rows, np.int64).reshape(-1, 3)
 

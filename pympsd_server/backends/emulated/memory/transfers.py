@@ -17,7 +17,7 @@ from pympsd_server.ptx.isa.faults import IllegalAddress
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
-"""The smallest number of bytes that a row counts as: short rows that are far apart cost a page each."""
+"""The minimum number of bytes for which a row counts, because short rows that are far apart cost a page each."""
 _ADDRESS_END: Final = 1 << 63
 _BYTE: Final = np.dtype(np.uint8)
 

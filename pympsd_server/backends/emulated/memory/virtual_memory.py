@@ -277,7 +277,7 @@ class Mappings:
         self.space.set_accessible(address, count, accessible)
 
     def remove_all_of(self, owner: object) -> list[Storage]:
-        """Unmap the memory of one context, and return its storage, which the caller must leave without the lock."""
+        """Unmap the memory of one context, and return its storage; call `leave` of each without the lock."""
         return [self._remove(mapping) for mapping in tuple(self._by_start.values()) if mapping.owner is owner]
 
 

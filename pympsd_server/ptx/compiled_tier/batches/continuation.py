@@ -52,7 +52,7 @@ class Exits:
             self._pending[block, [block, *(code.origins[k] for k in stop.pending if code.origins[k] >= 0)]] = True
 
     def are_reached(self, batch: Batch) -> bool:
-        """Return whether a batch can continue as machine code now; after many calls only one in some calls checks."""
+        """Return whether a batch can continue as machine code now. Later calls check less often."""
         groups = batch.groups_at_rest()
         if groups is None or self._stops[min(groups)] < 0:
             return False

@@ -45,7 +45,7 @@ class Sequences:
     strides: dict[int, int | None] = field(factory=dict)
     """The constant by which each register seems to grow; None or missing if it does not grow steadily."""
     certain: set[int] = field(factory=set)
-    """The registers that certainly grow by their constants if their flags are true."""
+    """The registers that are known to grow by their constants; those in ``flagged`` only if their flags are true."""
     flagged: set[int] = field(factory=set)
     """The registers in ``certain`` that have a flag."""
 

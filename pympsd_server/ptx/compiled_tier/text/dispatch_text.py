@@ -49,7 +49,7 @@ def is_crowded(plan: WarpPlan) -> bool:
 
 
 def size_of_masks(plan: WarpPlan) -> int:
-    """Return the bytes of the masks in a frame: one for each segment; a crowded kernel's fill whole words of bits."""
+    """Return the bytes of the masks in a frame: a mask for each segment; crowded kernels have a multiple of _WORD."""
     count = len(plan.segments)
     return 4 * (-(-count // _WORD) * _WORD if is_crowded(plan) else count)
 

@@ -80,7 +80,7 @@ class Lanes(Text):
     raw: dict[int, Expression] = field(factory=dict, init=False)
     """The floats that this segment has assigned to registers, by register, before their NaN were made canonical.
 
-    Arithmetic reads them, so that a sequence of it has no selections on its critical path.
+    Arithmetic reads them, so that a sequence of operations has no selections on its critical path.
     """
 
     def __attrs_post_init__(self) -> None:
