@@ -39,7 +39,7 @@ from pympsd_client._graphs.capture import captures
 from pympsd_client._graphs.division import divide
 from pympsd_client._graphs.graph import Graph, Node, allocate_handle
 from pympsd_client._graphs.items import Failed
-from pympsd_client._graphs.part import Part
+from pympsd_client._graphs.part import GraphPart
 from pympsd_client._objects import host_function
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, when_closed
@@ -82,7 +82,7 @@ class Executable:
         """The memory that a launch leaves to the program."""
         self._frees: Final = frees - allocated.keys()
         """The addresses of other graphs' memory that a launch frees."""
-        self._parts: list[tuple[Part, set[Context]]] = []
+        self._parts: list[tuple[GraphPart, set[Context]]] = []
         """The parts, ordered by stage, each with the contexts whose earlier parts it waits for."""
         self._own_streams: Final[dict[Context, int]] = {}
         """The streams in which parts run if the graph or a launch has several contexts."""
@@ -153,12 +153,12 @@ class Executable:
 
     def _instantiate(self, otherwise: Callable[[], Context]) -> None:
         divisions = divide(self.graph, otherwise)
-        parts: list[tuple[Part, set[Context]]] = []
+        parts: list[tuple[GraphPart, set[Context]]] = []
         try:
             for own in divisions:
                 others = (division.nodes for division in divisions if division is not own)
                 skipped = frozenset(self._disabled.union(*others))
-                part = Part(own.context, self.graph, skipped, self.handle, self._copy_stream_of)
+                part = GraphPart(own.context, self.graph, skipped, self.handle, self._copy_stream_of)
                 parts.append((part, own.waits_for))
         except BaseException:
             for part, _ in parts:

@@ -30,7 +30,7 @@ _STREAMS_CACHED: Final = 64
 _DROPPED: Final = 0
 
 
-class Part:
+class GraphPart:
     """The items of an executable graph in one context. The caller serializes the calls."""
 
     def __init__(
