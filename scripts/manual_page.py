@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import Final
 
 from pympsd.commands.grammar.registry import COMMANDS
-from pympsd.commands.manual import EXITS, FILES, OPTIONS, summary
+from pympsd.commands.manual import DAEMON_VARIABLES, EXITS, OPTIONS, summary
 from pympsd.process.version import VERSION
 from pympsd.vocabulary.variables import VARIABLES, Reader, plain
 
@@ -104,7 +104,7 @@ def man_page() -> str:
         ".SH COMMANDS OF PROTOCOL 3",
         *_entries((command.usage, summary(command)) for command in commands if 2 not in command.protocols),
         ".SH ENVIRONMENT",
-        *_entries(FILES),
+        *_entries(DAEMON_VARIABLES),
         ".SH ENVIRONMENT OF PROGRAMS",
         *_entries(_CLIENT_VARIABLES),
         ".SH EXIT STATUS",

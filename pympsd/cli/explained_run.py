@@ -25,7 +25,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pympsd.cli import control_client
+from pympsd.cli import daemon_connection
 from pympsd.vocabulary.untrusted import printable
 from pympsd.vocabulary.variables import RUN
 
@@ -59,10 +59,10 @@ def _leads_drivers_server() -> bool:
 
     If so, pympsd also has a socket for its own protocol.
     """
-    daemon = control_client.DaemonConnection()
+    daemon = daemon_connection.DaemonConnection()
     try:
-        path, problem = daemon.reach(control_client.TIMEOUT)
-        return not problem and path == control_client.own_socket()
+        path, problem = daemon.reach(daemon_connection.TIMEOUT)
+        return not problem and path == daemon_connection.own_socket()
     except (TimeoutError, OSError):
         return False
     finally:

@@ -8,8 +8,9 @@ import os
 import sys
 from typing import Final
 
-from pympsd.cli import control_client
-from pympsd.cli.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, DaemonConnection, DaemonGone
+from pympsd.cli import daemon_connection
+from pympsd.cli.control_client import SILENT, UNREACHABLE
+from pympsd.cli.daemon_connection import OTHER_KIND, TIMEOUT, DaemonConnection, DaemonGone
 from pympsd.vocabulary import files
 from pympsd.wire import frames
 
@@ -25,13 +26,13 @@ OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL
 def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
     """Return a line that names the daemon, the exit status, and the protocol, which is empty if it is unknown."""
     daemon = DaemonConnection()
-    path, status, protocol = control_client.control_socket(), 0, b""
+    path, status, protocol = daemon_connection.control_socket(), 0, b""
     contacted_path = path
     try:
         reason = daemon.connect(path, timeout)
         kind = "pympsd, with servers of its own"
         if reason == OTHER_KIND:
-            contacted_path = control_client.own_socket()
+            contacted_path = daemon_connection.own_socket()
             is_vendor = daemon.connect(contacted_path, timeout)
             kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which manages the driver's server", ""
         elif not reason and daemon.has_ended():
@@ -65,7 +66,7 @@ def look_for_daemon() -> tuple[str, str]:
     The daemon is not contacted, because it would log the connection. Instead this function reads the kernel's list of
     sockets at which processes listen, and the file with which a daemon of protocol 3 marks its directory.
     """
-    path = os.fsdecode(control_client.control_socket())
+    path = os.fsdecode(daemon_connection.control_socket())
     types = _read_socket_types()
     kind = types.get(os.path.realpath(path), "")
     protocol = ""
@@ -73,7 +74,7 @@ def look_for_daemon() -> tuple[str, str]:
         text = f"no daemon ({os.strerror(errno.ENOENT)})"
     elif not kind:
         text = "no daemon (nothing in this network namespace listens there)"
-    elif kind == STREAM or os.path.realpath(os.fsdecode(control_client.own_socket())) in types:
+    elif kind == STREAM or os.path.realpath(os.fsdecode(daemon_connection.own_socket())) in types:
         text = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which manages the driver's server"
         is_marked = os.path.lexists(os.path.join(os.path.dirname(path), files.NAMED_SERVERS))
         protocol = "3" if is_marked else "2"

@@ -161,7 +161,9 @@ OPTIONS: Final = (
 )
 """The options of the command line: for each, what the user types, and its effect."""
 
-FILES: Final = tuple((entry.name, plain(entry.meaning)) for entry in VARIABLES if Reader.DAEMON in entry.readers)
+DAEMON_VARIABLES: Final = tuple(
+    (entry.name, plain(entry.meaning)) for entry in VARIABLES if Reader.DAEMON in entry.readers
+)
 """The variables that the daemon reads; clients read some of them too."""
 
 EXITS: Final = (
@@ -187,7 +189,7 @@ commands:
 {indent(render_all_help(protocol), "  ")}
 environment:
 
-{_table(FILES)}
+{_table(DAEMON_VARIABLES)}
 exit status: {EXITS}
 """
 

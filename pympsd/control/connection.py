@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from pympsd.channel.attached_file import expand_path, text_of
-from pympsd.cli import control_client
+from pympsd.cli import daemon_connection
 from pympsd.errors import DaemonError
 from pympsd.vocabulary.untrusted import ESCAPED, is_query
 from pympsd.wire import frames
@@ -69,13 +69,13 @@ class Control:
     def __init__(
         self,
         pipe_directory: str = "",
-        timeout: float = control_client.TIMEOUT,
+        timeout: float = daemon_connection.TIMEOUT,
         warn: Callable[[str], None] = _warn,
         trust_daemon: bool = False,
     ) -> None:
         folder = pipe_directory.encode()
         self._timeout, self._trust_daemon = timeout, trust_daemon
-        self._daemon = control_client.DaemonConnection()
+        self._daemon = daemon_connection.DaemonConnection()
         try:
             path, reason = self._daemon.reach(timeout, folder)  # the vendor's own daemon has no JSON
             if reason:
@@ -168,7 +168,7 @@ class Control:
             self._daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line.encode()) for line in lines))
             self._daemon.begin_answer()
             answers = [self._answer() for _ in lines]
-        except (control_client.DaemonGone, TimeoutError, OSError) as error:
+        except (daemon_connection.DaemonGone, TimeoutError, OSError) as error:
             raise self._failure(error) from None
         for line, (printed, complaint, refused) in zip(lines, answers, strict=True):
             if refused:

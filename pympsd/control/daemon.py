@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pympsd.cli import control_client
+from pympsd.cli import daemon_connection
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Client, Device, Drain, Drained, Machine, Server, Waiting, convert
 from pympsd.errors import StartError
@@ -61,7 +61,7 @@ class RunningDaemon:
 
     def __init__(self, pipe_directory: str = "", trust_daemon: bool = False) -> None:
         self._trust_daemon = trust_daemon
-        self.pipe_directory: Final = pipe_directory or os.fsdecode(control_client.pipe_directory())
+        self.pipe_directory: Final = pipe_directory or os.fsdecode(daemon_connection.pipe_directory())
 
     def devices(self) -> tuple[Device, ...]:
         """Return the daemon's devices, in the order of their CUDA ordinals.

@@ -21,7 +21,7 @@ CONTROL_LINES: Final = {
     "daemon_exiting": same("Exit with status {status}"),
     "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
     "shares_set": Line("Share of each user: {shares}", None),
-    "default_socket_set": Line("default_socket is {state} for clients in the daemon's own pipe directory", None),
+    "default_socket_set": Line("Set default_socket to {state} for clients in the daemon's own pipe directory", None),
     "rules_set": Line("Rules for the limits of new clients: {count}", None),
     "lines_lost": same("Could not write {count} log lines: {reason}"),
     "daemon_defect": same("The control daemon hit an internal error and continues: {reason}"),
@@ -263,22 +263,22 @@ SERVER_LINES: Final = {
     "eviction_insufficient": same(
         "Evicting up to {count} clients above their soft limits would not free enough memory"
     ),
-    "executor_started": Line("Started process {pid} for device {device}", None),
-    "executor_workers": Line("Process {pid}, command stream workers: {workers}", None),
-    "executor_user": Line("Process {pid} serves user {uid}", None),
-    "executor_partition": Line("Process {pid} serves SM partition '{name}'", None),
+    "executor_started": Line("Started executor {pid} for device {device}", None),
+    "executor_workers": Line("Executor {pid}, command stream workers: {workers}", None),
+    "executor_user": Line("Executor {pid} serves user {uid}", None),
+    "executor_partition": Line("Executor {pid} serves SM partition '{name}'", None),
     "executor_abandoned": Line(
-        "Stopping process {pid} of device {device}, which has no clients but still runs kernels of exited clients",
+        "Stopping executor {pid} of device {device}, which has no clients but still runs kernels of exited clients",
         None,
     ),
-    "executor_silent": same("Process {pid} of device {device} does not respond; killing it"),
+    "executor_silent": same("Executor {pid} of device {device} does not respond; killing it"),
     "termination_by_reset": Line(
         "Resetting device {device} because a kernel of process {pid} is still running and cannot be stopped", None
     ),
     "termination_overdue": same("Client termination of process {pid} did not finish within {seconds:.0f} s."),
     "executor_not_started": Line("{reason}", None),
     "trace_without_device": same("Trace omits device {device}: {reason}"),
-    "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),
+    "executor_ended": Line("Executor {pid} of device {device} ended with status {status}", None),
     "executor_killed": Line("{reason}", None),
     "records_dropped": same("Dropped {count} log lines: too many in a short time"),
     "lines_lost": same("Could not write {count} log lines: {reason}"),

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from pympsd.plot.tracks import Track, busy_periods
 from pympsd.process.files import write_whole
+from pympsd.vocabulary.untrusted import printable
 
 ROW_INCHES = 0.32
 WIDTH_INCHES = 11.0
@@ -37,6 +38,7 @@ def draw(tracks: Sequence[Track], path: str) -> None:
         raise ValueError("the suffix of a picture names its format: .svg, .png or .pdf")
     mpl.rcParams["svg.hashsalt"] = "pympsd"  # so that the same trace gives the same file
     mpl.rcParams["svg.fonttype"] = "none"
+    mpl.rcParams["text.parse_math"] = False  # names are not formulas, and clients choose them
     figure = Figure(figsize=(WIDTH_INCHES, 1.2 + ROW_INCHES * len(tracks)), layout="constrained")
     clients = {track.process for track in tracks if track.process_name.startswith("client ")}
     palette = mpl.colormaps["tab10"]
@@ -72,11 +74,12 @@ def _draw_panel(
         for slice_ in slices:
             if (slice_.ended - slice_.began) * part >= LABEL_PART * (ended - began):
                 middle = (slice_.began + slice_.ended) / 2
-                axes.text(middle, row, slice_.name[:40], ha="center", va="center", fontsize=7, clip_on=True)
+                name = printable(slice_.name[:40])
+                axes.text(middle, row, name, ha="center", va="center", fontsize=7, clip_on=True)
         for moment in track.moments:
             if began <= moment.at <= ended:
                 axes.plot(moment.at, row, marker="v", color="red")
-                axes.annotate(moment.name, (moment.at, row - 0.4), fontsize=7, color="red", ha="center")
+                axes.annotate(printable(moment.name), (moment.at, row - 0.4), fontsize=7, color="red", ha="center")
     margin = 0.02 * (ended - began) or 1.0
     axes.set_xlim(began - margin, ended + margin)
     axes.xaxis.set_major_locator(MaxNLocator(max(1, int(10 * part))))
@@ -89,4 +92,4 @@ def _title(track: Track) -> str:
     """Return a track's name, in which a client's command is shortened to its program."""
     client = _CLIENT.fullmatch(track.process_name)
     process = f"{client[1]} ({client[2]})" if client else track.process_name or str(track.process)
-    return f"{process}: {track.name or track.thread}"
+    return printable(f"{process}: {track.name or track.thread}")

@@ -170,6 +170,13 @@ class Sockets(Protocol):
         """Recreate sockets that were removed or could not be created."""
 
 
+class SaveState(Protocol):
+    """Saves the state for the next daemon."""
+
+    def __call__(self, *, only_if_lost: bool = False) -> None:
+        """Save the state; with ``only_if_lost``, only if the saved state was lost."""
+
+
 @define
 class Sessions:
     """The connected sessions, by id, and the function that begins a server's session."""
@@ -214,8 +221,7 @@ class Dispatcher:
     """The scopes of the running timers; a new timer replaces an equal one."""
     ending: Ending = field(factory=Ending)
     sockets: Sockets | None = None
-    save: Callable[[bool], None] = lambda only_if_lost: None
-    """The function that saves the state for the next daemon; if True is passed, only if the saved state was lost."""
+    save: SaveState = lambda *, only_if_lost=False: None
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """The event that is set when the state may have changed."""
@@ -247,7 +253,7 @@ class Dispatcher:
             instructions = handle(self.state, event, answer_line)
             # Save first, because the next daemon needs a record of everything that is answered or begun below.
             is_query = isinstance(event, events.OperatorLine) and event.line.is_query
-            self.save(is_query)
+            self.save(only_if_lost=is_query)
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
@@ -347,7 +353,7 @@ class Dispatcher:
             case do.StartTrace(session, file):
                 servers, times_devices = self.sessions.servers.values(), self.settings.backend != "vendor"
                 self._reply(session, self.tracing.start(file, self.state, servers, times_devices))
-                self.save(False)
+                self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
             case do.ReopenLogs(session):
@@ -370,7 +376,7 @@ class Dispatcher:
 
     async def _stop_trace(self, session: int) -> None:
         self._reply(session, await self.tracing.stop(self.state, tuple(self.sessions.servers.values())))
-        self.save(False)
+        self.save()
 
     async def _release_driver(self, answers: tuple[do.Reply, ...]) -> None:
         if self.sessions.client_memory is not None:

@@ -303,7 +303,7 @@ def _save_and_take_over(
     )
     dispatcher.journal.folders.take(log_folders_left(directory.path))
 
-    def save(only_if_lost: bool) -> None:
+    def save(*, only_if_lost: bool = False) -> None:
         if not only_if_lost or file.must_be_written:
             file.save(snapshot(dispatcher.state, initial))
 
@@ -313,7 +313,7 @@ def _save_and_take_over(
     if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.list_running_servers():
             dispatcher.journal.open_for_server(server.name, server.uid, server.pid)
-    dispatcher.save(False)
+    dispatcher.save()
     return pending
 
 

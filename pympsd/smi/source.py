@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from pympsd.cli import control_client
+from pympsd.cli import daemon_connection
 from pympsd.devices.machine import VARIABLE, BadMachine
 from pympsd.devices.state_folder import DIRECTORY, add_machine_file, resolve
 from pympsd.vocabulary.variables import DRIVER_VARIABLE
@@ -32,7 +32,7 @@ def machine(warn: Callable[[str], None]) -> str:
     answer = _ask(warn)
     if not answer:
         return text
-    path, backend = os.fsdecode(control_client.pipe_directory()), answer["backend"]
+    path, backend = os.fsdecode(daemon_connection.pipe_directory()), answer["backend"]
     if backend != "emulated":
         reason = f"the daemon of {path} has this machine's GPUs (backend {backend}), and no emulated ones"
         raise BadMachine(f"{reason}: ask the driver's nvidia-smi, or name another CUDA_MPS_PIPE_DIRECTORY")
@@ -46,8 +46,8 @@ def machine(warn: Callable[[str], None]) -> str:
 
 def _ask(warn: Callable[[str], None]) -> dict[str, str]:
     """Return the daemon's answer; empty if no daemon runs, or if the daemon does not answer."""
-    daemon = control_client.DaemonConnection()
-    path = control_client.control_socket()
+    daemon = daemon_connection.DaemonConnection()
+    path = daemon_connection.control_socket()
     try:
         path, reason = daemon.reach(SECONDS)
         if reason:
@@ -64,7 +64,7 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
         place = path.decode(errors="replace")
         warn(f"the daemon at {place} sent nothing for {SECONDS:g} s; showing the machine of the environment")
         return {}
-    except (control_client.DaemonGone, OSError):  # an earlier version, which does not support the question
+    except (daemon_connection.DaemonGone, OSError):  # an earlier version, which does not support the question
         return {}
     finally:
         daemon.close()

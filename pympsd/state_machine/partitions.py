@@ -243,9 +243,9 @@ def _choose_remainder(
     if remainder not in free_of(daemon, device):
         count = len(sm_partitions.list_multiprocessors(properties, [remainder]))
         owner, partition = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
-        of = "" if owner == server_name else f" of server '{owner}'"
+        ownership = "" if owner == server_name else f" of server '{owner}'"
         raise NotPossible(
-            f"The remaining {count} SMs of device {visible_index} are in partition '{partition.name}'{of}."
+            f"The remaining {count} SMs of device {visible_index} are in partition '{partition.name}'{ownership}."
         )
     return (remainder,)
 

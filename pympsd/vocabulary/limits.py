@@ -149,7 +149,7 @@ class LimitsInForce:
     """The client's percentages by device ordinal, if they differ; else empty."""
     connections: int = 1
     """The connections of a device that each context of the client takes; 1 for a client of the driver's own server,
-    whose number is unknown."""
+    because the number that it takes is unknown."""
 
     def percentage_on(self, ordinal: int) -> float:
         """Return the percentage on a device, by the device's ordinal."""

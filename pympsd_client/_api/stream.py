@@ -135,10 +135,10 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
 
 def copy_attributes(destination: int, source: int) -> None:
     """Copy a stream's attributes to another stream; raise INVALID_VALUE if they are of different contexts."""
-    to, of = properties(destination), properties(source)
-    if to.context is not of.context:
+    target, origin = properties(destination), properties(source)
+    if target.context is not origin.context:
         raise invalid_value("the streams are of different contexts")
-    _attributes(to).update(_attributes(of))
+    _attributes(target).update(_attributes(origin))
 
 
 def _name(number: int) -> str:

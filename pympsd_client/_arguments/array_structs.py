@@ -46,14 +46,14 @@ def array_3d(argument: Any) -> ArrayDescription | None:
     return ArrayDescription(*_DESCRIPTOR_3D.unpack(data))
 
 
-def pack_2d(of: ArrayDescription) -> bytes:
+def pack_2d(description: ArrayDescription) -> bytes:
     """Return the bytes of a CUDA_ARRAY_DESCRIPTOR."""
-    return _DESCRIPTOR.pack(of.width, of.height, of.format, of.channels)
+    return _DESCRIPTOR.pack(description.width, description.height, description.format, description.channels)
 
 
-def pack_3d(of: ArrayDescription) -> bytes:
+def pack_3d(description: ArrayDescription) -> bytes:
     """Return the bytes of a CUDA_ARRAY3D_DESCRIPTOR."""
-    return _DESCRIPTOR_3D.pack(*astuple(of))
+    return _DESCRIPTOR_3D.pack(*astuple(description))
 
 
 ARRAY, MIPMAPPED, LINEAR, PITCHED = range(4)
@@ -114,9 +114,10 @@ def parse_sampling(data: bytes) -> tuple[Sampling, int]:
 
 def pack_sampling(values: Sampling, anisotropy: int) -> bytes:
     """Return the bytes of a CUDA_TEXTURE_DESC."""
-    of = values
-    levels = (of.level_bias, of.least_level, of.greatest_level)
-    return _TEXTURE.pack(*of.address_modes, of.filter, of.flags, anisotropy, of.level_filter, *levels, *of.border)
+    levels = (values.level_bias, values.least_level, values.greatest_level)
+    return _TEXTURE.pack(
+        *values.address_modes, values.filter, values.flags, anisotropy, values.level_filter, *levels, *values.border
+    )
 
 
 def view(data: bytes) -> View:

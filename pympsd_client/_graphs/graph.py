@@ -2,8 +2,8 @@
 
 A node keeps its edges in both directions, in the order in which they were added. That order decides how
 cuGraphExecUpdate pairs nodes, and in which order array queries return them. `graphs` and `nodes` have all graphs and
-nodes by handle. Among the graphs are child graphs and the bodies of conditional nodes; ``of`` is the node that such a
-graph belongs to.
+nodes by handle. Among the graphs are child graphs and the bodies of conditional nodes; ``owner`` is the node that
+such a graph belongs to.
 
     graph -> nodes by handle -> node.dependents[other] is other.dependencies[node]: one Edge
 
@@ -61,11 +61,11 @@ class Node:
 
 @define(eq=False)
 class Graph:
-    """A graph; ``of`` is the node that has it as a child graph or a body, or None."""
+    """A graph; ``owner`` is the node that has it as a child graph or a body, or None."""
 
     handle: int
     id: int
-    of: Node | None = None
+    owner: Node | None = None
     nodes: dict[int, Node] = field(factory=dict, init=False)
     """The nodes by handle, in the order in which they were added."""
     copies: dict[int, Node] = field(factory=dict, init=False)
@@ -170,9 +170,9 @@ nodes: Final[dict[int, Node]] = {}
 """The nodes of all graphs by handle."""
 
 
-def new(of: Node | None = None) -> Graph:
+def new(owner: Node | None = None) -> Graph:
     """Return a new empty graph."""
-    graph = Graph(allocate_handle(), _next_id(), of)
+    graph = Graph(allocate_handle(), _next_id(), owner)
     graphs[graph.handle] = graph
     return graph
 
@@ -199,9 +199,9 @@ def invalidate(graph: Graph) -> None:
         nodes.pop(handle, None)
 
 
-def clone(original: Graph, clone_work: Callable[[Node, Node], Any], of: Node | None = None) -> Graph:
+def clone(original: Graph, clone_work: Callable[[Node, Node], Any], owner: Node | None = None) -> Graph:
     """Return a copy of a graph; ``clone_work`` gets a node and its copy, and returns the copy's work."""
-    graph = new(of)
+    graph = new(owner)
     for node in original.nodes.values():
         copy = graph.add(None, {})
         graph.copies[node.handle] = copy

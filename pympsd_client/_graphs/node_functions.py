@@ -31,7 +31,7 @@ _USED_HIGH, _RESERVED_HIGH = 1, 3
 def _add(graph: int, after: Any, count: int, work: Any, data: Any = None) -> int:
     node = graphs.find(graph).add(work, dependency_map(after, data, count))
     for inner in works.inner_graphs(work):
-        inner.of = node
+        inner.owner = node
     return node.handle
 
 

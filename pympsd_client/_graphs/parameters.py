@@ -209,9 +209,9 @@ def batch_at(address: int) -> works.BatchWork:
     return works.BatchWork(tuple(operations), tuple(parts), context)
 
 
-def _parts(of: stream_memory.MemoryOperation, context: Context) -> list[works.KernelWork | works.FillWork]:
-    fields = (of.address, of.value, of.size, of.flags)
-    if not of.waits:
+def _parts(operation: stream_memory.MemoryOperation, context: Context) -> list[works.KernelWork | works.FillWork]:
+    fields = (operation.address, operation.value, operation.size, operation.flags)
+    if not operation.waits:
         return [works.FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]
     kernel, values = stream_memory.prepare_wait(*fields)
     function = kernel.function_in(context)
@@ -256,7 +256,7 @@ def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
         return works.clone(child)
     if ownership != CHILD_MOVED:
         raise invalid_value(f"the ownership must be CLONE (0) or MOVE (1), not {ownership}")
-    if child.of is not None:
+    if child.owner is not None:
         raise invalid_value("the child graph belongs to a node already")
     return child
 
@@ -269,8 +269,8 @@ def conditional_at(graph: Graph, address: int) -> works.ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and store the address of the new bodies there."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
-    while condition is not None and condition.graph is not graph and graph.of is not None:
-        graph = graph.of.graph
+    while condition is not None and condition.graph is not graph and graph.owner is not None:
+        graph = graph.owner.graph
     if condition is None or condition.graph is not graph:
         raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph or of one that contains it")
     max_bodies = _BODIES.get(raw.type, 0)

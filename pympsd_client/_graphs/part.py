@@ -117,7 +117,7 @@ def _copier(host_copy: HostCopy, context: Context, copy_stream_of: Callable[[Con
 def _copy(
     context: Context, writing: tuple[Context, int], reading: tuple[Context, int], host_copy: HostCopy, status: int
 ) -> None:
-    """Make a copy of a running graph; an error becomes the context's sticky error."""
+    """Carry out a host copy of a running graph; an error becomes the context's sticky error."""
     stack, this_thread.stack = this_thread.stack, [context]
     context_id = context.id
     sides = host_copy.destination, host_copy.source, host_copy.extent

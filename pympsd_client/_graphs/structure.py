@@ -30,7 +30,7 @@ def destroy(handle: int) -> None:
     Raise INVALID_VALUE for a graph that a node owns.
     """
     graph = graphs.find(handle)
-    if graph.of is not None:
+    if graph.owner is not None:
         raise invalid_value("the graph belongs to a node of another graph, and is destroyed with it")
     work.destroy(graph)
 

@@ -253,9 +253,9 @@ def clone_work(node: Node, copy: Node) -> Any:
     return work
 
 
-def clone(graph: Graph, of: Node | None = None) -> Graph:
+def clone(graph: Graph, owner: Node | None = None) -> Graph:
     """Return a copy of a graph and of all graphs in it, with its own references to user objects."""
-    copy = graphs.clone(graph, clone_work, of)
+    copy = graphs.clone(graph, clone_work, owner)
     for item, count in graph.retained.items():
         retain(copy, item, count)
     return copy

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from pympsd.errors import InternalError
+
 
 class Calling(Enum):
     """When a driver function may be called, and who converts its arguments."""
@@ -60,8 +62,14 @@ class Signature:
     calling: Calling
 
     def find_core(self) -> Callable[..., Any]:
-        """Return the core function (see `find_core`)."""
-        return find_core(f"{self.module}.{self.core}")
+        """Return the core function (see `find_core`). Raise InternalError if its module does not define it."""
+        try:
+            return find_core(f"{self.module}.{self.core}")
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise InternalError(
+                f"the row of {self.name} names the core {self.core}, which pympsd_client.{self.module} does not "
+                f"define ({error}): write it there, or correct the row (CONTRIBUTING.md, 'A driver function')"
+            ) from error
 
     @property
     def inputs(self) -> tuple[Parameter, ...]:

@@ -38,8 +38,8 @@ _RECEIVE_BYTES: Final = 1 << 18
 _SPIN_NS: Final = 50_000
 _CLIENT_SPIN_COUNT: Final = 600
 """The number of times that a client polls a word from Python, which takes about 30 us."""
-_SPINNING_TAKES_CORES: Final = 4
-"""The number of processors below which a polling thread keeps another from running."""
+_MIN_SPINNING_PROCESSORS: Final = 4
+"""The minimum number of processors for polling; with fewer, a polling thread keeps another from running."""
 
 
 @frozen
@@ -91,7 +91,7 @@ def _receive(stream: socket.socket) -> bytes:
 
 def native_worker(stream: socket.socket, memory: memoryview, access: NativeAccess | None) -> NativeWorker:
     """Return the worker of a client whose shared memory has a ring. Raise BackendError if no memory is left."""
-    spins = access is not None and len(os.sched_getaffinity(0)) >= _SPINNING_TAKES_CORES
+    spins = access is not None and len(os.sched_getaffinity(0)) >= _MIN_SPINNING_PROCESSORS
     ring = memory[SHARED_BYTES:]
     if spins:
         ring[ring_layout.SPIN_COUNT : ring_layout.SPIN_COUNT + 8] = _CLIENT_SPIN_COUNT.to_bytes(8, "little")

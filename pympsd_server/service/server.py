@@ -274,7 +274,7 @@ class Server:
         self.log.info("context_refused", **names, status=int(Result.ERROR_MPS_SERVER_NOT_READY))
 
     def begin_fault(self) -> None:
-        """Refuse new clients until the clients that a fault has reached have gone."""
+        """Refuse new clients until the clients that a fault has affected have gone."""
         if self.phase is ServerPhase.SERVING:
             self.phase = move(MOVES, self.phase, ServerPhase.FAULT)
             self.link.status(ServerStatus.FAULT)

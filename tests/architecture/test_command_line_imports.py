@@ -32,7 +32,7 @@ def _list_imported(*arguments: str) -> tuple[int, str, set[str]]:
     return ran.returncode, lines, {line.rpartition("|")[2].strip() for line in timed}
 
 
-def test_without_a_daemon_it_says_so_and_has_imported_almost_nothing() -> None:
+def test_a_command_without_a_daemon_reports_it_and_imports_almost_nothing() -> None:
     status, output, imported = _list_imported()
     assert (status, output) == (1, NOT_FOUND)
     assert "pympsd.cli.control_client" in imported
@@ -54,6 +54,7 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
         "pympsd.cli.command_line",
         "pympsd.cli.options",
         "pympsd.cli.control_client",
+        "pympsd.cli.daemon_connection",
         "pympsd.vocabulary",
         "pympsd.vocabulary.files",
         "pympsd.wire",

@@ -110,7 +110,7 @@ def test_pure_packages_import_only_pure_packages(modules: tuple[Module, ...]) ->
     assert _breaches(pure, "pympsd_server", ("pympsd_server.state_machine",)) == []
 
 
-def test_the_state_machine_does_not_know_the_commands(modules: tuple[Module, ...]) -> None:
+def test_the_state_machine_does_not_import_the_commands(modules: tuple[Module, ...]) -> None:
     may = ("pympsd.state_machine", "pympsd.takeover.state", "pympsd.devices", "pympsd.vocabulary", *LEAF_MODULES)
     assert _breaches(_of(modules, "pympsd.state_machine"), "pympsd", may) == []
 
@@ -127,7 +127,7 @@ def test_pure_modules_import_no_module_with_effects(modules: tuple[Module, ...])
 def test_the_command_that_shows_devices_needs_no_daemon(modules: tuple[Module, ...]) -> None:
     asks_daemon = {
         "pympsd.smi.memory_limits": ("pympsd.control",),
-        "pympsd.smi.source": ("pympsd.cli.control_client", "pympsd.cli.control_client", "pympsd.wire.frames"),
+        "pympsd.smi.source": ("pympsd.cli.daemon_connection", "pympsd.wire.frames"),
     }
     shows = [module for module in _of(modules, "pympsd.smi") if module.name not in asks_daemon]
     assert _breaches(shows, "pympsd", SMI_MAY) == []
@@ -284,7 +284,7 @@ def test_rings_are_found() -> None:
     assert _rings(arrows) == [["b", "c"], ["e", "f", "g"]]
 
 
-def test_below_the_api_of_the_client_nothing_knows_it_or_its_objects(modules: tuple[Module, ...]) -> None:
+def test_nothing_below_the_api_of_the_client_imports_it_or_its_objects(modules: tuple[Module, ...]) -> None:
     below = _of(modules, "pympsd_client._command_stream", "pympsd_client._connect")
     assert _breaches(below, "pympsd_client._api", ()) == []
     assert _breaches(below, "pympsd_client._objects", ()) == []
@@ -292,7 +292,7 @@ def test_below_the_api_of_the_client_nothing_knows_it_or_its_objects(modules: tu
 
 def test_the_rules_find_what_they_forbid(modules: tuple[Module, ...]) -> None:
     by_name = {module.name: module for module in modules}
-    assert "pympsd.wire.frames" in set(by_name["pympsd.cli.control_client"].imports())
+    assert "pympsd.wire.frames" in set(by_name["pympsd.cli.daemon_connection"].imports())
     assert "trio" in by_name["pympsd.service.run"].imported_roots()
     assert _breaches([by_name["pympsd.service.run"]], "pympsd", ("pympsd.vocabulary",)) != []
 

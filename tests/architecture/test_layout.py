@@ -84,7 +84,7 @@ def test_no_module_name_is_vague(modules: tuple[Module, ...]) -> None:
     assert vague == set()
 
 
-def test_every_module_says_what_it_is_for(modules: tuple[Module, ...]) -> None:
+def test_every_module_states_what_it_is_for(modules: tuple[Module, ...]) -> None:
     # Stubs that are compiled at every start, and empty package files, need no docstring.
     silent = {module.name for module in modules if module.lines and not ast.get_docstring(module.tree)}
     assert silent <= {"pympsd.__main__", "pympsd_server.__main__"}
@@ -140,7 +140,7 @@ def _plain_bases(node: ast.ClassDef) -> Iterator[ast.Name | ast.Attribute]:
     yield from (base for base in node.bases if isinstance(base, ast.Name | ast.Attribute))
 
 
-def test_the_families_of_errors_are_few_and_each_says_who_raises_it(modules: tuple[Module, ...]) -> None:
+def test_the_families_of_errors_are_few_and_each_states_who_raises_it(modules: tuple[Module, ...]) -> None:
     (errors,) = [module for module in modules if module.name == "pympsd.errors"]
     classes = [node for node in errors.tree.body if isinstance(node, ast.ClassDef)]
     families = [node for node in classes if [ast.unparse(base) for base in node.bases] == ["PympsdError"]]

@@ -21,7 +21,7 @@ def _problem(path: Path | str) -> str:
     return str(refused.value.args[0])
 
 
-def test_the_first_word_that_is_no_option_names_it(tmp_path: Path) -> None:
+def test_the_first_word_that_is_not_an_option_names_it(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_bytes(b"x")
     assert text_of(["--check", str(file), "y"]) == b"x"
@@ -30,7 +30,7 @@ def test_the_first_word_that_is_no_option_names_it(tmp_path: Path) -> None:
     assert _problem(file) == f"{file}: a configuration file has at most {frames.MAX_BODY} bytes"
 
 
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_refused_immediately(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     text = "a configuration file must be a regular file, not"
     assert _problem(tmp_path / "fifo") == f"{tmp_path}/fifo: {text} a FIFO; write it to one first"

@@ -43,7 +43,7 @@ def test_another_process_of_its_pid_is_not_it_and_is_never_struck(child: subproc
     assert there(now)
 
 
-def test_no_process_is_nowhere() -> None:
+def test_no_process_never_exists_and_is_never_struck() -> None:
     assert not there(NO_PROCESS)
     assert not strike(NO_PROCESS, signal.SIGKILL)
     assert not there(ProcessKey(os.getpid(), GONE))

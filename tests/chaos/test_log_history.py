@@ -48,7 +48,7 @@ def test_a_daemon_that_leaves_a_server() -> None:
     assert judge(history_of(START + "1 Exit with status 0"), (), (), ())
 
 
-def test_two_servers_at_once() -> None:
+def test_two_servers_of_different_users_never_run_together() -> None:
     two = START + "1 Starting new server 8 for user 6\n1 Server 8 exited with status 0\n" + END
     assert judge(history_of(two), (), (), ()) == ["server 8 is started while [7] have not ended"]
 
@@ -85,7 +85,7 @@ def test_dropped_lines_leave_the_books_open() -> None:
     assert judge(history_of(START + END, MET + "7 Dropped 3 log lines: too many in a short time"), (), (), [51]) == []
 
 
-def test_a_killed_daemons_server_may_go_on() -> None:
+def test_a_killed_daemons_server_may_continue() -> None:
     killed = START + "2 Starting control daemon using socket /x\n"
     assert judge(history_of(killed + "2 Exit with status 0", MET), {ProcessKey(1)}, (), [50]) == []
     # The daemon that took it over may log its end.
@@ -142,11 +142,11 @@ def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     logs = LogHistory(lambda pid: ProcessKey(pid, next(starts)))
     history_of(START + "1 Server 7 exited with status -9\n", MET, logs)
     history_of(
-        "1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Started process 70 for device 1\n",
+        "1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Started executor 70 for device 1\n",
         "",
         logs,
     )
-    history_of("", "7 Started process 70 for device 1", logs)
+    history_of("", "7 Started executor 70 for device 1", logs)
     history_of("1 Server 7 exited with status -9\n1 Exit with status 0", "", logs)
     first, second = logs.servers
     assert (first.process, second.process) == (ProcessKey(7, 11), ProcessKey(7, 22))
@@ -156,7 +156,7 @@ def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     assert judge(logs, {first.process, second.process}, (), ()) == []
 
 
-def test_before_volta_a_fault_may_end_a_server() -> None:
+def test_a_fault_before_volta_may_end_a_server() -> None:
     ends = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
     fault = f"7 {SERVER_LINES['fault_ends_server'].sentence(Dialect.R580)}"
     assert judge(history_of(ends, MET + fault), (), (), ()) == []

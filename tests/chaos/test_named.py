@@ -45,7 +45,9 @@ def judge(tmp_path: Path) -> NamedSoak:
         ("", 100, ("init", 5, 805), "has no cause"),
     ],
 )
-def test_the_judge(judge: NamedSoak, place: str, uid: int, step: tuple[str, float, int], why: str) -> None:
+def test_the_judge_explains_each_step_as_listed(
+    judge: NamedSoak, place: str, uid: int, step: tuple[str, float, int], why: str
+) -> None:
     name, began, code = step
     folder = str(judge.testbed.directory / "pipe" / place)
     life = Life(ClientPlan(0, 1, 0, "copies", (0,), 1, 1, (("CUDA_MPS_PIPE_DIRECTORY", folder),)), 7, uid, began)

@@ -64,7 +64,7 @@ def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
 
 
 @given(kind=st.sampled_from([kind for kind in Kind if not TABLE[kind]]), code=st.sampled_from(list(Result)[1:]))
-def test_no_error_comes_of_those(kind: Kind, code: Result) -> None:
+def test_an_incident_explains_no_error_of_another_kind(kind: Kind, code: Result) -> None:
     incident = Incident(kind, 1, 5.0, 6.0, uid=ALICE)
     assert len(judge(a_life(1), a_step(code, 5.5), incidents=(incident,))) == 1
 
@@ -153,7 +153,7 @@ def test_a_terminated_client_gets_that_code_and_never_a_success() -> None:
     assert judge(a_life(1), a_step(0, 6.0), incidents=(incident,)) == []
 
 
-def test_a_client_that_was_granted_a_server_before_its_end_may_say_so_later() -> None:
+def test_a_client_that_was_granted_a_server_before_its_end_may_report_it_later() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
     slow = a_life(1)
     slow.init_began, slow.attached = 4.9, 9.0  # it was stopped in between
@@ -206,7 +206,7 @@ def test_a_process_that_a_fault_has_reached_has_no_other_context(containment: Co
         (Containment.SERVER, 1, True),
     ],
 )
-def test_a_neighbour_that_a_fault_must_reach_does_not_go_on(
+def test_a_neighbour_that_a_fault_must_reach_does_not_continue(
     containment: Containment, device: int, ends: bool
 ) -> None:
     culprit, neighbour = a_life(1), a_life(2, devices=(device,))
@@ -243,7 +243,7 @@ def test_a_machine_that_contains_faults_keeps_them_in_their_context() -> None:
     assert len(judge(a_life(3), init_step, others=(culprit,), **details)) == 1
 
 
-def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
+def test_a_fault_before_volta_ends_the_server() -> None:
     culprit = a_life(1, ended=6.0)
     details = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),), "containment": Containment.SERVER}
     for step in (a_step(700, 5.2), a_step(719, 5.2, 1), a_step(806, 5.2, 2), a_step(806, 5.2, 2, "open", 2)):
@@ -254,7 +254,7 @@ def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
         assert len(judge(a_life(5), a_step(code, 5.2, -1, "init", -1), **details)) == count
 
 
-def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of_a_process() -> None:
+def test_a_servers_last_message_before_volta_has_one_error_for_all_contexts_of_a_process() -> None:
     culprit = a_life(1, ended=6.0)
     details = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),)}
     for devices, containment, right in (
@@ -316,7 +316,9 @@ def test_what_must_not_be_noticed_with_the_drivers_server() -> None:
     code=st.sampled_from([100, 700, 805, 806, 807, 810]),
     name=st.sampled_from(["init", "unresponsive", "open", "chain"]),
 )
-def test_no_error_comes_of_those_with_the_drivers_server(kind: Kind, code: int, name: str) -> None:
+def test_an_incident_explains_no_error_of_another_kind_with_the_drivers_server(
+    kind: Kind, code: int, name: str
+) -> None:
     incident = Incident(kind, 1, 5.0, 6.0, uid=ALICE)
     assert len(by_driver(a_life(1), a_step(code, 5.5, name=name), incident)) == 1
 

@@ -6,16 +6,17 @@ import ast
 import inspect
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cuda.bindings import driver as real
 
+from pympsd.errors import InternalError
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client.signatures import SIGNATURES, Calling
+from pympsd_client.signatures.rows import chapter
 
 FUNCTIONS = [name for name in cuda._FUNCTIONS if hasattr(real, name)]
 
@@ -45,7 +46,7 @@ def _needs_init(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if _needs_init(name)])
-def test_before_cuinit_every_call_says_so_with_none_for_each_output(name: str, fresh_process: object) -> None:
+def test_every_call_before_cuinit_fails_with_none_for_each_output(name: str, fresh_process: object) -> None:
     passed = {"char *": b"x", "void *": 0, "void **": 0}
     arguments = [passed.get(item.type, None if item.type.endswith("*") else 0) for item in SIGNATURES[name].inputs]
     answer = getattr(cuda, name)(*arguments)
@@ -85,7 +86,7 @@ def test_descriptions_are_the_drivers(code: int, text: bytes) -> None:
     assert cuda.cuGetErrorString(cuda.CUresult(code)) == (cuda.CUresult.CUDA_SUCCESS, text)
 
 
-def test_what_is_no_result_has_no_name() -> None:
+def test_a_number_that_is_not_a_result_has_no_name() -> None:
     assert cuda.cuGetErrorName(123456) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
     assert cuda.cuGetErrorString(-1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
 
@@ -114,12 +115,21 @@ def test_a_function_that_is_missing_is_named() -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_a_row_names_a_core_that_takes_what_it_lists(name: str) -> None:
     signature = SIGNATURES[name]
-    core = getattr(import_module(f"pympsd_client.{signature.module}"), signature.core)
+    core = signature.find_core()
     if "*" not in signature.arguments:
         listed = ast.parse(f"core({signature.arguments})", mode="eval").body
         assert isinstance(listed, ast.Call)
         inspect.signature(core).bind(*listed.args)
     assert core.__doc__
+
+
+@pytest.mark.parametrize("module", ["_objects.memory", "_objects.no_such_module"])
+def test_the_error_about_a_row_without_a_core_names_the_row_the_module_and_the_recipe(module: str) -> None:
+    (row,) = chapter(module, "cuMemFill(CUdeviceptr dptr) = no_such_core")
+    message = f"cuMemFill names the core no_such_core, which pympsd_client.{module} does not define"
+    with pytest.raises(InternalError, match=f"{message}.*CONTRIBUTING.md, 'A driver function'"):
+        row.find_core()
+    assert "### A driver function" in (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -151,7 +161,7 @@ def test_a_star_brings_functions_types_and_constants() -> None:
         (lambda: cuda.cuGetErrorName("x"), TypeError),
     ],
 )
-def test_what_is_no_number_raises_as_in_cuda_bindings(call: Any, error: type[Exception]) -> None:
+def test_an_argument_that_is_not_a_number_raises_as_in_cuda_bindings(call: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         call()
 

@@ -50,7 +50,7 @@ def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, 
 @pytest.mark.parametrize(
     "shape", [(7, 0, 0, 0), (7, 5, 0, 0), (7, 5, 3, 0), (7, 0, 3, LAYERED), (4, 4, 6, CUBEMAP), (8, 8, 0, GATHER)]
 )
-def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[int, int, int, int]) -> None:
+def test_an_array_reports_its_description(context: Any, format: Any, shape: tuple[int, int, int, int]) -> None:
     width, height, depth, flags = shape
     array = ok(cuda.cuArray3DCreate(describe(width, height, depth, format, 2, flags)))
     description, plain = ok(cuda.cuArray3DGetDescriptor(array)), ok(cuda.cuArrayGetDescriptor(array))
@@ -120,7 +120,7 @@ def test_arrays_need_a_context_and_a_device_that_has_them(devices: None) -> None
     assert "linear memory" in last_error()
 
 
-def test_an_array_is_no_linear_memory(context: Any) -> None:
+def test_an_array_is_not_linear_memory(context: Any) -> None:
     before = ok(cuda.cuMemGetInfo())[0]
     array = ok(cuda.cuArray3DCreate(describe(1024, 1024, 0)))
     assert before - ok(cuda.cuMemGetInfo())[0] >= 4 << 20
@@ -129,7 +129,7 @@ def test_an_array_is_no_linear_memory(context: Any) -> None:
     assert ok(cuda.cuMemGetInfo())[0] == before
 
 
-def test_levels_halve(context: Any) -> None:
+def test_each_level_has_half_the_size_of_the_one_before(context: Any) -> None:
     mipmap = ok(cuda.cuMipmappedArrayCreate(describe(20, 5, 6, flags=LAYERED), 99))
     levels = [ok(cuda.cuMipmappedArrayGetLevel(mipmap, number)) for number in range(5)]
     sizes = [

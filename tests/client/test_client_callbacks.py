@@ -114,7 +114,7 @@ def test_a_callable_is_called_with_its_data(streams: list[Any]) -> None:
     assert (int(stream), status, passed is data) == (int(streams[0]), R.CUDA_SUCCESS, True)
 
 
-def test_an_object_that_is_no_function_is_refused(streams: list[Any]) -> None:
+def test_an_object_that_is_not_a_function_is_refused(streams: list[Any]) -> None:
     for call in (
         lambda fn: cuda.cuLaunchHostFunc(streams[0], fn, 0),
         lambda fn: cuda.cuStreamAddCallback(streams[0], fn, 0, 0),

@@ -40,7 +40,7 @@ def _launch(blocks: int, threads: int, address: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("threads", [1, 96, 1024])
-def test_many_clusters(context: Any, threads: int) -> None:
+def test_more_clusters_than_fit_all_run(context: Any, threads: int) -> None:
     blocks = 2000
     address = ok(cuda.cuMemAlloc(4 * blocks))
     ok(_launch(blocks, threads, address))

@@ -140,7 +140,7 @@ def bench(context: Any) -> Bench:
 @pytest.mark.parametrize(
     ("value", "size", "expected"), [(7, 1, [1, 0]), (0, 1, [0, 0]), (1, 2, [1, 0]), (0, 2, [0, 1])]
 )
-def test_if(bench: Bench, value: int, size: int, expected: list[int]) -> None:
+def test_an_if_node_runs_the_body_of_its_condition(bench: Bench, value: int, size: int, expected: list[int]) -> None:
     handle = bench.condition()
     bodies = bench.conditional(handle, IF, size, (bench.choose(bench.graph, handle, value),))
     for place, body in enumerate(bodies):
@@ -150,7 +150,7 @@ def test_if(bench: Bench, value: int, size: int, expected: list[int]) -> None:
 
 
 @pytest.mark.parametrize("value", range(4))
-def test_switch(bench: Bench, value: int) -> None:
+def test_a_switch_node_runs_the_body_of_its_value(bench: Bench, value: int) -> None:
     handle = bench.condition()
     bodies = bench.conditional(handle, SWITCH, 3, (bench.choose(bench.graph, handle, value),))
     for place, body in enumerate(bodies):
@@ -159,7 +159,7 @@ def test_switch(bench: Bench, value: int) -> None:
     assert bench.read(3) == [int(place == value) for place in range(3)]
 
 
-def test_while_and_what_comes_after_it(bench: Bench) -> None:
+def test_a_while_node_repeats_its_body_and_later_nodes_follow(bench: Bench) -> None:
     handle = bench.condition(default=1)
     (body,) = bench.conditional(handle, WHILE)
     (loop,) = ok(cuda.cuGraphGetNodes(bench.graph, 1))[:1]
@@ -173,7 +173,7 @@ def test_while_and_what_comes_after_it(bench: Bench) -> None:
         assert bench.read(4) == [0, 2 * rounds, rounds, 5], "the default begins every launch"
 
 
-def test_many_launches_queued_at_once(bench: Bench) -> None:
+def test_many_queued_launches_all_run(bench: Bench) -> None:
     handle = bench.condition()
     (body,) = bench.conditional(handle, IF, 1, (bench.choose(bench.graph, handle, 1),))
     bench.add(body, 0, 1)

@@ -25,7 +25,7 @@ from pympsd_client._connect.discovery import NoDaemon, is_traced
         (b"", False),
     ],
 )
-def test_traced(status: bytes, traced: bool) -> None:
+def test_a_status_with_a_tracer_is_traced(status: bytes, traced: bool) -> None:
     assert is_traced(status) is traced
 
 
@@ -43,7 +43,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_the_hello_says_traced_and_the_answer_is_a_reason(
+def test_the_hello_reports_a_tracer_and_the_answer_is_a_reason(
     ends: tuple[socket.socket, socket.socket], traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, daemon = ends

@@ -44,12 +44,14 @@ def test_the_control_socket_is_in_the_pipe_directory(environment: dict[str, str]
         ({"PYMPSD_BACKEND": "auto"}, True, Way.NATIVE),
     ],
 )
-def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way: Way) -> None:
+def test_a_program_without_a_daemon_runs_as_its_settings_choose(
+    environment: dict[str, str], native_driver: bool, way: Way
+) -> None:
     assert choose_without_daemon(environment, NoDaemon("no daemon"), lambda: native_driver) is way
 
 
 @pytest.mark.parametrize("native_driver", [True, False])
-def test_a_program_at_a_namespace_goes_on_without_a_daemon_only_if_it_says_so(native_driver: bool) -> None:
+def test_a_program_at_a_namespace_runs_without_a_daemon_only_if_it_requests_that(native_driver: bool) -> None:
     why = NoDaemon("no daemon", limited=True)
     ways = [
         choose_without_daemon(environment, why, lambda: native_driver)
@@ -71,7 +73,7 @@ def test_a_daemon_of_the_drivers_server_is_for_the_native_driver(
     assert choose_without_daemon({"PYMPSD_REQUIRE_MPS": required}, why, lambda: native_driver) is way
 
 
-def test_a_refusal_says_what_is_lacking() -> None:
+def test_a_refusal_reports_what_is_lacking() -> None:
     assert refusal(NoDaemon("no daemon")) == "no daemon, and PYMPSD_REQUIRE_MPS=1 asks for one"
     limited = refusal(NoDaemon("no daemon", limited=True))
     assert limited == "no daemon; without MPS this program would have no limits (PYMPSD_REQUIRE_MPS=0 lets it run so)"

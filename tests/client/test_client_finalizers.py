@@ -96,7 +96,7 @@ def at_every_line(context: Any, classes: tuple[type, ...], prepare: Callable[[],
 
 
 @pytest.mark.parametrize("is_clone", [True, False])
-def test_graph_memory(context: Any, is_clone: bool) -> None:
+def test_finalizers_free_graph_memory(context: Any, is_clone: bool) -> None:
     def count_used() -> int:
         attribute = cuda.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
         return int(ok(cuda.cuDeviceGetGraphMemAttribute(0, attribute)))
@@ -199,7 +199,7 @@ def test_allocations_in_order(context: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["cuUserObjectRetain", "cuUserObjectRelease"])
-def test_user_objects(context: Any, call: str) -> None:
+def test_finalizers_release_user_objects(context: Any, call: str) -> None:
     ended = threading.Event()
     destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: ended.set())
     address = ctypes.cast(destroy, ctypes.c_void_p).value

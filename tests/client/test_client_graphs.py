@@ -334,7 +334,7 @@ def test_an_executable_graph_is_updated_by_a_whole_graph(bench: Bench) -> None:
     assert bench.read() == [4] * 16
 
 
-def test_what_is_refused_in_making_a_graph(bench: Bench) -> None:
+def test_wrong_nodes_and_edges_of_a_graph_are_refused(bench: Bench) -> None:
     graph = bench.graph
     node = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
     foreign_node = ok(cuda.cuGraphAddEmptyNode(ok(cuda.cuGraphCreate(0)), None, 0))
@@ -478,7 +478,7 @@ def test_a_graph_as_a_file(bench: Bench, tmp_path: Path) -> None:
     assert cuda.cuGraphDebugDotPrint(bench.graph, missing, 0) == (R.CUDA_ERROR_OPERATING_SYSTEM,)
 
 
-def test_kernel_attributes(bench: Bench) -> None:
+def test_kernel_nodes_keep_and_copy_attributes(bench: Bench) -> None:
     node = ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 2)))
     other = ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(1, 2)))
     attributes = cuda.CUlaunchAttributeID
@@ -605,7 +605,7 @@ def test_a_capturing_stream_allocates_what_the_pool_has(bench: Bench) -> None:
     ok(cuda.cuMemPoolDestroy(pool))
 
 
-def test_what_graphs_do_not_allocate(bench: Bench) -> None:
+def test_graphs_refuse_impossible_allocations(bench: Bench) -> None:
     assert cuda.cuGraphAddMemAllocNode(*bench.after(), allocation(0)) == (*INVALID, None)
     huge = cuda.cuGraphAddMemAllocNode(*bench.after(), allocation(1 << 63))
     assert huge == (R.CUDA_ERROR_OUT_OF_MEMORY, None)

@@ -69,7 +69,7 @@ def test_the_sms_of_a_device_are_split(context: Any) -> None:
     assert sizes(again) == [16, 16], "a part is split again"
 
 
-def test_groups(context: Any) -> None:
+def test_multiprocessors_are_split_into_groups(context: Any) -> None:
     parts, rest = ok(cuda.cuDevSmResourceSplit(2, whole(), 0, [group(4, 2), group(16)]))
     assert (sizes(parts), rest.sm.smCount) == ([4, 16], 112)
     expected = [group(100, 2), group(0)]
@@ -118,7 +118,7 @@ def test_a_cooperative_launch_has_the_room_of_the_part(context: Any) -> None:
     assert cuda.cuCtxSynchronize() == DONE
 
 
-def test_streams(context: Any) -> None:
+def test_a_green_context_has_streams(context: Any) -> None:
     handle = green()
     stream = ok(cuda.cuGreenCtxStreamCreate(handle, 1, 0))
     assert int(ok(cuda.cuStreamGetGreenCtx(stream))) == int(handle)
@@ -180,7 +180,7 @@ def test_events_of_all_streams(context: Any) -> None:
     assert cuda.cuGreenCtxRecordEvent(handle, mine) == (INVALID_CONTEXT,)
 
 
-def test_mistakes(context: Any) -> None:
+def test_wrong_resources_are_refused(context: Any) -> None:
     for kind, code in ((0, TYPE), (1000, TYPE), (10000, TYPE), (5, INVALID), (-1, INVALID)):
         assert cuda.cuDeviceGetDevResource(0, kind) == (code, None)
         assert cuda.cuCtxGetDevResource(context, kind) == (code, None)

@@ -173,7 +173,9 @@ def test_addresses_that_the_program_uses_are_not_taken_over(context: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", ["HOST", "HOST_NUMA"])
-def test_a_device_without_it_refuses_it(context: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_device_without_host_memory_pools_refuses_them(
+    context: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     lacking = dict.fromkeys((f"{kind}_MEMORY_POOLS_SUPPORTED", "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"), 0)
     devices = tuple(
         evolve(item, properties=evolve(item.properties, attributes={**item.properties.attributes, **lacking}))

@@ -76,7 +76,7 @@ def test_the_managed_variables_of_a_library_are_the_same_on_all_devices(peers: l
 
 @KINDS
 @pytest.mark.parametrize("own", [0, 1])
-def test_kernels_of_another_device_read_and_write_it(
+def test_kernels_of_another_device_read_and_write_host_memory(
     make: Callable[[], tuple[int, int]], own: int, peers: list[Any]
 ) -> None:
     use(peers[1 - own])
@@ -89,7 +89,7 @@ def test_kernels_of_another_device_read_and_write_it(
     assert (memory == np.arange(WORDS) + 3).all()
 
 
-def test_a_context_that_is_created_later_reaches_it(context: Any) -> None:
+def test_a_context_that_is_created_later_accesses_host_memory(context: Any) -> None:
     address, _ = _allocate()
     at(address, SIZE).view(np.float32)[:] = 0
     ok(cuda.cuCtxCreate(None, 0, 1))
@@ -115,7 +115,7 @@ def test_a_running_kernel_sees_what_the_program_writes(peers: list[Any]) -> None
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
-def test_its_address_is_the_same_for_both(peers: list[Any]) -> None:
+def test_host_memory_has_the_same_address_for_both_devices(peers: list[Any]) -> None:
     use(peers[1])
     address, _ = _allocate()
     registered, of_kernels = _register()
@@ -142,7 +142,7 @@ def test_what_kernels_of_another_device_do_not_reach(what: str, peers: list[Any]
     assert f"{wrong:#x}" in last_error()
 
 
-def test_a_running_kernel_goes_on_when_peer_access_ends(peers: list[Any]) -> None:
+def test_a_running_kernel_continues_when_peer_access_ends(peers: list[Any]) -> None:
     use(peers[1])
     address, _ = _allocate()
     use(peers[0])

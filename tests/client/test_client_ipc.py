@@ -232,7 +232,7 @@ def test_mistakes_with_events(context: Any) -> None:
     assert cuda.cuIpcOpenEventHandle(handle) == (MAP_FAILED, None)
 
 
-def test_a_device_without_them_refuses_them_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_ipc_handles_refuses_them_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = contexts[int(context)]
     without = {**entry.device.properties.attributes, "IPC_EVENT_SUPPORTED": 0}
     monkeypatch.setattr(
@@ -247,5 +247,5 @@ def test_a_device_without_them_refuses_them_by_name(context: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_a_context(devices: None, name: str) -> None:
+def test_ipc_functions_need_a_context(devices: None, name: str) -> None:
     assert getattr(cuda, name)(*make_arguments(name))[0] == R.CUDA_ERROR_INVALID_CONTEXT

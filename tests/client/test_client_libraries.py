@@ -80,7 +80,7 @@ def test_a_kernel_runs_in_the_context_of_its_stream(library: Any) -> None:
     assert _store(cuda.CUfunction(int(_kernel(library))), stream, 3, out) == 3
 
 
-def test_without_a_context_a_library_names_its_kernels(devices: None) -> None:
+def test_a_library_names_its_kernels_without_a_context(devices: None) -> None:
     library = _load()
     assert ok(cuda.cuLibraryGetKernelCount(library)) >= 4
     kernel = _kernel(library)
@@ -169,7 +169,7 @@ def test_occupancy_and_hints_take_kernels_too(library: Any) -> None:
     assert ok(cuda.cuModuleGetLoadingMode()) == cuda.CUmoduleLoadingMode.CU_MODULE_LAZY_LOADING
 
 
-def test_what_is_not_in_the_library(library: Any) -> None:
+def test_names_that_a_library_lacks_are_not_found(library: Any) -> None:
     _check_failed(cuda.cuLibraryGetKernel(library, b"absent"), "NOT_FOUND")
     assert "it has add" in last_error()
     _check_failed(cuda.cuLibraryGetGlobal(library, b"absent"), "NOT_FOUND")
@@ -215,7 +215,7 @@ def test_handles_of_an_unloaded_library(library: Any) -> None:
 
 
 @pytest.mark.parametrize(("code", "result"), [(None, "INVALID_VALUE"), (b"", "INVALID_IMAGE")])
-def test_what_is_no_image_is_refused_at_once(context: Any, code: Any, result: str) -> None:
+def test_data_that_is_not_an_image_is_refused_immediately(context: Any, code: Any, result: str) -> None:
     _check_failed(cuda.cuLibraryLoadData(code, [], [], 0, [], [], 0), result)
 
 
@@ -278,7 +278,7 @@ def test_options_as_arrays_of_c(context: Any) -> None:
     ok(cuda.cuLibraryLoadData(PTX, 0, 0, 0, 0, 0, 0))
 
 
-def test_from_a_file(context: Any, tmp_path: Path) -> None:
+def test_a_library_is_loaded_from_a_file(context: Any, tmp_path: Path) -> None:
     library = ok(cuda.cuLibraryLoadFromFile(str(PTX_FILE).encode(), [], [], 0, [], [], 0))
     assert _store(cuda.CUfunction(int(_kernel(library)))) == 7
     absent = str(tmp_path / "absent.ptx").encode()

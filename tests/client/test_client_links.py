@@ -117,7 +117,7 @@ def test_two_inputs_use_each_other(context: Any, order: tuple[bytes, bytes]) -> 
     ok(cuda.cuLinkDestroy(state))
 
 
-def test_files(context: Any, tmp_path: Path) -> None:
+def test_files_are_linked(context: Any, tmp_path: Path) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
     for name, ptx in (("a.ptx", FIRST), ("b.ptx", SECOND)):
         (tmp_path / name).write_bytes(ptx)
@@ -192,13 +192,13 @@ def test_inputs_without_ptx(context: Any, kind: Any, image: str, error: str, wor
     ok(cuda.cuLinkComplete(state))
 
 
-def test_there_is_no_compiler_of_nvvm_ir(context: Any) -> None:
+def test_nvvm_ir_is_refused(context: Any) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
     for answer in (_add(state, KERNEL, cuda.CUjitInputType.CU_JIT_INPUT_NVVM), cuda.cuLinkComplete(state)):
         assert answer[0].name == "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"
 
 
-def test_wrong_arguments(context: Any) -> None:
+def test_wrong_arguments_of_links_are_refused(context: Any) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
     wrong = cuda.CUresult.CUDA_ERROR_INVALID_VALUE
     assert cuda.cuLinkAddData(state, 6, KERNEL, len(KERNEL), b"", 0, [], [])[0] == wrong
@@ -217,7 +217,7 @@ def test_wrong_arguments(context: Any) -> None:
         assert answer[0] == cuda.CUresult.CUDA_ERROR_INVALID_HANDLE
 
 
-def test_without_a_context(devices: None) -> None:
+def test_a_link_needs_a_context(devices: None) -> None:
     assert cuda.cuLinkCreate(0, [], [])[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
 

@@ -45,7 +45,7 @@ def get(name: str, address: int, count: int = SIZE, size: int = 4) -> Any:
     return ok(cuda.cuMemRangeGetAttribute(size, getattr(A, f"CU_MEM_RANGE_ATTRIBUTE_{name}"), address, count))
 
 
-def test_program_and_kernels_reach_it(managed: int) -> None:
+def test_program_and_kernels_access_managed_memory(managed: int) -> None:
     memory = at(managed, SIZE).view(np.float32)
     assert not memory.any()
     memory[:] = np.arange(memory.size)
@@ -70,7 +70,7 @@ def test_a_running_kernel_sees_what_the_program_writes(managed: int) -> None:
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
-def test_its_attributes_as_an_address(managed: int, context: Any) -> None:
+def test_managed_addresses_have_attributes(managed: int, context: Any) -> None:
     def of(name: str) -> Any:
         attribute = getattr(cuda.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
         return ok(cuda.cuPointerGetAttribute(attribute, managed + 3))
@@ -81,7 +81,7 @@ def test_its_attributes_as_an_address(managed: int, context: Any) -> None:
     assert of("MEMORY_TYPE") == cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
 
 
-def test_it_ends_with_its_context_and_with_cuMemFree(devices: None) -> None:
+def test_managed_memory_ends_with_its_context_and_with_cuMemFree(devices: None) -> None:
     for frees in (True, False):
         context = ok(cuda.cuCtxCreate(None, 0, 0))
         address = int(ok(cuda.cuMemAllocManaged(SIZE, GLOBAL)))
@@ -224,7 +224,7 @@ def test_attaching_to_a_stream(managed: int) -> None:
     assert cuda.cuStreamAttachMemAsync(12345, managed, 0, 4) == (R.CUDA_ERROR_INVALID_HANDLE,)
 
 
-def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_managed_memory_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pympsd_client._objects.context import contexts
 
     entry = contexts[int(context)]

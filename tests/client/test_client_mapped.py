@@ -33,7 +33,7 @@ def launch(function: Any, *arguments: tuple[int, Any], blocks: int = 1, threads:
 
 
 @pytest.mark.parametrize("flags", [0, 1, 2, 4, 7])
-def test_kernels_read_and_write_it(context: Any, flags: int) -> None:
+def test_kernels_read_and_write_mapped_memory(context: Any, flags: int) -> None:
     address = ok(cuda.cuMemHostAlloc(4 * WORDS, flags))
     memory = at(address, 4 * WORDS).view(np.float32)
     memory[:] = np.arange(WORDS)
@@ -57,7 +57,7 @@ def test_a_running_kernel_sees_what_the_program_writes(context: Any) -> None:
     assert cuda.cuStreamSynchronize(stream) == DONE
 
 
-def test_fills_and_copies_of_the_device_reach_it(context: Any) -> None:
+def test_fills_and_copies_of_the_device_change_mapped_memory(context: Any) -> None:
     address = ok(cuda.cuMemHostAlloc(4 * WORDS, 0))
     memory = at(address, 4 * WORDS)
     device = ok(cuda.cuMemAlloc(4 * WORDS))
@@ -87,7 +87,7 @@ def test_sizes_beyond_its_end_are_refused(context: Any) -> None:
     assert cuda.cuMemsetD8(address, 1, 8) == beyond, "it is freed"
 
 
-def test_a_freed_address_is_no_memory_of_kernels(context: Any) -> None:
+def test_a_freed_address_is_not_memory_of_kernels(context: Any) -> None:
     address = ok(cuda.cuMemHostAlloc(4096, 2))
     function = kernel(BASIC, b"add_one")
     assert cuda.cuMemFreeHost(address) == DONE
@@ -96,7 +96,7 @@ def test_a_freed_address_is_no_memory_of_kernels(context: Any) -> None:
     assert cuda.cuMemHostGetDevicePointer(address, 0)[0] == R.CUDA_ERROR_ILLEGAL_ADDRESS, "the context is in error"
 
 
-def test_another_context_of_the_process_reaches_it(context: Any) -> None:
+def test_another_context_of_the_process_accesses_mapped_memory(context: Any) -> None:
     address = ok(cuda.cuMemHostAlloc(4096, 1))
     memory = at(address, 4096).view(np.float32)
     other = ok(cuda.cuCtxCreate(None, 0, 0))
@@ -120,7 +120,7 @@ def test_registered_memory_is_not_mapped_without_the_flag(context: Any) -> None:
     assert cuda.cuMemHostUnregister(mine) == DONE
 
 
-def test_kernels_add_to_it_while_the_program_adds_too(context: Any) -> None:
+def test_kernels_add_to_mapped_memory_while_the_program_adds_too(context: Any) -> None:
     """The pages are the same ones: what either side writes to its own words stays."""
     address = ok(cuda.cuMemHostAlloc(8 * WORDS, 2))
     memory = at(address, 8 * WORDS).view(np.float32)

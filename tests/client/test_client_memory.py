@@ -151,7 +151,7 @@ def test_an_array_of_one_element_is_a_buffer_and_not_an_address(device_bytes: An
 
 
 @pytest.mark.parametrize("host", ["text", 1.5j, [1, 2], {}])
-def test_what_is_no_host_pointer_is_a_type_error(device_bytes: Any, host: object) -> None:
+def test_what_is_not_a_host_pointer_is_a_type_error(device_bytes: Any, host: object) -> None:
     with pytest.raises(TypeError):
         cuda.cuMemcpyHtoD(device_bytes, host, 1)
 
@@ -236,7 +236,9 @@ def test_nothing_is_copied_or_set_for_a_size_of_zero(context: Any) -> None:
 
 @pytest.mark.parametrize(("width", "value"), [(8, 0xA5), (16, 0xBEEF), (32, 0xDEADBEEF)])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_fills(device_bytes: Any, width: int, value: int, asynchronous: bool) -> None:
+def test_fills_write_their_elements_and_no_others(
+    device_bytes: Any, width: int, value: int, asynchronous: bool
+) -> None:
     count, kind = 1003, {8: np.uint8, 16: np.uint16, 32: np.uint32}[width]
     ok(cuda.cuMemsetD8(device_bytes, 0, 8192))
     if asynchronous:

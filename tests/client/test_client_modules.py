@@ -276,7 +276,7 @@ BROKEN = PTX + b".visible .entry broken()\n{\n    .reg .b32 %r<2>;\n    frobnica
 
 
 @pytest.mark.parametrize("buffer", [lambda: bytearray(4096), lambda: bytes(4096)], ids=["bytearray", "bytes"])
-def test_the_error_log_says_what_is_wrong_with_the_code(context: Any, buffer: Any) -> None:
+def test_the_error_log_reports_what_is_wrong_with_the_code(context: Any, buffer: Any) -> None:
     log, info = buffer(), bytearray(b"x" * 10)
     options = [
         Option.CU_JIT_ERROR_LOG_BUFFER,
@@ -346,13 +346,13 @@ def test_options_that_cannot_be_are_named(
     assert words in last_error()
 
 
-def test_no_options_are_fine(context: Any) -> None:
+def test_a_module_is_loaded_without_options(context: Any) -> None:
     ok(cuda.cuModuleLoadDataEx(PTX, 0, None, None))
     ok(cuda.cuModuleLoadDataEx(PTX, 0, [], []))
 
 
 @pytest.mark.parametrize("image", [b"", b"\0", b"\x7fELF" + bytes(60), b"\xb1\x43\x62\x46" + bytes(60), b"hello"])
-def test_what_is_no_image_is_refused(context: Any, image: bytes) -> None:
+def test_data_that_is_not_an_image_is_refused(context: Any, image: bytes) -> None:
     result, module = cuda.cuModuleLoadData(image)
     assert module is None
     assert result != cuda.CUresult.CUDA_SUCCESS
@@ -406,7 +406,7 @@ def test_a_fatbin_and_its_wrapper_are_loaded(context: Any) -> None:
 # --- arguments that are not handles, as cuda.bindings has it
 
 
-def test_no_function_is_handle_0(context: Any) -> None:
+def test_handle_0_is_not_a_function(context: Any) -> None:
     for none in (None, 0):
         assert _launch(none, None)[0].name == "CUDA_ERROR_INVALID_HANDLE"
 
@@ -421,7 +421,7 @@ def test_a_pointer_parameter_is_a_pointer(module: Any, kind: Any, wrong: Any) ->
         _launch(function, ((wrong, 1), (kind, ctypes.c_uint)))
 
 
-def test_a_real_number_is_no_handle(module: Any) -> None:
+def test_a_real_number_is_not_a_handle(module: Any) -> None:
     function, out = _function(module, b"store"), ok(cuda.cuMemAlloc(4))
     for _ in range(3):
         ok(_launch(function, ((out, 1), (None, ctypes.c_uint))))

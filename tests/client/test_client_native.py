@@ -93,7 +93,9 @@ def test_a_daemon_of_the_drivers_server_leads_to_the_native_driver(
     assert process.native is bindings
 
 
-def test_without_a_driver_it_says_that_one_is_needed(drivers_daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuinit_without_a_driver_reports_that_one_is_needed(
+    drivers_daemon: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(private_executor, "has_native_driver", lambda: False)
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
     assert last_error().startswith(f"the MPS control daemon at {drivers_daemon} manages the driver's own server")

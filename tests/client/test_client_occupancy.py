@@ -83,7 +83,7 @@ def test_a_kernel_holds_no_more_threads_than_it_was_built_for(module: Any) -> No
     assert (_blocks(function, 64), _blocks(function, 65)) == (32, 0)
 
 
-def test_no_threads_are_no_block(count: Any) -> None:
+def test_a_block_without_threads_is_refused(count: Any) -> None:
     assert cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(count, 0, 0) == (INVALID, None)
 
 
@@ -117,7 +117,7 @@ def test_the_program_may_say_what_a_block_needs(count: Any) -> None:
     assert set(thread_counts) >= {1024, 96, 64, 32}
 
 
-def test_no_block_that_fits(count: Any) -> None:
+def test_a_kernel_of_which_no_block_fits_is_refused(count: Any) -> None:
     assert cuda.cuOccupancyMaxPotentialBlockSize(count, None, 1 << 20, 0) == (INVALID, None, None)
     assert "no block of count fits" in last_error()
 

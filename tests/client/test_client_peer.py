@@ -85,7 +85,7 @@ def test_mistakes_with_slices(places: Any) -> None:
     assert cuda.cuMemcpy3DPeer(wrong_context)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
 
 
-def test_addresses_tell_the_devices_of_a_copy(places: Any) -> None:
+def test_addresses_determine_the_devices_of_a_copy(places: Any) -> None:
     """As on two H200."""
     (here, source), (there, destination) = places
     assert cuda.cuMemcpyPeer(destination, here, source, there, COUNT) == DONE

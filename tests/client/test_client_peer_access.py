@@ -76,7 +76,7 @@ def use(context: Any) -> None:
     ok(cuda.cuCtxSetCurrent(context))
 
 
-def test_devices_say_so(devices: None) -> None:
+def test_devices_report_peer_access(devices: None) -> None:
     for item, other in ((0, 1), (1, 0)):
         assert ok(cuda.cuDeviceCanAccessPeer(item, other)) == 1
         kept_open = {
@@ -98,7 +98,7 @@ def test_kernels_read_and_write_memory_of_a_peer(own: int, peers: list[Any]) -> 
         assert (read(address) == np.arange(WORDS) + 1).all()
 
 
-def test_kernels_of_two_devices_use_each_others_memory_at_once(peers: list[Any]) -> None:
+def test_kernels_of_two_devices_use_each_others_memory_concurrently(peers: list[Any]) -> None:
     places = [numbers(context) for context in peers]
     for own in (0, 1):
         use(peers[own])
@@ -147,7 +147,7 @@ def test_threads_of_one_kernel_use_memory_of_both_devices(own: int, peers: list[
 
 @pytest.mark.parametrize("own", [0, 1])
 @pytest.mark.parametrize("what", ["never enabled", "disabled", "freed", "beyond", "before", "misaligned"])
-def test_what_kernels_do_not_reach_of_a_peer(what: str, own: int, peers: list[Any]) -> None:
+def test_kernels_fault_at_inaccessible_memory_of_a_peer(what: str, own: int, peers: list[Any]) -> None:
     address = numbers(peers[1 - own])
     use(peers[own])
     if what != "never enabled":
@@ -223,7 +223,7 @@ def test_memory_that_was_mapped_before_stays_accessible(peers: list[Any]) -> Non
     assert cuda.cuMemFreeHost(host) == DONE
 
 
-def test_what_is_refused(peers: list[Any]) -> None:
+def test_wrong_peer_access_is_refused(peers: list[Any]) -> None:
     assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == (R.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,), "the current one"
     assert cuda.cuCtxDisablePeerAccess(peers[0]) == (R.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,)
     assert cuda.cuCtxEnablePeerAccess(peers[1], 1) == (R.CUDA_ERROR_INVALID_VALUE,)

@@ -40,7 +40,7 @@ def host(context: Any) -> Any:
         ok((*cuda.cuMemFreeHost(address), None))
 
 
-def test_it_is_memory_that_is_copied_from_and_to(host: int) -> None:
+def test_copies_read_and_write_pinned_memory(host: int) -> None:
     device_memory = ok(cuda.cuMemAlloc(COUNT))
     memory = at(host)
     assert not memory.any()
@@ -81,7 +81,7 @@ def test_it_is_freed_with_the_context_in_which_it_was_allocated(host: int) -> No
 
 
 @pytest.mark.parametrize(("size", "number"), [(PAGE, 20), (16 << 20, 3)])
-def test_it_lies_elsewhere_than_the_programs_own_memory(host: int, size: int, number: int) -> None:
+def test_pinned_memory_lies_elsewhere_than_the_programs_own(host: int, size: int, number: int) -> None:
     """The program may have mapped anything, here pages at the addresses that the executor would give next."""
     start, own = host + (1 << 20), 8 << 20
     assert map_nothing(own, start) == start
@@ -146,7 +146,7 @@ def test_what_cannot_be_registered_is_refused(context: Any) -> None:
     assert cuda.cuMemHostRegister((1 << 64) - 8, 8, 0) == (INVALID,)
 
 
-def test_it_is_unbounded_on_these_devices(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_is_unbounded_from_volta_on(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinned, "_shared_memory", "/no such folder")
     address = ok(cuda.cuMemAllocHost(COUNT))
     assert cuda.cuMemFreeHost(address) == (cuda.CUresult.CUDA_SUCCESS,)

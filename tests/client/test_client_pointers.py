@@ -122,7 +122,7 @@ def test_attributes_are_returned_for_those_that_an_address_has(context: Any) -> 
     assert ok(cuda.cuPointerGetAttributes(2, InMemory(ctypes.addressof(in_c)), address)) == [0, BYTES]
 
 
-def test_bad_arguments(context: Any) -> None:
+def test_bad_arguments_of_pointer_attributes_are_refused(context: Any) -> None:
     address = int(ok(cuda.cuMemAlloc(BYTES)))
     assert cuda.cuPointerGetAttribute(1000, address) == (INVALID, None)
     assert cuda.cuPointerGetAttributes(0, [], address) == (INVALID, None)
@@ -135,7 +135,7 @@ def test_bad_arguments(context: Any) -> None:
     assert cuda.cuPointerSetAttribute(True, A.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 64) == (INVALID,)
 
 
-def test_without_a_context(devices: None) -> None:
+def test_pointer_attributes_need_a_context(devices: None) -> None:
     no_context = cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
     assert cuda.cuPointerGetAttribute(A.CU_POINTER_ATTRIBUTE_MAPPED, 64) == (no_context, None)
     assert cuda.cuMemGetAddressRange(64) == (no_context, None, None)

@@ -169,7 +169,7 @@ def test_attributes_of_memory_need_no_context(pool: Any) -> None:
     assert cuda.cuPointerGetAttribute(types, plain) == (R.CUDA_ERROR_INVALID_CONTEXT, None)
 
 
-def test_attributes(pool: Any) -> None:
+def test_devices_report_the_handle_types_of_pools(pool: Any) -> None:
     attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
     assert ok(cuda.cuDeviceGetAttribute(attribute, 0)) == int(DESCRIPTOR)
     if hasattr(A, "CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES"):
@@ -179,7 +179,7 @@ def test_attributes(pool: Any) -> None:
     assert cuda.cuMemPoolTrimTo(theirs, 0) == DONE
 
 
-def test_mistakes(pool: Any) -> None:
+def test_wrong_exports_and_imports_of_pools_are_refused(pool: Any) -> None:
     plain = ok(cuda.cuMemPoolCreate(properties()))
     assert cuda.cuMemPoolExportToShareableHandle(plain, DESCRIPTOR, 0) == (INVALID, None)
     assert cuda.cuMemPoolExportToShareableHandle(0, DESCRIPTOR, 0) == (INVALID, None)

@@ -102,13 +102,13 @@ def test_memory_is_memory(pool: Any) -> None:
     assert (back[:1000] == 7).all()
 
 
-def test_memory_freed_in_a_stream_is_reused_in_it_at_once(pool: Any, held: Held) -> None:
+def test_memory_freed_in_a_stream_is_reused_in_it_immediately(pool: Any, held: Held) -> None:
     first = take(pool, 3000, held.stream)
     check_done(cuda.cuMemFreeAsync(first, held.stream))
     assert take(pool, 3000, held.stream) == first
 
 
-def test_another_stream_gets_it_only_when_the_stream_has_reached_the_free(pool: Any, held: Held) -> None:
+def test_another_stream_reuses_memory_only_after_the_free_in_its_stream(pool: Any, held: Held) -> None:
     keep(pool)
     other = ok(cuda.cuStreamCreate(1))
     first = take(pool, 2 * MIB, held.stream)
@@ -131,7 +131,7 @@ def test_a_stream_that_is_done_is_noticed_without_a_wait(pool: Any) -> None:
     assert take(pool, 2 * MIB, other) == first
 
 
-def test_without_opportunistic_reuse_it_is_not(pool: Any) -> None:
+def test_freed_memory_is_not_reused_without_opportunistic_reuse(pool: Any) -> None:
     put(pool, "REUSE_ALLOW_OPPORTUNISTIC", 0)
     item, other = (ok(cuda.cuStreamCreate(1)) for _ in range(2))
     first = take(pool, 2 * MIB, item)
@@ -290,7 +290,7 @@ def test_any_allocation_can_be_freed_in_either_way(pool: Any) -> None:
     assert ok(cuda.cuMemGetInfo())[0] == free
 
 
-def test_it_ends_with_the_context(devices: None) -> None:
+def test_memory_of_a_pool_is_freed_with_its_context(devices: None) -> None:
     pool = ok(cuda.cuMemPoolCreate(properties()))
     first = ok(cuda.cuCtxCreate(None, 0, 0))
     address = take(pool, MIB)
@@ -365,7 +365,7 @@ def test_values_have_the_types_of_cuda_bindings(pool: Any) -> None:
     assert get(pool, "RELEASE_THRESHOLD") == 77
 
 
-def test_access(pool: Any) -> None:
+def test_pools_report_and_set_the_access_of_devices(pool: Any) -> None:
     mine, other = cuda.CUmemAccessDesc(), cuda.CUmemAccessDesc()
     both = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     for item, device in ((mine, 0), (other, 1)):
@@ -383,7 +383,7 @@ def test_access(pool: Any) -> None:
     assert cuda.cuMemPoolGetAccess(pool, None) == (INVALID, None)
 
 
-def test_nothing_is_nowhere(pool: Any) -> None:
+def test_an_allocation_of_no_bytes_has_address_0(pool: Any) -> None:
     assert take(pool, 0) == 0, "as the driver answers"
     assert int(ok(cuda.cuMemAllocAsync(0, 0))) == 0
     check_done(cuda.cuMemFreeAsync(0, 0))
@@ -423,7 +423,7 @@ def test_pools_of_memory_that_the_program_reaches_too(context: Any, kind: str) -
     check_done(cuda.cuCtxDestroy(context))
 
 
-def test_threads(pool: Any, context: Any) -> None:
+def test_threads_allocate_from_one_pool(pool: Any, context: Any) -> None:
     keep(pool)
     wrong: list[str] = []
 

@@ -43,7 +43,7 @@ def _run(program: str, *options: str, **environment: str) -> subprocess.Complete
     )
 
 
-def test_without_a_daemon_it_says_so_once_and_runs() -> None:
+def test_a_program_without_a_daemon_warns_once_and_runs() -> None:
     done = _run("ready(); ready(); print(children() != [])")
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     assert done.stderr.count("PrivateExecutorWarning: no MPS control daemon at /nonexistent/control") == 1

@@ -47,7 +47,7 @@ def _multiprocessors() -> int:
     return int(granted.param.smCount.val)
 
 
-def test_a_context_tells_its_affinity(under_mps: FakeExecutor) -> None:
+def test_a_context_reports_its_affinity(under_mps: FakeExecutor) -> None:
     ok(cuda.cuCtxCreate(_parameters(_affinity(24)), 0, 0))
     assert _multiprocessors() == 24
     answer = ok(cuda.cuCtxGetExecAffinity(SM_COUNT))
@@ -61,7 +61,7 @@ def test_the_last_of_several_affinities_wins(under_mps: FakeExecutor) -> None:
 
 
 @pytest.mark.parametrize("parameters", [None, cuda.CUctxCreateParams()], ids=["None", "empty"])
-def test_without_an_affinity_a_context_tells_what_it_may_use(under_mps: FakeExecutor, parameters: Any) -> None:
+def test_a_context_without_an_affinity_reports_what_it_may_use(under_mps: FakeExecutor, parameters: Any) -> None:
     ok(cuda.cuCtxCreate(parameters, 0, 0))
     assert _multiprocessors() == 132
 
@@ -108,7 +108,7 @@ def test_support_for_affinity_is_reported(
     assert cuda.cuCtxGetExecAffinity(SM_COUNT) == UNSUPPORTED
 
 
-def test_no_context_has_no_affinity(under_mps: FakeExecutor) -> None:
+def test_the_affinity_needs_a_context(under_mps: FakeExecutor) -> None:
     assert cuda.cuCtxGetExecAffinity(SM_COUNT) == (cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT, None)
 
 
@@ -125,7 +125,7 @@ def test_the_count_of_the_device_is_the_contexts_under_partitioning_of_each(
     assert ok(cuda.cuDeviceGetAttribute(attribute, 0)) == 132
 
 
-def test_without_mps_there_is_no_affinity(devices: None) -> None:
+def test_devices_without_mps_have_no_affinity(devices: None) -> None:
     assert ok(cuda.cuDeviceGetExecAffinitySupport(SM_COUNT, 0)) == 0
     assert cuda.cuCtxCreate(_parameters(_affinity(24)), 0, 0) == UNSUPPORTED
     assert "needs an MPS daemon" in last_error()
@@ -133,7 +133,7 @@ def test_without_mps_there_is_no_affinity(devices: None) -> None:
     assert cuda.cuCtxGetExecAffinity(SM_COUNT) == UNSUPPORTED
 
 
-def test_without_mps_no_limit_of_the_environment_holds() -> None:
+def test_limits_of_the_environment_do_not_hold_without_mps() -> None:
     """Percentages, memory limits and priorities are MPS's; a program alone with its device has all of it."""
     environment = {
         "PYMPSD_EMULATED_DEVICES": "H200",

@@ -105,7 +105,7 @@ def test_both_addresses_are_the_memorys(memory: np.ndarray[Any, Any]) -> None:
     assert cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, result) == (INVALID, None)
 
 
-def test_it_is_registered_and_mapped_again_and_again(context: Any) -> None:
+def test_memory_is_registered_and_mapped_again_and_again(context: Any) -> None:
     mine = np.zeros(100, np.float32)
     for round in range(50):
         assert cuda.cuMemHostRegister(mine, 400, MAP) == DONE

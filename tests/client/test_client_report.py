@@ -25,7 +25,7 @@ def report(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, str, 
     return done.returncode, done.stdout, done.stderr
 
 
-def test_without_a_daemon(tmp_path: Path) -> None:
+def test_the_report_without_a_daemon_explains_what_to_do(tmp_path: Path) -> None:
     status, output, errors = report(tmp_path)
     assert (status, errors) == (1, "")
     assert VERSION in output
@@ -83,7 +83,7 @@ def test_roots_daemon_of_the_systemd_unit_is_named_and_login_shells_find_it(tmp_
     assert lines[-4:] == ["1", "kept: /elsewhere", "after: /run/nvidia-mps", "0"]
 
 
-def test_what_cuinit_refuses_is_said(tmp_path: Path) -> None:
+def test_what_cuinit_refuses_is_reported(tmp_path: Path) -> None:
     status, output, errors = report(tmp_path, PYMPSD_REQUIRE_MPS="1")
     assert (status, errors) == (1, "")
     assert "CUDA_ERROR_MPS_CONNECTION_FAILED" in output
@@ -122,7 +122,7 @@ def test_what_is_compiled_is_listed(tmp_path: Path) -> None:
     assert compiled.split()[1:] == [f"{name}," for name in sorted(built)][:-1] + sorted(built)[-1:]
 
 
-def test_arguments(tmp_path: Path) -> None:
+def test_the_report_explains_and_refuses_arguments(tmp_path: Path) -> None:
     status, output, errors = report(tmp_path, "--help")
     assert (status, errors) == (0, "")
     assert output.startswith("usage: python -m pympsd_client")
@@ -134,14 +134,14 @@ def test_arguments(tmp_path: Path) -> None:
     assert errors == "python -m pympsd_client: there is no option --hepl; did you mean --help?\n"
 
 
-def test_a_vendors_server_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_vendors_server_that_is_not_there_is_reported(tmp_path: Path) -> None:
     status, output, _ = report(tmp_path, PYMPSD_BACKEND="vendor", PATH=str(tmp_path))
     assert status == 1
     assert "wrong: PYMPSD_BACKEND=vendor: no nvidia-cuda-mps-server is in PATH; name the driver's in" in output
 
 
 @pytest.mark.long
-def test_a_stopped_daemon_is_said(tmp_path: Path) -> None:
+def test_a_stopped_daemon_is_reported(tmp_path: Path) -> None:
     with Daemon(machine="H200") as daemon:
         suspend(daemon.pid)
         try:

@@ -351,7 +351,7 @@ def test_a_refusal_is_what_cuinit_returns(
         (lambda daemon, peer: peer.send(Refused(1, "no"), os.dup(0)), "no"),
     ],
 )
-def test_a_daemon_that_breaks_the_rules_is_no_connection(
+def test_a_daemon_that_breaks_the_rules_is_not_connected_to(
     daemon: FakeDaemon, handshake: Callable[[FakeDaemon, Peer], None], reason: str
 ) -> None:
     daemon.handshake = handshake
@@ -375,7 +375,7 @@ def test_a_daemon_that_ends_without_an_answer_gets_no_second_request(
 
 
 @pytest.mark.parametrize("peer_name", ["the daemon", "the server"])
-def test_a_long_wait_is_warned_of_once_and_goes_on(
+def test_a_long_wait_causes_one_warning_and_continues(
     daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, peer_name: str
 ) -> None:
     warnings_seen: list[tuple[str, type[Warning], str]] = []
@@ -414,7 +414,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
     assert (category, filename) == (RuntimeWarning, __file__), "it points at the program"
 
 
-def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> None:
+def test_a_server_that_does_not_welcome_is_not_connected_to(daemon: FakeDaemon) -> None:
     def grant_and_leave(daemon: FakeDaemon, peer: Peer) -> None:
         own_end, peer_end = socket.socketpair()
         peer.send(SessionGranted(1, 7, 4321), peer_end.detach())
@@ -447,7 +447,7 @@ def test_a_missing_daemon_is_reported_with_its_path(path: str) -> None:
     assert why.reason.startswith(f"no MPS control daemon at {path}/control (")
 
 
-def test_a_dead_daemons_socket_is_no_daemon(tmp_path: Path) -> None:
+def test_a_dead_daemons_socket_is_not_a_daemon(tmp_path: Path) -> None:
     (tmp_path / "control_lock").touch()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "control"))
@@ -458,7 +458,7 @@ def test_a_dead_daemons_socket_is_no_daemon(tmp_path: Path) -> None:
     assert not why.limited
 
 
-def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
+def test_the_vendors_daemon_is_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "control"))
         listener.listen()

@@ -32,7 +32,7 @@ def _name(answer: tuple[Any, ...]) -> str:
 # --- contexts
 
 
-def test_limits(context: Any) -> None:
+def test_contexts_have_the_limits_of_an_h200(context: Any) -> None:
     limits = {item.name: cuda.cuCtxGetLimit(item) for item in Limit}
     values = {name.removeprefix("CU_LIMIT_"): value for name, (code, value) in limits.items() if not int(code)}
     assert values == {
@@ -75,7 +75,7 @@ def test_limits_that_are_set(context: Any, limit: Any, value: int, result: str, 
     assert ok(cuda.cuCtxGetLimit(limit)) == ok(cuda.cuCtxGetLimit(limit))
 
 
-def test_preferences(context: Any) -> None:
+def test_preferences_are_kept_and_checked(context: Any) -> None:
     assert ok(cuda.cuCtxGetCacheConfig()) == cuda.CUfunc_cache.CU_FUNC_CACHE_PREFER_NONE
     ok(cuda.cuCtxSetCacheConfig(cuda.CUfunc_cache.CU_FUNC_CACHE_PREFER_EQUAL))
     assert ok(cuda.cuCtxGetCacheConfig()) == cuda.CUfunc_cache.CU_FUNC_CACHE_PREFER_EQUAL
@@ -101,7 +101,7 @@ def test_identifiers_are_unique(context: Any) -> None:
     assert _name(cuda.cuStreamGetId(12345)) == _name(cuda.cuStreamGetDevice(12345)) == "INVALID_HANDLE"
 
 
-def test_without_a_context(devices: None) -> None:
+def test_settings_need_a_context(devices: None) -> None:
     for answer in (
         cuda.cuCtxGetLimit(STACK),
         cuda.cuCtxSetLimit(STACK, 1),
@@ -126,7 +126,7 @@ def test_without_a_context(devices: None) -> None:
 # --- devices, events
 
 
-def test_devices(context: Any) -> None:
+def test_devices_report_capability_and_identifiers(context: Any) -> None:
     assert ok(cuda.cuDeviceComputeCapability(0)) == (9, 0)
     assert _name(cuda.cuDeviceComputeCapability(7)) == _name(cuda.cuDeviceGetLuid(7)) == "INVALID_DEVICE"
     assert cuda.cuDeviceGetLuid(0) == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED, None, None)
@@ -223,7 +223,7 @@ def _word_on(stream: Any, address: Any) -> int:
     return int(word[0])
 
 
-def test_wrong_words(context: Any) -> None:
+def test_stream_memory_operations_refuse_wrong_words(context: Any) -> None:
     address = int(ok(cuda.cuMemAlloc(64)))
     for bits in (32, 64):
         wait, write = (getattr(cuda, f"cuStream{operation}Value{bits}") for operation in ("Wait", "Write"))
@@ -237,7 +237,7 @@ def test_wrong_words(context: Any) -> None:
             write(0, address, 1 << bits, 0)
 
 
-def test_several_operations_at_once(context: Any) -> None:
+def test_a_batch_runs_several_operations(context: Any) -> None:
     address = ok(cuda.cuMemAlloc(64))
     write, wait, barrier = (cuda.CUstreamBatchMemOpParams() for _ in range(3))
     Type = cuda.CUstreamBatchMemOpType

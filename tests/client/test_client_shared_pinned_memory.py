@@ -87,7 +87,7 @@ class Giver:
         return None
 
 
-def test_it_is_mapped_at_the_executors_address_and_unmapped_here_first(executor: FakeExecutor) -> None:
+def test_shared_memory_is_mapped_at_the_executors_address_and_unmapped_here_first(executor: FakeExecutor) -> None:
     giver, context = Giver(executor), executor.context()
     pages = share(context, COUNT)
     assert pages.address == giver.given[0]
@@ -159,7 +159,7 @@ def test_memory_that_breaks_the_protocol_is_refused_and_freed(executor: FakeExec
     assert giver.freed == giver.given
 
 
-def test_a_process_out_of_descriptors_gets_an_error_that_says_so(executor: FakeExecutor) -> None:
+def test_a_process_out_of_descriptors_gets_an_error_that_names_the_cause(executor: FakeExecutor) -> None:
     giver, context = Giver(executor), executor.context()
     share(context, PAGE).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -418,5 +418,5 @@ def test_a_faulted_contexts_memory_stays_the_processs(context: Any) -> None:
     assert not is_mapped(address)
 
 
-def test_without_descriptors_there_is_nothing_to_decline() -> None:
+def test_an_empty_set_of_descriptors_declines_nothing() -> None:
     assert shared_pages.ReceivedFds().decline() == []

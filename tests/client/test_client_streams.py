@@ -108,7 +108,7 @@ def test_a_stream_of_one_device_waits_for_an_event_of_another_device(kernels: Ke
     assert kernels.read(streams[0]) == 7
 
 
-def test_elapsed_time(kernels: Kernels, streams: list[Any]) -> None:
+def test_elapsed_time_is_between_recorded_events(kernels: Kernels, streams: list[Any]) -> None:
     start, end = (ok(cuda.cuEventCreate(0)) for _ in range(2))
     assert cuda.cuEventElapsedTime(start, end) == (R.CUDA_ERROR_INVALID_HANDLE, None)
     assert "never recorded" in last_error()
@@ -139,7 +139,7 @@ def test_an_event_never_recorded_holds_nothing_up(context: Any) -> None:
     ("flags", "result"),
     [(8, R.CUDA_ERROR_INVALID_VALUE), (4, R.CUDA_ERROR_INVALID_VALUE), (5, R.CUDA_ERROR_INVALID_VALUE)],
 )
-def test_event_flags(context: Any, flags: int, result: Any) -> None:
+def test_events_accept_only_known_flags(context: Any, flags: int, result: Any) -> None:
     assert cuda.cuEventCreate(flags) == (result, None)
 
 
@@ -184,7 +184,7 @@ def test_each_thread_has_its_own_per_thread_stream(kernels: Kernels, context: An
     assert theirs not in owned.ended_threads_streams
 
 
-def test_a_stream_of_another_context_is_no_stream_for_a_kernel(kernels: Kernels, streams: list[Any]) -> None:
+def test_a_stream_of_another_context_is_not_a_stream_for_a_kernel(kernels: Kernels, streams: list[Any]) -> None:
     function = ok(cuda.cuModuleGetFunction(kernels.module, b"nothing"))
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     launch = (function, 1, 1, 1, 1, 1, 1, 0)
@@ -265,7 +265,7 @@ def test_contexts_that_cannot_be(devices: None, arguments: tuple[Any, ...], resu
     assert int(ok(cuda.cuCtxGetCurrent())) == 0
 
 
-def test_a_destroyed_context_stays_current_elsewhere_and_says_so(context: Any) -> None:
+def test_a_destroyed_context_stays_current_elsewhere_and_its_calls_fail(context: Any) -> None:
     created, destroyed = threading.Event(), threading.Event()
 
     def other() -> tuple[Any, ...]:
@@ -378,7 +378,7 @@ def test_what_is_known_of_a_device(devices: None) -> None:
         ("GPU_DIRECT_RDMA_SUPPORTED", 0),
     ],
 )
-def test_device_attributes(devices: None, attribute: str, value: int) -> None:
+def test_a_device_has_the_attributes_of_an_h200(devices: None, attribute: str, value: int) -> None:
     member = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
     assert ok(cuda.cuDeviceGetAttribute(member, 0)) == value
     assert ok(cuda.cuDeviceGetAttribute(int(member), 0)) == value

@@ -112,7 +112,9 @@ OF_COLUMNS: list[tuple[dict[str, Any], str]] = [
     ("encode", "arguments", "words"),
     [*((encode_tiled, *one) for one in BOTH + OF_TILES), *((im2col, *one) for one in BOTH + OF_COLUMNS)],
 )
-def test_what_is_not_allowed(context: Any, encode: Any, arguments: dict[str, Any], words: str) -> None:
+def test_a_tensor_map_that_cuda_does_not_allow_is_refused(
+    context: Any, encode: Any, arguments: dict[str, Any], words: str
+) -> None:
     assert encode(**arguments) == INVALID
     assert words in last_error()
 
@@ -140,12 +142,12 @@ def test_the_corners_of_more_dimensions_are_smaller(context: Any, rank: int, mos
         {"globalDim": [cuda.cuuint64_t(5)] * 3, "boxDim": [cuda.cuuint32_t(4)] * 3},
     ],
 )
-def test_what_is_allowed(context: Any, arguments: dict[str, Any]) -> None:
+def test_tensor_maps_ignore_the_first_stride_and_allow_short_strides(context: Any, arguments: dict[str, Any]) -> None:
     """The first element stride is ignored; a stride may be shorter than the extent of the dimension below it."""
     assert len(bytes_of(ok(encode_tiled(**arguments)))) == 128
 
 
-def test_what_is_allowed_and_not_emulated(context: Any) -> None:
+def test_tensor_maps_that_are_not_emulated_are_refused_by_name(context: Any) -> None:
     assert encode_tiled(interleave=BYTES_16) == NOT_SUPPORTED
     assert "interleaved layouts" in last_error()
     if hasattr(cuda, "cuTensorMapEncodeIm2colWide"):
@@ -155,7 +157,7 @@ def test_what_is_allowed_and_not_emulated(context: Any) -> None:
         assert "compute capability 10.0" in last_error()
 
 
-def test_another_address(context: Any) -> None:
+def test_a_tensor_map_gets_another_address(context: Any) -> None:
     map = ok(encode_tiled())
     assert cuda.cuTensorMapReplaceAddress(map, 4096) == DONE
     assert bytes_of(map) == bytes_of(ok(encode_tiled(globalAddress=4096)))

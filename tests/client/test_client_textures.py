@@ -192,7 +192,7 @@ def test_a_kernel_writes_an_array_by_a_surface(sample: Sampler) -> None:
     assert cuda.cuSurfObjectDestroy(both[0]) == NO_HANDLE
 
 
-def test_objects_know_what_they_were_made_of(context: Any) -> None:
+def test_objects_report_what_they_were_made_of(context: Any) -> None:
     memory = ok(cuda.cuMemAlloc(4096))
     texture = ok(
         cuda.cuTexObjectCreate(of_memory(memory, 4096, FLOAT, 2), make_sampling(NORMALIZED, mode=Mode(2)), None)

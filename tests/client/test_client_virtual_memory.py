@@ -130,7 +130,7 @@ def test_without_access_a_copy_or_fill_is_refused_at_the_call(context: Any) -> N
     assert cuda.cuCtxSynchronize() == DONE
 
 
-def test_it_is_accounted_and_freed(context: Any) -> None:
+def test_virtual_memory_is_accounted_and_freed(context: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
     handle = create(10 * GRANULE)
     assert ok(cuda.cuMemGetInfo())[0] == free - 10 * GRANULE
@@ -222,7 +222,7 @@ def test_descriptors_of_anything_else_are_refused(context: Any) -> None:
     os.close(fd)
 
 
-def test_bad_reservations(context: Any) -> None:
+def test_bad_reservations_are_refused(context: Any) -> None:
     for size, alignment, flags in ((0, 0, 0), (1, 0, 0), (GRANULE + 1, 0, 0), (GRANULE, 3, 0), (GRANULE, 0, 1)):
         assert cuda.cuMemAddressReserve(size, alignment, 0, flags) == (INVALID, None)
     for size, alignment in ((1 << 40, 0), (1 << 63, 0), (GRANULE, 1 << 62)):
@@ -239,7 +239,7 @@ def test_bad_reservations(context: Any) -> None:
     assert cuda.cuMemAddressFree(first, 4 * GRANULE) == (INVALID,)
 
 
-def test_bad_memory(context: Any) -> None:
+def test_bad_memory_is_refused(context: Any) -> None:
     for size in (0, 1, GRANULE + 1, GRANULE - 1):
         assert cuda.cuMemCreate(size, properties(), 0) == (INVALID, None)
     assert cuda.cuMemCreate(GRANULE, None, 0) == (INVALID, None)
@@ -257,7 +257,7 @@ def test_bad_memory(context: Any) -> None:
         assert cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0) == (INVALID, None)
 
 
-def test_bad_mappings(context: Any) -> None:
+def test_bad_mappings_are_refused(context: Any) -> None:
     address, handle = reserve(2 * GRANULE), create()
     for start, size, offset in (
         (0, GRANULE, 0), (address + 1, GRANULE, 0), (address, 2 * GRANULE, 0), (address, GRANULE // 2, 0),
@@ -316,7 +316,7 @@ def test_mappings_of_a_context_that_was_destroyed_are_unmapped_as_usual(context:
     assert cuda.cuMemAddressFree(address, 4 * GRANULE) == DONE
 
 
-def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_virtual_memory_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pympsd_client._objects.context import contexts
 
     entry = contexts[int(context)]

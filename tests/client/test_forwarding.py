@@ -44,7 +44,7 @@ def test_the_places_of_a_library_in_their_order(tmp_path: Path, monkeypatch: pyt
         forwarding.find(NAME, environment)
 
 
-def test_pympsds_own_libraries_are_no_installed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pympsds_own_libraries_are_not_installed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     own = put(tmp_path / "env/pympsd_client/native/libraries")
     (tmp_path / "link").symlink_to(Path(own).parent)

@@ -63,7 +63,7 @@ def daemon_ends(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("daemon_ends")
-def test_it_starts_the_daemon_of_its_installation_once(installed: Path, tmp_path: Path) -> None:
+def test_the_prolog_starts_the_daemon_of_its_installation_once(installed: Path, tmp_path: Path) -> None:
     pids = []
     for _ in range(2):
         done = run(installed / "prolog")
@@ -183,7 +183,7 @@ def test_memory_that_is_not_known_is_reported(installed: Path) -> None:
     assert "does not report the memory of GPU 5" in done.stderr
 
 
-def test_a_daemon_that_does_not_start_says_why(installed: Path, tmp_path: Path) -> None:
+def test_a_daemon_that_does_not_start_reports_why(installed: Path, tmp_path: Path) -> None:
     configure(tmp_path, PYMPSD_EMULATED_DEVICES="nonsense")
     done = run(installed / "prolog")
     assert done.returncode == 1

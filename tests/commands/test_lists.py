@@ -203,7 +203,7 @@ def test_every_query_prints_json_that_is_not_logged(daemon: Daemon, name: str) -
     assert not any(part.logged for part in answer.parts)
 
 
-def test_json_of_ps_says_what_the_table_cuts(daemon: Daemon) -> None:
+def test_json_of_ps_reports_what_the_table_cuts(daemon: Daemon) -> None:
     assert [row["device"] for row in json.loads(_get_printed(daemon, b"ps --json"))] == list(UUIDS)
     daemon.servers.clear()
     assert _get_printed(daemon, b"ps --json") == "[]\n"

@@ -84,6 +84,6 @@ def test_a_word_is_read_as_by_strtod_if_that_is_finite(word: str) -> None:
     assert read_leading_float(word) == _strtod(word)
 
 
-def test_without_a_word_there_is_no_number() -> None:
+def test_an_empty_word_has_no_number() -> None:
     assert read_leading_float("") is None
     assert read_leading_float("1" * 5000) is None

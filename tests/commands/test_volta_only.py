@@ -68,7 +68,7 @@ def test_unknown_devices_are_not_said_to_be_old() -> None:
         assert "older than Volta" not in answer.diagnostic
 
 
-def test_there_is_no_note_on_volta() -> None:
+def test_answers_on_volta_have_no_note() -> None:
     daemon = machine(NEW)
     for line, printed in LINES:
         answer = ask(daemon, line)

@@ -141,7 +141,7 @@ def test_what_has_clients_is_not_pruned_unless_forced() -> None:
     assert forced == [DeleteServer("b"), DeleteNamespace("a", "hi")]
 
 
-def test_what_a_server_keeps_is_said() -> None:
+def test_what_a_server_keeps_is_reported() -> None:
     state = State({"a": NamedServer("a", 0, allowed_devices=(1,))}, HERE)
     for uid, text in (
         (7, "server 'a' stays that of user 0: 'server set a --uid=7' changes it"),
@@ -155,7 +155,7 @@ def test_what_a_server_keeps_is_said() -> None:
     assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []
 
 
-def test_which_rules_and_limits_of_cgroups_change_is_said() -> None:
+def test_which_rules_and_limits_of_cgroups_change_is_reported() -> None:
     def describe_changes(before: int, *others: int, after: int) -> str:
         rules = [Rule(number, f"r{number}") for number in range(1, 9)]
         values = {number: CgroupLimit(PinnedMemory(number)) for number in range(1, 9)}

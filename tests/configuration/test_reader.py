@@ -220,7 +220,7 @@ def _partition(*texts: str) -> str:
         ),
     ],
 )
-def test_an_error_is_said_with_its_line_and_key(line: str, message: str) -> None:
+def test_an_error_is_reported_with_its_line_and_key(line: str, message: str) -> None:
     (error,) = _errors(f'schema_version = "1.0"\n[servers.a]\n# comment\n{line}\n')
     assert error.startswith(f"F:4: {message}")
 
@@ -512,7 +512,7 @@ client_priority = 1
 """
 
 
-def test_rules() -> None:
+def test_rules_are_read_in_order() -> None:
     batch = (Condition("user", ("0",)), Condition("systemd_unit", ("batch.slice", "night.slice")))
     rules = (
         Rule(1, "batch", batch, Limits(percentages(20.0), {1: PinnedMemory(4 * GIB)})),
@@ -563,7 +563,7 @@ def test_rules() -> None:
         ),
     ],
 )
-def test_an_error_in_a_rule_is_said_with_its_line_and_key(line: str, message: str) -> None:
+def test_an_error_in_a_rule_is_reported_with_its_line_and_key(line: str, message: str) -> None:
     (error,) = _errors(f'schema_version = "1.0"\n[[rules]]\n# comment\n{line}\n')
     assert error.startswith(f"F:4: {message}")
 

@@ -84,7 +84,7 @@ def test_every_case_is_answered_as_recorded_or_as_the_table_says(make_daemon: Ca
     assert unneeded == [], "differences that are not needed any more"
 
 
-def test_a_refused_limit_says_why_and_changes_nothing(make_daemon: Callable[..., DaemonProcess]) -> None:
+def test_a_refused_limit_reports_why_and_changes_nothing(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon()
     assert daemon.start().returncode == 0
     daemon.say("set_default_device_pinned_mem_limit 0 1025M")

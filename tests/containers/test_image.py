@@ -126,7 +126,7 @@ def test_a_wrong_file_ends_the_container(podman: Podman, tmp_path: Path) -> None
         assert int(podman.run("wait", daemon.name)) == 1
 
 
-def test_it_runs_as_any_user(podman: Podman, volume: str) -> None:
+def test_the_image_runs_as_any_user(podman: Podman, volume: str) -> None:
     mount = f"--volume={volume}:/tmp/nvidia-mps"
     with podman.container("--user=1000", "--cap-drop=all", "--read-only", mount) as daemon:
         daemon.wait_until_healthy()

@@ -42,7 +42,7 @@ def test_the_five_minutes_of_the_page(podman: Podman) -> None:
     assert podman.run("ps", "--all", "--quiet") == podman.run("volume", "ls", "--quiet") == ""
 
 
-def test_compose(podman: Podman) -> None:
+def test_the_compose_file_runs_as_documented(podman: Podman) -> None:
     pytest.importorskip("podman_compose", reason="needs podman-compose, of the extra named test")
 
     def compose(*words: str) -> str:
@@ -75,7 +75,7 @@ def node() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def test_kubernetes(podman: Podman, node: Path, tmp_path: Path) -> None:
+def test_the_kubernetes_file_is_valid(podman: Podman, node: Path, tmp_path: Path) -> None:
     text = (SAMPLES / "kubernetes.yaml").read_text()
     documents: list[dict[str, Any]] = list(yaml.safe_load_all(text))
     objects = {document["kind"]: document for document in documents}

@@ -69,7 +69,7 @@ def test_a_refused_command_raises_with_the_daemons_sentence(daemon: Daemon) -> N
     assert daemon.pid
 
 
-def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing() -> None:
+def test_a_daemon_that_cannot_start_reports_why_and_leaves_nothing() -> None:
     never = Daemon(machine="H200", options=("--users", "nobody"))
     with pytest.raises(CannotStart, match="--users must be one of in-turn, together, not 'nobody'"), never:
         pass
@@ -94,7 +94,7 @@ def test_a_daemon_ends_with_its_servers_clients_or_not(protocol: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_daemon_that_somebody_else_ends_is_no_error(number: signal.Signals) -> None:
+def test_a_daemon_that_somebody_else_ends_is_not_an_error(number: signal.Signals) -> None:
     with Daemon(machine="2xH200") as daemon:
         client = _client(daemon)
         (server,) = daemon.servers()
@@ -120,7 +120,7 @@ def test_a_daemon_that_ended_can_be_started_again() -> None:
             assert len(daemon.devices()) == 1
 
 
-def test_a_directory_whose_name_is_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_whose_name_is_too_long_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -169,7 +169,7 @@ def test_clients_of_namespaces() -> None:
         client.communicate("\n", timeout=SECONDS)
 
 
-async def test_with_trio() -> None:
+async def test_a_daemon_is_usable_with_trio() -> None:
     async with open_daemon(machine="H200", protocol=3) as daemon:
         await daemon.command("server create a")
         (server,) = await daemon.servers()

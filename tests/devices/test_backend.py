@@ -193,7 +193,7 @@ def test_a_link_to_theirs_is_found(tmp_path: Path) -> None:
     assert find_driver_server("", path_of(tmp_path / "a")) == str(tmp_path / "a" / SERVER_NAME)
 
 
-def test_what_is_no_program_is_passed_over(tmp_path: Path) -> None:
+def test_files_that_are_not_programs_are_skipped(tmp_path: Path) -> None:
     program(tmp_path / "a", mode=0o644)
     (tmp_path / "b" / SERVER_NAME).mkdir(parents=True)
     (tmp_path / "c").mkdir()

@@ -8,7 +8,7 @@ from pympsd.devices.machine import describe, set_attributes
 from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
 
 
-def test_it_has_a_line_for_each_fact() -> None:
+def test_the_description_has_a_line_for_each_property() -> None:
     device = evolve(describe("H200")[0], uuid="GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", pci="0001:1a.06.00")
     processes = [[DeviceProcess(4711, False, 0, 37), DeviceProcess(4712, True, 67108864)]]
     text = nvml_text("emulated", [device], processes, ModesFile("/run/a folder/modes", 1000), [37])

@@ -103,7 +103,7 @@ def test_an_exclusive_server_is_refused_for_another_users_server(folder: StateFo
     assert server(uid=1001, alone=True)
 
 
-def test_the_memory_of_clients_is_reported_at_once(folder: StateFolder, server: Fork) -> None:
+def test_the_memory_of_clients_is_reported_immediately(folder: StateFolder, server: Fork) -> None:
     own = register(folder, UUID, alone=False)
     assert list_registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.report([(7, 1 << 40), (8, 0)])

@@ -114,7 +114,7 @@ def test_parameters_by_registers() -> None:
     assert words(body + RESULT) == [1]
 
 
-def test_barriers_below() -> None:
+def test_a_barrier_may_be_addressed_from_below() -> None:
     body = f"""{BARRIER} mbarrier.arrive.shared.b64 %rd1, [%r8+24]; mbarrier.test_wait.shared.b64 %q1, [%r8+24], %rd1;
       selp.u32 %r1, 1, 0, %q1;"""
     assert words(body + RESULT) == [1]
@@ -128,7 +128,7 @@ def test_bulk_copies_below() -> None:
     assert words(body + RESULT) == [2]
 
 
-def test_matrices_below() -> None:
+def test_a_matrix_may_be_addressed_from_below() -> None:
     body = """.shared .align 128 .b8 tile[256]; mov.u32 %r9, %laneid; mad.lo.u32 %r2, %r9, 8, 0; mov.u32 %r3, tile;
       add.u32 %r2, %r2, %r3; st.shared.v2.u32 [%r2], {%r9, %r9}; mad.lo.u32 %r3, %r9, 16, %r3; add.s32 %r3, %r3, -512;
       bar.warp.sync -1; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r3+512];
@@ -136,7 +136,7 @@ def test_matrices_below() -> None:
     assert words(body + RESULT, block=32) == [7]
 
 
-def test_another_blocks_memory_below() -> None:
+def test_another_blocks_memory_may_be_addressed_from_below() -> None:
     """Each block adds to the other's word by an address below all of its memory."""
     body = """.shared .align 8 .b32 word[2]; mov.u32 %r9, %cluster_ctarank; xor.b32 %r8, %r9, 1; add.u32 %r7, %r9, 5;
       st.shared.u32 [word], %r7; barrier.cluster.arrive; barrier.cluster.wait;
@@ -164,7 +164,7 @@ def test_lanes_that_do_not_load_may_have_any_address() -> None:
     ("immediate", "fault"),
     [("8", IllegalAddress), ("272", IllegalAddress), ("0x1000000", IllegalAddress), ("18", MisalignedAddress)],
 )
-def test_what_is_outside_is_a_fault(immediate: str, fault: type[Exception]) -> None:
+def test_an_address_outside_is_a_fault(immediate: str, fault: type[Exception]) -> None:
     with pytest.raises(fault, match="shared address 0x"):
         words(TILE + f"ld.shared.u32 %r1, [%r3+{immediate}];" + RESULT)
 
@@ -303,7 +303,7 @@ def test_numbers_as_initial_values(text: str, words_of_it: list[int]) -> None:
         (".func f () { ret; }\n.alias g, k;", r".alias g: the second name is not that of a function"),
     ],
 )
-def test_what_is_refused_of_variables(top: str, why: str) -> None:
+def test_wrong_variables_are_refused(top: str, why: str) -> None:
     with pytest.raises(InvalidPtx, match=why):
         load_program(kernel("", top).encode())
 
@@ -319,7 +319,7 @@ def test_what_is_refused_of_variables(top: str, why: str) -> None:
         ("{ .global .u32 t; } ld.global.u32 %r1, [t];", "unknown or unsupported name t"),
     ],
 )
-def test_what_is_refused_of_operands(body: str, why: str) -> None:
+def test_wrong_operands_are_refused(body: str, why: str) -> None:
     with pytest.raises(InvalidPtx, match=why):
         load_program(kernel(body).encode())
 

@@ -70,7 +70,7 @@ def run(operation: str, space: str, name: str, where: Array, values: Array) -> t
 @pytest.mark.parametrize("spread", [1, 7])
 @pytest.mark.parametrize("operation", sorted(RULES))
 @pytest.mark.parametrize("space", [".global", ""])
-def test_atomics(operation: str, space: str, spread: int) -> None:
+def test_atomics_match_a_loop_over_the_threads(operation: str, space: str, spread: int) -> None:
     rng = np.random.default_rng(5)
     where = rng.integers(0, spread, 200).astype("u4")
     where[::9] = 99

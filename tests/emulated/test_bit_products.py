@@ -29,7 +29,7 @@ def count(operation: str, a: Array, b: Array) -> Array:
 
 @pytest.mark.parametrize("operation", ["and", "xor"])
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_mma(shape: str, operation: str) -> None:
+def test_mma_of_bits_matches_whole_matrices(shape: str, operation: str) -> None:
     m, n, k = SHAPES[shape]
     rng = np.random.default_rng(m + k)
     left, right = rng.integers(0, 2, (WARPS, m, k)), rng.integers(0, 2, (WARPS, k, n))
@@ -64,7 +64,7 @@ WARP_KERNEL = """
 
 
 @pytest.mark.parametrize("operation", ["and", "xor"])
-def test_wmma(operation: str) -> None:
+def test_wmma_of_bits_matches_whole_matrices(operation: str) -> None:
     rng = np.random.default_rng(4)
     # Rows of A are 256 bits apart, columns of B follow each other, and columns of C are 12 numbers apart.
     left, right = rng.integers(0, 2, (8, 256)), rng.integers(0, 2, (8, 128))
@@ -91,6 +91,6 @@ def test_wmma(operation: str) -> None:
         "wmma.mma.xor.popc.sync.aligned.col.col.m8n8k128.s32.b1.b1.s32 {%r0, %r1}, {%r2}, {%r3}, {%r4, %r5};",
     ],
 )
-def test_refusals(text: str) -> None:
+def test_impossible_products_of_bits_are_refused(text: str) -> None:
     with pytest.raises(InvalidPtx, match=text.split(".")[0]):
         load_program(refused_kernel(text))

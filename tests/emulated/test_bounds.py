@@ -200,7 +200,7 @@ def test_of_shared_memory(bounds: Bounds, size: int, offset: int, is_reached: bo
     assert device.get(out, np.zeros(1, "u4"))[0] == 7
 
 
-def test_the_setting() -> None:
+def test_the_setting_chooses_the_bounds() -> None:
     assert choose_bounds({}) == choose_bounds({"PYMPSD_STRICT_BOUNDS": "0"}) == HARDWARE
     assert choose_bounds({"PYMPSD_STRICT_BOUNDS": "1"}) == STRICT
     with pytest.raises(BadSetting, match="0 or 1"):

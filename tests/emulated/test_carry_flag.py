@@ -80,7 +80,7 @@ def test_a_flag_survives_a_branch() -> None:
 
 
 @pytest.mark.parametrize(("high", "low", "divisor"), [(0, 100, 7), (13, 5, 1), (5, 0, 7), (2**63, 1, 2**62 + 3)])
-def test_long_division(high: int, low: int, divisor: int) -> None:
+def test_a_long_division_uses_the_carry_flag(high: int, low: int, divisor: int) -> None:
     """A quotient of 128 bits, one bit after the other: each step subtracts and asks the flag."""
     step = (
         "add.cc.u64 %w2, %w2, %w2; addc.cc.u64 %w1, %w1, %w1; addc.cc.u64 %w3, %w3, %w3; addc.u64 %w4, 0, 0;"

@@ -38,7 +38,7 @@ AT = "mov.u32 %r4, %ntid.x; mad.lo.u32 %r5, %r1, %r4, %r0; mul.wide.u32 %d1, %r5
 
 
 @pytest.mark.parametrize(("cluster", "size"), [("2, 3, 1", (2, 3, 1)), ("2, 1, 2", (2, 1, 2)), ("", (1, 1, 1))])
-def test_ids(cluster: str, size: tuple[int, int, int]) -> None:
+def test_threads_read_the_ids_of_their_cluster(cluster: str, size: tuple[int, int, int]) -> None:
     grid = (4, 3, 2)
     body = AT.replace("WORDS", str(4 * len(NAMES)))
     for index, name in enumerate(NAMES):

@@ -26,7 +26,7 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
-def test_integer_expressions(text: str) -> None:
+def test_integer_expressions_have_the_assemblers_values(text: str) -> None:
     low, high = words(f"mov.u64 %rd1, {text}; st.global.u64 [%out], %rd1;", count=2)
     assert low | high << 32 == EXPRESSIONS[text]
 
@@ -36,13 +36,13 @@ def test_integer_expressions(text: str) -> None:
     [(".5", 0.5), ("1.", 1.0), ("1e3", 1000.0), ("1.5e-3", 1.5e-3), ("1E+2", 100.0), ("-.5", -0.5), ("1.5+2.0", 3.5),
      ("1.0/4.0", 0.25), ("2.0*3.0-1.0", 5.0), ("0d3FF8000000000000", 1.5)],
 )  # fmt: skip
-def test_float_expressions(text: str, value: float) -> None:
+def test_float_expressions_have_the_assemblers_values(text: str, value: float) -> None:
     pair = words(f"mov.f64 %f, {text}; st.global.f64 [%out], %f;", count=2)
     assert np.array(pair, "u4").view("f8")[0] == value
 
 
 @pytest.mark.parametrize("text", ["1.5 % 2", "~1.5", "1 << 2.0", "(.s64)1.5", "1 +", "(1"])
-def test_expressions_that_are_none(text: str) -> None:
+def test_malformed_expressions_are_refused(text: str) -> None:
     with pytest.raises(InvalidPtx, match="line "):
         load_program(kernel(f"mov.u64 %rd1, {text};").encode())
 

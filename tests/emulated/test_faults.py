@@ -101,7 +101,7 @@ def body(text: str) -> str:
         ("bar.sync 20;", 719, "barrier 20"),
     ],
 )
-def test_other_faults(text: str, code: int, words: str) -> None:
+def test_other_faults_have_a_code_and_a_message(text: str, code: int, words: str) -> None:
     device = Device(1 << 20)
     module = device.load(body(text))
     with pytest.raises(DeviceFault, match=words) as caught:

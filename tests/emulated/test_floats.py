@@ -38,7 +38,7 @@ def same(actual: Array, expected: Array) -> None:
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "min", "max"])
-def test_two_operands(name: str, bits: int) -> None:
+def test_operations_of_two_floats_match_numpy(name: str, bits: int) -> None:
     dtype = f"f{bits // 8}"
     a, b = floats(dtype, 500, 1), floats(dtype, 500, 2)
     functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.fmin, "max": np.fmax}
@@ -70,7 +70,7 @@ def test_two_operands(name: str, bits: int) -> None:
         ("testp.subnormal.f32 %p, %a; selp.f32 %d, %a, %b, %p;", lambda a, b: np.where(subnormal(a), a, b)),
     ],
 )
-def test_single_precision(text: str, function: object) -> None:
+def test_single_precision_operations_match_numpy(text: str, function: object) -> None:
     a, b = floats("f4", 500, 3), floats("f4", 500, 4)
     if "setp.nan" in text:
         b = np.nan_to_num(b, posinf=2, neginf=3)
@@ -135,7 +135,7 @@ def test_single_precision_fma_where_rounding_twice_is_wrong() -> None:
 
 @pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
 @pytest.mark.parametrize("name", ["add", "mul", "fma", "div"])
-def test_directed_rounding(name: str, mode: str) -> None:
+def test_directed_rounding_matches_exact_arithmetic(name: str, mode: str) -> None:
     a, b, c = (floats("f4", 300, seed) for seed in (5, 6, 7))
     a, b, c = (np.where(np.isfinite(v), v, np.float32(1.25)) for v in (a, b, c))
     b = np.where(b == 0, np.float32(3), b)

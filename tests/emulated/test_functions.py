@@ -62,7 +62,9 @@ def test_errors_are_within_the_bounds_of_the_ptx_isa(
         ("tanh", [0, -0.0, np.inf, -np.inf, 1e-45, 20, -3e38], [0, -0.0, 1, -1, 1e-45, 1, -1]),
     ],
 )
-def test_special_values(name: str, arguments: list[float], results: list[float]) -> None:
+def test_functions_of_special_values_are_as_documented(
+    name: str, arguments: list[float], results: list[float]
+) -> None:
     inputs, expected = np.array(arguments, "f4"), np.array(results, "f4")
     with np.errstate(all="ignore"):
         actual = FUNCTIONS[name](inputs)
@@ -81,7 +83,7 @@ def test_a_nan_is_the_one_of_gpus(name: str, outside: list[float]) -> None:
         assert FUNCTIONS[name](arguments).view("u4").tolist() == [NAN] * len(arguments)
 
 
-def test_they_have_the_same_bits_on_every_machine() -> None:
+def test_functions_have_the_same_bits_on_every_machine() -> None:
     bits = np.arange(0, 1 << 32, 100_003, dtype="u4")
     with np.errstate(all="ignore"):
         digests = {
@@ -97,7 +99,7 @@ def test_they_have_the_same_bits_on_every_machine() -> None:
     }
 
 
-def test_instructions_use_them() -> None:
+def test_instructions_use_the_functions() -> None:
     x = spread(-3, 3, 301)
     for name, function in FUNCTIONS.items():
         with np.errstate(all="ignore"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pympsd_server.ptx.loading import program as program_module
 from pympsd_server.ptx.loading.linking import LoadedModule
 from pympsd_server.ptx.loading.program import load_program
 from pympsd_server.ptx.lowering import control_flow, inlining
+from pympsd_server.ptx.lowering.ir import Register, registers_written
 from pympsd_server.ptx.numpy_tier import translation
 from tests.emulated.harness import HEADER, Device
 
@@ -108,6 +110,22 @@ def test_values_that_are_alive_everywhere_are_bounded(monkeypatch: pytest.Monkey
     )
     with pytest.raises(BackendError, match="live registers"), refusals_as_backend_errors():
         _ = load(kernel(declarations + jumps).encode(), (9, 0)).kernels["k"]
+
+
+@pytest.mark.parametrize("mask", ["0xffffffff", "%r2"])
+def test_lanes_that_meet_often_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
+    """Otherwise 20,000 matrix products take minutes, in which other clients wait for the interpreter."""
+    count, looks = 300, 0
+
+    def look(*arguments: Any) -> list[Register]:
+        nonlocal looks
+        looks += 1
+        return registers_written(*arguments)
+
+    monkeypatch.setattr(control_flow, "registers_written", look)
+    ptx = kernel(f"vote.sync.ballot.b32 %r1, %p1, {mask};" * count)
+    _ = load_program(ptx.encode()).kernels["k"]
+    assert count <= looks < 10 * count
 
 
 def test_the_size_of_a_translated_kernel_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def check(instruction: str, text: str, bits: int, is_signed: bool, rule: Rule, c
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("name", sorted(TWO))
-def test_two_operands(name: str, bits: int) -> None:
+def test_operations_of_two_integers_match_python(name: str, bits: int) -> None:
     kinds, rule = TWO[name]
     for kind in kinds:
         check(name, f"{name}.{kind}{bits} %d, %a, %b;", bits, kind == "s", rule)
@@ -90,7 +90,7 @@ def test_two_operands(name: str, bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("name", sorted(THREE))
-def test_three_operands(name: str, bits: int) -> None:
+def test_operations_of_three_integers_match_python(name: str, bits: int) -> None:
     kinds, rule = THREE[name]
     for kind in kinds:
         check(name, f"{name}.{kind}{bits} %d, %a, %b, %c;", bits, kind == "s", rule)
@@ -118,7 +118,7 @@ def test_three_operands(name: str, bits: int) -> None:
         ("set.le.u32.s32 %d, %a, %b;", lambda a, b, c, n: -1 if a <= b else 0),
     ],
 )
-def test_signed_words(text: str, rule: Rule) -> None:
+def test_operations_of_signed_words_match_python(text: str, rule: Rule) -> None:
     check(text, text, 32, True, rule)
 
 
@@ -173,7 +173,7 @@ def insert(a: int, b: int, c: int) -> int:
         ("mul.wide.u16 %d, %h1, %h2;", lambda a, b, c, n: (a & 0xFFFF) * (b >> 16)),
     ],
 )
-def test_unsigned_words(text: str, rule: Rule) -> None:
+def test_operations_of_unsigned_words_match_python(text: str, rule: Rule) -> None:
     if text.startswith("mul.wide"):
         text = "mov.b32 {%h1, _}, %a; mov.b32 {_, %h2}, %b; " + text
     if text.startswith("lop3"):
@@ -241,7 +241,7 @@ def dot(a: int, b: int, c: int, a_signed: bool, b_signed: bool) -> int:
         ("cvt.sat.u8.s64 %d, %a;", lambda a, b, c, n: min(255, max(0, signed(a, 64)))),
     ],
 )
-def test_double_words(text: str, rule: Rule) -> None:
+def test_operations_of_double_words_match_python(text: str, rule: Rule) -> None:
     check(text, text, 64, False, rule)
 
 

@@ -118,7 +118,7 @@ def run(what: str, directory: Path, *within: str) -> str:
 
 
 @pytest.mark.long
-def test_what_another_process_has_compiled_runs_compiled_at_once(folder: Path) -> None:
+def test_kernels_that_another_process_has_compiled_run_compiled_immediately(folder: Path) -> None:
     assert not is_compiled(text(), 4950)
     assert run("", folder.parent) == ""
     assert is_compiled(text(), 4950)
@@ -184,7 +184,7 @@ def test_a_kernel_that_is_found_runs_without_llvm(folder: Path) -> None:
     assert run("found", folder.parent) == ""
 
 
-def test_what_the_own_loader_does_not_know_llvm_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_own_loader_does_not_support_llvm_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_now()
     code, addresses = _object_code(), machine_code._addresses()
     assert machine_code.link(code, machine_code.FUNCTION, {}) is None  # it calls functions
@@ -405,7 +405,7 @@ def test_switched_off_nothing_is_written(
     assert (list(tmp_path.iterdir()), capfd.readouterr().err) == ([], "")
 
 
-def test_without_a_setting_it_is_in_the_users_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_users_cache_home_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYMPSD_KERNEL_CACHE")
     monkeypatch.setenv("PYMPSD_TIER", "compiled")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -149,7 +149,7 @@ def kernel(shape: str, types: str, satfinite: str, counts: list[int], widths: li
 
 
 @pytest.mark.parametrize(("shape", "types"), CASES)
-def test_products(shape: str, types: str) -> None:
+def test_products_match_whole_matrices(shape: str, types: str) -> None:
     for actual, expected in product(shape, types, ""):
         np.testing.assert_array_equal(actual, expected)
 
@@ -167,7 +167,7 @@ def test_products_with_nan_have_the_canonical_one(types: str, nan: int) -> None:
     assert set(device.get(out, np.zeros(32 * counts[2], "u4")).tolist()) == {nan}
 
 
-def test_integers_saturate() -> None:
+def test_integer_products_saturate() -> None:
     for actual, expected in product("m16n8k32", "s32.s8.s8.s32", ".satfinite"):
         np.testing.assert_array_equal(actual, expected)
 

@@ -39,7 +39,7 @@ def test_the_same_offset_of_a_warp_is_in_as_many_sets_of_a_cache_as_possible(siz
     assert len({lane * frame // 64 % 64 for lane in range(32)}) == 32
 
 
-def test_vectors() -> None:
+def test_vectors_are_stored_and_loaded() -> None:
     text = """.local .align 16 .b8 room[32]; mov.u64 %w1, room; not.b32 %i1, %a;
       st.local.v4.b32 [%w1+16], {%a, %b, %i1, %i0}; ld.local.v2.b64 {%w2, %w3}, [%w1+16];
       mov.b64 {%i2, %i3}, %w2; mov.b64 {%i4, %i5}, %w3;
@@ -150,7 +150,7 @@ def test_calls_are_inlined() -> None:
     np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), expected)
 
 
-def test_indexed_branch() -> None:
+def test_an_indexed_branch_jumps_to_its_target() -> None:
     text = """rem.u32 %i1, %a, 3; T: .branchtargets A, B, C; brx.idx %i1, T;
       A: mov.u32 %d, 10; bra END; B: mov.u32 %d, 20; bra END; C: mov.u32 %d, 30; END:"""
     np.testing.assert_array_equal(run_fragment(text, "u4", WORDS), WORDS % 3 * 10 + 10)

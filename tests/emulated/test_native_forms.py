@@ -150,10 +150,6 @@ MATRICES = (
     _multiply("m16n8k8", "f32.tf32.tf32.f32", 4, 2, 4),
     _multiply("m16n8k32", "f32.e4m3.e5m2.f32", 4, 2, 4),
     _multiply("m16n8k32", "s32.s8.u8.s32", 4, 2, 4, ".satfinite"),
-    (
-        "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%f0, %f1}, {%a}, {%b}, {%c, %a}; "
-        "xor.b32 %d, %f0, %f1;"
-    ),
     NO_NAN
     + " ".join(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "

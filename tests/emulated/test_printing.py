@@ -160,7 +160,7 @@ def test_every_thread_prints_in_order() -> None:
     assert text == b"line\n" * 70
 
 
-def test_bytes_that_are_no_text_pass() -> None:
+def test_bytes_that_are_not_text_pass() -> None:
     assert get_printed(b"\xff%d\x80", 1)[0] == b"\xff1\x80"
 
 

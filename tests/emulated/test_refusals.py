@@ -109,7 +109,7 @@ TENSOR, BYTES = "cp.async.bulk.tensor", "mbarrier::complete_tx::bytes"
         "st.param.b32 [%d0];",
     ],
 )
-def test_refused_with_its_line(text: str) -> None:
+def test_an_unsupported_instruction_is_refused_with_its_line(text: str) -> None:
     with pytest.raises(InvalidPtx, match="line 6") as caught:
         load_program(kernel(text))
     assert caught.value.line == 6
@@ -134,7 +134,7 @@ NAMED = ("wrong number", "expected", "unknown", "unsupported", "wide", "wider", 
         ),
     ],
 )
-def test_refused_items(item: str, words: str) -> None:
+def test_unsupported_items_are_refused(item: str, words: str) -> None:
     with pytest.raises(InvalidPtx, match=words):
         load_program((HEADER + item).encode())
 
@@ -163,7 +163,7 @@ def test_dynamic_parallelism_is_refused_where_it_is_called() -> None:
 
 
 @pytest.mark.parametrize("name", ["cudabra", "my_cudaLaunchDevice", "__cuda_helper"])
-def test_a_function_with_a_name_like_it_is_no_dynamic_parallelism(name: str) -> None:
+def test_a_function_with_a_name_like_it_is_not_dynamic_parallelism(name: str) -> None:
     load_program((HEADER + LAUNCHES.format(name=name)).encode())
 
 
@@ -180,12 +180,12 @@ def test_a_function_of_ones_own_may_be_called_as_the_device_runtimes() -> None:
         (b".version 8.0\0\0.target sm_80", "NUL"),
     ],
 )
-def test_other_images(image: bytes, words: str) -> None:
+def test_images_that_are_not_ptx_are_refused(image: bytes, words: str) -> None:
     with pytest.raises(NotPtx, match=words):
         load_program(image)
 
 
-def test_no_version() -> None:
+def test_ptx_without_a_version_is_refused() -> None:
     with pytest.raises(InvalidPtx, match="version"):
         load_program(b".target sm_80\n")
 

@@ -138,7 +138,7 @@ def test_barrier_after_some_threads_left() -> None:
     np.testing.assert_array_equal(run_fragment(text, "u4", np.zeros(70, "u4")), np.arange(70) < 40)
 
 
-def test_barrier_reductions() -> None:
+def test_barriers_reduce_predicates() -> None:
     a = np.array([1, 0, 1] * 32, "u4")
     for mode, expected in (("popc.u32", 64), ("and.pred", 0), ("or.pred", 1)):
         target = "%d" if mode == "popc.u32" else "%q"
@@ -236,7 +236,7 @@ def test_grid_wide_barrier_when_batches_take_turns() -> None:
     np.testing.assert_array_equal(device.get(out, np.zeros(2, "u4")), [3, 192])
 
 
-def test_special_registers() -> None:
+def test_special_registers_locate_threads() -> None:
     text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %ctaid.x; mov.u32 %r1, %ctaid.y; mov.u32 %r2, %nctaid.x;
       mad.lo.u32 %r3, %r1, %r2, %r0; mov.u32 %r4, %tid.x; mov.u32 %r5, %tid.y; mov.u32 %r6, %ntid.x;
       mad.lo.u32 %r7, %r5, %r6, %r4; mov.u32 %r8, %ntid.y; mul.lo.u32 %r9, %r6, %r8; mad.lo.u32 %r7, %r3, %r9, %r7;

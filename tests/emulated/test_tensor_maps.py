@@ -117,7 +117,7 @@ def test_stores_as_a_model_does(machine: Machine, case: Case, seed: int) -> None
 
 
 @pytest.mark.parametrize(("swizzle", "row"), [(0, 32), (1, 8), (2, 16), (3, 32)])
-def test_swizzles(machine: Machine, swizzle: int, row: int) -> None:
+def test_tiles_are_swizzled(machine: Machine, swizzle: int, row: int) -> None:
     """As the PTX ISA draws them: pieces of 16 bytes are exchanged, in every line of 128 bytes in another way."""
     memory = np.zeros(Machine.ROOM, "u1")
     memory[: 16 * 256].view("u4")[:] = np.arange(16 * 64)
@@ -207,7 +207,7 @@ def test_dynamic_shared_memory_is_aligned_as_declared(machine: Machine) -> None:
 # --- im2col
 
 
-def test_im2col(machine: Machine) -> None:
+def test_im2col_boxes_match_the_model(machine: Machine) -> None:
     """Pixels of a box that is one pixel larger than the image on every side, in steps of 2, moved by offsets."""
     memory = np.zeros(Machine.ROOM, "u1")
     shape = (2, 5, 6, 8)  # N, H, W, C
@@ -276,7 +276,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("case", FAULTS)
-def test_faults(machine: Machine, case: Fault) -> None:
+def test_wrong_tiles_are_faults(machine: Machine, case: Fault) -> None:
     nothing, text = np.zeros(Machine.ROOM, "u1"), loading(2).replace("[%r2],", f"{case.target},")
     of = evolve(plain(machine), **case.change)
     with pytest.raises(case.error, match=case.words) as caught:

@@ -32,7 +32,7 @@ FUNCTIONS = {
         ("inc", "u4"), ("dec", "u4"), ("add", "f4"), ("add", "f8"), ("add", "f2"), ("min", "f2"), ("max", "f2"),
     ],
 )  # fmt: skip
-def test_reductions(machine: Machine, function: str, dtype: str) -> None:
+def test_reductions_match_numpy(machine: Machine, function: str, dtype: str) -> None:
     kind, random = np.dtype(dtype), np.random.default_rng(5)
     old, operand = (random.integers(0, 100, 16 * 256 // kind.itemsize).astype(kind) for _ in range(2))
     memory, image = np.zeros(Machine.ROOM, "u1"), np.zeros(SHARED, "u1")
@@ -76,7 +76,7 @@ def test_sums_of_floats(machine: Machine) -> None:
         assert after[:32].view("u4").tolist() == words
 
 
-def test_one_nan_of_halves(machine: Machine) -> None:
+def test_reductions_of_halves_have_one_nan(machine: Machine) -> None:
     memory, image = np.zeros(Machine.ROOM, "u1"), np.zeros(SHARED, "u1")
     memory[:8] = np.array([0xFE01, 0x7C00, 0xFE01, 0x3C00], "u2").view("u1")
     image[:8] = np.array([0x3C00, 0xFC00, 0xFE02, 0x3C00], "u2").view("u1")
@@ -91,7 +91,7 @@ def test_one_nan_of_halves(machine: Machine) -> None:
     ("function", "dtype"),
     [("min", "f4"), ("inc", "i4"), ("add", "u1"), ("and", "f8"), ("add", "i8"), ("and", "i8"), ("or", "i8")],
 )
-def test_what_cannot_be_reduced(machine: Machine, function: str, dtype: str) -> None:
+def test_impossible_reductions_are_faults(machine: Machine, function: str, dtype: str) -> None:
     nothing = np.zeros(Machine.ROOM, "u1")
     with pytest.raises(IllegalInstruction, match=f"no reduction .{function}"):
         machine.run(storing(2, function), plain(machine, dtype), nothing, nothing[:SHARED], (0, 0))

@@ -228,7 +228,7 @@ def test_a_cube_uses_the_address_modes_at_the_edges_of_faces(machine: Machine, m
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("format", DTYPES)
-def test_formats(machine: Machine, format: int, channels: int) -> None:
+def test_texture_reads_convert_each_format(machine: Machine, format: int, channels: int) -> None:
     """Integers as they are, or from -1 or 0 to 1; channels that are not there are 0."""
     texels = elements(format, (1, 1, 16, channels))
     level = machine.array(texels)
@@ -275,7 +275,7 @@ def test_words_of_three_channels_of_10_bits_and_one_of_2(machine: Machine) -> No
     np.testing.assert_array_equal(actual, np.array(expected, "f4"))
 
 
-def test_srgb(machine: Machine) -> None:
+def test_srgb_textures_are_linearized(machine: Machine) -> None:
     texels = np.array([0, 10, 128, 255], np.uint8).reshape(1, 1, 1, 4)
     texture = machine.object(U8, 4, machine.array(texels), flags=SRGB)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
@@ -298,7 +298,7 @@ def test_elements_of_linear_memory(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("linear", [False, True])
-def test_levels(machine: Machine, linear: bool) -> None:
+def test_texture_reads_choose_levels(machine: Machine, linear: bool) -> None:
     """The given level, with bias and limits: the nearest, or between two; and levels found from gradients."""
     levels = [machine.array(np.full((1, size, size, 1), float(size), "f4")) for size in (8, 4, 2, 1)]
     how = {
@@ -325,7 +325,7 @@ def test_levels(machine: Machine, linear: bool) -> None:
 
 
 @pytest.mark.parametrize("layered", [False, True])
-def test_cubes(machine: Machine, layered: bool) -> None:
+def test_cube_reads_choose_face_and_place(machine: Machine, layered: bool) -> None:
     """The face is that of the longest part of the direction, and the rest reports where on it."""
     texels = elements(F32, (12 if layered else 6, 4, 4, 1))
     texture = machine.object(F32, 1, machine.array(texels))
@@ -350,7 +350,7 @@ def _across(direction: Any, face: int) -> tuple[float, float]:
     return [(-z, -y), (z, -y), (x, z), (x, -z), (x, -y), (-x, -y)][face]
 
 
-def test_gathers(machine: Machine) -> None:
+def test_gathers_return_the_four_filtered_elements(machine: Machine) -> None:
     """The four elements of linear filtering, counter-clockwise from the lower left."""
     texels = elements(F32, (1, 4, 4, 4))
     texture = machine.object(F32, 4, machine.array(texels), address_modes=(CLAMP,) * 3)
@@ -362,7 +362,7 @@ def test_gathers(machine: Machine) -> None:
         np.testing.assert_array_equal(actual[1], [plane[3, 0], plane[3, 0], plane[3, 0], plane[3, 0]])
 
 
-def test_queries(machine: Machine) -> None:
+def test_texture_queries_return_sizes(machine: Machine) -> None:
     levels = [machine.array(np.zeros((5, height, width, 1), "f4")) for width, height in ((9, 6), (4, 3))]
     texture = machine.object(F32, 1, *levels, flags=NORMALIZED)
     text = module(
@@ -405,7 +405,7 @@ def test_reads_of_many_textures_can_be_cancelled(machine: Machine) -> None:
 
 @pytest.mark.parametrize(("dtype", "suffix"), [("u1", "b8"), ("u2", "b16"), ("u4", "b32")])
 @pytest.mark.parametrize("geometry", ["1d", "2d", "3d", "a1d", "a2d"])
-def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> None:
+def test_surfaces_are_read_and_written_by_byte(machine: Machine, geometry: str, dtype: str, suffix: str) -> None:
     """Elements are read at a byte of a row and written at the next; outside nothing is written, and 0 is read."""
     dimensions, layered = int(geometry[-2]), geometry.startswith("a")
     shape = (3 if layered or dimensions == 3 else 1, 4 if dimensions > 1 else 1, 8, 1)
@@ -538,7 +538,7 @@ def test_a_vector_of_a_surface_is_aligned_as_a_whole(
             machine.run(kernel, surface, rows)
 
 
-def test_memory_that_is_no_object_is_refused() -> None:
+def test_memory_that_is_not_an_object_is_refused() -> None:
     """A kernel may have written anything there; what is accepted addresses memory, and no more."""
     level = Level(1 << 46, 8, 16, 2, 2, 1)
     good = pack(TextureObject(TexturedKind.ARRAY, F32, 1, Sampling(), (level,)))

@@ -104,7 +104,7 @@ def test_parts_of_registers(name: str, types: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["vadd", "vsub", "vabsdiff", "vmin", "vmax"])
-def test_whole_registers(name: str) -> None:
+def test_video_operations_of_whole_registers_match_the_isa(name: str) -> None:
     for d, a, b in itertools.product(TYPES, TYPES, TYPES):
         results = (
             OPERATIONS[name](part_of(x, "", a), part_of(y, "", b))
@@ -136,7 +136,7 @@ def test_unsigned_saturation_to_a_part(into: str) -> None:
 
 @pytest.mark.parametrize("mode", ["clamp", "wrap"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_shifts(mode: str, kind: str) -> None:
+def test_video_shifts_match_the_isa(mode: str, kind: str) -> None:
     for left, right in (("", ".b0"), (".b3", ".b1"), (".h1", ".h0"), (".h0", "")):
         for name in ("vshl", "vshr"):
             results = []
@@ -153,7 +153,7 @@ def test_shifts(mode: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(COMPARISONS))
-def test_comparisons(name: str) -> None:
+def test_video_comparisons_match_the_isa(name: str) -> None:
     for a, b in itertools.product(TYPES, TYPES):
         for left, right in (("", ""), (".b0", ".h1"), (".h0", ".b3")):
             results = [
@@ -220,7 +220,7 @@ def test_multiply_and_add_one_more() -> None:
         ("vmad.u32.u32.u32.shr7 %d, %a, %b, %c;", 0xFFFFFF80, 1, 0, 0xFFFFFFFF),
     ],
 )
-def test_what_a_gpu_does_otherwise(text: str, a: int, b: int, c: int, expected: int) -> None:
+def test_video_operations_differ_from_the_isa_as_on_a_gpu(text: str, a: int, b: int, c: int, expected: int) -> None:
     check(text, iter([expected]), *(np.array([value], "u4") for value in (a, b, c)))
 
 
@@ -260,7 +260,7 @@ def check_lanes(text: str) -> None:
 
 @pytest.mark.parametrize("lanes", [2, 4])
 @pytest.mark.parametrize("name", ["vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"])
-def test_lanes(name: str, lanes: int) -> None:
+def test_video_operations_of_lanes_match_the_isa(name: str, lanes: int) -> None:
     masks, selectors = (["", ".h0", ".h1"], ["", ".h32", ".h13", ".h00"])
     if lanes == 4:
         masks, selectors = (["", ".b0", ".b31", ".b210", ".b320"], ["", ".b7654", ".b0725", ".b1111"])
@@ -348,6 +348,6 @@ def test_operands_that_all_threads_share(text: str) -> None:
         ("add.u32 %i1, -%i2, %i3;", "operand"),
     ],
 )
-def test_refusals(text: str, words: str) -> None:
+def test_impossible_video_instructions_are_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidPtx, match=words):
         run_fragment(f"{text} mov.u32 %d, 0;", "u4", A)

@@ -278,7 +278,7 @@ def check(product: Product) -> None:
 
 @settings(max_examples=40)
 @given(products())
-def test_products(product: Product) -> None:
+def test_warp_group_products_match_whole_matrices(product: Product) -> None:
     check(product)
 
 
@@ -401,6 +401,6 @@ def test_the_block_whose_warps_never_meet_is_named() -> None:
         "wgmma.fence.sync.aligned 0;",
     ],
 )
-def test_what_is_refused(text: str) -> None:
+def test_unsupported_warp_group_products_are_refused(text: str) -> None:
     with pytest.raises(InvalidPtx, match=r"unsupported.* wgmma"):
         Device(1 << 20).load(kernel(text, 4))

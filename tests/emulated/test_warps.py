@@ -20,7 +20,7 @@ def rows(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("delta", [0, 1, 5, 16, 31])
-def test_shuffles(delta: int) -> None:
+def test_shuffles_read_other_lanes(delta: int) -> None:
     lane = LANES % 32
     sources = {
         "up": (np.where(lane >= delta, lane - delta, lane), lane >= delta, 0),
@@ -42,7 +42,7 @@ def test_shuffle_in_segments() -> None:
     np.testing.assert_array_equal(actual, VALUES[np.where(lane + 3 < 8, LANES + 3, LANES)])
 
 
-def test_votes() -> None:
+def test_votes_combine_predicates_of_a_warp() -> None:
     odd = "and.b32 %i1, %a, 1; setp.ne.u32 %p, %i1, 0; "
     bits = np.packbits(rows(VALUES) % 2 == 1, axis=1, bitorder="little").view("u4").reshape(-1).repeat(32)
     np.testing.assert_array_equal(run_fragment(f"{odd}vote.sync.ballot.b32 %d, %p, {FULL};", "u4", VALUES), bits)
@@ -55,7 +55,7 @@ def test_votes() -> None:
         np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), expected)
 
 
-def test_matches() -> None:
+def test_matches_find_lanes_with_equal_values() -> None:
     small = VALUES % 5
     equal = rows(small)[:, :, None] == rows(small)[:, None, :]
     expected = np.packbits(equal, axis=2, bitorder="little").view("u4").reshape(-1)
@@ -68,7 +68,7 @@ def test_matches() -> None:
 
 
 @pytest.mark.parametrize(("mode", "function"), [("add", np.add), ("min", np.minimum), ("max", np.maximum)])
-def test_reductions(mode: str, function: np.ufunc) -> None:
+def test_reductions_combine_a_warp(mode: str, function: np.ufunc) -> None:
     expected = function.reduce(rows(VALUES), axis=1).repeat(32)
     actual = run_fragment(f"redux.sync.{mode}.u32 %d, %a, {FULL};", "u4", VALUES)
     np.testing.assert_array_equal(actual, expected)
@@ -299,13 +299,13 @@ def test_lanes_join_after_a_long_loop_without_sync() -> None:
 @pytest.mark.parametrize(
     ("version", "target"), [("6.0", "sm_60"), ("6.3", "sm_75"), ("6.4", "sm_61"), ("9.0", "sm_50")]
 )
-def test_without_sync_before_ptx_6_4_or_sm_70(version: str, target: str, text: str) -> None:
+def test_older_versions_and_targets_allow_forms_without_sync(version: str, target: str, text: str) -> None:
     load_program(kernel_of(version, target, text))
 
 
 @pytest.mark.parametrize("text", WITHOUT_SYNC)
 @pytest.mark.parametrize(("version", "target"), [("6.4", "sm_70"), ("9.0", "sm_90")])
-def test_nothing_is_without_sync_from_then_on(version: str, target: str, text: str) -> None:
+def test_newer_versions_and_targets_refuse_forms_without_sync(version: str, target: str, text: str) -> None:
     opcode = text.split()[0]
     words = (
         rf"line 5: {opcode} without \.sync: PTX {version} has it for targets below sm_70 only, not for {target}; add"
@@ -327,6 +327,6 @@ def test_nothing_is_without_sync_from_then_on(version: str, target: str, text: s
         ("shfl.bfly.b32 %i1, %a, 1, 31, -1;", "5 operands"),
     ],
 )
-def test_what_always_needed_sync(text: str, words: str) -> None:
+def test_newer_operations_always_need_sync(text: str, words: str) -> None:
     with pytest.raises(InvalidPtx, match=words):
         load_program(kernel_of("6.3", "sm_60", text))

@@ -36,7 +36,7 @@ def run(body: str, memory: Array = MEMORY, first: Array = FIRST, second: Array =
 
 
 @pytest.mark.parametrize("space", [".global", "", ".acq_rel.gpu.global", ".relaxed.cluster"])
-def test_exchange(space: str) -> None:
+def test_a_wide_exchange_returns_the_old_value(space: str) -> None:
     memory, old = run(f"atom{space}.exch.b128 %q2, [%d5], %q0;")
     np.testing.assert_array_equal(old, MEMORY)
     np.testing.assert_array_equal(memory, FIRST)
@@ -74,7 +74,7 @@ def test_all_threads_add_to_one_number() -> None:
     assert memory[0].tolist() == [total % 2**64, total >> 64]
 
 
-def test_shared_memory() -> None:
+def test_wide_registers_are_kept_in_shared_memory() -> None:
     number = 2**63 + 1
     body = (
         "setp.ne.u32 %z, %r0, 0; mov.u32 %r1, shared; @%z bra start; mov.b128 %q3, 0; st.shared.b128 [%r1], %q3;"
@@ -153,7 +153,7 @@ def test_addresses_are_multiples_of_16(text: str) -> None:
         ("8.4", "sm_90", "atom.global.exch.b128 %q0, [%d0], %d1;", "vector of the wrong length"),
     ],
 )
-def test_refusals(version: str, target: str, text: str, words: str) -> None:
+def test_impossible_wide_instructions_are_refused(version: str, target: str, text: str, words: str) -> None:
     header = f".version {version}\n.target {target}\n.address_size 64\n"
     body = f".visible .entry k() {{ .reg .b64 %d<2>; .reg .b128 %q<3>;\n{text} ret; }}"
     with pytest.raises(InvalidPtx, match=words):

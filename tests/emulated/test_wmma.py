@@ -148,7 +148,9 @@ def check(
 
 @settings(max_examples=60)
 @given(products(), st.sampled_from([".global", ".shared", ""]), st.booleans(), st.integers(0, 1000))
-def test_products(product: tuple[tuple[Matrix, ...], str], space: str, satfinite: bool, seed: int) -> None:
+def test_wmma_products_match_whole_matrices(
+    product: tuple[tuple[Matrix, ...], str], space: str, satfinite: bool, seed: int
+) -> None:
     kind = product[0][0].kind
     modifier = {"s32": ".satfinite" if satfinite else "", "f64": ".rn"}.get(kind, "")
     check(*product, space, modifier, seed)

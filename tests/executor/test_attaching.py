@@ -62,7 +62,7 @@ def test_an_owner_that_breaks_the_rules_is_left(start: Start) -> None:
     assert owner.wait_for_exit() == 1
 
 
-def test_it_leaves_when_the_owner_says_nothing_and_goes(start: Start) -> None:
+def test_an_executor_exits_when_its_owner_leaves_without_a_message(start: Start) -> None:
     owner = start()
     owner.link.close()
     assert owner.wait_for_exit() == 0
@@ -152,7 +152,7 @@ def test_a_dropped_client_can_come_again(executor: ExecutorOwner) -> None:
     assert again.allocate(512)
 
 
-def test_it_leaves_at_the_end_of_the_link_whatever_runs(executor: ExecutorOwner) -> None:
+def test_an_executor_exits_at_the_end_of_its_link_whatever_runs(executor: ExecutorOwner) -> None:
     client = executor.attach()
     module, _ = client.load()
     client.launch(module, ENDLESS)
@@ -161,18 +161,18 @@ def test_it_leaves_at_the_end_of_the_link_whatever_runs(executor: ExecutorOwner)
     assert executor.wait_for_exit() == 0
 
 
-def test_an_interrupt_from_the_terminal_is_not_meant_for_it(executor: ExecutorOwner) -> None:
+def test_an_executor_ignores_an_interrupt_from_the_terminal(executor: ExecutorOwner) -> None:
     client = executor.attach()
     os.kill(executor.process.pid, signal.SIGINT)
     assert client.allocate(512)
     assert executor.alive
 
 
-def test_it_does_not_show_itself_as_a_server(executor: ExecutorOwner) -> None:
+def test_the_command_line_of_an_executor_is_not_a_servers(executor: ExecutorOwner) -> None:
     assert Path(f"/proc/{executor.process.pid}/cmdline").read_bytes() == b"pympsd-executor\0"
 
 
-def test_it_volunteers_to_the_out_of_memory_killer(executor: ExecutorOwner) -> None:
+def test_the_out_of_memory_killer_prefers_an_executor(executor: ExecutorOwner) -> None:
     assert Path(f"/proc/{executor.process.pid}/oom_score_adj").read_text() == "1000\n"
 
 

@@ -163,7 +163,7 @@ def test_no_context_ever_has_more_blocks_resident_than_it_has_slots(executor: Ex
         assert sum(batch.blocks for batch in batches_of(executor, client.context)) <= 32 * client.context
 
 
-def test_the_trace_tells_of_living_contexts_and_of_past_batches(executor: ExecutorOwner, client: RawClient) -> None:
+def test_the_trace_contains_living_contexts_and_past_batches(executor: ExecutorOwner, client: RawClient) -> None:
     raw_client = executor.attach(client=2, context=7, multiprocessors=3)
     module, _ = raw_client.load()
     raw_client.launch(module, EMPTY, grid=(5, 1, 1))

@@ -45,7 +45,7 @@ def stream_of(client: RawClient) -> int:
     return stream
 
 
-def test_its_records_run_in_order_at_every_launch(client: RawClient) -> None:
+def test_the_records_of_a_graph_run_in_order_at_every_launch(client: RawClient) -> None:
     module, _ = client.load()
     address = client.allocate(64)
     graph = make(
@@ -119,7 +119,7 @@ def test_launches_of_one_graph_in_two_streams_follow_each_other(client: RawClien
     client.good("SYNCHRONIZE_STREAM", other)
 
 
-def test_without_its_host_functions_it_is_not_launched(client: RawClient) -> None:
+def test_a_graph_is_not_launched_without_its_host_functions(client: RawClient) -> None:
     graph = make(client, GraphItem(records.pack("HOST_FUNCTION", client.context, 0, 0, 0)))
     client.send("LAUNCH_GRAPH", 0, graph)
     answer = client.call("SYNCHRONIZE_CONTEXT")
@@ -162,13 +162,13 @@ def test_only_queued_work_can_be_an_item(client: RawClient, name: str) -> None:
     "data",
     [b"12345678", encode([GraphItem(bytes(24))]), encode([GraphItem(records.HEADER.pack(0x301, 0, 32, 1, 1))])],
 )
-def test_what_is_no_graph_is_refused(client: RawClient, data: bytes) -> None:
+def test_data_that_is_not_a_graph_is_refused(client: RawClient, data: bytes) -> None:
     result = client.call("INSTANTIATE_GRAPH", upload(client, data)).result
     assert result in (Result.ERROR_INVALID_VALUE, Result.ERROR_NOT_SUPPORTED)
     client.good("SYNCHRONIZE_CONTEXT")
 
 
-def test_wrong_handles(client: RawClient) -> None:
+def test_wrong_handles_of_graphs_are_refused(client: RawClient) -> None:
     module, _ = client.load()
     for name, operands in (
         ("LAUNCH_GRAPH", (0, module)),
@@ -279,7 +279,7 @@ def test_an_endless_loop_ends_with_its_client(executor: ExecutorOwner) -> None:
     assert other.read(address, 4) == struct.pack("=I", 4)
 
 
-def test_what_cannot_be_in_a_body(client: RawClient) -> None:
+def test_records_that_a_body_cannot_have_are_refused(client: RawClient) -> None:
     for name in ("HOST_FUNCTION", "RECORD_EVENT", "WAIT_EVENT", "LAUNCH_GRAPH"):
         record = records.pack(name, client.context, 0, *[0] * len(records.BY_NAME[name].operands))
         graph = encode([conditional(conditional(GraphItem(record)))])

@@ -145,7 +145,7 @@ def test_a_function_for_an_unknown_stream_is_refused(client: RawClient) -> None:
     client.good("SYNCHRONIZE_CONTEXT")
 
 
-def test_a_fault_tells_those_that_have_not_begun(client: RawClient) -> None:
+def test_a_fault_notifies_those_that_have_not_begun(client: RawClient) -> None:
     stream, other = make_stream(client), make_stream(client)
     module, _ = client.load()
     wait_for_begun(client, stream, 1)
@@ -176,7 +176,7 @@ def test_terminating_and_detaching_do_not_wait_for_functions(executor: ExecutorO
     assert isinstance(executor.detach(1), ExecutorDone)
 
 
-def test_a_client_that_never_answers_is_dropped_at_once(executor: ExecutorOwner) -> None:
+def test_a_client_that_never_answers_is_dropped_immediately(executor: ExecutorOwner) -> None:
     client, neighbour = executor.attach(client=1, context=1), executor.attach(client=2, context=2)
     module, _ = client.load()
     theirs, _ = neighbour.load()

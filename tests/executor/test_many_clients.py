@@ -21,7 +21,7 @@ def _work(client: RawClient, salt: int) -> list[int]:
     return values
 
 
-def test_many_clients_at_once(executor: ExecutorOwner) -> None:
+def test_many_clients_run_at_the_same_time(executor: ExecutorOwner) -> None:
     clients = [executor.attach(client=number, context=number) for number in range(1, CLIENTS + 1)]
     with ThreadPoolExecutor(CLIENTS) as pool:
         results = list(pool.map(_work, clients, range(CLIENTS)))

@@ -207,7 +207,7 @@ def test_a_copy_of_rows_that_cannot_be_is_an_invalid_value(client: RawClient, si
     assert client.read(address, 4096) == bytes(4096)
 
 
-def test_a_copy_without_rows_is_done_at_once(client: RawClient) -> None:
+def test_a_copy_without_rows_is_done_immediately(client: RawClient) -> None:
     client.good("COPY_3D_STAGED", 0, DEVICE, 0, 8, 24, STAGING, 0, 8, 24, 8, 0, 2)
 
 

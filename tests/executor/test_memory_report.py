@@ -58,7 +58,7 @@ class Reports:
                 return raw
 
 
-def test_it_follows_contexts_and_allocations(start: Start) -> None:
+def test_the_report_follows_contexts_and_allocations(start: Start) -> None:
     reports = Reports(start())
     first = reports.attach(1)
     reports.until(lambda held: list(held) == [1])

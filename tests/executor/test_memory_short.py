@@ -40,7 +40,7 @@ def shortage(executor: ExecutorOwner) -> MemoryShort:
     return message
 
 
-def test_it_is_tried_again_when_memory_was_freed(executor: ExecutorOwner, guaranteed: RawClient) -> None:
+def test_an_allocation_is_tried_again_when_memory_was_freed(executor: ExecutorOwner, guaranteed: RawClient) -> None:
     sequence = guaranteed.send("ALLOCATE", COUNT)
     report = shortage(executor)
     executor.send(DropClient(request=50, client=1))
@@ -49,7 +49,7 @@ def test_it_is_tried_again_when_memory_was_freed(executor: ExecutorOwner, guaran
     assert guaranteed.answer(sequence).result == Result.SUCCESS
 
 
-def test_it_fails_when_nothing_can_be_freed(executor: ExecutorOwner, guaranteed: RawClient) -> None:
+def test_an_allocation_fails_when_nothing_can_be_freed(executor: ExecutorOwner, guaranteed: RawClient) -> None:
     sequence = guaranteed.send("ALLOCATE", COUNT)
     executor.send(RoomMade(shortage(executor).request, freed=False))
     answer = guaranteed.answer(sequence)

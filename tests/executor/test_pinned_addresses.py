@@ -85,7 +85,7 @@ def test_ranges_never_meet_and_sums_never_exceed(steps: list[tuple[str, str, int
     assert tested.pieces == len(held)
 
 
-def test_a_refusal_says_which_limit_is_met() -> None:
+def test_a_refusal_names_the_limit_that_is_met() -> None:
     tested = room()
     tested.take(MACHINE // 4, "a")
     with expect_refusal(f"with {MACHINE // 4} in use, are more than a client may have: {MACHINE // 4}"):
@@ -136,7 +136,7 @@ def test_pieces_are_bounded() -> None:
     tested.take(PAGE, "b")
 
 
-def test_addresses_are_not_used_again_at_once_and_a_taken_one_is_left() -> None:
+def test_addresses_are_not_used_again_immediately_and_a_taken_one_is_left() -> None:
     tested = room()
     first = tested.take(PAGE, "a")
     tested.give(first)

@@ -91,7 +91,7 @@ def test_copies_keep_the_order_of_their_stream(client: RawClient) -> None:
     assert client.read(device_memory, PAGE) == b"b" * PAGE
 
 
-def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner, client: RawClient) -> None:
+def test_what_is_not_memory_of_this_client_is_not_touched(executor: ExecutorOwner, client: RawClient) -> None:
     other_client = executor.attach(client=2, context=2)
     foreign, foreign_bytes = other_client.allocate_pinned(2 * PAGE)
     foreign_bytes[:] = b"f" * (2 * PAGE)

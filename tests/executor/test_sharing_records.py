@@ -190,7 +190,7 @@ def test_an_event_is_the_same_for_both(client: RawClient, other: RawClient) -> N
 
 
 @pytest.mark.parametrize("ends", ["client", "context"])
-def test_who_waits_for_an_event_goes_on_when_its_owner_ends(
+def test_a_client_that_waits_for_an_event_continues_when_its_owner_ends(
     executor: ExecutorOwner, client: RawClient, other: RawClient, ends: str
 ) -> None:
     mine = event(client)

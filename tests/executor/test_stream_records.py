@@ -29,7 +29,7 @@ def test_a_kernel_writes_what_it_was_given(client: RawClient) -> None:
     assert client.read(address, 16) == bytes(8) + struct.pack("=Q", 77)
 
 
-def test_what_is_said_of_a_function(client: RawClient) -> None:
+def test_attributes_of_a_function_are_reported(client: RawClient) -> None:
     _, layout = client.load()
     attributes = layout.functions[EMPTY].attributes
     assert attributes["MAX_THREADS_PER_BLOCK"] == 1024

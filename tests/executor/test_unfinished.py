@@ -67,7 +67,7 @@ def test_a_client_that_was_dropped_holds_its_memory_until_its_kernel_has_ended(s
 
 
 @pytest.mark.long
-def test_a_termination_says_that_a_kernel_runs_and_drops_what_waits(start: Start) -> None:
+def test_a_termination_reports_that_a_kernel_runs_and_drops_what_waits(start: Start) -> None:
     owner = like_a_gpu(start)
     client = owner.attach(client=1, context=1)
     busy(owner, client)

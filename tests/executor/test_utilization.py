@@ -27,7 +27,7 @@ def test_reports_in_quick_succession_are_one_period() -> None:
     assert _percentages((0, 0), (0.1, 0.1), (0.2, 0.1)) == [0, 0, 50]
 
 
-def test_a_pause_is_no_part_of_a_period() -> None:
+def test_a_pause_is_not_part_of_a_period() -> None:
     device = UtilizationSamples()
     device.add(0, 0)
     device.stop()

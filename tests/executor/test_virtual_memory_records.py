@@ -97,7 +97,7 @@ def test_nothing_is_mapped_elsewhere(client: RawClient, address: int) -> None:
     assert client.read(map_memory(client, create(client)), 1) == b"\0"
 
 
-def test_mistakes(client: RawClient) -> None:
+def test_wrong_records_of_virtual_memory_are_refused(client: RawClient) -> None:
     handle = create(client)
     for size in (0, 1, MAPPING_GRANULE + 1, 2**63, 2**64 - MAPPING_GRANULE):
         assert client.call("CREATE_MEMORY", client.handle(), size, 0).result == VALUE

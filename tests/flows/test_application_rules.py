@@ -46,7 +46,7 @@ def test_context_creation_works_through_a_newer_api(start: Start) -> None:
         assert client.do("add") == RIGHT
 
 
-def test_a_module_with_dynamic_parallelism_is_refused_and_the_client_goes_on(start: Start) -> None:
+def test_a_module_with_dynamic_parallelism_is_refused_and_the_client_continues(start: Start) -> None:
     client = start().connect()
     assert client.do("nested") == NOT_SUPPORTED
     assert "cudaLaunchDevice is a function of the device runtime (dynamic parallelism)" in client.do("error")

@@ -197,7 +197,7 @@ def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_
 
 
 @pytest.mark.long
-def test_a_server_that_could_not_register_says_so_and_does_later(make_node: MakeNode) -> None:
+def test_a_server_that_could_not_register_reports_it_and_does_later(make_node: MakeNode) -> None:
     node = make_node("[[device]]\n[[device]]\n")
     first, second = node.daemon("a"), node.daemon("b")
     with StateFolder(str(node.machine)).lock():

@@ -14,7 +14,7 @@ import pytest
 from operators import CONVERSATION, Operator, ask_all_at_once, line_frame
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, wait_until
 
-from pympsd.cli.control_client import TIMEOUT
+from pympsd.cli.daemon_connection import TIMEOUT
 
 PROMPT = TIMEOUT
 """Seconds: the command line gives up an answer that takes longer, on any machine."""
@@ -83,7 +83,9 @@ def _pour(sock: socket.socket, data: bytes) -> int:
     return sent
 
 
-def test_floods(daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None) -> None:
+def test_operators_are_answered_while_others_flood_the_daemon(
+    daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None
+) -> None:
     """Ten that give commands without end and never read, while others are answered."""
     flooders = []
     line = line_frame("x" * 1000)
@@ -111,7 +113,7 @@ def test_floods_that_read(daemon: DaemonProcess, at_its_end_no_descriptor_is_lef
             assert [operator.answer()[0] for _ in range(10)] == ["0\n"] * 10
 
 
-def test_a_thousand_connections_at_once_are_all_answered(
+def test_a_thousand_simultaneous_connections_are_all_answered(
     daemon: DaemonProcess, at_its_end_no_descriptor_is_left: None
 ) -> None:
     seconds = ask_all_at_once(control(daemon), 1000, "get_default_active_thread_percentage")

@@ -36,7 +36,7 @@ def ready(daemon: DaemonProcess, count: int = 1) -> int:
 # --- C1 to C3: starting it, and giving it commands
 
 
-def test_c1_the_next_commands_find_it_at_once(make_daemon: MakeDaemon) -> None:
+def test_c1_the_next_commands_find_it_immediately(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon()
     script = f"set -e; {PYMPSD} -d; echo get_default_active_thread_percentage | {PYMPSD}; wc -l < $LOG; cat $PID"
     started = time.monotonic()

@@ -59,7 +59,9 @@ def runs_alone(client: ClientProcess) -> None:
     assert len(children_of(client.pid)) == 1
 
 
-def test_alone_it_runs_without_mps_at_once(daemon: DaemonProcess, make_debugged: MakeClient) -> None:
+def test_a_debugged_client_alone_runs_without_mps_immediately(
+    daemon: DaemonProcess, make_debugged: MakeClient
+) -> None:
     client = make_debugged()
     assert client.do("init") == "CUDA_SUCCESS"
     runs_alone(client)
@@ -71,7 +73,7 @@ def test_alone_it_runs_without_mps_at_once(daemon: DaemonProcess, make_debugged:
 
 
 @pytest.mark.long
-def test_it_waits_for_the_clients_that_are_there_and_not_for_later_ones(
+def test_a_debugged_client_waits_for_present_clients_and_not_for_later_ones(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
     first = make_client().connect()
@@ -90,7 +92,7 @@ def test_it_waits_for_the_clients_that_are_there_and_not_for_later_ones(
 
 
 @pytest.mark.long
-def test_it_waits_for_those_in_the_queue_too(
+def test_a_debugged_client_waits_for_queued_clients_too(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
     first = make_client().connect()
@@ -125,7 +127,7 @@ def test_no_server_leaves_for_a_debugged_client_of_another_user(
 
 
 @pytest.mark.long
-def test_its_death_while_it_waits_is_noticed(
+def test_the_death_of_a_waiting_debugged_client_is_noticed(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
     def descriptors() -> int:
@@ -145,7 +147,9 @@ def test_its_death_while_it_waits_is_noticed(
     assert not goes_on(daemon, debugged)
 
 
-def test_a_quit_refuses_it(daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient) -> None:
+def test_a_quit_refuses_a_debugged_client(
+    daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
+) -> None:
     make_client().connect()
     debugged = make_debugged()
     debugged.begin("init")
@@ -155,7 +159,7 @@ def test_a_quit_refuses_it(daemon: DaemonProcess, make_client: MakeClient, make_
     assert "quitting" in debugged.do("error")
 
 
-def test_where_mps_is_required_it_is_refused_at_once(
+def test_a_debugged_client_that_requires_mps_is_refused_immediately(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:
     make_client().connect()

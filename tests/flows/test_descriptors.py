@@ -141,7 +141,7 @@ def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(s
 
 @pytest.mark.long(but=["1"])
 @pytest.mark.parametrize("room", [0, 1])
-def test_a_server_that_cannot_even_take_a_session_goes_on(sharing: Sharing, room: int) -> None:
+def test_a_server_that_cannot_even_take_a_session_continues(sharing: Sharing, room: int) -> None:
     leave_room(sharing.server, room)
     refused = sharing.start_client()
     assert refused.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -215,7 +215,7 @@ def test_a_server_that_cannot_start_an_executor_fails_one_context(
     assert client.do("add") == RIGHT
 
 
-def test_a_daemon_that_cannot_start_a_server_says_so_and_can_later(limited: DaemonProcess, start: Start) -> None:
+def test_a_daemon_that_cannot_start_a_server_reports_it_and_can_later(limited: DaemonProcess, start: Start) -> None:
     # Room for a client's connection and its pidfd, not for a server's link and pipes as well.
     leave_room(limited.pid, 4)
     refused = start(limited)

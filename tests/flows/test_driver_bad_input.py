@@ -157,7 +157,7 @@ def test_a_wrong_first_packet(daemon: DaemonProcess, text: bytes) -> None:
     [struct.pack("<i", 3), struct.pack("<i", 0), struct.pack("<i", -1), struct.pack("<q", 2), b"\2", b"\2" * 9999],
 )
 @pytest.mark.parametrize("name", ["control", "control_privileged"])
-def test_what_is_no_role(daemon: DaemonProcess, role: bytes, name: str) -> None:
+def test_a_number_that_is_not_a_role_is_refused(daemon: DaemonProcess, role: bytes, name: str) -> None:
     with visitor(control(daemon, name)) as wrong:
         wrong.introduce()
         wrong.say(role)
@@ -278,7 +278,7 @@ def test_a_length_of_too_many_bytes(daemon: DaemonProcess) -> None:
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"\0\0\0", b"get_server_list\0junk\n\0", b"foo\0\0\0\n\0\0", b"\xff\xfe\n\0", b"a\nb\nc\n\0"]
 )
-def test_odd_lines(daemon: DaemonProcess, line: bytes) -> None:
+def test_odd_lines_of_tools_do_no_harm(daemon: DaemonProcess, line: bytes) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
         here.say(struct.pack("<q", max(1, len(line))))
@@ -414,7 +414,7 @@ def test_a_client_that_is_stopped_for_a_moment_while_its_server_speaks_is_not_cu
 
 @pytest.mark.long(but=["words2"])
 @pytest.mark.parametrize("words", [(), (b"\0",), (CREDENTIALS,), (b"\0", b"\0", b"\0", b"\0")])
-def test_a_client_who_leaves_its_server_at_once_does_not_block_it(
+def test_a_client_who_leaves_its_server_immediately_does_not_block_it(
     daemon: DaemonProcess, words: tuple[bytes, ...]
 ) -> None:
     """The server waits for ever for such a client, unless the daemon answers in the client's place."""

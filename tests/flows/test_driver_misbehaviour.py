@@ -162,7 +162,7 @@ def test_a_server_that_never_starts_is_given_up(users: TwoUsers) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before_hello", "before_role"])
-def test_while_a_server_hangs_at_its_start_all_else_goes_on(users: TwoUsers, moment: str) -> None:
+def test_everything_else_continues_while_a_server_hangs_at_its_start(users: TwoUsers, moment: str) -> None:
     """It would be killed after 60 s (tests/flows/test_hung_start.py waits for that); an operator does not wait."""
     client, server = users.asking_while_it_starts(hang=moment)
     assert users.daemon.say(f"get_server_status {server}") == "INITIALIZING\n"

@@ -220,7 +220,7 @@ def test_a_new_client_of_a_server_that_has_decided_to_end_gets_the_next_one(
             assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
 
 
-def test_the_next_daemon_frees_a_server_from_a_client_that_says_nothing(daemon: DaemonProcess) -> None:
+def test_the_next_daemon_frees_a_server_from_a_client_that_sends_nothing(daemon: DaemonProcess) -> None:
     with DriverClient.start(pipe(daemon)) as client:
         client.connect()
         with visitor(pipe(daemon) / "control") as silent:

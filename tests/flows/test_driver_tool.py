@@ -61,7 +61,7 @@ def test_lines_of_standard_input(theirs: TheirDaemon, tool: DaemonProcess, text:
     assert [line for line in theirs.lines if line] == ["ps", "get_server_list"]
 
 
-def test_no_lines(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_an_empty_input_sends_no_line(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     assert tool.run([], "").stdout == ""
     assert theirs.lines == []
 
@@ -98,7 +98,7 @@ def test_lines_and_answers_that_no_socket_holds(theirs: TheirDaemon, tool: Daemo
     assert done.stdout.splitlines() == lines
 
 
-def test_bytes_that_are_no_text_pass_unchanged(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_bytes_that_are_not_text_pass_unchanged(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     done = subprocess.run(
         [tool.command], env=tool.environment, input=b"\xff\xfe caf\xc3\xa9\n", capture_output=True, timeout=30
     )
@@ -153,7 +153,9 @@ def test_a_daemon_that_is_silent(theirs: TheirDaemon, tool: DaemonProcess, direc
 @pytest.mark.parametrize(
     "packet", [b"\2\0\0\0text", struct.pack("<i", -1), b"\1", struct.pack("<ii", 1, 1), b"\0" * 3]
 )
-def test_a_daemon_that_says_what_no_daemon_says(theirs: TheirDaemon, tool: DaemonProcess, packet: bytes) -> None:
+def test_a_daemon_that_sends_what_no_daemon_sends_is_refused(
+    theirs: TheirDaemon, tool: DaemonProcess, packet: bytes
+) -> None:
     theirs.raw = [bytes(4) + b"right", packet]
     done = tool.run([], "ps\n")
     assert done.stdout == "right\n"
@@ -162,7 +164,7 @@ def test_a_daemon_that_says_what_no_daemon_says(theirs: TheirDaemon, tool: Daemo
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_traceback(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_a_reader_that_leaves_causes_no_traceback(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     theirs.printed = lambda line: [b"x" * 1000] * 500
     with subprocess.Popen(
         [tool.command, "ps"], env=tool.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -278,7 +280,7 @@ def test_a_line_is_answered_before_the_last_is_sent(ours: DaemonProcess, their_t
 
 
 @as_root
-def test_no_line(ours: DaemonProcess, their_tool: Visitor) -> None:
+def test_a_tool_that_sends_no_line_is_answered_and_closed(ours: DaemonProcess, their_tool: Visitor) -> None:
     their_tool.give()
     assert their_tool.hear() == END_OF_ANSWERS
     assert their_tool.is_closed()

@@ -387,7 +387,9 @@ def test_an_executor_without_memory_for_another_client_fails_one_context(
 # --- disks
 
 
-def test_a_full_log_disk_costs_lines_and_says_how_many(clients: list[ClientProcess], make_daemon: MakeDaemon) -> None:
+def test_a_full_log_disk_costs_lines_and_reports_how_many(
+    clients: list[ClientProcess], make_daemon: MakeDaemon
+) -> None:
     daemon = make_daemon()
     disk = Disk(daemon, daemon.directory / "log", "size=64k")
     assert daemon.start().returncode == 0
@@ -424,7 +426,7 @@ def test_a_full_log_disk_costs_lines_and_says_how_many(clients: list[ClientProce
 @pytest.mark.parametrize(
     ("inodes", "file"), [(1, ""), (2, "/control"), (3, "/control_privileged"), (5, "/nvidia-cuda-mps-control.pid")]
 )
-def test_a_full_pipe_directory_keeps_the_daemon_from_starting_and_says_so(
+def test_a_full_pipe_directory_keeps_the_daemon_from_starting_and_reports_it(
     make_daemon: MakeDaemon, inodes: int, file: str
 ) -> None:
     daemon = make_daemon()

@@ -34,7 +34,7 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
     daemon.hear_out()
     executors = {}
     for text in daemon.log("server.log"):
-        if text.startswith("Started process "):
+        if text.startswith("Started executor "):
             words = text.split()
             executors[int(words[-1])] = int(words[2])
     assert set(executors.values()) >= set(children_of(server))
@@ -118,7 +118,7 @@ def test_1_the_documented_lines_in_order(daemon: DaemonProcess, make_client: Mak
     wait_until(lambda: _status(daemon, server) == "ACTIVE", "the recovery")
     log = daemon.log("server.log")
     story = log[log.index("Volta MPS: Server is handling a fatal GPU error.") :]
-    lines = [text for text in story if not text.startswith(("Process ", "Started process ", "Device "))]
+    lines = [text for text in story if not text.startswith(("Executor ", "Started executor ", "Device "))]
     assert lines == [
         "Volta MPS: Server is handling a fatal GPU error.",
         f"Volta MPS: status of client {{{a.pid}, 1}} is INACTIVE",
@@ -202,8 +202,8 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     assert late[0].do("sync") == ELSEWHERE if taken == READY else taken in not_in
     assert unaccepted in not_in
     wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
-    assert f"Process {before[0]} of device 0 does not respond; killing it" in daemon.log("server.log")
-    assert f"Process {before[0]} of device 0 ended with status -9" in daemon.log("server.log")
+    assert f"Executor {before[0]} of device 0 does not respond; killing it" in daemon.log("server.log")
+    assert f"Executor {before[0]} of device 0 ended with status -9" in daemon.log("server.log")
     assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert make_client().do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
     assert d.do("newctx 0") == "CUDA_ERROR_MPS_SERVER_NOT_READY"

@@ -17,7 +17,7 @@ START_SECONDS = 60.0
 
 
 @pytest.mark.long
-def test_it_is_killed_the_waiting_client_gets_the_reason_and_the_next_server_works(
+def test_a_hung_server_is_killed_its_client_gets_the_reason_and_the_next_server_works(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:
     machine = directory / "machine.toml"

@@ -123,7 +123,7 @@ def test_the_kernels_limits_hold(
 
 
 @pytest.mark.long
-def test_they_and_the_daemons_own_are_for_clients_that_come_later(
+def test_limits_of_kernel_and_daemon_hold_for_later_clients(
     daemon: DaemonProcess, join: Callable[..., ClientProcess], write: Callable[..., None], cgroups: Cgroups
 ) -> None:
     start(daemon)

@@ -395,7 +395,9 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
 
 
 @pytest.mark.long
-def test_one_process_may_hold_all_60_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
+def test_one_process_may_hold_all_60_and_a_freed_slot_is_usable_immediately(
+    daemon: DaemonProcess, start: Start
+) -> None:
     client, other = wait_for_begun(start(daemon)), wait_for_begun(start(daemon))
     assert client.do("contexts 70") == f"60 {FULL}"
     assert "1 of the device's 60 connections, and 0 are free: no more clients fit" in client.do("error")
@@ -453,7 +455,7 @@ def test_more_connections_leave_room_for_fewer_contexts(
 
 
 @pytest.mark.long
-def test_many_clients_at_once_are_not_refused_while_there_is_room(daemon: DaemonProcess, start: Start) -> None:
+def test_many_simultaneous_clients_are_not_refused_while_there_is_room(daemon: DaemonProcess, start: Start) -> None:
     """12 processes, each of which wants 5 of the 60 at the same time, twice; one more is refused."""
     clients = [wait_for_begun(start(daemon)) for _ in range(12)]
     for _ in range(2):

@@ -131,7 +131,7 @@ def test_a_log_that_cannot_be_reopened_is_named(make_daemon: MakeDaemon, protoco
 @pytest.mark.long(but=["json-option"])
 @pytest.mark.parametrize("by", ["option", "option with =", "environment"])
 @pytest.mark.parametrize("dialect", ["documented", "r580", "json"])
-def test_dialects(make_daemon: MakeDaemon, dialect: str, by: str) -> None:
+def test_the_log_has_the_chosen_dialect(make_daemon: MakeDaemon, dialect: str, by: str) -> None:
     options = {"option": ["--log-dialect", dialect], "option with =": [f"--log-dialect={dialect}"]}.get(by, [])
     daemon = make_daemon(**({} if options else {"PYMPSD_LOG_DIALECT": dialect}))
     start_as(daemon, *options)
@@ -173,7 +173,7 @@ def test_a_dialect_that_is_none(make_daemon: MakeDaemon) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_busy_clients_within_a_bound(
+def test_a_signal_ends_a_daemon_with_busy_clients_within_a_bound(
     daemon: DaemonProcess, make_client: MakeClient, number: signal.Signals
 ) -> None:
     clients = [make_client().connect() for _ in range(2)]
@@ -191,7 +191,7 @@ def test_a_signal_ends_it_with_busy_clients_within_a_bound(
 
 
 @pytest.mark.long
-def test_a_signal_again_and_again_is_no_worse(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_repeated_signals_end_a_daemon_like_one(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect().do("endless")
     for _ in range(5):
         os.kill(daemon.pid, signal.SIGTERM)

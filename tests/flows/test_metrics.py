@@ -110,7 +110,7 @@ def state() -> Daemon:
     return daemon
 
 
-def test_the_text_says_what_there_is(state: Daemon) -> None:
+def test_the_text_contains_every_metric(state: Daemon) -> None:
     families = samples(metrics_text(state, "emulated"))
     assert [value for _, value in families["pympsd_waiting_clients"]] == [2]
     assert families["pympsd_server_active_thread_ratio"][0][1] == 0.125

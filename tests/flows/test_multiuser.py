@@ -31,7 +31,7 @@ def clients(make_client: OfUser) -> list[ClientProcess]:
     return [make_client(uid) for uid in UIDS]
 
 
-def test_clients_of_all_users_compute_at_once_on_one_server_of_root(
+def test_clients_of_all_users_compute_concurrently_on_one_server_of_root(
     daemon: DaemonProcess, clients: list[ClientProcess]
 ) -> None:
     for client in clients:
@@ -111,7 +111,7 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
     daemon.hear_out()
     executors: dict[int, list[int]] = {0: children_of(server)}
     for text in daemon.log("server.log"):
-        if text.startswith("Process ") and " serves user " in text:
+        if text.startswith("Executor ") and " serves user " in text:
             pid, uid = int(text.split()[1]), int(text.split()[-1])
             if pid in executors[0]:
                 executors[0].remove(pid)
@@ -176,7 +176,7 @@ def test_a_user_that_has_gone_makes_room_for_the_next(sharing: DaemonProcess, of
     assert stays.do("add") == RIGHT
 
 
-def test_before_volta_there_is_none(make_daemon: Callable[..., DaemonProcess]) -> None:
+def test_a_multiuser_server_is_refused_before_volta(make_daemon: Callable[..., DaemonProcess]) -> None:
     done = make_daemon(PYMPSD_EMULATED_DEVICES="P100").run(["-d", "-multiuser-server"])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("-multiuser-server: before Volta all clients of a server share one address space")

@@ -393,7 +393,7 @@ def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
 
 
 @pytest.mark.long
-def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
+def test_users_servers_of_protocol_2_continue_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start().returncode == 0
     daemon.say("set_default_active_thread_percentage 50\nset_default_client_priority 1")

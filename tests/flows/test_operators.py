@@ -57,7 +57,7 @@ def test_answers_of_several_commands_in_one_session(daemon: DaemonProcess) -> No
     ]
 
 
-def test_a_refused_command_says_what_is_allowed_on_stderr_only(daemon: DaemonProcess) -> None:
+def test_a_refused_command_reports_what_is_allowed_on_stderr_only(daemon: DaemonProcess) -> None:
     done = daemon.run([], "frobnicate\n")
     assert (done.returncode, done.stdout) == (0, 'Unknown command "frobnicate"\n')
     assert "get_server_list" in done.stderr

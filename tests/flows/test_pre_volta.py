@@ -108,7 +108,7 @@ def test_a_stray_access_of_a_kernel_reaches_the_neighbour_and_a_call_does_not(st
 
 
 @volta
-def test_on_volta_a_stray_access_is_a_fault(start: Start) -> None:
+def test_a_stray_access_on_volta_is_a_fault(start: Start) -> None:
     first, second = start().connect(), start().connect()
     address = first.do("hold 41")
     # Its own allocations may have the same addresses: that is what address spaces of their own mean.
@@ -125,7 +125,7 @@ def test_callbacks_are_refused(start: Start) -> None:
 
 
 @volta
-def test_on_volta_they_run(start: Start) -> None:
+def test_host_functions_run_on_volta(start: Start) -> None:
     client = start().connect()
     assert client.do("callbacks") == "CUDA_SUCCESS CUDA_SUCCESS ['host function', 'callback']"
 
@@ -151,7 +151,7 @@ def test_page_locked_memory_is_bounded_by_the_size_of_dev_shm(start: Start) -> N
 
 @as_root
 @volta
-def test_on_volta_it_is_not(start: Start) -> None:
+def test_pinned_memory_is_unbounded_on_volta(start: Start) -> None:
     client = start(*small_shared_memory("4m")).connect()
     assert client.do(f"pin {5 * MIB}") == COPIED
     assert client.do(f"register {5 * MIB}") == "CUDA_SUCCESS"

@@ -58,7 +58,7 @@ def replay(request: pytest.FixtureRequest, directory: Path) -> Iterator[Replay]:
     [pytest.param(entry, entry["steps"], id=entry["id"]) for entry in SEQUENCES],
     indirect=["replay"],
 )
-def test_a_sequence(replay: Replay, steps: list[dict[str, Any]]) -> None:
+def test_a_sequence_is_answered_as_listed(replay: Replay, steps: list[dict[str, Any]]) -> None:
     for step in steps:
         replay.step(step)
 

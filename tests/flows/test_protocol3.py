@@ -85,7 +85,7 @@ def replay(
     [pytest.param((entry, backend), entry["steps"], id=_id(entry, backend)) for entry, backend in CASES],
     indirect=["replay"],
 )
-def test_a_sequence(replay: Replay, steps: list[dict[str, Any]]) -> None:
+def test_a_sequence_is_answered_as_listed(replay: Replay, steps: list[dict[str, Any]]) -> None:
     for step in steps:
         replay.step(step)
 

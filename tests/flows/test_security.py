@@ -279,9 +279,7 @@ def test_after_the_daemons_death_another_user_is_neither_server_nor_daemon(
         again.stop()
 
 
-def test_a_clients_identity_is_the_kernels_whatever_it_says_itself(
-    daemon: DaemonProcess, owner: ClientProcess
-) -> None:
+def test_a_clients_identity_is_the_kernels_whatever_it_claims(daemon: DaemonProcess, owner: ClientProcess) -> None:
     server = processes_of(daemon, owner)["server"]
     control = str(daemon.directory / "pipe" / "control")
     with socket.socket(socket.AF_UNIX) as connection:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, kill_after, wait_until
 
-from pympsd.cli.control_client import TIMEOUT
+from pympsd.cli.daemon_connection import TIMEOUT
 
 MakeDaemon = Callable[..., DaemonProcess]
 MakeClient = Callable[..., ClientProcess]
@@ -42,7 +42,7 @@ def end_server(daemon: DaemonProcess, server: int) -> None:
 # --- percentages, memory limits, priorities
 
 
-def test_percentages(daemon: DaemonProcess) -> None:
+def test_percentages_are_set_by_default_and_by_server(daemon: DaemonProcess) -> None:
     first = new_server(daemon)
     assert daemon.say("set_default_active_thread_percentage 50") == "50.0\n"
     assert daemon.say(f"get_active_thread_percentage {first}") == "100.0\n", "a running server keeps its own"
@@ -59,7 +59,7 @@ def test_percentages(daemon: DaemonProcess) -> None:
     assert "Active Threads Percentage set to 50.0" in daemon.log("server.log")
 
 
-def test_memory_limits(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_memory_limits_are_set_by_default_and_by_server(daemon: DaemonProcess, make_client: MakeClient) -> None:
     first = new_server(daemon)
     assert daemon.say("set_default_device_pinned_mem_limit 0 2G") == ""
     assert daemon.say(f"get_device_pinned_mem_limit {first} 0") == ""
@@ -81,7 +81,7 @@ def test_memory_limits(daemon: DaemonProcess, make_client: MakeClient) -> None:
     assert make_client().connect().do("mem").split()[1] == "2048"
 
 
-def test_priorities(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_the_default_priority_is_that_of_the_next_connection(daemon: DaemonProcess, make_client: MakeClient) -> None:
     """The default is that of the next connection, also of a server that runs (recorded)."""
     server = new_server(daemon)
     make_client().connect()
@@ -150,7 +150,7 @@ def test_environment_defaults_that_cannot_be(
     assert daemon.say("get_default_active_thread_percentage\nget_default_client_priority") == "100.0\n0\n"
 
 
-def test_environment_defaults(make_daemon: MakeDaemon) -> None:
+def test_the_environment_of_the_daemon_sets_defaults(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30", CUDA_MPS_CLIENT_PRIORITY="1")
     assert daemon.start().returncode == 0
     assert daemon.say("get_default_active_thread_percentage\nget_default_client_priority") == "30.0\n1\n"
@@ -206,7 +206,9 @@ def test_shutdown_server_by_force_does_not(daemon: DaemonProcess, make_client: M
 
 @pytest.mark.long(but=["busy"])
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-def test_terminate_client(daemon: DaemonProcess, make_client: MakeClient, busy: bool) -> None:
+def test_terminate_client_ends_one_client_and_no_other(
+    daemon: DaemonProcess, make_client: MakeClient, busy: bool
+) -> None:
     client, neighbour = make_client().connect(), make_client().connect()
     assert client.do("add") == RIGHT
     if busy:
@@ -229,7 +231,7 @@ def test_terminate_client(daemon: DaemonProcess, make_client: MakeClient, busy: 
     assert neighbour.do("add") == RIGHT
 
 
-def test_terminate_client_of_a_pid_that_is_no_client(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_terminate_client_refuses_a_pid_that_is_not_a_client(daemon: DaemonProcess, make_client: MakeClient) -> None:
     make_client().connect()
     (server,) = daemon.servers()
     done = daemon.run([], f"terminate_client {server} 1")
@@ -379,7 +381,7 @@ def test_a_quit_with_clients_is_not_cut_off_by_the_timeout(daemon: DaemonProcess
         assert quitting.stderr.read() == b""
 
 
-def test_bytes_that_are_no_text_come_back_as_they_came_on_stderr_too(daemon: DaemonProcess) -> None:
+def test_bytes_that_are_not_text_come_back_as_they_came_on_stderr_too(daemon: DaemonProcess) -> None:
     line = b"set_default_device_pinned_mem_limit \xff\xfe 1G\nget_default_client_priority"
     done = subprocess.run([PYMPSD], env=daemon.environment, input=line, capture_output=True, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (0, b"0\n")
@@ -413,7 +415,7 @@ def test_a_server_that_is_shut_down_before_it_is_ready_does_not_come_back(daemon
     assert len([line for line in daemon.log() if line.startswith("Starting new server")]) == 1
 
 
-def test_settings_that_are_left_out_are_said_where_the_daemon_is_started(make_daemon: MakeDaemon) -> None:
+def test_settings_that_are_left_out_are_reported_where_the_daemon_is_started(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1T,9=1G", CUDA_MPS_CLIENT_PRIORITY="7")
     done = daemon.start()
     assert (done.returncode, done.stdout) == (0, "")

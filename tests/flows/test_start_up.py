@@ -84,7 +84,7 @@ def test_c10_nothing_is_left_when_quit_returns(daemon: DaemonProcess) -> None:
     assert not alive(server)
 
 
-def test_no_daemon(make_daemon) -> None:  # type: ignore[no-untyped-def]
+def test_a_command_without_a_daemon_is_refused(make_daemon) -> None:  # type: ignore[no-untyped-def]
     daemon = make_daemon()
     done = daemon.run([], "ps\n")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", not_found(daemon, "No such file or directory"))
@@ -142,7 +142,9 @@ def test_the_pipe_directory_is_made_when_its_parent_is_there(directory: Path) ->
     os.waitpid(pid, 0)
 
 
-def test_a_directory_below_the_working_one_is_said_in_full(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_below_the_working_one_is_reported_in_full(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(directory)
     daemon = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": "pipe/"})
     done = daemon.start("-d", "-p", "3")
@@ -153,7 +155,7 @@ def test_a_directory_below_the_working_one_is_said_in_full(directory: Path, monk
         daemon.stop()
 
 
-def test_what_the_daemon_cannot_make_is_said_once_with_what_to_do(directory: Path) -> None:
+def test_what_the_daemon_cannot_make_is_reported_once_with_what_to_do(directory: Path) -> None:
     folder = directory / "pipe"
     (folder / "control_lock").touch()
     (folder / "control_lock").chmod(0o666)
@@ -227,7 +229,7 @@ def test_c7_c9_environ_still_shows_the_pipe_directory(daemon: DaemonProcess) -> 
 
 @pytest.mark.long(but=["15"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(daemon: DaemonProcess, number: signal.Signals) -> None:
+def test_a_signal_ends_the_daemon_cleanly(daemon: DaemonProcess, number: signal.Signals) -> None:
     daemon.say("start_server -uid 0\n")
     os.kill(daemon.pid, number)
     wait_until(lambda: not alive(daemon.pid), "the end of the daemon")
@@ -312,7 +314,7 @@ def test_a_command_after_the_start_options_is_ignored_as_recorded_and_reported(
 @pytest.mark.parametrize(
     ("words", "message"), [([], "get_default_client_priority\n"), (["get_default_client_priority"], ""), (["-v"], "")]
 )
-def test_a_full_standard_output_is_no_absence_of_a_daemon(
+def test_a_full_standard_output_is_not_reported_as_a_missing_daemon(
     daemon: DaemonProcess, words: list[str], message: str
 ) -> None:
     with open("/dev/full", "wb") as full:
@@ -324,7 +326,7 @@ def test_a_full_standard_output_is_no_absence_of_a_daemon(
     assert (done.returncode, done.stderr) == (74, output)
 
 
-def test_a_full_standard_error_costs_only_what_is_said_there(daemon: DaemonProcess) -> None:
+def test_a_full_standard_error_costs_only_the_text_for_it(daemon: DaemonProcess) -> None:
     def status_of(full: int, text: bytes) -> int:
         return subprocess.run([PYMPSD], env=daemon.environment, input=text, stderr=full, timeout=SECONDS).returncode
 
@@ -334,7 +336,7 @@ def test_a_full_standard_error_costs_only_what_is_said_there(daemon: DaemonProce
         assert status_of(full.fileno(), b"ps\n") == 1
 
 
-def test_a_reader_that_has_left_is_no_end_of_the_daemon(daemon: DaemonProcess) -> None:
+def test_a_reader_that_has_left_does_not_end_the_daemon(daemon: DaemonProcess) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as broken:
@@ -364,7 +366,7 @@ def test_python_dash_m_works_too(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.long
-def test_a_foreground_daemon_whose_output_is_not_read_goes_on(directory: Path) -> None:
+def test_a_foreground_daemon_whose_output_is_not_read_continues(directory: Path) -> None:
     daemon = DaemonProcess(directory)
     words, null = [PYMPSD, "-f"], subprocess.DEVNULL
     process = subprocess.Popen(words, env=daemon.environment, stdin=null, stdout=subprocess.PIPE)

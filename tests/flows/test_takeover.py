@@ -252,7 +252,7 @@ def test_killed_at_any_moment_of_an_admission(
 
 
 @pytest.mark.long
-def test_one_server_for_all_users_is_taken_in_too(
+def test_one_server_for_all_users_is_taken_over_too(
     make_daemon: Callable[..., DaemonProcess], request: pytest.FixtureRequest
 ) -> None:
     daemon = make_daemon()
@@ -384,7 +384,7 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     assert make_client().do("init") == "CUDA_SUCCESS"
 
 
-def test_a_server_without_clients_is_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_server_without_clients_is_taken_over(daemon: DaemonProcess, make_client: Make) -> None:
     daemon.say("start_server -uid 0")
     wait_until(lambda: bool(daemon.servers()), "a server")
     server = server_of(daemon)
@@ -414,7 +414,7 @@ def test_a_server_is_killed_while_there_is_no_daemon(daemon: DaemonProcess, make
 
 
 @pytest.mark.long
-def test_a_server_whose_last_client_leaves_meanwhile_is_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_server_whose_last_client_leaves_meanwhile_is_taken_over(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
     daemon.kill()
@@ -496,7 +496,7 @@ def test_limits_outlive_a_daemon_without_servers(daemon: DaemonProcess) -> None:
     assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
 
 
-def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_daemon_with_other_devices_does_not_take_over_a_server(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
     daemon.kill()
@@ -647,7 +647,7 @@ def test_without_daemon_and_keeper_everything_ends_and_the_next_starts_clean(
 
 
 @pytest.mark.long
-def test_servers_that_still_end_are_not_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
+def test_servers_that_still_end_are_not_taken_over(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
     suspend(server)

@@ -31,7 +31,7 @@ def test_commands_are_answered(terminal: Terminal) -> None:
     assert "Unknown command" in terminal.enter("frobnicate")
 
 
-def test_help(terminal: Terminal) -> None:
+def test_help_describes_all_commands(terminal: Terminal) -> None:
     for word in ("help", "?"):
         shown = terminal.enter(word)
         assert all(name in shown for name in NAMES)

@@ -170,7 +170,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     wait_until(lambda: _measure_held(node, server) == 0, "nothing to be left")
     log = daemon.log("server.log")
     assert (
-        f"Stopping process {executor} of device 0, which has no clients but still runs kernels of exited clients"
+        f"Stopping executor {executor} of device 0, which has no clients but still runs kernels of exited clients"
         in log
     )
     assert _status(daemon, server) == "ACTIVE"
@@ -178,7 +178,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
 
 
 @pytest.mark.long
-def test_a_context_that_its_process_closes_is_no_different(node: Node, make: Make) -> None:
+def test_a_context_that_its_process_closes_is_treated_alike(node: Node, make: Make) -> None:
     daemon = _daemon(node)
     client, neighbour = make(daemon), make(daemon)
     (server,) = daemon.servers()

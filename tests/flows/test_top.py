@@ -60,7 +60,7 @@ def test_rows_are_in_the_requested_order() -> None:
     assert [row.pid for row in rows(ANSWERS, text="LATER")] == [70]
 
 
-def test_a_row_says_what_is_known_of_a_client() -> None:
+def test_a_row_reports_what_is_known_of_a_client() -> None:
     server, _, second, idle, waits = rows(ANSWERS)
     assert (server.contexts, server.memory) == (3, 6 * MIB)
     assert lines([second]) == [
@@ -117,7 +117,9 @@ def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() ->
     assert rows([[later], [], NO_DEVICES], rates={50: 50.0})[0].launches == 50.0
 
 
-def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) -> None:
+def test_top_once_prints_servers_and_clients(
+    daemon: DaemonProcess, make_client: Callable[..., ClientProcess]
+) -> None:
     client_process = make_client(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect()
     assert client_process.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
 
@@ -157,7 +159,7 @@ def test_a_client_of_a_namespace(make_daemon: Callable[..., DaemonProcess]) -> N
 
 
 @pytest.mark.parametrize("arguments", [["--once"], ["--json"], ["--help"]])
-def test_output_that_cannot_be_written_is_said(daemon: DaemonProcess, arguments: list[str]) -> None:
+def test_output_that_cannot_be_written_is_reported(daemon: DaemonProcess, arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [PYMPSD, "top", *arguments], env=daemon.environment, stdout=full, stderr=subprocess.PIPE, text=True

@@ -129,7 +129,7 @@ def test_servers_of_protocol_3(make_daemon: Callable[..., DaemonProcess], trace:
     assert of(tracks, "device 0: NVIDIA H200: work")
 
 
-def test_what_is_refused(daemon: DaemonProcess, trace: Path) -> None:
+def test_wrong_trace_commands_are_refused(daemon: DaemonProcess, trace: Path) -> None:
     def get_refusal(*words: str, uid: int | None = None) -> str:
         done = daemon.run(["trace", *words], uid=uid)
         assert done.returncode == 1
@@ -282,7 +282,7 @@ def test_the_calls_of_a_program(daemon: DaemonProcess, client: MakeClient, trace
     assert of(tracks, f"client {another.pid}:")
 
 
-def test_a_trace_that_cannot_be_is_said_once(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
+def test_an_impossible_trace_is_reported_once(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
     client_process = client(PYMPSD_TRACE=f"{trace}/no").connect()
     assert client_process.do("add") == RIGHT
     _, output = client_process.process.communicate(timeout=SECONDS)
@@ -314,7 +314,7 @@ def run_traced(path: Path) -> str:
     return done.stderr
 
 
-def test_a_full_disk_is_said_at_the_programs_end(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_at_the_programs_end(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.touch()  # an empty file is as good as none
     assert run_traced(path) == (f"PYMPSD_TRACE={path}: File too large; the trace lacks the calls from then on\n")
@@ -343,7 +343,7 @@ def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str
     assert kind != "file" or path.read_text() == "mine"
 
 
-def test_without_emulated_devices_the_answer_says_what_is_missing(
+def test_a_trace_without_emulated_devices_is_refused_with_what_is_missing(
     start_driver_daemon: Callable[..., DaemonProcess], trace: Path
 ) -> None:
     daemon = start_driver_daemon()

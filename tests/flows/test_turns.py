@@ -242,7 +242,7 @@ def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: S
 
 
 @pytest.mark.long
-def test_a_forced_shutdown_gives_the_turn_away_at_once(start: Start) -> None:
+def test_a_forced_shutdown_gives_the_turn_away_immediately(start: Start) -> None:
     users = start()
     first = users.client(0).connect()
     waiting = users.waiting(NOBODY, after="user 0")

@@ -82,7 +82,7 @@ def test_contexts_of_one_process_are_counted(daemon: DaemonProcess, make_client:
     assert [row.split()[1] for row in daemon.say("ps").splitlines()[1:]] == ["1", "2"]
 
 
-def test_the_logs_tell_the_story(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_the_logs_record_every_step_of_a_client(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     assert client.do("add") == RIGHT
     pid = client.pid
@@ -99,7 +99,7 @@ def test_the_logs_tell_the_story(daemon: DaemonProcess, make_client: MakeClient)
     uuid = daemon.say("device_query --csv").split(",")[-3]
     lines = daemon.log("server.log")
     story = lines[lines.index(f"Received new client request for {{PID: {pid}, Context ID: 0}}") :]
-    assert re.fullmatch(r"Started process \d+ for device 0", story.pop(3))
+    assert re.fullmatch(r"Started executor \d+ for device 0", story.pop(3))
     if ", command stream workers: " in story[3]:  # said where there is a choice: on a GPU
         story.pop(3)
     assert story == [
@@ -270,7 +270,7 @@ def test_no_daemon_and_mps_required(make_daemon) -> None:  # type: ignore[no-unt
         client.end()
 
 
-def test_without_a_daemon_it_runs_on_privately_and_says_so_once(make_daemon) -> None:  # type: ignore[no-untyped-def]
+def test_a_client_without_a_daemon_runs_privately_and_warns_once(make_daemon) -> None:  # type: ignore[no-untyped-def]
     client = make_daemon().client(PYMPSD_REQUIRE_MPS="0")
     assert client.connect().do("add") == RIGHT
     (executor,) = children_of(client.pid)

@@ -312,7 +312,7 @@ def test_an_answer_without_an_end_is_ended(start: Start, tool: DaemonProcess, wh
     assert top.stdout == ""
 
 
-def test_one_that_says_it_works_is_not_waited_for(start: Start, tool: DaemonProcess) -> None:
+def test_a_daemon_that_claims_to_work_is_not_waited_for(start: Start, tool: DaemonProcess) -> None:
     start(None, before=(frames.encode(frames.OPERATOR_WORKING),))
     done = tool.run(["--timeout", "0.3", "ps"])
     assert done.returncode == 2

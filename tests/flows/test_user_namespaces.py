@@ -226,7 +226,7 @@ def test_a_daemon_that_relays_roots_answer_is_not_trusted(daemon: DaemonProcess,
 
 
 @as_root
-def test_the_tools_know_roots_daemon_from_inside(daemon: DaemonProcess) -> None:
+def test_the_tools_find_roots_daemon_from_inside(daemon: DaemonProcess) -> None:
     done = _run_inside(daemon, PYMPSD, "get_server_list")
     assert (done.returncode, done.stderr) == (0, "")
     doctor = _run_inside(daemon, sys.executable, "-m", "pympsd_client")

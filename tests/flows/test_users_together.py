@@ -76,7 +76,7 @@ def test_a_fault_or_a_death_in_one_users_server_does_not_reach_the_others(
 
 
 @pytest.mark.long
-def test_both_servers_are_adopted_by_the_next_daemon(daemon: DaemonProcess, make_client: MakeClient) -> None:
+def test_both_servers_are_taken_over_by_the_next_daemon(daemon: DaemonProcess, make_client: MakeClient) -> None:
     clients = [make_client(uid).connect() for uid in (NOBODY, OTHER)]
     servers = servers_by_user(daemon)
     daemon.kill()

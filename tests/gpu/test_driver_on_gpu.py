@@ -110,7 +110,7 @@ def test_an_nvcc_program(daemon: DaemonProcess, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_a_framework(daemon: DaemonProcess, name: str) -> None:
+def test_a_framework_runs_as_two_clients(daemon: DaemonProcess, name: str) -> None:
     if reason := running.why_not(name):
         pytest.skip(reason)
     side_by_side(daemon, lambda: running.framework(daemon, name))
@@ -176,7 +176,7 @@ def test_the_default_priority_reaches_a_client(daemon: DaemonProcess) -> None:
 # --- ends and faults
 
 
-def test_terminate_client(daemon: DaemonProcess) -> None:
+def test_terminate_client_ends_one_client_and_no_other(daemon: DaemonProcess) -> None:
     with client(daemon) as client_process, client(daemon) as other:
         connect(client_process)
         connect(other)
@@ -270,7 +270,7 @@ def test_programs_outlive_the_daemon(daemon: DaemonProcess) -> None:
         wait_until(lambda: not alive(server), "the server's end")
 
 
-def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(daemon: DaemonProcess) -> None:
+def test_training_continues_unaffected_without_the_daemon(daemon: DaemonProcess) -> None:
     if reason := running.why_not("torch"):
         pytest.skip(reason)
     digests = []
@@ -314,7 +314,7 @@ def test_users_take_turns(daemon: DaemonProcess) -> None:
         assert second.ask("launch") == "launch CUDA_SUCCESS"
 
 
-def test_users_together(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
+def test_users_together_have_servers_at_the_same_time(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_driver_daemon("-d", "--users", "together")
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second:
         connect(first)

@@ -53,7 +53,9 @@ def test_terminate_client_waits_for_the_kernels_that_run(daemon: DaemonProcess, 
     assert daemon.servers() == [server]
 
 
-def test_terminate_client_says_that_a_kernel_which_never_ends_still_runs(daemon: DaemonProcess, start: Start) -> None:
+def test_terminate_client_reports_that_a_kernel_which_never_ends_still_runs(
+    daemon: DaemonProcess, start: Start
+) -> None:
     client, neighbour = start(), start()
     (server,) = daemon.servers()
     executors = children_of(server)

@@ -18,7 +18,7 @@ def client(start: Callable[..., ClientProcess]) -> ClientProcess:
 
 
 @pytest.mark.parametrize("name", ["linked.fatbin", "several.fatbin"])
-def test_a_fatbin(client: ClientProcess, name: str) -> None:
+def test_a_fatbin_is_loaded_and_run(client: ClientProcess, name: str) -> None:
     assert client.do(f"image {IMAGES / name}") == "CUDA_SUCCESS wrong=0"
 
 

@@ -49,7 +49,7 @@ def at(daemon: DaemonProcess, place: str) -> dict[str, str]:
     return {"CUDA_MPS_PIPE_DIRECTORY": str(running.pipe(daemon) / place)}
 
 
-def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: DaemonProcess) -> None:
+def test_simultaneous_clients_get_the_limits_of_their_namespaces(named: DaemonProcess) -> None:
     expected = [place for place in PERCENTAGES for _ in range(EACH)]
 
     def request_in(place: str) -> list[tuple[str, ...]]:
@@ -69,7 +69,7 @@ def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: Dae
         assert rounds == [(sms, "CUDA_SUCCESS", large)] * ROUNDS, place
 
 
-def test_torch_in_two_namespaces_and_two_servers_at_once(named: DaemonProcess) -> None:
+def test_torch_runs_in_two_namespaces_and_two_servers_concurrently(named: DaemonProcess) -> None:
     places = ("a/n2", "a", "b")
     with ExitStack() as stack:
         clients = [

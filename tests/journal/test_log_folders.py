@@ -106,7 +106,7 @@ def test_a_folder_that_was_replaced_is_another_one(journal: Journal, delete: Del
     assert folders(journal) == {"s"}
 
 
-def test_the_next_daemon_knows_the_folders_that_are_still_the_same(journal: Journal, delete: Delete) -> None:
+def test_the_next_daemon_finds_the_folders_that_are_still_the_same(journal: Journal, delete: Delete) -> None:
     for number in range(MAX_KEPT):
         delete(f"s{number}")
     remaining = journal.folders.list_made()

@@ -104,7 +104,7 @@ def test_lines_were_recorded() -> None:
         ("anything", None),
     ],
 )
-def test_fields(text: str, expected: Recognised | None) -> None:
+def test_recorded_lines_are_recognised_with_their_fields(text: str, expected: Recognised | None) -> None:
     assert Recogniser().recognise(5, text) == expected
 
 
@@ -119,7 +119,7 @@ DEVICES = "The following devices will be reset:"
 CLIENTS = "The following client process have a sticky error set:"
 
 
-def test_numbers_are_what_the_line_before_says_of_each_server() -> None:
+def test_numbers_are_what_the_line_before_states_of_each_server() -> None:
     output = [(1, DEVICES), (2, DEVICES), (1, "0"), (1, "1"), (1, CLIENTS), (1, "7"), (2, "0"), (1, "8")]
     assert _events(output) == [
         *("fault_devices", "fault_devices", "fault_device", "fault_device"),
@@ -166,7 +166,7 @@ def _make_recorded(texts: list[str], who: str = "Server") -> list[Recorded]:
     return [Recorded(b"", time.time(), who, 5, text) for text in texts]
 
 
-def test_documented_forms(tmp_path: Path) -> None:
+def test_documented_forms_are_recognised(tmp_path: Path) -> None:
     lines = _make_recorded(["Startup"], "Other") + _make_recorded(
         [
             "Creating server context on device 0 (NVIDIA H200)",

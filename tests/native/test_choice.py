@@ -121,7 +121,7 @@ def test_a_library_that_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path:
         _load_from(monkeypatch, tmp_path)
 
 
-def test_a_file_that_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / f"_worker{native.EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
     with pytest.raises(NoLibrary, match="it cannot be loaded: "):
         _load_from(monkeypatch, tmp_path)

@@ -25,7 +25,7 @@ def _synchronize(rig: Rig, handle: int = 0) -> bytes:
     return rig.pack("SYNCHRONIZE_STREAM", handle)
 
 
-def test_an_idle_stream_is_answered_at_once_and_without_the_driver(rig: Rig, driver: FakeDriver) -> None:
+def test_an_idle_stream_is_answered_immediately_and_without_the_driver(rig: Rig, driver: FakeDriver) -> None:
     record = _synchronize(rig)
     assert rig.run(record) == []
     assert rig.answers(1) == [_sequence(record)]
@@ -147,7 +147,7 @@ def test_a_query_of_a_stream_that_is_done_is_answered(rig: Rig, driver: FakeDriv
 # --- a whole context
 
 
-def test_an_idle_context_is_answered_at_once(rig: Rig, driver: FakeDriver) -> None:
+def test_an_idle_context_is_answered_immediately(rig: Rig, driver: FakeDriver) -> None:
     rig.add_stream(STREAMS[0])
     record = rig.pack("SYNCHRONIZE_CONTEXT")
     assert rig.run(record) == []

@@ -85,7 +85,7 @@ def test_names_of_all_versions_wrong_arguments_and_twenty_threads(
     assert [line.split()[1] for line in ran.stderr.splitlines()] == ["cuMemAlloc:", "cuTexRefCreate:"]
 
 
-def test_a_child_after_fork_gets_an_error_and_its_parent_goes_on(
+def test_a_child_after_fork_gets_an_error_and_its_parent_continues(
     compile_program: Compile, run: Callable[..., Ran]
 ) -> None:
     ran = run(compile_program("ends"), "fork")

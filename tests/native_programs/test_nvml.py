@@ -80,7 +80,7 @@ def nvml(pipe: Path) -> Iterator[Nvml]:
     assert loaded.call("nvmlShutdown") == 0
 
 
-def test_it_describes_the_devices(nvml: Nvml) -> None:
+def test_nvml_describes_the_devices(nvml: Nvml) -> None:
     first, second = nvml.handles()
     assert [nvml.text("nvmlDeviceGetName", handle) for handle in (first, second)] == [
         "NVIDIA H200",
@@ -128,7 +128,7 @@ def test_it_describes_the_devices(nvml: Nvml) -> None:
         ("nvmlGpmQueryDeviceSupport", 1, 8),
     ],
 )
-def test_there_is_no_fabric_and_no_gpm(nvml: Nvml, name: str, head: int, size: int) -> None:
+def test_nvml_reports_no_fabric_and_no_gpm(nvml: Nvml, name: str, head: int, size: int) -> None:
     """As recorded on an H200 (driver 580.159.04) of which the machine has no fabric manager, but for GPM."""
     first, _ = nvml.handles()
     info = bytearray(head.to_bytes(4, "little") + b"\xff" * (size - 3))
@@ -139,7 +139,7 @@ def test_there_is_no_fabric_and_no_gpm(nvml: Nvml, name: str, head: int, size: i
     assert nvml.call(name, first, place) == (VERSION if head else 0)
 
 
-def test_it_lists_processes_in_every_version(nvml: Nvml, pipe: Path) -> None:
+def test_nvml_lists_processes_in_every_version(nvml: Nvml, pipe: Path) -> None:
     first, second = nvml.handles()
     for version in ("", "_v2", "_v3"):
         assert nvml.processes(first, "Compute", version) == [(9, 0), (8, USED)]

@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from attrs import frozen
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from pympsd.channel.trace_file import TraceFile
 from pympsd.plot.program import main
 from pympsd.plot.tracks import MAX_PERIODS, BadTrace, busy_periods, read_tracks
+from pympsd.vocabulary.untrusted import printable
 
 NAMES = st.text(min_size=1, max_size=20)
 SECONDS = 60
@@ -94,7 +96,7 @@ def test_a_cut_trace_has_what_was_written_before(
         ("[\n[1]\n]\n", "line 2 is not an event"),
     ],
 )
-def test_what_is_no_trace_is_refused(text: str, message: str) -> None:
+def test_what_is_not_a_trace_is_refused(text: str, message: str) -> None:
     with pytest.raises(BadTrace, match=message):
         read_tracks([text])
 
@@ -169,6 +171,24 @@ def test_two_traces_make_one_picture(tmp_path: Path) -> None:
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_any_name_is_drawn_as_text(tmp_path: Path, suffix: str) -> None:
+    """A client chooses its command line and the names of its kernels."""
+    names = ("a $\\frac{$ b", "\x1b[1m", "\udc80", "two\nlines", "<&>\0")
+    trace = TraceFile.make(str(tmp_path / "t"))
+    for pid, name in enumerate(names, 1):
+        trace.name(pid, f"client {pid}: {name}")
+        trace.name(pid, name, 2)
+        trace.slice(pid, 2, name, 0, 10**9)
+        trace.instant(pid, 2, name, 10**8)
+    trace.close()
+    picture = tmp_path / f"t{suffix}"
+    assert plot(str(tmp_path / "t"), "-o", str(picture)) == f"{picture}\n"
+    if suffix == ".svg":
+        texts = [element.text for element in ElementTree.parse(picture).iter() if element.tag.endswith("}text")]
+        assert [texts.count(printable(name)) for name in names] == [2] * len(names), "the slice and the event"
+
+
 def test_traces_that_are_far_apart_have_a_panel_each(tmp_path: Path) -> None:
     hour = 3600 * 10**9
     text = write_slices(tmp_path / "t", [Written(1, 0, "early", 0, 10**9), Written(2, 0, "late", hour, 2 * 10**9)])
@@ -208,7 +228,7 @@ def test_the_legend_is_next_to_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argument", ["t.json", "--help"])
-def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) -> None:
+def test_output_that_cannot_be_printed_is_reported(tmp_path: Path, argument: str) -> None:
     write_slices(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
     command = [sys.executable, "-P", "-m", "pympsd", "plot", argument]
     with open("/dev/full", "wb") as full:
@@ -227,7 +247,7 @@ def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) ->
         (["{}/t.json", "--since", "5"], "{}/t.json: nothing happened in that time"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(
+def test_what_cannot_be_drawn_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     (tmp_path / "bad.json").write_text("not a trace")

@@ -18,7 +18,7 @@ def refused(call, *arguments):
 INITIALIZED = NVML + "nvml.init_v2()\nhandle = nvml.device_get_handle_by_index_v2(0)\n"
 
 
-def test_it_describes_the_drivers_devices(run: Run) -> None:
+def test_nvml_describes_the_drivers_devices(run: Run) -> None:
     program = """
 context()
 def same(ours, drivers):
@@ -49,7 +49,7 @@ print("done")
     assert run(INITIALIZED + program).stdout == "done\n"
 
 
-def test_it_says_how_much_memory_is_used(run: Run) -> None:
+def test_nvml_reports_how_much_memory_is_used(run: Run) -> None:
     program = """
 import time
 def settles(condition):
@@ -94,7 +94,7 @@ print(os.waitpid(-1, 0)[1])
     assert run(NVML + program).stdout == "True\n0\n"
 
 
-def test_it_is_initialized_as_often_as_it_is_shut_down(run: Run) -> None:
+def test_nvml_is_initialized_as_often_as_it_is_shut_down(run: Run) -> None:
     program = """
 refused(nvml.device_get_count_v2)
 refused(nvml.shutdown)
@@ -110,7 +110,7 @@ refused(nvml.init_with_flags, 8)
     assert run(NVML + program).stdout == output
 
 
-def test_it_says_where_the_device_is_and_what_it_lacks(run: Run) -> None:
+def test_nvml_reports_where_the_device_is_and_what_it_lacks(run: Run) -> None:
     program = """
 def numbers(words):
     return {64 * at + bit for at, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1}
@@ -147,7 +147,7 @@ refused(nvml.device_get_temperature_v, handle, 0)
         ("system_get_process_name, 1 << 30", "6 Not Found"),
     ],
 )
-def test_bad_arguments(run: Run, call: str, message: str) -> None:
+def test_bad_arguments_of_nvml_are_refused(run: Run, call: str, message: str) -> None:
     assert run(f"{INITIALIZED}\nrefused(nvml.{call})").stdout == f"{message}\n"
 
 
@@ -163,7 +163,7 @@ print(rates.gpu in range(101), rates.memory)
     assert (done.stdout, done.stderr) == ("0 0 True\nTrue 0\n", "")
 
 
-def test_without_a_server_there_is_no_driver(run: Run) -> None:
+def test_nvml_without_a_server_finds_no_driver(run: Run) -> None:
     program = "refused(nvml.init_v2)"
     done = run(NVML + program, begin=BEGINNING, CUDA_MPS_PIPE_DIRECTORY="/nonexistent", PYMPSD_REQUIRE_MPS="1")
     reason = "start one (pympsd -d), or name its directory in CUDA_MPS_PIPE_DIRECTORY"

@@ -184,7 +184,7 @@ def test_a_program_that_closes_all_descriptors_ends_without_a_report(run: Run) -
     assert (done.stdout, done.stderr) == ("806\n", "")
 
 
-def test_a_thread_that_goes_on_calling(run: Run) -> None:
+def test_a_thread_may_continue_to_call_during_the_exit(run: Run) -> None:
     thread = """
 import threading
 made = context()

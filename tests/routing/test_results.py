@@ -23,7 +23,7 @@ print(int(cuda.cuMemFree(4660)[0]))
     assert (silent.stdout, silent.stderr) == (done.stdout, "")
 
 
-def test_what_pympsd_does_not_support_of_a_function_is_said_once(run: Run) -> None:
+def test_what_pympsd_does_not_support_of_a_function_is_reported_once(run: Run) -> None:
     program = """
 context()
 properties = cuda.CUmemPoolProps()
@@ -67,7 +67,7 @@ cuda.cuLaunchKernel(4660, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
     assert re.match("pympsd: cuLaunchKernel: CUDA_ERROR_INVALID_HANDLE: 0x1234 is not a kernel", output[4])
 
 
-def test_null_outputs(run: Run) -> None:
+def test_null_outputs_are_not_written(run: Run) -> None:
     # As C calls them: cuda.bindings itself always passes a place for an output.
     program = """
 context()

@@ -18,7 +18,7 @@ Kind = runtime.cudaMemcpyKind
 """
 
 
-def test_devices(run: Run) -> None:
+def test_the_runtime_describes_devices(run: Run) -> None:
     program = """
 print(ok(runtime.cudaGetDeviceCount()) > 0, ok(runtime.cudaGetDevice()), ok(runtime.cudaRuntimeGetVersion()) > 12000)
 found = ok(runtime.cudaGetDeviceProperties(0))
@@ -110,7 +110,7 @@ print(int(runtime.cudaStreamSynchronize(stream)[0]), int(runtime.cudaEventQuery(
     assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 1", "400 0"]
 
 
-def test_arrays(run: Run) -> None:
+def test_the_runtime_copies_arrays(run: Run) -> None:
     program = """
 from cuda.bindings import driver
 at, size = ctypes.addressof, 4 * 5 * 3 * 2
@@ -170,7 +170,7 @@ print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocAr
     ]  # fmt: skip
 
 
-def test_textures(run: Run) -> None:
+def test_the_runtime_creates_textures(run: Run) -> None:
     program = """
 from cuda.bindings import driver
 at = ctypes.addressof
@@ -328,7 +328,7 @@ print(list(host), ok(runtime.cudaGraphGetNodes(graph))[1])
     assert run(program, begin=BEGINNING).stdout == "[0, 5] 3\n"
 
 
-def test_execution_contexts(run: Run) -> None:
+def test_the_runtime_creates_execution_contexts(run: Run) -> None:
     program = """
 SMS = runtime.cudaDevResourceType.cudaDevResourceTypeSm
 whole = ok(runtime.cudaDeviceGetDevResource(0, SMS))
@@ -382,7 +382,7 @@ print(int(runtime.cudaMemcpy3DPeer(copy)[0]))
     assert run(program, begin=BEGINNING).stdout.splitlines() == ["True False", "101"]
 
 
-def test_peer_access(run: Run, tmp_path: Path) -> None:
+def test_the_runtime_enables_peer_access(run: Run, tmp_path: Path) -> None:
     program = """
 print(ok(runtime.cudaDeviceCanAccessPeer(0, 1)), int(runtime.cudaDeviceDisablePeerAccess(1)[0]))
 ok(runtime.cudaDeviceEnablePeerAccess(1, 0))

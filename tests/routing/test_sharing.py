@@ -131,5 +131,5 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("place", ["DEVICE", "HOST_NUMA"])
-def test_pools(run: Run, place: str) -> None:
+def test_programs_share_pools(run: Run, place: str) -> None:
     assert run(POOLS, PLACE=place).stdout.splitlines() == ["b'a parent'", "0 b'from the child'"]

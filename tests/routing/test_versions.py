@@ -99,7 +99,7 @@ print(fetch()[2:])
     ]  # fmt: skip
 
 
-def test_a_capture(run: Run, cuda_12: str) -> None:
+def test_a_capture_has_the_outputs_of_the_older_bindings(run: Run, cuda_12: str) -> None:
     program = """
 ok(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
 ok(cuda.cuMemsetD8Async(memory, 5, 64, stream))
@@ -116,7 +116,7 @@ print(fetch())
     assert _get_texts(run, cuda_12, program) == ["1 1 1", "1 1 1 1", "[5, 5, 5, 5]"]
 
 
-def test_the_runtime(run: Run, cuda_12: str) -> None:
+def test_the_runtime_copies_with_the_older_bindings(run: Run, cuda_12: str) -> None:
     program = """
 block = ok(runtime.cudaMalloc(64))
 ok(runtime.cudaMemcpy(block, ctypes.addressof(host), 64, runtime.cudaMemcpyKind.cudaMemcpyHostToDevice))

@@ -118,7 +118,7 @@ def test_a_number_of_clients_without_a_target_is_only_reported() -> None:
     assert (row.ratios[32], row.verdict, row.is_short(32)) == (0.001, "met", False)
 
 
-def test_what_was_not_measured_is_said_to_be_so() -> None:
+def test_what_was_not_measured_is_reported_as_such() -> None:
     figures = good_figures()
     del figures.values[throughput.SECTION][ways.PYMPSD][KERNELS[1].name]["4"]
     row = row_of(figures, "launches/s, 100 µs x 8 blocks", ways.ONE_CONTEXT)
@@ -186,7 +186,7 @@ def test_what_went_wrong_makes_the_exit_status_1(tmp_path: Path, what: str) -> N
         ("", "unknown"),
     ],
 )
-def test_server_log_tells_the_kind_of_worker(log: str, kind: str) -> None:
+def test_server_log_shows_the_kind_of_worker(log: str, kind: str) -> None:
     assert ways.worker_kind(log) == kind
 
 
@@ -318,7 +318,7 @@ def test_a_crowd_has_as_many_clients_as_work() -> None:
     assert crowd.clients == []
 
 
-def test_a_run_ends_at_once_where_the_workers_are_not_native() -> None:
+def test_a_run_ends_immediately_where_the_workers_are_not_native() -> None:
     def check() -> str:
         raise ways.WrongWorker("python")
 

@@ -93,7 +93,7 @@ def test_the_median_of_the_rounds_is_judged() -> None:
     assert row.verdict == "short at N=8"
 
 
-def test_what_was_not_measured_is_said_to_be_so() -> None:
+def test_what_was_not_measured_is_reported_as_such() -> None:
     figures = Figures([sections.JOIN, sections.TURN, sections.LAUNCHES])
     assert {row.verdict for row in rows.rows(figures, (1,)) if row.bound is not None} == {"not measured at N=1"}
 
@@ -134,7 +134,7 @@ def bench(environment: dict[str, str], *options: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.long
-def test_a_rehearsal(environment: dict[str, str], program: Path, tmp_path: Path) -> None:
+def test_a_rehearsal_measures_every_row(environment: dict[str, str], program: Path, tmp_path: Path) -> None:
     place = tmp_path / "figures.json"
     short = ("--seconds", "0.05", "--counts", "2", "--rounds", "2", "--json", str(place))
     done = bench(environment, "--program", str(program), *short)

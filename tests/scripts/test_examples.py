@@ -52,7 +52,7 @@ def test_the_clients_program_runs_anywhere_and_prints_its_data(tmp_path: Path) -
             assert "RuntimeError: CUDA_ERROR_" in done.stderr
 
 
-def test_sharing_says_what_it_needs(tmp_path: Path) -> None:
+def test_sharing_reports_what_it_needs(tmp_path: Path) -> None:
     def get_refusal(*arguments: object) -> str:
         command = [sys.executable, EXAMPLES / "sharing.py", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)

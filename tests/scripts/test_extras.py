@@ -95,7 +95,7 @@ def test_programs_stay_programs(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--install-extras", "--link-nvidia-names"])
-def test_a_place_that_cannot_be_is_said(tmp_path: Path, option: str) -> None:
+def test_an_impossible_place_is_reported(tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("")
     done = pympsd(option, tmp_path / "file")
     assert (done.returncode, done.stdout) == (1, "")

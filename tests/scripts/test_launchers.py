@@ -162,7 +162,7 @@ def test_a_daemon_starts_and_ends_there(bin_folder: Path, interpreter: Path, tmp
         run("quit", "-t", "0")
 
 
-def test_a_launcher_that_finds_no_interpreter_says_so(tmp_path: Path) -> None:
+def test_a_launcher_that_finds_no_interpreter_reports_it(tmp_path: Path) -> None:
     shell = shutil.which("sh")
     assert shell is not None
     done = subprocess.run(

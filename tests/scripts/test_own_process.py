@@ -66,7 +66,7 @@ def test_child_at_the_end():
 """
 
 
-def test_they_take_turns_with_tests_of_the_same_process(tmp_path: Path) -> None:
+def test_tests_of_an_own_process_take_turns_with_others(tmp_path: Path) -> None:
     """Each sets up and tears down what it needs, whichever process the tests before it ran in."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     for number, text in enumerate((FIRST, SECOND, THIRD)):

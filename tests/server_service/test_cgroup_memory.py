@@ -22,7 +22,7 @@ def memory(tmp_path: Path, own_group: str, files: dict[str, object]) -> CgroupMe
     return CgroupMemory(own, tmp_path / "groups")
 
 
-def test_version_2(tmp_path: Path) -> None:
+def test_memory_of_cgroups_version_2_is_described(tmp_path: Path) -> None:
     events = "low 0\nhigh 0\nmax 17\noom 3\noom_kill 3\noom_group_kill 0"
     files = {"memory.max": 512 * MIB, "memory.current": 100 * MIB, "memory.peak": 512 * MIB, "memory.events": events}
     read = memory(tmp_path, "0::/job/a\n", {f"job/a/{name}": content for name, content in files.items()})
@@ -45,12 +45,12 @@ def test_the_least_limit_of_those_above_counts(tmp_path: Path) -> None:
     assert decision == "cgroup /job: memory.max 256 MiB, memory.current 255 MiB, oom_kill 0 before and 1 after"
 
 
-def test_without_a_limit_the_numbers_are_its_own(tmp_path: Path) -> None:
+def test_memory_of_a_cgroup_without_a_limit_is_its_own(tmp_path: Path) -> None:
     files = {"a/memory.max": "max", "a/memory.current": 10 * MIB}
     assert memory(tmp_path, "0::/a\n", files).describe(None) == "cgroup /a: memory.max max, memory.current 10 MiB"
 
 
-def test_version_1(tmp_path: Path) -> None:
+def test_memory_of_cgroups_version_1_is_described(tmp_path: Path) -> None:
     files = {
         "memory/job/memory.limit_in_bytes": 64 * MIB,
         "memory/job/memory.usage_in_bytes": 63 * MIB,

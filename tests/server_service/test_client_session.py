@@ -194,7 +194,7 @@ async def test_a_containers_limit_lowers_that_of_each_device(
     assert [attach.quota.memory_bytes for attach in executor.attached] == limits
 
 
-async def test_a_containers_limit_that_is_no_number_is_refused_or_ignored(executor: FakeExecutor) -> None:
+async def test_a_containers_limit_that_is_not_a_number_is_refused_or_ignored(executor: FakeExecutor) -> None:
     environment = {"NVIDIA_GPU_MEMORY_LIMIT": "2G"}
     async with session(executor, environment, welcomed=False) as channel:
         received = await channel.receive_message()

@@ -172,7 +172,7 @@ async def test_while_the_server_is_leaving_remaining_clients_may_use_the_device_
         assert containment.refusal(other, 0) is None
 
 
-async def test_a_reset_ends_the_executor_at_once_and_counts_as_a_fatal_fault(autojump_clock: object) -> None:
+async def test_a_reset_ends_the_executor_immediately_and_counts_as_a_fatal_fault(autojump_clock: object) -> None:
     executors = _Executors.at(_Executor(stuck=True), _Executor())
     async with trio.open_nursery() as nursery:
         server, containment, recorder = _serving(nursery, executors, 2)

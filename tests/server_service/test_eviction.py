@@ -96,7 +96,7 @@ def _caller(containment: _Containment, client_id: int) -> ClientRecord:
     return containment.server.client_table.clients[client_id]
 
 
-async def test_two_shortages_at_once_end_no_more_clients_than_one() -> None:
+async def test_two_simultaneous_shortages_end_no_more_clients_than_one() -> None:
     answers = []
     async with trio.open_nursery() as nursery:
         containment, log = _full(nursery)

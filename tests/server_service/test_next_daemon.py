@@ -183,7 +183,7 @@ def test_daemons_that_speak_other_versions_get_the_report_too(server: Played) ->
     assert clients == [of(5, 1)]
 
 
-def test_a_server_that_was_not_set_up_says_so_and_is_set_up_by_the_next(server: Played) -> None:
+def test_a_server_that_was_not_set_up_reports_it_and_is_set_up_by_the_next(server: Played) -> None:
     assert server.daemon.expect(link.ServerHello).pid == server.process.pid
     server.next_daemon()
     for token in (1, 2):
@@ -236,7 +236,7 @@ def test_a_server_that_was_not_set_up_ends_with_the_link(server: Played) -> None
 
 
 @pytest.mark.parametrize("reason", ["other devices", ""])
-def test_a_dismissed_server_goes_on_until_its_last_client_has_left(server: Played, reason: str) -> None:
+def test_a_dismissed_server_continues_until_its_last_client_has_left(server: Played, reason: str) -> None:
     first, second = server.serve().admit(5), server.admit(6)
     server.ask(1)
     server.daemon.send(link.ServerDismissed(reason))
@@ -252,7 +252,7 @@ def test_a_dismissed_server_goes_on_until_its_last_client_has_left(server: Playe
     assert server.end() == 0
 
 
-def test_a_dismissed_server_without_clients_ends_at_once(server: Played) -> None:
+def test_a_dismissed_server_without_clients_ends_immediately(server: Played) -> None:
     server.serve().ask(1)
     server.daemon.send(link.ServerDismissed("other devices"))
     assert server.end() == 0

@@ -70,6 +70,6 @@ def test_the_depth_is_bounded(tmp_path: Path) -> None:
     assert len(kernel_limits(DEVICES, path, tmp_path)) == MAX_LEVELS
 
 
-def test_a_name_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf_8_is_read(tmp_path: Path) -> None:
     write(tmp_path, "/\udcff", max=5)
     assert kernel_limits(DEVICES, "/\udcff", tmp_path) == {"/\udcff": hard(5)}

@@ -125,7 +125,7 @@ async def test_silent_callers_do_not_block_others(daemon: RunningDaemon, autojum
 
 
 @with_limit
-async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> None:
+async def test_200_simultaneous_operators_are_all_answered(daemon: RunningDaemon) -> None:
     answers = []
 
     async def ask() -> None:
@@ -370,7 +370,7 @@ def no_more_descriptors() -> Iterator[None]:
 
 
 @with_limit
-async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(daemon: RunningDaemon) -> None:
+async def test_a_caller_is_refused_without_descriptors_and_the_listener_continues(daemon: RunningDaemon) -> None:
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock, no_more_descriptors():
         await sock.connect(daemon.path)
@@ -380,7 +380,7 @@ async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(
 
 
 @with_limit
-async def test_a_conversation_without_descriptors_is_refused_and_the_listener_goes_on(
+async def test_a_conversation_without_descriptors_is_refused_and_the_listener_continues(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more(*_: object, **__: object) -> None:

@@ -153,7 +153,7 @@ def _path_of(tmp_path: Path, length: int) -> str:
     return path + "x" * (length - len(path))
 
 
-def test_a_path_too_long_for_a_socket_says_how_long_it_may_be(tmp_path: Path) -> None:
+def test_a_path_too_long_for_a_socket_reports_how_long_it_may_be(tmp_path: Path) -> None:
     room = 107 - len("control_privileged") - 1
     with pytest.raises(Unusable, match=f"too long for a socket: choose a path of at most {room} bytes"):
         PipeDirectory.claim(_path_of(tmp_path, room + 1))
@@ -241,7 +241,7 @@ def test_the_pid_file_of_a_dead_daemon_is_replaced(tmp_path: Path, content: str)
     directory.release()
 
 
-def test_a_file_with_a_second_name_is_no_lock(tmp_path: Path) -> None:
+def test_a_file_with_a_second_name_is_not_a_lock(tmp_path: Path) -> None:
     # Its mode would change for its other name, too.
     (tmp_path / "mine").touch(mode=0o600)
     (tmp_path / files.LOCK).hardlink_to(tmp_path / "mine")

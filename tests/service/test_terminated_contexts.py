@@ -48,7 +48,7 @@ class Operators:
         self.terminations.terminate(self.link, PID, self.answers.append)  # type: ignore[arg-type]
 
 
-def test_it_is_noted_before_the_servers_request() -> None:
+def test_a_termination_is_noted_before_the_servers_request() -> None:
     operators = Operators(Link([1, 2]))
     operators.terminate()
     assert (operators.noted, len(operators.link.requests)) == ([frozenset({1, 2})], 1)

@@ -54,7 +54,7 @@ async def test_a_timer_that_ends_is_reported_and_removed(
 
 
 @with_limit
-async def test_a_debugged_client_goes_on_without_mps(daemon: RunningDaemon) -> None:
+async def test_a_debugged_client_continues_without_mps(daemon: RunningDaemon) -> None:
     caller = await daemon.connect()
     await caller.send(messages.encode(HELLO))
     frame = await caller.receive()

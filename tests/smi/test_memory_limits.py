@@ -82,7 +82,7 @@ def test_the_greatest_soft_limit_is_the_hard_one_that_is_set(daemon: Daemon) -> 
         ),
     ],
 )
-def test_what_is_refused(daemon: Daemon, words: str, status: int, message: str) -> None:
+def test_wrong_memory_limits_are_refused(daemon: Daemon, words: str, status: int, message: str) -> None:
     code, printed = smi(daemon.pipe_directory, *words.split())
     assert code == status
     assert message in printed
@@ -97,7 +97,7 @@ def test_limits_are_set_by_who_started_the_daemon_and_seen_by_all(daemon: Daemon
     assert (code, printed.startswith("Unable to get memory limit: neither")) == (3, True)
 
 
-def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
+def test_memory_limits_without_a_daemon_explain_what_to_check(tmp_path: Path) -> None:
     code, printed = smi(str(tmp_path), "--get", "-i", "0", "-n", "/x")
     assert code == 3
     assert "check CUDA_MPS_PIPE_DIRECTORY" in printed

@@ -111,7 +111,7 @@ def test_the_report_as_xml(node: Node) -> None:
     assert [entry.tag for entry in parts.findall("gpu/*")] == ["processes"]
 
 
-def test_a_loop_goes_on_until_it_is_interrupted(node: Node) -> None:
+def test_a_loop_continues_until_it_is_interrupted(node: Node) -> None:
     command = [SMI, "-i", "1", "--query-gpu=index,uuid", "--format=csv", "-lms", "10"]
     environment = {"PYMPSD_EMULATED_DEVICES": str(node.machine)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as loop:
@@ -133,7 +133,7 @@ def test_output_goes_to_a_file(node: Node, tmp_path: Path) -> None:
     assert f"{tmp_path}/missing/list: No such file or directory" in done.stderr
 
 
-def test_monitors(node: Node) -> None:
+def test_dmon_and_pmon_print_use(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
     own = register(folder, UUIDS[1], alone=False)
@@ -163,7 +163,7 @@ def test_monitors(node: Node) -> None:
     assert "takes a whole number above 0, not '0'" in get_printed(node, "pmon", "-c", "0", status=2)
 
 
-def test_the_topology(node: Node) -> None:
+def test_topo_prints_the_connections(node: Node) -> None:
     rows = [line.split("\t") for line in get_printed(node, "topo", "-m").splitlines()[:5]]
     assert rows[0][:5] == ["", "GPU0", "GPU1", "GPU2", "GPU3"]
     assert [row[1:5] for row in rows[1:]] == [[" X " if n == m else "NODE" for m in range(4)] for n in range(4)]

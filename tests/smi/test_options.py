@@ -45,7 +45,7 @@ CSV = frozenset({"csv"})
         ("--version", SmiRequest(Action.VERSION)),
     ],
 )
-def test_the_uses(line: str, request_: SmiRequest) -> None:
+def test_every_use_of_scripts_is_parsed(line: str, request_: SmiRequest) -> None:
     assert parse(line.split()) == request_
 
 
@@ -73,7 +73,7 @@ def test_the_uses(line: str, request_: SmiRequest) -> None:
         ("--query-gpu=index --format=csv,Noheader", 2, "Format modifier is not recognized.\n"),
     ],
 )
-def test_the_refusals(line: str, status: int, message: str) -> None:
+def test_unsupported_requests_are_refused_as_recorded(line: str, status: int, message: str) -> None:
     with pytest.raises(UnsupportedRequest) as refused:
         parse(line.split())
     assert refused.value.status == status

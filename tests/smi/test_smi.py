@@ -34,7 +34,7 @@ def without_time(text: str) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("Timestamp")]
 
 
-def test_the_list(node: Node) -> None:
+def test_the_list_names_every_device(node: Node) -> None:
     lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid})\n" for n, uuid in enumerate(UUIDS)]
     assert get_printed(node, "-L") == "".join(lines)
 
@@ -225,7 +225,7 @@ def test_a_locked_folder_is_reported_and_nothing_is_reset(node: Node) -> None:
     assert modes(node) == ["Default"] * 4
 
 
-def test_a_reset(node: Node) -> None:
+def test_a_reset_is_reported(node: Node) -> None:
     assert get_printed(node, "-i", "0", "-r") == f"GPU {BUS[0]} was successfully reset.\nAll done.\n"
 
 
@@ -360,7 +360,7 @@ def test_a_mistyped_option_of_memory_limits_is_bad_usage() -> None:
     assert "there is no option --gett; did you mean --get?" in done.stdout + done.stderr
 
 
-def test_it_answers_under_the_vendors_name(tmp_path: Path) -> None:
+def test_smi_answers_under_the_vendors_name(tmp_path: Path) -> None:
     link = tmp_path / "nvidia-smi"
     link.symlink_to(SMI)
     done = smi("H200", "--bogus", program=str(link))
@@ -370,7 +370,7 @@ def test_it_answers_under_the_vendors_name(tmp_path: Path) -> None:
     assert "PYMPSD-SMI version" in smi("H200", "--version", program=str(link)).stdout
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"{SMI} | true"],
         env={"PYMPSD_EMULATED_DEVICES": "64xH200", "PATH": os.environ["PATH"]},
@@ -380,7 +380,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_it_does_not_import_what_only_daemons_need() -> None:
+def test_smi_does_not_import_what_only_daemons_need() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-X", "importtime", "-m", "pympsd.smi", "-L"],
         env={},

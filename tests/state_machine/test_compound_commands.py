@@ -47,7 +47,7 @@ def test_an_operator_who_waits_learns_that_a_part_takes_its_time() -> None:
     assert list(combine_answers(commands, [Working(session), Working(9)])) == [Working(7), Working(9)]
 
 
-def test_a_command_without_parts_is_answered_at_once() -> None:
+def test_a_command_without_parts_is_answered_immediately() -> None:
     commands = CompoundCommands()
     commands.add_text(commands.begin(7), "no change")
     (answer,) = [reply.answer for reply in _replies(list(combine_answers(commands, [])))]

@@ -31,13 +31,13 @@ def busy(story: Story) -> Story:
     return story
 
 
-def test_without_other_clients_it_continues_at_once(story: Story) -> None:
+def test_a_debugged_client_alone_continues_immediately(story: Story) -> None:
     assert story.connects(1, A, traced=True) == [ContinueWithoutMps(1, REASON)]
     assert story.take_log() == ["Client 101 of user 500 is being debugged; it runs without MPS"]
     assert story.daemon.servers == {}
 
 
-def test_it_waits_for_the_admitted_clients(busy: Story) -> None:
+def test_a_debugged_client_waits_for_the_admitted_clients(busy: Story) -> None:
     busy.connects(2, A)
     assert busy.connects(3, A, traced=True) == []
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
@@ -48,7 +48,7 @@ def test_it_waits_for_the_admitted_clients(busy: Story) -> None:
     ]
 
 
-def test_it_waits_for_queued_clients_but_not_for_later_ones(busy: Story) -> None:
+def test_a_debugged_client_waits_for_queued_clients_but_not_for_later_ones(busy: Story) -> None:
     busy.connects(2, B)
     busy.connects(3, B, traced=True)
     assert busy.connects(4, A) == [AdmitClient(4, 1, 847, 0)], "later clients are served normally"
@@ -57,7 +57,7 @@ def test_it_waits_for_queued_clients_but_not_for_later_ones(busy: Story) -> None
     assert 4 in busy.daemon.servers[1].clients
 
 
-def test_it_takes_no_turn(busy: Story) -> None:
+def test_a_debugged_client_takes_no_turn(busy: Story) -> None:
     busy.connects(2, B, traced=True)
     assert busy.daemon.queue.entries == []
     # The server is not shut down: no other user waits.
@@ -79,7 +79,7 @@ def test_a_debugged_client_that_disconnects_is_dropped(busy: Story) -> None:
     assert busy.daemon.queue.debugged == {}
 
 
-def test_it_continues_after_a_servers_end_and_a_refusal(busy: Story) -> None:
+def test_a_debugged_client_continues_after_a_servers_end_and_a_refusal(busy: Story) -> None:
     busy.connects(2, B)
     busy.connects(3, A, traced=True)
     busy.feed(events.ContextPushed(1, 1, 1, 1, 0))

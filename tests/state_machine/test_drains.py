@@ -269,7 +269,7 @@ def test_json_has_a_line_for_each_end(busy: Story) -> None:
     ]
 
 
-def test_a_quit_refuses_the_held_and_the_drain_goes_on(busy: Story) -> None:
+def test_a_quit_refuses_the_held_and_the_drain_continues(busy: Story) -> None:
     busy.says("drain --all")
     busy.connects(3, 500)
     assert [
@@ -342,7 +342,7 @@ def test_bad_words_are_refused(story: Story, line: str, problem: str) -> None:
         ("drain --server=uid_500", 600, False),
     ],
 )
-def test_privileges(busy: Story, line: str, uid: int, is_allowed: bool) -> None:
+def test_users_drain_only_what_they_may(busy: Story, line: str, uid: int, is_allowed: bool) -> None:
     replies = [instruction.answer for instruction in busy.says(line, uid=uid) if isinstance(instruction, Reply)]
     assert [answer.refused for answer in replies] == ([] if is_allowed else [True])
     assert [drain.target.kind for drain in busy.daemon.drains] == ([TargetKind(_kind(line))] if is_allowed else [])

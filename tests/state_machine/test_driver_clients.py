@@ -87,7 +87,7 @@ def busy(story: Story) -> Story:
 # --- further connections of a process
 
 
-def test_a_further_connection_goes_to_the_processs_server_and_is_no_other_client(busy: Story) -> None:
+def test_a_further_connection_goes_to_the_processs_server_and_is_not_another_client(busy: Story) -> None:
     assert joins(busy, 2, FIRST) == [AdmitClient(2, 1, SERVER, 0)]
     assert list(busy.daemon.servers[1].clients) == [1]
     assert busy.take_log() == ["NEW CLIENT 101 from user 500: Server already exists"]
@@ -166,7 +166,7 @@ def test_an_unknown_process_is_always_a_new_client(busy: Story) -> None:
     assert joins(busy, 5, 0) == []
 
 
-def test_a_connection_that_is_no_further_one_waits_in_turn(busy: Story) -> None:
+def test_a_connection_that_is_not_a_further_one_waits_in_turn(busy: Story) -> None:
     """Of own servers' clients: they connect once."""
     joins(busy, 2, SECOND, B)
     turn_ends(busy)
@@ -182,7 +182,7 @@ def test_a_further_connection_counts_as_served(busy: Story) -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_another_users_process_with_a_reused_pid_is_no_further_connection(together: bool) -> None:
+def test_another_users_process_with_a_reused_pid_is_not_a_further_connection(together: bool) -> None:
     """The client's end was not seen: there were too many to watch, or an earlier daemon admitted it."""
     story = Story(Daemon(DaemonOptions(0, max_servers=16 if together else 1), DEVICES))
     joins(story, 1, FIRST)
@@ -286,7 +286,7 @@ def test_the_turn_passes_when_the_last_client_has_gone_whatever_was_reported(bus
 # --- devices that the server reports
 
 
-def test_devices_are_taken_from_the_first_server_that_tells_them() -> None:
+def test_devices_are_taken_from_the_first_server_that_reports_them() -> None:
     story = Story(Daemon(DaemonOptions(0), ()))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
@@ -317,7 +317,7 @@ def test_ps_before_the_devices_are_known() -> None:
     assert device_in_ps(story) == ""
 
 
-def test_ps_with_a_device_that_only_the_server_knows(busy: Story) -> None:
+def test_ps_shows_a_device_that_only_the_server_reports(busy: Story) -> None:
     reports(busy, {FIRST: [(1, 1, 1)]})
     assert device_in_ps(busy) == DEVICES[1].uuid[:22]
     for unknown in (-1, len(DEVICES)):

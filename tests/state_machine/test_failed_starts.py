@@ -40,7 +40,7 @@ def list_refused(instructions: list[Instruction]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["u5", "uid_500"])
-def test_a_named_server_that_could_not_be_started_is_said_once_to_be_so(name: str) -> None:
+def test_a_named_server_that_could_not_be_started_is_reported_once(name: str) -> None:
     story = Story(Daemon(DaemonOptions(0, protocol=3, max_servers=9), describe("H200")))
     story.says(f"server create {name} --uid=500")
     for namespace in ("", "default"):
@@ -159,7 +159,7 @@ def test_the_timer_of_an_earlier_pause_does_nothing(story: Story) -> None:
 
 
 @pytest.mark.parametrize("line", ["quit", "quit -t 5"])
-def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) -> None:
+def test_a_quit_in_a_pause_refuses_immediately_and_exits(story: Story, line: str) -> None:
     story.connects(1, 500)
     dies(story, 1)
     instructions = story.says(line)
@@ -239,7 +239,7 @@ def test_a_failure_is_dropped_after_a_while(story: Story) -> None:
     ],
     ids=["a context", "an orderly end", "a while"],
 )
-def test_a_server_that_has_served_is_no_failure(story: Story, served: events.Event) -> None:
+def test_a_server_that_has_served_is_not_a_failure(story: Story, served: events.Event) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.connects(2, 500)
@@ -248,7 +248,7 @@ def test_a_server_that_has_served_is_no_failure(story: Story, served: events.Eve
     assert list_spawned(story.connects(3, 500)) == [500]
 
 
-def test_a_server_that_was_shut_down_is_no_failure(story: Story) -> None:
+def test_a_server_that_was_shut_down_is_not_a_failure(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.says("shutdown_server 847 -f")

@@ -97,7 +97,7 @@ def test_the_limits_of_all_cgroups_above_hold_outer_ones_first(daemon: Daemon) -
     assert groups == {0: tuple(MemoryGroup(f"cgroup {path}", hard * GIB) for path, hard in expected)}
 
 
-def test_they_hold_not_while_memacct_is_disabled_and_what_is_taken_is_counted(daemon: Daemon) -> None:
+def test_kernel_limits_do_not_hold_while_memacct_is_disabled_but_use_is_counted(daemon: Daemon) -> None:
     daemon.process_limits.accounts_cgroups = False
     assert groups_of(daemon, {"/pod": {0: limit(4, 1)}}) == {0: (MemoryGroup("cgroup /pod", MAX_MEMORY),)}
 
@@ -122,6 +122,6 @@ def test_what_is_held_in_other_servers_counts_though_only_the_kernel_has_a_limit
     assert memory_elsewhere(daemon)[2][0].groups == {"cgroup /pod": GIB}
 
 
-def test_a_name_that_is_no_utf_8_can_be_sent() -> None:
+def test_a_name_that_is_not_utf_8_can_be_sent() -> None:
     assert cgroup_group("/a/\udcff") == r"cgroup /a/\xff"
     assert cgroup_group("/ä") == "cgroup /ä"

@@ -35,7 +35,7 @@ OVERFLOW_UID = 65534
 """The uid that the kernel reports for a user of another user namespace (user_namespaces(7))."""
 
 
-def test_start_server(story: Story) -> None:
+def test_start_server_is_answered_when_the_process_has_started(story: Story) -> None:
     assert story.says("start_server -uid 500") == [SpawnServer(1, 500, None)]
     # Answered when the process has started, so that the next get_server_list shows it.
     (reply,) = story.feed(events.ServerSpawned(1, 847))
@@ -142,7 +142,7 @@ def test_the_server_stays_if_the_waiting_client_leaves(story: Story) -> None:
     assert story.daemon.queue.entries == []
 
 
-def test_quit_without_a_server_exits_at_once(story: Story) -> None:
+def test_quit_without_a_server_exits_immediately(story: Story) -> None:
     assert story.says("quit") == [Working(1), Exit(0)]
     assert story.take_log() == ["Cmd:quit", "Exit with status 0"]
 

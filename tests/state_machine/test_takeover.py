@@ -80,7 +80,7 @@ def test_the_server_is_waited_for_for_a_while(heir: Story) -> None:
 
 
 @pytest.mark.parametrize("uid", [A, B])
-def test_no_other_server_is_started_meanwhile(heir: Story, uid: int) -> None:
+def test_no_server_is_started_while_an_earlier_one_is_awaited(heir: Story, uid: int) -> None:
     assert heir.connects(1, uid) == []
     assert [type(instruction).__name__ for instruction in heir.says(f"start_server -uid {uid}")] == ["Reply"]
 
@@ -130,7 +130,7 @@ def test_a_server_that_does_not_return_is_killed_and_the_queue_moves_on(heir: St
     ]
 
 
-def test_a_server_that_is_not_adopted_is_no_longer_known(heir: Story) -> None:
+def test_a_server_that_is_not_taken_over_is_forgotten(heir: Story) -> None:
     heir.connects(1, A)
     (spawn,) = heir.feed(events.ServerNotTakenOver(SERVER, "other devices"))
     assert isinstance(spawn, SpawnServer)
@@ -175,7 +175,7 @@ def quits(story: Story, *lines: str) -> PersistentState:
     return snapshot(story.daemon, initial)
 
 
-def test_an_operators_quit_goes_on(story: Story) -> None:
+def test_an_operators_quit_continues(story: Story) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(quits(story, "quit")))
     assert heir.take_log()[-1] == "An operator asked the previous daemon to quit; this daemon will quit instead"
@@ -187,7 +187,7 @@ def test_an_operators_quit_goes_on(story: Story) -> None:
 
 
 @pytest.mark.parametrize(("lines", "seconds"), [(("quit -t 9", "quit -t 7"), 7.0), (("quit", "quit -t 5"), 5.0)])
-def test_its_time_begins_again(story: Story, lines: tuple[str, ...], seconds: float) -> None:
+def test_the_time_limit_of_an_end_begins_again(story: Story, lines: tuple[str, ...], seconds: float) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     force = Timer(TimerKind.FORCE)
     assert SetTimer(force, seconds) in heir.feed(events.PredecessorDied(quits(story, *lines)))

@@ -57,7 +57,7 @@ def full() -> Story:
     return story
 
 
-def test_each_user_has_a_server_at_once_and_nobody_takes_turns(together: Story) -> None:
+def test_each_user_has_a_server_immediately_and_nobody_takes_turns(together: Story) -> None:
     assert together.connects(3, A) == [AdmitClient(3, 1, 847, 0)]
     assert together.connects(4, B) == [AdmitClient(4, 2, 848, 0)]
     assert together.connects(5, C) == [spawn(3, 5, C)]
@@ -84,7 +84,7 @@ def test_start_server_starts_one_next_to_another_users(together: Story) -> None:
     assert isinstance(again, Reply)
 
 
-def test_start_server_starts_any_number_at_once_while_there_is_room() -> None:
+def test_start_server_starts_any_number_of_servers_while_there_is_room() -> None:
     story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     story.connects(1, 1001)
     for number in range(2, MAX_SERVERS + 1):
@@ -199,7 +199,7 @@ def test_a_silent_server_is_left_alone_while_there_is_room(together: Story) -> N
     assert Timer(TimerKind.SILENCE, 1) not in dict(together.watches)
 
 
-def test_there_is_room_for_sixteen() -> None:
+def test_sixteen_servers_may_run_together() -> None:
     story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     started: list[Instruction] = []
     for number in range(1, MAX_SERVERS + 2):
@@ -225,7 +225,7 @@ def take_over_all(before: Story, most_servers: int) -> Story:
     return story
 
 
-def test_the_next_daemon_adopts_both_servers(together: Story) -> None:
+def test_the_next_daemon_takes_over_both_servers(together: Story) -> None:
     story = take_over_all(together, MAX_SERVERS)
     assert story.connects(3, A) == [AdmitClient(3, 1, 847, 0)]
     assert story.connects(4, B) == [AdmitClient(4, 2, 848, 0)]

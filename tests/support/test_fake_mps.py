@@ -111,7 +111,9 @@ def test_lists_of_clients(daemon: MinimalDaemon, launcher: Path, start: Callable
     assert daemon.log()[-1] == "Server was unable to shutdown due to 5 active clients"
 
 
-def test_two_devices(daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]) -> None:
+def test_the_fake_server_serves_two_devices(
+    daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]
+) -> None:
     daemon.start(install(tmp_path, devices=2))
     clients = [start(0), start(0), start(1)]
     assert daemon.serve(clients[1], "ctx 1") == "ctx CUDA_SUCCESS"
@@ -178,7 +180,9 @@ def test_limits_of_each_client(daemon: MinimalDaemon, launcher: Path, start: Cal
     assert start(0, settings={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "5"}).ask("sms") == "sms 6"
 
 
-def test_termination(daemon: MinimalDaemon, launcher: Path, start: Callable[..., DriverClient]) -> None:
+def test_the_fake_server_terminates_a_client(
+    daemon: MinimalDaemon, launcher: Path, start: Callable[..., DriverClient]
+) -> None:
     daemon.start(launcher)
     client, other = start(0), start(0)
     daemon.number(17)
@@ -295,7 +299,7 @@ def test_the_server_goes(daemon: MinimalDaemon, launcher: Path, start: Callable[
     assert client.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
 
 
-def test_the_chain_goes_on_while_another_holds_the_connection(daemon: MinimalDaemon, launcher: Path) -> None:
+def test_the_chain_continues_while_another_holds_the_connection(daemon: MinimalDaemon, launcher: Path) -> None:
     daemon.start(launcher)
     assert daemon.server is not None
     with DriverClient.start(daemon.directory, "--loop") as client:
@@ -325,7 +329,7 @@ def test_a_client_waits_for_the_daemon_and_sees_that_it_closes(daemon: MinimalDa
         assert client.answer() == "init CUDA_ERROR_MPS_CONNECTION_FAILED"
 
 
-def test_a_client_whose_socket_does_not_tell_who_it_is_hears_nothing(
+def test_a_client_whose_socket_does_not_show_who_it_is_hears_nothing(
     daemon: MinimalDaemon, launcher: Path, start: Callable[..., DriverClient]
 ) -> None:
     daemon.start(launcher)
@@ -413,7 +417,7 @@ def test_a_client_that_leaves_after_any_word_does_not(
     assert daemon.await_end() == (0, "")
 
 
-def test_a_client_that_says_what_is_no_request_is_taken_for_gone(daemon: MinimalDaemon, launcher: Path) -> None:
+def test_a_client_that_sends_what_is_not_a_request_is_taken_for_gone(daemon: MinimalDaemon, launcher: Path) -> None:
     daemon.start(launcher)
     with greet(daemon) as client:
         for _ in range(4):

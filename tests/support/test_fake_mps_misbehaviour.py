@@ -18,7 +18,7 @@ from fake_mps.programs import SECONDS, DriverClient
     ("messages", "message"),
     [((99,), "command 99"), ((9, 1), "4 bytes instead of 8 after command 9"), ((14, 1), "instead of int32 0")],
 )
-def test_what_no_daemon_says_ends_the_server(
+def test_what_no_daemon_sends_ends_the_server(
     daemon: MinimalDaemon, launcher: Path, messages: tuple[int, ...], message: str
 ) -> None:
     daemon.start(launcher)
@@ -29,7 +29,7 @@ def test_what_no_daemon_says_ends_the_server(
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang"])
-def test_it_ends_or_stays_before_it_connects(daemon: MinimalDaemon, tmp_path: Path, kind: str) -> None:
+def test_the_fake_server_ends_or_stays_before_it_connects(daemon: MinimalDaemon, tmp_path: Path, kind: str) -> None:
     daemon.spawn(install(tmp_path, **{kind: "before_hello"}))
     assert daemon.process is not None
     daemon.await_line(f"Connecting to control daemon on socket: {daemon.directory}/control")
@@ -43,7 +43,7 @@ def test_it_ends_or_stays_before_it_connects(daemon: MinimalDaemon, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang"])
-def test_it_ends_or_stays_before_its_role(daemon: MinimalDaemon, tmp_path: Path, kind: str) -> None:
+def test_the_fake_server_ends_or_stays_before_its_role(daemon: MinimalDaemon, tmp_path: Path, kind: str) -> None:
     daemon.spawn(install(tmp_path, **{kind: "before_role"}))
     assert daemon.process is not None
     daemon.server, _ = daemon.listener.accept()
@@ -60,7 +60,7 @@ def test_it_ends_or_stays_before_its_role(daemon: MinimalDaemon, tmp_path: Path,
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang"])
-def test_it_ends_or_stays_after_its_role(daemon: MinimalDaemon, tmp_path: Path, kind: str) -> None:
+def test_the_fake_server_ends_or_stays_after_its_role(daemon: MinimalDaemon, tmp_path: Path, kind: str) -> None:
     daemon.defaults = []
     daemon.start(install(tmp_path, **{kind: "after_role"}))
     assert len(daemon.ready) == 516
@@ -73,7 +73,9 @@ def test_it_ends_or_stays_after_its_role(daemon: MinimalDaemon, tmp_path: Path, 
         assert daemon.process.poll() is None
 
 
-def test_it_crashes_at_a_command(daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]) -> None:
+def test_the_fake_server_crashes_at_a_command(
+    daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]
+) -> None:
     daemon.start(install(tmp_path, crash="on_command:17"))
     client = start(0)
     daemon.say(17)
@@ -82,7 +84,9 @@ def test_it_crashes_at_a_command(daemon: MinimalDaemon, tmp_path: Path, start: C
     assert client.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE"
 
 
-def test_it_hangs_at_a_command(daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]) -> None:
+def test_the_fake_server_hangs_at_a_command(
+    daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]
+) -> None:
     daemon.start(install(tmp_path, hang="on_command:17"))
     client = start(0)
     daemon.say(17, 8)
@@ -90,7 +94,9 @@ def test_it_hangs_at_a_command(daemon: MinimalDaemon, tmp_path: Path, start: Cal
     assert daemon.is_silent()
 
 
-def test_it_closes_half_way(daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]) -> None:
+def test_the_fake_server_closes_half_way(
+    daemon: MinimalDaemon, tmp_path: Path, start: Callable[..., DriverClient]
+) -> None:
     daemon.start(install(tmp_path, close="half_way:14"))
     start(0)
     assert daemon.number(14) == 1
@@ -105,7 +111,7 @@ def test_an_answer_of_a_wrong_size(daemon: MinimalDaemon, tmp_path: Path, start:
     assert len(daemon.hear()) == 44
 
 
-def test_no_answer(daemon: MinimalDaemon, tmp_path: Path) -> None:
+def test_the_fake_server_leaves_a_command_unanswered(daemon: MinimalDaemon, tmp_path: Path) -> None:
     daemon.start(install(tmp_path, no_answer=8))
     daemon.say(8)
     assert daemon.number(17) == 1
@@ -140,13 +146,13 @@ def test_the_next_server_behaves_otherwise(daemon: MinimalDaemon, tmp_path: Path
     assert daemon.number(17) == 1
 
 
-def test_without_a_daemon(tmp_path: Path) -> None:
+def test_a_fake_client_without_a_daemon_fails(tmp_path: Path) -> None:
     with DriverClient.start(tmp_path) as client:
         assert client.ask("init") == "init NO_DAEMON"
         assert client.ask("ctx 0") == "ctx CUDA_ERROR_NOT_INITIALIZED"
 
 
-def test_without_the_named_pipe(tmp_path: Path, launcher: Path) -> None:
+def test_the_fake_server_runs_without_the_named_pipe(tmp_path: Path, launcher: Path) -> None:
     with minimal_daemon(tmp_path, log=False) as daemon:
         daemon.start(launcher)
         assert daemon.number(17) == 1

@@ -417,7 +417,7 @@ def test_a_daemon_that_does_not_read_does_not_stop_the_keeper(daemons: Daemons) 
             assert entries == {"server 1": b""}
 
 
-def test_a_keeper_out_of_descriptors_says_so_and_goes_on(daemons: Daemons) -> None:
+def test_a_keeper_out_of_descriptors_reports_it_and_continues(daemons: Daemons) -> None:
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(open_files=64, server_1=ours)
@@ -430,7 +430,7 @@ def test_a_keeper_out_of_descriptors_says_so_and_goes_on(daemons: Daemons) -> No
         assert list(entries)[:3] == ["server 1", "server 1 0", "server 1 1"]
 
 
-def test_it_waits_as_long_as_a_server_lives_and_then_ends(daemons: Daemons, tmp_path: Path) -> None:
+def test_the_keeper_waits_as_long_as_a_server_lives_and_then_ends(daemons: Daemons, tmp_path: Path) -> None:
     others = Daemons(tmp_path / "other")
     server, ours = _pair()
     client, theirs = _pair()
@@ -568,7 +568,7 @@ async def test_a_stopped_keeper_costs_the_next_daemon_its_limit_only(daemons: Da
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
-def test_signals_to_all_do_not_end_it_while_there_is_a_daemon(daemons: Daemons, number: int) -> None:
+def test_signals_to_all_do_not_end_the_keeper_of_a_running_daemon(daemons: Daemons, number: int) -> None:
     peer, ours = _pair()
     with peer:
         daemon = daemons.start(server_1=ours)
@@ -708,7 +708,7 @@ def _fail_unexpected(fd: int) -> None:
     pytest.fail(f"descriptor {fd} came late")
 
 
-async def test_a_connection_is_accepted_greeted_and_held_at_once(tmp_path: Path) -> None:
+async def test_a_connection_is_accepted_greeted_and_held_immediately(tmp_path: Path) -> None:
     async with _keeper(tmp_path, Log()) as (keeper, address):
         with _client(address) as client:
             fd = await keeper.accept("listener control", "connection 7", b"hello", _fail_unexpected)
@@ -723,7 +723,7 @@ async def test_a_connection_is_accepted_greeted_and_held_at_once(tmp_path: Path)
                 await trio.to_thread.run_sync(client.recv, 100)
 
 
-async def test_without_a_connection_or_a_listening_socket_it_says_so(tmp_path: Path) -> None:
+async def test_the_keeper_reports_a_missing_connection_or_listening_socket(tmp_path: Path) -> None:
     async with _keeper(tmp_path, Log()) as (keeper, _):
         assert await keeper.accept("listener control", "connection 1", b"", _fail_unexpected) == -1
         assert await keeper.accept("listener log", "connection 2", b"", _fail_unexpected) is None

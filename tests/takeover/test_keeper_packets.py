@@ -36,7 +36,7 @@ def test_the_longest_packet_fits() -> None:
     ("name", "note"),
     [("n" * (packets.NAME_BYTES + 1), b""), ("\u00e9" * 128, b""), ("n", b"x" * (packets.NOTE_BYTES + 1))],
 )
-def test_longer_ones_are_refused(name: str, note: bytes) -> None:
+def test_longer_packets_are_refused(name: str, note: bytes) -> None:
     with pytest.raises(ValueError, match=r"up to 255 and its notes up to 65536"):
         packets.encode(packets.HOLD, name, note)
 
@@ -54,6 +54,6 @@ def test_longer_ones_are_refused(name: str, note: bytes) -> None:
         pytest.param(b"\1\0" + b"x" * packets.PACKET_BYTES, id="a long packet"),
     ],
 )
-def test_malformed_ones_are_refused(data: bytes) -> None:
+def test_malformed_packets_are_refused(data: bytes) -> None:
     with pytest.raises(packets.Malformed):
         packets.decode(data)

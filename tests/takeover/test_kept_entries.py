@@ -188,7 +188,7 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
 
 @with_limit
 @pytest.mark.parametrize("noted", [True, False], ids=["its hello was received", "its hello is in the socket"])
-async def test_a_client_that_goes_on_waiting_is_held_under_its_name_with_its_hello(
+async def test_a_client_that_still_waits_is_held_under_its_name_with_its_hello(
     daemon: RunningDaemon, earlier: EarlierDaemon, noted: bool
 ) -> None:
     client, ours = caller(daemon)
@@ -280,7 +280,7 @@ def test_no_new_connection_has_the_name_of_an_earlier_one(names: list[str], firs
     assert kept_entries.next_connection() == first
 
 
-def test_each_listening_socket_goes_on_with_its_own_connections() -> None:
+def test_each_listening_socket_continues_with_its_own_connections() -> None:
     names = [connection_name(3, "control"), connection_name(4, "control_privileged"), connection_name(5, "control")]
     kept_entries = KeptEntries(connections=[KeptFd(name, -1, b"") for name in names])
     assert [entry.name for entry in kept_entries.take_connections("control")] == [names[0], names[2]]
@@ -477,7 +477,7 @@ def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str
 
 
 @with_limit
-async def test_an_internal_error_is_reported_to_the_operator_and_the_daemon_goes_on(
+async def test_an_internal_error_is_reported_to_the_operator_and_the_daemon_continues(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(only_if_lost: bool) -> None:
@@ -512,7 +512,7 @@ async def test_after_an_internal_error_an_answered_operator_is_not_answered_agai
     del daemon.dispatcher.sessions.servers[99]
 
 
-def test_a_client_goes_on_with_the_connection_that_it_was_offered_if_both_ends_are_there() -> None:
+def test_a_client_continues_with_the_connection_that_it_was_offered_if_both_ends_exist() -> None:
     """An earlier daemon may have been killed between any two of its packets to the keeper."""
     names = ["newcomer 1", "offer 1", "newcomer 2", "offer 3", "newcomer 4", "offer 4"]
     notes = {"newcomer 4": b"9"}

@@ -51,7 +51,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 @with_limit
-async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) -> None:
+async def test_a_server_of_the_earlier_daemon_is_taken_over(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
     assert [server.pending for server in daemon.dispatcher.state.servers.values()] == [True]
@@ -108,7 +108,7 @@ async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemo
 
 @with_limit
 @pytest.mark.parametrize("message", ["nothing", "its report without its clients", "half of a message"])
-async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
+async def test_a_server_that_ends_before_it_has_reported_is_not_taken_over(
     daemon: RunningDaemon, killed: list[int], monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     monkeypatch.setattr(servers, "LEAVE_SECONDS", 0.0)
@@ -161,7 +161,7 @@ async def test_the_link_of_a_server_that_is_not_in_the_file_is_closed(daemon: Ru
 
 
 @with_limit
-async def test_a_process_that_says_that_it_is_a_server_is_refused(daemon: RunningDaemon) -> None:
+async def test_a_process_that_claims_to_be_a_server_is_refused(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
     caller = await daemon.connect()
@@ -175,7 +175,9 @@ async def test_a_process_that_says_that_it_is_a_server_is_refused(daemon: Runnin
 
 @with_limit
 @pytest.mark.parametrize("why", ["devices", "versions", "backend"])
-async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daemon: RunningDaemon, why: str) -> None:
+async def test_a_server_that_cannot_be_taken_over_is_dismissed_with_the_reason(
+    daemon: RunningDaemon, why: str
+) -> None:
     path = save_predecessor(daemon, backend="cuda" if why == "backend" else "")
     if why == "devices":
         edit(path, "GPU-", "GPU-x")
@@ -196,7 +198,7 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
 
 
 @with_limit
-async def test_a_driver_s_server_that_cannot_be_adopted_ends_with_its_link(daemon: RunningDaemon) -> None:
+async def test_a_drivers_server_that_cannot_be_taken_over_ends_with_its_link(daemon: RunningDaemon) -> None:
     save_predecessor(daemon, backend="vendor")
     (server_end,) = daemon.take_over(SERVER_ID)
     assert await server_end.receive() is None

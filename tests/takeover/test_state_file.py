@@ -64,14 +64,14 @@ def test_the_saved_state_is_read_back(saved: StateFile) -> None:
     assert start_time_of(os.getpid()) > 0
 
 
-def test_only_the_owner_may_read_it(saved: StateFile) -> None:
+def test_only_the_owner_may_read_the_state_file(saved: StateFile) -> None:
     status = os.lstat(os.path.join(saved.folder, files.STATE))
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert stat.S_ISREG(status.st_mode)
     assert os.listdir(saved.folder) == [files.STATE]
 
 
-def test_it_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> None:
+def test_the_state_file_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> None:
     path = Path(saved.folder) / files.STATE
     with path.open("rb") as reader:
         first = path.stat().st_ino
@@ -83,7 +83,7 @@ def test_it_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> N
     assert json.loads(path.read_bytes())["remembered"]["wishes"] == []
 
 
-def test_it_exists_even_if_there_is_nothing_to_save(saved: StateFile) -> None:
+def test_the_state_file_exists_even_if_there_is_nothing_to_save(saved: StateFile) -> None:
     saved.save(PersistentState())
     assert os.listdir(saved.folder) == [files.STATE]
     saved_state = read(saved.folder)
@@ -199,7 +199,7 @@ def test_an_impossible_state_is_none_that_protocol_2_could_lose(saved: StateFile
     assert list_lost_in_protocol_2(saved.folder, Limits()) == []
 
 
-def test_while_its_writer_runs_it_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_file_whose_writer_runs_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_file, "DYING_SECONDS", 0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as writer:
         written = [writer.pid, start_time_of(writer.pid)]

@@ -44,7 +44,7 @@ def test_a_mistyped_option_is_bad_usage_in_one_sentence(
     assert captured.err.count("\n") == 1
 
 
-def test_what_is_no_option_is_read_as_before() -> None:
+def test_a_word_that_is_not_an_option_is_read_as_before() -> None:
     parser = Parser()
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--number", type=int)

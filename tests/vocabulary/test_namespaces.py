@@ -8,12 +8,12 @@ from pympsd.vocabulary.identities import name_problem, socket_problem
 
 
 @pytest.mark.parametrize("name", ["a", "_", "9", "uid_1000", "high_priority", "x" * 64, "default"])
-def test_possible_names(name: str) -> None:
+def test_possible_names_are_accepted(name: str) -> None:
     assert name_problem(name) == name_problem(name, of_server=True) == ""
 
 
 @pytest.mark.parametrize("name", ["", "Train-1", "a-b", "A", "x" * 65, "..", "a/b", "a.b", "é", "٣", "a\n", " a"])
-def test_other_names(name: str) -> None:
+def test_other_names_are_refused(name: str) -> None:
     assert name_problem(name) == f"Bad name '{name}': 1 to 64 lowercase letters, digits and underscores."
 
 

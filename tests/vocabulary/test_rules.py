@@ -52,7 +52,7 @@ def _fits(kind: str, *values: str, namespace: str = "serve/chat", **properties: 
         ("container", ID[:12], f"{MANAGER}/libpod-{ID}.scope", False),
     ],
 )
-def test_cgroups(kind: str, value: str, path: str, fits: bool) -> None:
+def test_a_condition_fits_cgroups_by_path(kind: str, value: str, path: str, fits: bool) -> None:
     assert _fits(kind, value, cgroups=(path,)) is fits
 
 
@@ -72,7 +72,7 @@ def test_cgroups(kind: str, value: str, path: str, fits: bool) -> None:
         ("namespace", "serve/c", False),
     ],
 )
-def test_other_conditions(kind: str, value: str, fits: bool) -> None:
+def test_a_condition_fits_one_of_its_values(kind: str, value: str, fits: bool) -> None:
     assert _fits(kind, value) is fits
     assert _fits(kind, "nothing", value) is fits, "one of several values is enough"
 

@@ -35,7 +35,7 @@ def test_a_device_before_volta_has_no_row() -> None:
         rounding(P100)
 
 
-def test_a_row_that_nobody_has_measured_says_so() -> None:
+def test_a_row_that_nobody_has_measured_is_marked() -> None:
     assert {row.capability: "not measured" in str(row) for row in ROUNDINGS} == {
         (10, 0): True,
         (9, 0): False,

@@ -103,7 +103,7 @@ def test_booleans_and_priorities() -> None:
             read_boolean(text)
 
 
-def test_a_long_text_is_refused_at_once() -> None:
+def test_a_long_text_is_refused_immediately() -> None:
     with pytest.raises(BadText):
         read_memory("0" * 1_000_000 + "x")
     assert read_memory("0" * 1_000_000 + "4G") == PinnedMemory(4 << 30)

@@ -71,7 +71,7 @@ def test_wrong_values_are_named_with_what_is_allowed(name: str, text: str, probl
         ("CUDA_VISIBLE_DEVICES", "GPU-77"),
     ],
 )
-def test_valid_values_are_no_problem(name: str, text: str) -> None:
+def test_valid_values_are_accepted(name: str, text: str) -> None:
     assert problems({name: text}) == {}
 
 

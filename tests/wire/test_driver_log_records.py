@@ -43,7 +43,7 @@ def _cut(data: bytes, places: Iterable[int]) -> list[bytes]:
     return [data[begin:end] for begin, end in pairwise(at)]
 
 
-def test_recorded_reads() -> None:
+def test_recorded_reads_are_split_into_records() -> None:
     reads = [bytes.fromhex(line) for line in RECORDED.read_text().splitlines()]
     items = _read(reads)
     assert all(isinstance(output, DriverLogRecord) and output.pid == 430 for output in items)
@@ -84,7 +84,7 @@ def test_a_record_after_garbage_and_a_record_cut_short_is_found(
     assert _read([data.translate(None, b"\1\2\3"), cut, RECORD.encode()])[-1] == RECORD
 
 
-def test_a_line_goes_on_after_a_record() -> None:
+def test_a_line_continues_after_a_record() -> None:
     assert _read([b"first ", RECORD.encode(), b"half\n"]) == [RECORD, b"first half"]
 
 

@@ -134,7 +134,7 @@ def test_a_recording_is_taken_apart_whole(name: str) -> None:
 
 
 @each_recording
-def test_roles(name: str) -> None:
+def test_recorded_roles_are_recognised(name: str) -> None:
     roles = {"server": handshake.Role.SERVER, "client": handshake.Role.CLIENT, "tool": handshake.Role.TOOL}
     seen = set()
     for conversation in RECORDINGS[name].conversations.values():
@@ -235,7 +235,7 @@ def last(tool: ToolSession, command: int) -> Any:
     return value_of([exchange for exchange in tool.exchanges if exchange.command == command][-1])
 
 
-def test_printed_statuses() -> None:
+def test_printed_statuses_match_the_recorded_packets() -> None:
     shown = {commands.STATUS_ACTIVE: b"ACTIVE", commands.STATUS_FAULT: b"FAULT"}
     tools = [tool for _, tool in tool_sessions(17) if tool.lines[0].startswith(b"get_server_status")]
     for tool in tools:
@@ -250,7 +250,7 @@ def test_printed_client_lists() -> None:
         assert tool.printed == [str(pid).encode() for pid in last(tool, 6)]
 
 
-def test_printed_percentages() -> None:
+def test_printed_percentages_match_the_recorded_packets() -> None:
     sessions = tool_sessions(8)
     assert [tool.lines[0].split()[0] for _, tool in sessions] == [
         b"set_active_thread_percentage",
@@ -272,12 +272,12 @@ def test_printed_memory_limits() -> None:
     assert count == 5
 
 
-def test_printed_terminations() -> None:
+def test_printed_terminations_match_the_recorded_packets() -> None:
     ((_, tool),) = tool_sessions(13)
     assert tool.printed == [str(last(tool, 13)).encode()] == [b"0"]
 
 
-def test_printed_devices() -> None:
+def test_printed_devices_match_the_recorded_packets() -> None:
     sessions = tool_sessions(24)
     assert len(sessions) == 4
     for _, tool in sessions:
@@ -619,7 +619,7 @@ def test_any_first_packets_are_read_or_refused(packet: bytes) -> None:
 @pytest.mark.parametrize(
     "packet", [struct.pack("<i", 3), struct.pack("<q", 2), b"", b"\2\0\0", struct.pack("<i", -1)]
 )
-def test_what_is_no_role(packet: bytes) -> None:
+def test_a_number_that_is_not_a_role_is_refused(packet: bytes) -> None:
     with pytest.raises(RemoteError):
         handshake.role_of(packet)
 

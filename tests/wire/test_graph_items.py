@@ -45,7 +45,7 @@ def make_nested(depth: int) -> GraphItem:
 
 
 @given(some_items())
-def test_items_read_back(items: list[GraphItem]) -> None:
+def test_encoded_items_are_decoded_unchanged(items: list[GraphItem]) -> None:
     assert list(graph_items.decode(graph_items.encode(items))) == items
 
 
@@ -91,6 +91,6 @@ def test_bodies_nest_up_to_a_limit() -> None:
         b"\xff" * 64,
     ],
 )
-def test_what_is_no_graph_is_refused(data: bytes) -> None:
+def test_data_that_is_not_a_graph_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteError, match="item"):
         graph_items.decode(data)

@@ -117,7 +117,7 @@ def test_records_cut_anywhere_come_out_whole(tails: list[bytes], steps: list[int
 
 
 @given(st.integers(0, (1 << 32) - 1).filter(lambda n: not HEADER_BYTES <= n <= records.MAX_RECORD))
-def test_a_length_out_of_range_is_refused_at_once(length: int) -> None:
+def test_a_length_out_of_range_is_refused_immediately(length: int) -> None:
     with pytest.raises(RemoteError, match=f"a record of {length} bytes: between 24 and 1048576 are allowed"):
         RecordReader().feed(HEADER.pack(1, 0, length, 0, 0))
 

@@ -193,7 +193,7 @@ class Keeper:
             except BlockingIOError:
                 break
             except OSError as error:
-                if error.errno == errno.ECONNRESET:  # it did not read all of ours; what it sent comes after this
+                if error.errno == errno.ECONNRESET:  # it has not read all packets; its own follow this error
                     continue
                 self._close_link()
                 break
@@ -410,7 +410,7 @@ def main(listener_fd: str, link_fd: str, waiting_seconds: str) -> None:
     listener, link = _socket.socket(fileno=int(listener_fd)), _socket.socket(fileno=int(link_fd))
     for sock in (listener, link):
         sock.setblocking(False)
-    # Again, after the daemon: clients are to see this process's credentials (SO_PEERCRED), not its.
+    # Listen again, after the daemon did: clients then see this process's credentials (SO_PEERCRED), not the daemon's.
     listener.listen(BACKLOG)
     Keeper(listener, link, float(waiting_seconds)).run()
 

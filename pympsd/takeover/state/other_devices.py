@@ -96,9 +96,9 @@ class _Move:
             partitions=partitions,
         )
 
-    def partitions(self, partitions: Sequence[SmPartition], of: str) -> tuple[SmPartition, ...]:
+    def partitions(self, partitions: Sequence[SmPartition], ownership: str) -> tuple[SmPartition, ...]:
         for partition in partitions:
-            self._note(f"SM partition '{partition.name}'{of}", (partition.device,))
+            self._note(f"SM partition '{partition.name}'{ownership}", (partition.device,))
         return tuple(
             evolve(partition, device=self.places[partition.device])
             for partition in partitions

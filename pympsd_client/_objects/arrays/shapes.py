@@ -23,16 +23,16 @@ FACES: Final = 6
 _KNOWN_FORMATS: Final = {number: name for name, number in members("CUarray_format", "CU_AD_FORMAT_").items()}
 
 
-def element_bytes(of: ArrayDescription) -> int:
+def element_bytes(description: ArrayDescription) -> int:
     """Return the size of an element in bytes."""
-    return CHANNEL_BYTES[of.format] * of.channels
+    return CHANNEL_BYTES[description.format] * description.channels
 
 
-def dimensions(of: ArrayDescription) -> int:
+def dimensions(description: ArrayDescription) -> int:
     """Return the number of dimensions: 1, 2 or 3. Layers are not a dimension."""
-    if not of.height:
+    if not description.height:
         return 1
-    return 3 if of.depth and not of.flags & (LAYERED | CUBEMAP) else 2
+    return 3 if description.depth and not description.flags & (LAYERED | CUBEMAP) else 2
 
 
 def check_format(format: int, channels: int) -> None:
@@ -50,70 +50,76 @@ def check_format(format: int, channels: int) -> None:
         raise invalid_value(f"elements of CUarray_format {format:#x} have {NORMALIZED_CHANNELS[format]} channels")
 
 
-def check(of: ArrayDescription, limits: Mapping[str, int]) -> None:
+def check(description: ArrayDescription, limits: Mapping[str, int]) -> None:
     """Raise CudaError unless a device with these attributes supports arrays of this description."""
-    check_format(of.format, of.channels)
-    if of.flags & (_SPARSE | _DEFERRED):
+    check_format(description.format, description.channels)
+    if description.flags & (_SPARSE | _DEFERRED):
         raise not_supported(
             "arrays with SPARSE or DEFERRED_MAPPING are not supported (their device attributes are 0)"
         )
-    if of.flags & ~_FLAGS:
-        raise invalid_value(f"the flags {of.flags:#x} have bits that no CUDA_ARRAY3D flag has")
-    if not of.width:
+    if description.flags & ~_FLAGS:
+        raise invalid_value(f"the flags {description.flags:#x} have bits that no CUDA_ARRAY3D flag has")
+    if not description.width:
         raise invalid_value("the width of an array must be at least 1")
-    if of.flags & CUBEMAP:
-        _check_cubemap(of)
-    elif of.flags & LAYERED:
-        if not of.depth:
+    if description.flags & CUBEMAP:
+        _check_cubemap(description)
+    elif description.flags & LAYERED:
+        if not description.depth:
             raise invalid_value("the depth of a layered array must be the number of its layers, at least 1")
-    elif of.depth and not of.height:
+    elif description.depth and not description.height:
         raise invalid_value("an array with a depth must have a height too, unless it is LAYERED")
-    if of.flags & GATHER and (dimensions(of) != 2 or of.flags & (LAYERED | CUBEMAP)):
+    if description.flags & GATHER and (dimensions(description) != 2 or description.flags & (LAYERED | CUBEMAP)):
         raise invalid_value("TEXTURE_GATHER is for arrays of two dimensions")
-    _check_limits(of, limits)
+    _check_limits(description, limits)
 
 
-def _check_cubemap(of: ArrayDescription) -> None:
-    if of.width != of.height:
-        raise invalid_value(f"a cubemap must be as high as it is wide, not {of.width} by {of.height}")
-    if of.flags & LAYERED:
-        if not of.depth or of.depth % FACES:
-            raise invalid_value(f"the depth of a layered cubemap must be a multiple of {FACES}, not {of.depth}")
-    elif of.depth != FACES:
-        raise invalid_value(f"the depth of a cubemap must be {FACES}, not {of.depth}")
+def _check_cubemap(description: ArrayDescription) -> None:
+    if description.width != description.height:
+        size = f"{description.width} by {description.height}"
+        raise invalid_value(f"a cubemap must be as high as it is wide, not {size}")
+    if description.flags & LAYERED:
+        if not description.depth or description.depth % FACES:
+            raise invalid_value(
+                f"the depth of a layered cubemap must be a multiple of {FACES}, not {description.depth}"
+            )
+    elif description.depth != FACES:
+        raise invalid_value(f"the depth of a cubemap must be {FACES}, not {description.depth}")
 
 
-def _check_limits(of: ArrayDescription, limits: Mapping[str, int]) -> None:
+def _check_limits(description: ArrayDescription, limits: Mapping[str, int]) -> None:
     """Raise INVALID_VALUE unless the dimensions are within the device's limits for textures and surfaces."""
-    families = ["TEXTURE", "SURFACE"] if of.flags & SURFACE else ["TEXTURE"]
-    kind = "CUBEMAP" if of.flags & CUBEMAP else f"{dimensions(of)}D"
-    layered = "_LAYERED" if of.flags & LAYERED else ""
+    families = ["TEXTURE", "SURFACE"] if description.flags & SURFACE else ["TEXTURE"]
+    kind = "CUBEMAP" if description.flags & CUBEMAP else f"{dimensions(description)}D"
+    layered = "_LAYERED" if description.flags & LAYERED else ""
     for family in families:
         names = [f"MAXIMUM_{family}{kind}{layered}"]
-        if of.flags & GATHER and family == "TEXTURE":
+        if description.flags & GATHER and family == "TEXTURE":
             names = ["MAXIMUM_TEXTURE2D_GATHER"]
-        within = _is_within(of, names[0], "", limits)
+        within = _is_within(description, names[0], "", limits)
         if not within and kind == "3D" and family == "TEXTURE":
-            within = _is_within(of, names[0], "_ALTERNATE", limits)
+            within = _is_within(description, names[0], "_ALTERNATE", limits)
         if not within:
-            raise invalid_value(
-                f"an array of {of.width} x {of.height} x {of.depth} is larger than the attributes {names[0]}_* allow"
-            )
+            size = f"{description.width} x {description.height} x {description.depth}"
+            raise invalid_value(f"an array of {size} is larger than the attributes {names[0]}_* allow")
 
 
-def _is_within(of: ArrayDescription, name: str, suffix: str, limits: Mapping[str, int]) -> bool:
-    deepest = "LAYERS" if of.flags & LAYERED else "DEPTH"
-    sizes = (("WIDTH", of.width), ("HEIGHT", of.height), (deepest, of.depth))
+def _is_within(description: ArrayDescription, name: str, suffix: str, limits: Mapping[str, int]) -> bool:
+    deepest = "LAYERS" if description.flags & LAYERED else "DEPTH"
+    sizes = (("WIDTH", description.width), ("HEIGHT", description.height), (deepest, description.depth))
     return all(size <= limits.get(f"{name}_{side}{suffix}", size) for side, size in sizes)
 
 
-def level_count(of: ArrayDescription, requested: int) -> int:
+def level_count(description: ArrayDescription, requested: int) -> int:
     """Return the number of levels of a mipmapped array: at least 1, at most ``requested`` or what its size allows."""
-    longest = max(of.width, of.height, of.depth if dimensions(of) == 3 else 0)
+    longest = max(description.width, description.height, description.depth if dimensions(description) == 3 else 0)
     return min(max(requested, 1), longest.bit_length())
 
 
-def level(of: ArrayDescription, number: int) -> ArrayDescription:
+def level(description: ArrayDescription, number: int) -> ArrayDescription:
     """Return the description of a level. Each level has half the dimensions of the one before, but as many layers."""
-    width, height, depth = (max(1, size >> number) if size else 0 for size in (of.width, of.height, of.depth))
-    return evolve(of, width=width, height=height, depth=depth if dimensions(of) == 3 else of.depth)
+    width, height, depth = (
+        max(1, size >> number) if size else 0 for size in (description.width, description.height, description.depth)
+    )
+    return evolve(
+        description, width=width, height=height, depth=depth if dimensions(description) == 3 else description.depth
+    )

@@ -33,19 +33,21 @@ _FLAGS: Final = 0x73
 """All flags CU_TRSF_*."""
 
 
-def texture_object(of: ResourceDescription, how: Sampling, view: View | None, context: Context) -> TextureObject:
+def texture_object(
+    resource: ResourceDescription, how: Sampling, view: View | None, context: Context
+) -> TextureObject:
     """Return the content of a texture object; raise CudaError if CUDA does not allow it."""
     _check_sampling(how)
-    if of.flags:
-        raise invalid_value(f"the flags of the resource must be 0, not {of.flags:#x}")
-    if of.type in (LINEAR, PITCHED):
+    if resource.flags:
+        raise invalid_value(f"the flags of the resource must be 0, not {resource.flags:#x}")
+    if resource.type in (LINEAR, PITCHED):
         if view is not None:
             raise invalid_value("a resource view must be of an array or a mipmapped array, not of linear memory")
-        result = _linear_object(of, how, context)
-    elif of.type in (ARRAY, MIPMAPPED):
-        result = _arrays_object(of, how, view)
+        result = _linear_object(resource, how, context)
+    elif resource.type in (ARRAY, MIPMAPPED):
+        result = _arrays_object(resource, how, view)
     else:
-        raise invalid_value(f"the type of the resource must be 0 to 3, not {of.type}")
+        raise invalid_value(f"the type of the resource must be 0 to 3, not {resource.type}")
     if how.filter and not result.is_float:
         raise invalid_value("LINEAR filtering needs elements that are read as floats")
     return result
@@ -60,44 +62,46 @@ def _check_sampling(how: Sampling) -> None:
         raise invalid_value(f"the flags {how.flags:#x} have bits that no CU_TRSF flag has")
 
 
-def _linear_object(of: ResourceDescription, how: Sampling, context: Context) -> TextureObject:
+def _linear_object(resource: ResourceDescription, how: Sampling, context: Context) -> TextureObject:
     """Return the content of a texture object of LINEAR or PITCHED memory; raise CudaError."""
-    check_format(of.format, of.channels)
-    owner(of.place)
+    check_format(resource.format, resource.channels)
+    owner(resource.place)
     limits = context.device.properties.attributes
     alignment = limits.get("TEXTURE_ALIGNMENT", 1)
-    if of.place % alignment:
-        raise invalid_value(f"{of.place:#x} is not a multiple of TEXTURE_ALIGNMENT, {alignment}")
-    element = CHANNEL_BYTES[of.format] * of.channels
-    if of.type == LINEAR:
-        width = of.size_or_width // element
+    if resource.place % alignment:
+        raise invalid_value(f"{resource.place:#x} is not a multiple of TEXTURE_ALIGNMENT, {alignment}")
+    element = CHANNEL_BYTES[resource.format] * resource.channels
+    if resource.type == LINEAR:
+        width = resource.size_or_width // element
         maximum = limits.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", width)
         if not 0 < width <= maximum:
             raise invalid_value(f"linear memory of 1 to {maximum} elements, not {width}")
-        level = Level(of.place, width * element, width * element, width, 1, 1)
-        return TextureObject(TexturedKind.LINEAR, of.format, of.channels, how, (level,))
-    sizes = {"WIDTH": of.size_or_width, "HEIGHT": of.height, "PITCH": of.pitch}
+        level = Level(resource.place, width * element, width * element, width, 1, 1)
+        return TextureObject(TexturedKind.LINEAR, resource.format, resource.channels, how, (level,))
+    sizes = {"WIDTH": resource.size_or_width, "HEIGHT": resource.height, "PITCH": resource.pitch}
     for name, size in sizes.items():
         maximum = limits.get(f"MAXIMUM_TEXTURE2D_LINEAR_{name}", size)
         if not 0 < size <= maximum:
             raise invalid_value(f"the {name.lower()} must be 1 to {maximum}, not {size}")
     step = limits.get("TEXTURE_PITCH_ALIGNMENT", 1)
-    if of.pitch % step or of.pitch < of.size_or_width * element:
+    if resource.pitch % step or resource.pitch < resource.size_or_width * element:
         raise invalid_value(
             f"the pitch must be a multiple of TEXTURE_PITCH_ALIGNMENT, {step}, and hold a row of "
-            f"{of.size_or_width * element} bytes, not {of.pitch}"
+            f"{resource.size_or_width * element} bytes, not {resource.pitch}"
         )
-    level = Level(of.place, of.pitch, of.pitch * of.height, of.size_or_width, of.height, 1)
-    return TextureObject(TexturedKind.PITCHED, of.format, of.channels, how, (level,))
+    level = Level(
+        resource.place, resource.pitch, resource.pitch * resource.height, resource.size_or_width, resource.height, 1
+    )
+    return TextureObject(TexturedKind.PITCHED, resource.format, resource.channels, how, (level,))
 
 
-def _arrays_object(of: ResourceDescription, how: Sampling, view: View | None) -> TextureObject:
-    if of.type == MIPMAPPED:
-        levels = mipmapped_arrays.find(of.place).levels
+def _arrays_object(resource: ResourceDescription, how: Sampling, view: View | None) -> TextureObject:
+    if resource.type == MIPMAPPED:
+        levels = mipmapped_arrays.find(resource.place).levels
         if not how.flags & TextureFlag.NORMALIZED_COORDINATES:
             raise invalid_value("coordinates of a mipmapped array must be normalized: set NORMALIZED_COORDINATES")
     else:
-        levels = (arrays.find(of.place),)
+        levels = (arrays.find(resource.place),)
     if how.flags & _SEAMLESS and how.filter and levels[0].description.flags & CUBEMAP:
         raise not_supported(
             "filtering across the edges of a cubemap's faces (SEAMLESS_CUBEMAP) is not supported; without it each "
@@ -150,11 +154,11 @@ def _view_format(number: int, whole: TextureObject) -> tuple[int, int]:
     return format, count
 
 
-def surface_object(of: ResourceDescription) -> TextureObject:
+def surface_object(resource: ResourceDescription) -> TextureObject:
     """Return the content of a surface object; raise CudaError if CUDA does not allow it."""
-    if of.type != ARRAY or of.flags:
+    if resource.type != ARRAY or resource.flags:
         raise invalid_value("the resource of a surface must be an array (type 0), and its flags 0")
-    array = arrays.find(of.place)
+    array = arrays.find(resource.place)
     if not array.description.flags & SURFACE:
         raise invalid_value("the array of a surface must be created with CUDA_ARRAY3D_SURFACE_LDST")
     return _array_object(TexturedKind.SURFACE, (array,), Sampling())

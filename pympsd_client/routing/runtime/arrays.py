@@ -93,8 +93,12 @@ def free_mipmapped(handle: int) -> None:
 
 def info(handle: int) -> tuple[bytes, bytes, int]:
     """Return the cudaChannelFormatDesc of an array, its cudaExtent and its flags."""
-    of = array.arrays.find(handle).description
-    return channels_of(of.format, of.channels), _EXTENT.pack(of.width, of.height, of.depth), of.flags
+    description = array.arrays.find(handle).description
+    return (
+        channels_of(description.format, description.channels),
+        _EXTENT.pack(description.width, description.height, description.depth),
+        description.flags,
+    )
 
 
 def channels(handle: int) -> bytes:
@@ -150,11 +154,13 @@ def create_surface(place: int) -> int:
 
 def _write_resource(place: int, data: bytes) -> None:
     check_not_null("the cudaResourceDesc", place)
-    of = structs.resource(data)
-    written = _RESOURCE.pack(of.type, of.place)
-    if of.type in (structs.LINEAR, structs.PITCHED):
-        channels = channels_of(of.format, of.channels)
-        written = _LINEAR.pack(of.type, of.place, channels, of.size_or_width, of.height, of.pitch)
+    resource = structs.resource(data)
+    written = _RESOURCE.pack(resource.type, resource.place)
+    if resource.type in (structs.LINEAR, structs.PITCHED):
+        channels = channels_of(resource.format, resource.channels)
+        written = _LINEAR.pack(
+            resource.type, resource.place, channels, resource.size_or_width, resource.height, resource.pitch
+        )
     memmove(place, written.ljust(_LINEAR.size, b"\0"), _LINEAR.size)
 
 
@@ -177,14 +183,15 @@ def write_view(place: int, handle: int) -> None:
 
 def write_description(place: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object to an address."""
-    of, anisotropy = structs.parse_sampling(texture.texture_description(handle))
+    sampling, anisotropy = structs.parse_sampling(texture.texture_description(handle))
     check_not_null("the cudaTextureDesc", place)
     has = [
-        bool(of.flags & flag)
+        bool(sampling.flags & flag)
         for flag in (TextureFlag.READ_AS_INTEGER, TextureFlag.SRGB, TextureFlag.NORMALIZED_COORDINATES)
     ]
     data = _TEXTURE.pack(
-        *of.address_modes, of.filter, not has[0], has[1], *of.border, has[2], anisotropy, of.level_filter,
-        of.level_bias, of.least_level, of.greatest_level, bool(of.flags & _TRILINEAR), bool(of.flags & _SEAMLESS),
+        *sampling.address_modes, sampling.filter, not has[0], has[1], *sampling.border, has[2], anisotropy,
+        sampling.level_filter, sampling.level_bias, sampling.least_level, sampling.greatest_level,
+        bool(sampling.flags & _TRILINEAR), bool(sampling.flags & _SEAMLESS),
     )  # fmt: skip
     memmove(place, data, len(data))

@@ -52,10 +52,12 @@ def copy(destination: int, source: int, count: int, kind: int, stream: int | Non
         getattr(api, f"{name}Async")(destination, source, count, stream)
 
 
-def copy_peer(destination: int, to: int, source: int, of: int, count: int, stream: int = 0) -> None:
+def copy_peer(
+    destination: int, destination_device: int, source: int, source_device: int, count: int, stream: int = 0
+) -> None:
     """Copy between two devices in stream order; raise INVALID_DEVICE."""
-    process.device(to)
-    process.device(of)
+    process.device(destination_device)
+    process.device(source_device)
     if count:
         api.cuMemcpyPeerAsync(destination, 0, source, 0, count, stream)
 
@@ -141,7 +143,9 @@ def write_slices(place: int, data: bytes) -> None:
             pitch, rows = (getattr(description, name + field) for field in ("Pitch", "Height"))
             getattr(parameters, f"{name}Ptr")[:] = address, pitch, description.WidthInBytes, rows
         sides.append(kind != _HOST)
-    parameters.kind = next((kind for kind, of in _BY_KIND.items() if of == tuple(sides)), _DEFAULT)
+    parameters.kind = next(
+        (kind for kind, in_device_memory in _BY_KIND.items() if in_device_memory == tuple(sides)), _DEFAULT
+    )
 
 
 def copy_3d_peer(place: int, stream: int = 0) -> None:

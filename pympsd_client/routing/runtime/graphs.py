@@ -198,5 +198,5 @@ def create_condition(graph: int, value: int, flags: int) -> int:
 
 def create_condition_of(graph: int, context: int, value: int, flags: int) -> int:
     """Return a new conditional handle in an execution context (NULL: in the current context)."""
-    of = execution.context_of(context) if context else current()
-    return int(api.cuGraphConditionalHandleCreate(graph, of.handle, value, flags))
+    owner = execution.context_of(context) if context else current()
+    return int(api.cuGraphConditionalHandleCreate(graph, owner.handle, value, flags))

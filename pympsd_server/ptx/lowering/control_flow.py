@@ -95,6 +95,7 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
     """Split the operations into blocks, and return the blocks with the index of each label's block."""
     blocks, labels = [Block()], {}
     synchronized: Block | None = None
+    written: set[Argument] = set()  # the registers that the last block's operations set, if it has operations
     for operation in code.operations:
         block = blocks[-1]
         if operation.name == "label":
@@ -108,11 +109,7 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
             is_barrier = operation.name in ("bar", "barrier")
             # Lanes that have met at several bar.warp.sync are not together: they meet again at the next.
             is_again = is_barrier and block is synchronized
-            if (
-                is_again
-                or (started and block.meeting != meeting)
-                or any(meeting.mask in registers_written(o, Register(-1)) for o in block.operations)
-            ):
+            if is_again or (started and block.meeting != meeting) or (block.operations and meeting.mask in written):
                 block = Block()
                 blocks.append(block)
             block.meeting = meeting
@@ -126,7 +123,10 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
         if len(block.operations) >= MAX_OPERATIONS_PER_BLOCK:
             block = Block()
             blocks.append(block)
+        if not block.operations:
+            written.clear()
         block.operations.append(operation)
+        written.update(registers_written(operation, Register(-1)))
     return blocks, labels
 
 

@@ -9,6 +9,7 @@ from pympsd_server.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_n
 from pympsd_server.ptx.lowering.ir import Argument, Not, Operation, Register, Sink, items_of, space_of
 from pympsd_server.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.ptx.numpy_tier.writer import Writer
+from pympsd_server.ptx.runtime.atomics import name_step
 from pympsd_server.ptx.syntax.tree import Immediate
 
 _BULK_SHARED = ("shared::cta", "shared::cluster")
@@ -201,11 +202,10 @@ def _reduce_bulk(writer: Writer, operation: Operation) -> None:
     target, source = (writer.address_of(operand) for operand in operation.operands[:2])
     count = writer.input(2, U32)
     barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
-    name = f"{function}_{operation.type}" if operation.type in ("f16", "bf16") else function
-    name = "add_noftz" if operation.type == "f32" else name
+    step = name_step(function, operation.type, flushes=False)
     dtype = f"{dtype_name(DTYPES[operation.type])}_t"
     writer.run(
-        f"reduce_bulk(B, T, {to!r}, {name!r}, {dtype}, {target}, {source}, {count}, {barrier}, {writer.guard})"
+        f"reduce_bulk(B, T, {to!r}, {step!r}, {dtype}, {target}, {source}, {count}, {barrier}, {writer.guard})"
     )
 
 

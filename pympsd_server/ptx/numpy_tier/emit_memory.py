@@ -10,6 +10,7 @@ from pympsd_server.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
 from pympsd_server.ptx.lowering.ir import SPACES, Argument, Memory, Operation, Register, Sink, Symbol, space_of
 from pympsd_server.ptx.numpy_tier.instruction_table import BITS, FLOATS, INTEGERS, dtype_of, emits
 from pympsd_server.ptx.numpy_tier.writer import CONSTANTS, Writer
+from pympsd_server.ptx.runtime.atomics import name_step
 
 _HINT = "L2::cache_hint"
 _ORDER = "weak relaxed acquire release acq_rel volatile sc mmio cta cluster gpu sys"
@@ -159,16 +160,14 @@ def _atomic(writer: Writer, operation: Operation) -> None:
     base, offset = _split_address(writer, operation, sources[0], _space(operation))
     columns = [writer.items(value, count) for value in sources[1:]]
     targets = (Sink(),) * count if isinstance(target, Sink) else writer.items(target, count)
-    if operation.type in ("f16", "f16x2", "bf16", "bf16x2", "f32"):
-        function = f"{function}_{operation.type}"
-    results = []
+    step, results = name_step(function, operation.type), []
     for index in range(count):
         address = writer.displace(base, offset + index * dtype.itemsize)
         values = [writer.value(column[index], dtype) for column in columns]
         # The first operation checks the alignment of the whole vector.
         align = dtype.itemsize if index else count * dtype.itemsize
         used = not isinstance(targets[index], Sink)
-        results.append(writer.atomic(_space(operation), function, address, dtype, align, values, used))
+        results.append(writer.atomic(_space(operation), step, address, dtype, align, values, used))
     for item, result in zip(targets, results, strict=True):
         if not isinstance(item, Sink):
             writer.assign(item, result, dtype)

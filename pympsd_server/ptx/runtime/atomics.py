@@ -35,6 +35,19 @@ _NATIVE = {(name, np.dtype(kind)): f"atomic_{name}_{kind}" for kind, names in _O
 _PAIR = BITS_OF_TYPES["b128"]
 
 
+def name_step(function: str, type_name: str, flushes: bool | None = None) -> str:
+    """Return the name of an atomic step, for `atomic`: the function, with the type if its arithmetic is of floats.
+
+    `flushes` is for f32: whether the step flushes subnormal numbers; None: only in global memory.
+
+    >>> name_step("add", "u32"), name_step("min", "bf16x2"), name_step("add", "f32"), name_step("add", "f32", False)
+    ('add', 'min_bf16x2', 'add_f32', 'add_noftz')
+    """
+    if type_name == "f32" and flushes is not None:
+        return f"{function}_{'ftz' if flushes else 'noftz'}"
+    return f"{function}_{type_name}" if type_name in ("f16", "f16x2", "bf16", "bf16x2", "f32") else function
+
+
 def atomic(
     state: BatchState,
     threads: Threads,
@@ -49,8 +62,8 @@ def atomic(
 ) -> Value:
     """Run one atom or red, in thread order. Returns the old values, with 0 where `guard` is false.
 
-    `function` has the type's name behind it if its steps are of floats. ``add_f32`` flushes subnormal numbers in
-    global memory, as the PTX ISA says and an H200 does, but not in shared memory. `operands` is (value,), or
+    `function` is a name from `name_step`. ``add_f32`` flushes subnormal numbers in global memory, as the PTX ISA says
+    and an H200 does, but not in shared memory. `operands` is (value,), or
     (compare, value) for cas. If the old values are not `used`, the result is undefined. Raises DeviceFault for an
     invalid address.
     """

@@ -8,7 +8,7 @@ import numpy as np
 from pympsd.wire.tensor_map import DataType, TensorMap
 from pympsd_server.ptx.isa.datatypes import F16, F32, F64, S32, S64, U8, U16, U32, U64, Array, DType, Value
 from pympsd_server.ptx.isa.faults import IllegalInstruction
-from pympsd_server.ptx.runtime.atomics import atomic
+from pympsd_server.ptx.runtime.atomics import atomic, name_step
 from pympsd_server.ptx.runtime.batch_state import BatchState
 from pympsd_server.ptx.runtime.bulk_copies import (
     check_multiple,
@@ -148,6 +148,11 @@ _FLUSHED: Final = (DataType.FLOAT32_FTZ, DataType.TFLOAT32_FTZ)
 _SINGLES: Final = (DataType.FLOAT32, DataType.TFLOAT32, *_FLUSHED)
 """Types that are added as float32. An H100 was recorded to add TFLOAT32 without rounding it, and to flush subnormal
 numbers only of FLOAT32_FTZ. TFLOAT32_FTZ was not recorded, and is added like FLOAT32_FTZ."""
+_TYPE_NAMES: Final[dict[int, str]] = {
+    DataType.FLOAT16: "f16",
+    DataType.BFLOAT16: "bf16",
+    **dict.fromkeys(_SINGLES, "f32"),
+}
 REDUCTIONS: Final[dict[str, Sequence[int]]] = {
     "add": (*_WHOLE, *_HALVES, *_SINGLES, DataType.FLOAT64),
     **dict.fromkeys(("min", "max"), (*_WHOLE, DataType.INT64, *_HALVES)),
@@ -162,10 +167,4 @@ def _reduction(tensor_map: TensorMap, function: str) -> str:
     """Return the atomic operation for a function and a map's data type. Raises IllegalInstruction if it has none."""
     if tensor_map.data_type not in REDUCTIONS[function]:
         raise IllegalInstruction(f"no reduction .{function} of {DataType(tensor_map.data_type).name}")
-    if tensor_map.data_type == DataType.BFLOAT16:
-        return f"{function}_bf16"
-    if tensor_map.data_type == DataType.FLOAT16:
-        return f"{function}_f16"
-    if tensor_map.data_type in _SINGLES:
-        return f"{function}_{'ftz' if tensor_map.data_type in _FLUSHED else 'noftz'}"
-    return function
+    return name_step(function, _TYPE_NAMES.get(tensor_map.data_type, ""), tensor_map.data_type in _FLUSHED)

@@ -56,7 +56,7 @@ def is_stopped(context: Context) -> bool:
 
 
 @pytest.mark.long(but=["emulated-H200", "emulated-P100"])
-def test_terminating_stops_the_kernel_or_says_that_it_runs(any_device: Device) -> None:
+def test_terminating_stops_the_kernel_or_reports_that_it_runs(any_device: Device) -> None:
     running = RunningKernel(any_device)
     if any_device.capabilities.stops_kernels:
         running.user.context.terminate(ENDED)

@@ -56,7 +56,7 @@ def test_blocks_that_need_much_memory_meet_too(user: PortUser) -> None:
         assert sum(batch.blocks for batch in user.device.batch_traces if batch.kernel == "wide") == 16
 
 
-def test_two_at_once_do_not_meet_each_other(user: PortUser) -> None:
+def test_two_cooperative_launches_do_not_meet_each_other(user: PortUser) -> None:
     words, streams = user.words(2), [user.context.create_stream(True, 0) for _ in range(2)]
     for number, stream in enumerate(streams):
         shape = {"grid": (60 + number, 1, 1), "block": (64, 1, 1), "cooperative": True}
@@ -93,6 +93,6 @@ def test_a_waiting_cooperative_launch_does_not_block_what_it_waits_for(device: D
     assert notified.wait() == Result.SUCCESS
 
 
-def test_without_a_cooperative_launch_there_is_no_workspace(user: PortUser) -> None:
+def test_a_normal_launch_has_no_workspace(user: PortUser) -> None:
     user.launch("meet", user.words(), 1)
     assert user.synchronize() == Result.ERROR_ILLEGAL_ADDRESS

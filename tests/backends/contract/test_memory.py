@@ -76,7 +76,7 @@ def test_a_fill_takes_the_low_bytes_of_its_value(user: PortUser) -> None:
     assert user.read(address, 3) == b"\7\7\0"
 
 
-def test_large_fills(user: PortUser) -> None:
+def test_a_large_fill_writes_every_element(user: PortUser) -> None:
     address = user.context.allocate(20 << 20)
     user.default.fill(fill(address, 0x01020304, 4, 5 << 20))
     assert user.read(address, 20 << 20) == bytes((4, 3, 2, 1)) * (5 << 20)
@@ -104,7 +104,7 @@ def test_addresses_outside_the_allocations_are_refused(user: PortUser) -> None:
     assert user.synchronize() == Result.SUCCESS
 
 
-def test_empty_copies_and_fills_are_no_error(user: PortUser) -> None:
+def test_empty_copies_and_fills_succeed(user: PortUser) -> None:
     notified = Notified()
     user.default.copy(copy_to_device(0, memoryview(b"")), notified)
     user.default.fill(fill(0, 0, 4, 0))
@@ -142,7 +142,7 @@ def test_impossible_allocations_are_refused(user: PortUser) -> None:
             user.context.allocate(count)
 
 
-def test_fragmented_memory_can_be_allocated_at_once(user: PortUser) -> None:
+def test_fragmented_memory_can_be_allocated_in_one_piece(user: PortUser) -> None:
     part = user.context.memory_info()[0] // 64 // 512 * 512
     addresses = [user.context.allocate(part) for _ in range(64)]
     for address in addresses[::2]:
@@ -242,7 +242,7 @@ def test_clients_of_a_group_have_its_memory_together(device: Device) -> None:
     second.context.allocate(free - free // 4)
 
 
-def test_a_client_within_its_soft_limit_says_what_it_lacks(device: Device) -> None:
+def test_a_client_within_its_soft_limit_reports_what_it_lacks(device: Device) -> None:
     guaranteed = MemoryGroup("cgroup /x", DEVICE_BYTES * 2, soft=DEVICE_BYTES // 2)
     owner, guest = PortUser.on(device, 1, groups=(guaranteed,)), PortUser.on(device, 2)
     taken = guest.context.allocate(guest.context.memory_info()[0] - (8 << 20))

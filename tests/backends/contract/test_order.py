@@ -34,7 +34,7 @@ def test_work_in_a_stream_is_done_in_order(user: PortUser) -> None:
     assert stream.idle
 
 
-def test_an_idle_stream_notifies_at_once(user: PortUser) -> None:
+def test_an_idle_stream_notifies_immediately(user: PortUser) -> None:
     assert notification_of(user.default).called
     assert notification_of(user.context.create_stream(False, 0)).called
 

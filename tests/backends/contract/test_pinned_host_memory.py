@@ -100,7 +100,7 @@ def test_memory_used_by_a_destroyed_context_is_released(device: Device) -> None:
 
 
 @pytest.mark.needs("maps_host_memory")
-def test_kernels_access_it_by_its_address(user: PortUser, host: PinnedMemory) -> None:
+def test_kernels_access_host_memory_by_its_address(user: PortUser, host: PinnedMemory) -> None:
     for offset in (0, 4096, (16 << 20) - 4, 16 << 20, SIZE - 4):
         user.launch("store", host.address + offset, 0x1234ABCD)
         assert user.synchronize() == Result.SUCCESS
@@ -108,7 +108,7 @@ def test_kernels_access_it_by_its_address(user: PortUser, host: PinnedMemory) ->
 
 
 @pytest.mark.needs("maps_host_memory", "isolates_address_spaces")
-def test_no_kernel_of_another_client_reaches_it(device: Device, user: PortUser, host: PinnedMemory) -> None:
+def test_no_kernel_of_another_client_accesses_host_memory(device: Device, user: PortUser, host: PinnedMemory) -> None:
     port_user = PortUser.on(device, client=2)
     port_user.launch("store", host.address, 1)
     assert port_user.synchronize() == Result.ERROR_ILLEGAL_ADDRESS
@@ -118,7 +118,7 @@ def test_no_kernel_of_another_client_reaches_it(device: Device, user: PortUser, 
 
 
 @pytest.mark.needs("maps_host_memory")
-def test_it_is_there_for_later_contexts_of_its_client(device: Device) -> None:
+def test_host_memory_is_accessible_to_later_contexts_of_its_client(device: Device) -> None:
     host = PinnedMemory(device, 4096, client=5)
     for value in (1, 2):
         user = PortUser.on(device, client=5)

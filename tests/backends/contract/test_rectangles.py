@@ -191,7 +191,7 @@ def test_any_fill_is_that_of_a_model(user: PortUser, element_bytes: int, data: s
     user.free(address)
 
 
-def test_large_rectangles(user: PortUser) -> None:
+def test_large_rectangles_are_copied_whole(user: PortUser) -> None:
     """Rows and slices of more than one piece, however a backend cuts them."""
     first, second = user.context.allocate(48 << 20), user.context.allocate(24 << 20)
     data = os.urandom(24 << 20)

@@ -155,7 +155,7 @@ def test_an_idle_watcher_looks_at_all_work_regularly() -> None:
     watcher.close()
 
 
-def test_it_continues_after_an_error_in_that(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_completion_thread_continues_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     looks, again = iter(range(100)), Flag()
 
     def look() -> None:

@@ -143,7 +143,7 @@ def test_a_module_beyond_the_clients_limit_is_not_loaded(
     assert driver.calls["cuModuleLoadData"] <= loaded
 
 
-def test_a_client_of_one_context_frees_at_once(driver: FakeDriver, make_context: Make) -> None:
+def test_a_client_of_one_context_frees_immediately(driver: FakeDriver, make_context: Make) -> None:
     context, freed = make_context(1), Recorder()
     address = context.allocate(4 * MIB)
     driver.calls.clear()

@@ -31,5 +31,5 @@ def test_states_are_those_of_the_objects(
     assert state.closed
 
 
-def test_a_device_whose_streams_cannot_write_marks_is_no_native_device(device: CudaDevice) -> None:
+def test_a_device_whose_streams_cannot_write_marks_is_not_a_native_device(device: CudaDevice) -> None:
     assert not isinstance(device, NativeDevice)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pympsd_server.backends.cuda.objects.green_contexts import SmGroups, part_of
 
 
-def test_limits_are_rounded_up_to_groups_and_all_of_them_is_no_limit() -> None:
+def test_limits_are_rounded_up_to_groups_and_all_groups_are_unlimited() -> None:
     groups = SmGroups(66, 2)
     assert [groups.count_groups(count) for count in (0, 1, 2, 3, 66, 130, 131, 132, 500)] == [
         0,

@@ -125,7 +125,7 @@ def test_a_destroyed_context_frees_its_multiprocessors(open_model: Open) -> None
     assert not set(device.context_traces[0].multiprocessors) & set(device.context_traces[1].multiprocessors)
 
 
-def test_before_volta_contexts_are_small_and_have_no_limits(open_model: Open) -> None:
+def test_contexts_before_volta_are_small_and_have_no_limits(open_model: Open) -> None:
     device = open_model("P100")
     total = describe("P100")[0].memory_bytes
     contexts = [context(device, client=number, multiprocessors=1, memory_bytes=MIB) for number in (1, 2)]

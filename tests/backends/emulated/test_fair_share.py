@@ -168,7 +168,7 @@ def take(ready: FairQueue, nanoseconds: int = MILLISECOND) -> FakeWork:
     return work
 
 
-def test_both_ready_at_once_the_normal_default_stream_goes_before_a_high_stream_below_normal() -> None:
+def test_a_normal_default_stream_goes_before_a_high_stream_of_a_client_below_normal() -> None:
     for swap in (False, True):
         ready = FairQueue()
         both = [stream("below", context(1), GREATEST_PRIORITY), stream("normal", context(0))]

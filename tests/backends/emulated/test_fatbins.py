@@ -52,7 +52,7 @@ def test_the_ptx_of_the_newest_architecture_that_the_device_can_run(
     assert len(text) > 10_000
 
 
-def test_its_kernels_are_loaded() -> None:
+def test_the_kernels_of_a_fatbin_are_loaded() -> None:
     assert list(load(_image("several.fatbin"), (9, 0)).kernels) == ["twice"]
     assert list(load(_image("mix-size.fatbin"), (9, 0)).kernels) == ["mix"]
 
@@ -76,7 +76,7 @@ def test_its_kernels_are_loaded() -> None:
         (_fatbin(_entry(b"x", 60, flags=LZ4, whole=5, packed=2)), Result.ERROR_INVALID_IMAGE, "cut off"),
     ],
 )
-def test_what_is_refused(image: bytes, code: Result, words: str) -> None:
+def test_a_bad_fatbin_is_refused(image: bytes, code: Result, words: str) -> None:
     with pytest.raises(FatbinError, match=words) as error:
         ptx_of(image, (7, 0))
     assert error.value.code is code
@@ -117,7 +117,7 @@ def _compress_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, byt
 
 
 @given(st.lists(st.tuples(st.binary(max_size=14), st.integers(1, 60), st.integers(0, 14)), max_size=20))
-def test_lz4_blocks(pieces: list[tuple[bytes, int, int]]) -> None:
+def test_an_lz4_block_is_decompressed_if_its_size_is_right(pieces: list[tuple[bytes, int, int]]) -> None:
     block, expected = _compress_with_lz4(pieces)
     assert _text(block, LZ4, len(expected)) == expected
     for size in (len(expected) - 1, len(expected) + 1):
@@ -170,7 +170,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("library", "flags", "package"), [("lz4", LZ4, "lz4"), ("zstd", ZSTANDARD, "backports.zstd")]
 )
-def test_without_its_library_a_compressed_image_names_what_to_install(
+def test_the_refusal_of_a_compressed_image_names_the_missing_library(
     monkeypatch: pytest.MonkeyPatch, library: str, flags: int, package: str
 ) -> None:
     monkeypatch.setattr(fatbin, library, None)

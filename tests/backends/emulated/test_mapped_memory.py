@@ -67,7 +67,7 @@ def test_only_what_can_be_exported_has_a_descriptor(contexts: list[EmulatedConte
     assert descriptors() == before - 1, "the window's own"
 
 
-def test_without_descriptors_the_reason_is_said(contexts: list[EmulatedContext]) -> None:
+def test_the_error_without_descriptors_names_the_reason(contexts: list[EmulatedContext]) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:

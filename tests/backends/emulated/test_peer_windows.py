@@ -100,7 +100,7 @@ def test_kernels_reach_exactly_what_is_allocated_and_mapped(steps: list[tuple[st
         closable.close()
 
 
-def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
+def test_lanes_of_one_warp_access_all_spaces_together(spaces: list[AddressSpace]) -> None:
     addresses = [space.allocate(64) for space in spaces]
     for number, (entry, address) in enumerate(zip(spaces, addresses, strict=True)):
         entry.write(address, np.full(16, number, np.uint32).data)
@@ -223,7 +223,7 @@ def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSp
 
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("named", [True, False])
-def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces: list[AddressSpace]) -> None:
+def test_files_that_are_not_windows_are_refused(named: bool, sealed: bool, spaces: list[AddressSpace]) -> None:
     secret = spaces[1].publish(spaces[1].base).secret
     name = f"pympsd-memory-{secret:032x}" if named else "another"
     file = os.memfd_create(name, os.MFD_ALLOW_SEALING)

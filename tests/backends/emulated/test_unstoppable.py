@@ -52,7 +52,7 @@ def blocks_of(device: EmulatedDevice) -> int:
     return sum(batch.blocks for batch in device.batch_traces)
 
 
-def test_its_capabilities_say_so(device: EmulatedDevice) -> None:
+def test_the_capabilities_report_unstoppable_kernels(device: EmulatedDevice) -> None:
     assert not device.capabilities.stops_kernels
 
 
@@ -141,7 +141,7 @@ def test_a_fault_ends_a_kernel_that_still_runs(device: EmulatedDevice, monkeypat
     assert not ends.fault.called, "the context is destroyed already"
 
 
-def test_its_multiprocessors_are_used_until_its_end(device: EmulatedDevice) -> None:
+def test_multiprocessors_of_a_begun_kernel_are_used_until_its_end(device: EmulatedDevice) -> None:
     ends, stays = (PortUser.on(device, client=1, multiprocessors=100) for _ in range(2))
     gate = stays.words()
     multiprocessors = device.context_traces[0].multiprocessors
@@ -154,7 +154,7 @@ def test_its_multiprocessors_are_used_until_its_end(device: EmulatedDevice) -> N
     assert len(device.context_traces) == 1
 
 
-def test_completions_are_called_at_once_and_a_neighbour_continues(device: EmulatedDevice) -> None:
+def test_completions_are_called_immediately_and_a_neighbour_continues(device: EmulatedDevice) -> None:
     ends, other = PortUser.on(device, client=1), PortUser.on(device, client=2)
     ends.launch("endless")
     wait_for_begun(device, 1)

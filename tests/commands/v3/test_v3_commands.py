@@ -122,7 +122,7 @@ def test_devices_have_how_many_more_clients_fit(daemon: Daemon) -> None:
     assert free("a", "hi") == [("a", None), ("a", None)], "a tenant does not see the clients of others"
 
 
-def test_lists(daemon: Daemon) -> None:
+def test_lists_print_servers_namespaces_and_clients(daemon: Daemon) -> None:
     zero, one = (device.uuid for device in DEVICES)
     assert _get_printed(daemon, "server list --format=csv,noheader").splitlines() == [
         f'a,7,847,Ready,/p/a,"{one},{zero}",3 4',
@@ -182,7 +182,7 @@ def test_json_has_the_rows_of_csv(daemon: Daemon, command: str) -> None:
     assert all(len(row) >= len(heading) for row in rows)
 
 
-def test_fields(daemon: Daemon) -> None:
+def test_get_prints_single_fields(daemon: Daemon) -> None:
     assert _get_printed(daemon, "server get a pid") == "847\n"
     assert _get_printed(daemon, "server get b pid") == "-\n"
     assert _get_printed(daemon, "server get a pipe_directory") == "/p/a\n"
@@ -496,7 +496,7 @@ def test_a_limit_without_words_of_its_own_is_logged_by_its_name(
     assert logged.fields["limits"] == "50.00 %, memory 0=4G, 1=4G, priority 0, max-contexts 4G"
 
 
-def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daemon) -> None:
+def test_a_namespace_bound_to_a_partition_that_is_not_there_is_reported(daemon: Daemon) -> None:
     def diagnostic_for(namespace: str) -> str:
         return (
             f"Server 'b' has no SM partition 'nope' yet; until it is created, clients of namespace '{namespace}' get "
@@ -574,7 +574,7 @@ def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon
     assert _get_printed(daemon, "server get b status") == "Starting\n"
 
 
-def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:
+def test_a_new_namespace_reports_what_it_does_not_inherit(daemon: Daemon) -> None:
     _ask(daemon, "server set a --active-thread-percentage=10")
     assert _answers(_handle(daemon, OperatorLine(1, 7, parse(b"namespace create batch --server=a", 3)))) == []
     (answer,) = _open(daemon, "a", "batch")
@@ -679,7 +679,7 @@ def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> 
     assert not _ask(daemon, "config status").refused
 
 
-def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> None:
+def test_what_cannot_be_applied_is_reported_and_the_rest_is_done(daemon: Daemon) -> None:
     text = 'schema_version = "1.0"\n[servers.a]\nuid = 9\nclient_priority = 1\n[shares]\nservers = 4\n'
     answer = _ask(daemon, "config apply F", file=text)
     assert answer.refused
@@ -728,7 +728,7 @@ def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
     assert _ask(daemon, "config apply F", file=shown).printed == "no change\n"
 
 
-def test_a_check_says_what_the_real_run_refuses(daemon: Daemon) -> None:
+def test_a_check_reports_what_the_real_run_refuses(daemon: Daemon) -> None:
     zero, one = (device.uuid for device in DEVICES)
     _ask(daemon, f"sm-partition create p --server=b --device={one} --chunks=12")
     text = f"""schema_version = "1.0"
@@ -804,7 +804,7 @@ def test_through_a_namespaces_socket_others_see_what_is_of_it(daemon: Daemon) ->
     assert set(daemon.named_servers) == {"a", "b"}
 
 
-def test_help(daemon: Daemon) -> None:
+def test_help_lists_modules_and_commands(daemon: Daemon) -> None:
     assert "sm-partition    create, delete, list" in _get_printed(daemon, "help")
     assert _get_printed(daemon, "server help").count("server ") > 5
     assert _get_printed(daemon, "server create --help") == _get_printed(daemon, "server create help")
@@ -930,7 +930,7 @@ def test_the_drivers_own_server_has_no_chunks_to_list(daemon: Daemon) -> None:
     assert _get_printed(daemon, line) == ""
 
 
-def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> None:
+def test_what_the_drivers_own_server_does_not_report_is_null(daemon: Daemon) -> None:
     keys = {"memory_free", "chunk_size", "remainder_sms", "free_chunks"}
     own = json.loads(_get_printed(daemon, "device list --format=json"))
     assert all(isinstance(device[key], int) for device in own for key in keys)

@@ -121,7 +121,7 @@ def test_another_configuration_than_expected_is_refused(daemon: Daemon, expected
 
 
 @pytest.mark.parametrize("expected", ["", "abc", HASH[:11], "xyz", "-1", f"{HASH}0", "1 2", "٣"])
-def test_what_can_be_expected_is_said(daemon: Daemon, expected: str) -> None:
+def test_what_can_be_expected_is_reported(daemon: Daemon, expected: str) -> None:
     status = _ask(daemon, f"config status --expect={expected}")
     assert status.refused
     assert status.printed == ""

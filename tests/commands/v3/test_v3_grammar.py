@@ -88,13 +88,13 @@ def test_a_positional_argument_may_be_given_as_an_option() -> None:
         (SET, "hi server=a locality-domains=yes", "--locality-domains must be true or false, not 'yes'."),
     ],
 )
-def test_what_is_refused(syntax: Syntax, words: str, sentence: str) -> None:
+def test_wrong_words_are_refused(syntax: Syntax, words: str, sentence: str) -> None:
     with pytest.raises(CommandRefused) as refused:
         read_words(syntax, words.split())
     assert str(refused.value) == sentence
 
 
-def test_the_usage() -> None:
+def test_the_usage_shows_all_options() -> None:
     assert CREATE.usage == "server create [<name>] [--uid=<n>] [--allowed-devices=<devices>]"
     assert DELETE.usage == "server delete <name> [--force]"
     assert SET.usage.startswith("namespace set <name> --server=<s> [--active-thread-percentage=<p>] ")

@@ -20,14 +20,14 @@ ROWS = (
 )
 
 
-def test_a_table() -> None:
+def test_a_table_aligns_its_columns() -> None:
     assert render(COLUMNS, ROWS, Format()) == (
         "PID      MAWS NS  DEVICES\n3165259  30.00    GPU-a,GPU-b\n7        -        -"
     )
     assert render(COLUMNS, ROWS, Format(header=False)) == "3165259  30.00  GPU-a,GPU-b\n7        -      -"
 
 
-def test_csv() -> None:
+def test_csv_quotes_what_contains_commas() -> None:
     assert render(COLUMNS, ROWS, Format("csv")) == 'pid,maws-ns,devices\n3165259,30.00,"GPU-a,GPU-b"\n7,-,-'
     assert render(COLUMNS, (), Format("csv")) == "pid,maws-ns,devices"
     assert render(COLUMNS, (), Format("csv", header=False)) == ""
@@ -46,7 +46,7 @@ def test_another_format_is_refused(text: str) -> None:
         Format.parse(text)
 
 
-def test_formats() -> None:
+def test_formats_are_parsed() -> None:
     assert Format.parse("csv,noheader") == Format("csv", header=False)
     assert Format.parse("json") == Format("json")
 

@@ -43,7 +43,7 @@ class ScratchPool:
 
     _memory: DeviceMemory
     _lock: Lock = field(factory=Lock, init=False)
-    _of: dict[Hashable, Scratch] = field(factory=dict, init=False)
+    _largest: dict[Hashable, Scratch] = field(factory=dict, init=False)
     """The largest piece of scratch memory of each stream; streams without scratch memory are missing."""
 
     def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
@@ -51,13 +51,13 @@ class ScratchPool:
         # A power of two: copies that grow little by little then need few pieces.
         size = min(1 << (count - 1).bit_length(), SCRATCH_BYTES)
         with self._lock:
-            scratch = self._of.get(stream)
+            scratch = self._largest.get(stream)
             if scratch is not None and scratch.size >= size:
                 scratch.users += 1
                 return scratch
         scratch = Scratch(stream, account, self._allocate(account, size), size)
         with self._lock:
-            self._of[stream] = scratch
+            self._largest[stream] = scratch
         return scratch
 
     def give(self, scratch: Scratch) -> None:
@@ -66,8 +66,8 @@ class ScratchPool:
             scratch.users -= 1
             if scratch.users:
                 return
-            if self._of.get(scratch.stream) is scratch:
-                del self._of[scratch.stream]
+            if self._largest.get(scratch.stream) is scratch:
+                del self._largest[scratch.stream]
         self._memory.free(scratch.address)
         scratch.account.give(round_up_to_granules(scratch.size))
 

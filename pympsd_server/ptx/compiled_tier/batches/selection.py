@@ -108,7 +108,7 @@ def begin_batch(
     if tier != "numpy":
         kernel = module.program.kernels[kernel_name]
         code = _code_of(module, kernel, setup, waits=tier == "compiled")
-        _tell_program(module, code)
+        _report_slow_kernels(module, code)
         if isinstance(code, MachineCode):
             return CompiledBatch.begin(module, kernel_name, setup, first_block, sm_of_block, code)
         may_be_taken_over = tier == "auto" and code in (_NOT_COMPILED, _COMPILING)
@@ -129,7 +129,7 @@ def switch_tier(
     if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto":
         return batch
     code = _code_of(module, batch.kernel, setup, waits=False)
-    _tell_program(module, code)
+    _report_slow_kernels(module, code)
     if not isinstance(code, MachineCode):
         if code == _COMPILING and time.monotonic() < batch.kernel.translation.decided_at + _MAX_TOGETHER:
             batch.steps_together = _STEPS_TOGETHER
@@ -222,7 +222,7 @@ def _explain_missing(error: Exception) -> str:
     return text
 
 
-def _tell_program(module: LoadedModule, state: MachineCode | str) -> None:
+def _report_slow_kernels(module: LoadedModule, state: MachineCode | str) -> None:
     """Report once on the standard error of a context's program that its kernels are slow, if they are."""
     if isinstance(state, str) and state.startswith(_SLOW) and module.facilities not in _notified:
         _notified.add(module.facilities)

@@ -139,9 +139,11 @@ class Lanes(Text):
             value, varying, own = self.special(argument.name)
             if varying and self.first:
                 value, varying = self.value(f"extractelement {self.vector.of(f'i{own}')} {value}, i64 0"), False
-            of = self.vector if varying else SCALAR
+            own_shape = self.vector if varying else SCALAR
             if bits != own:
-                value = self.cast("zext" if bits > own else "trunc", value, of.of(f"i{own}"), of.of(f"i{bits}"))
+                value = self.cast(
+                    "zext" if bits > own else "trunc", value, own_shape.of(f"i{own}"), own_shape.of(f"i{bits}")
+                )
             return value if varying else self.splat(value, f"i{bits}", shape)
         if isinstance(argument, Symbol):
             return self.splat(self.symbol(argument, bits), f"i{bits}", shape)
@@ -152,11 +154,11 @@ class Lanes(Text):
         if 1 in (own, bits):
             raise self.refuse("predicate")
         varying = self.is_varying(number)
-        of, value = self.vector if varying else SCALAR, self.read(number)
+        own_shape, value = self.vector if varying else SCALAR, self.read(number)
         if own != bits:
             extend = "sext" if is_signed(self.code.register_types[number]) else "zext"
             name = "trunc" if own > bits else extend
-            value = self.cast(name, value, of.of(f"i{own}"), of.of(f"i{bits}"))
+            value = self.cast(name, value, own_shape.of(f"i{own}"), own_shape.of(f"i{bits}"))
         if varying and not shape.lanes:
             raise self.refuse("a vector where a scalar is needed")
         return value if varying else self.splat(value, f"i{bits}", shape)
@@ -262,15 +264,15 @@ class Lanes(Text):
         if own == 1 or own < bits:
             raise self.refuse("width of the result")
         varying = self.is_varying(target.number)
-        of = self.vector if varying else SCALAR
+        own_shape = self.vector if varying else SCALAR
         if varying and not shape.lanes:
             value = self.splat(value, f"i{bits}", self.vector)
         if own > bits:
             extend = "sext" if is_signed(type_name) else "zext"
-            value = self.cast(extend, value, of.of(f"i{bits}"), of.of(f"i{own}"))
-        kind, condition = self.storage(target.number), self._condition(target.number, of)
+            value = self.cast(extend, value, own_shape.of(f"i{bits}"), own_shape.of(f"i{own}"))
+        kind, condition = self.storage(target.number), self._condition(target.number, own_shape)
         if condition:
-            value = self.choose(of, condition, kind, value, self.read(target.number))
+            value = self.choose(own_shape, condition, kind, value, self.read(target.number))
         self.store(kind, value, self.home(target.number), self._alignment(target.number))
 
     def assign_expression(self, target: Argument, value: Expression) -> None:

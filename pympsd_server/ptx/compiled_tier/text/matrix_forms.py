@@ -15,7 +15,7 @@ A block of A has 8 rows of 4 * `packed` elements, one register of each lane; a b
         for each k:  sum[row] = fma(A[row, k], B[k, 0 to 7], sum[row])
 
 Products of all types except f64 are exact in doubles. So sums are rounded once, at the end, as in the NumPy tier,
-which adds in the same order. Products of bits count ones in words instead.
+which adds in the same order. Fragments and products of bits (b1) escape.
 
 In loads and stores of fragments each lane has an address, nearly always the same one. C functions copy the fragment
 in pieces (kernel_memory.c), which a table describes in the order of the registers.
@@ -53,7 +53,7 @@ _AREA: Final = FRAGMENT_BYTES // 4
 _REGISTER_TYPES: Final = {"f64": "f64", "f32": "f32", "s32": "s32"}
 _ROW: Final = Lanes(8)
 _CHUNK: Final = 16
-_WORD_BITS: Final = 32
+_DOUBLE_BYTES: Final = 8
 _TRANSPOSED: Final = "<64 x i32> <" + ", ".join(f"i32 {8 * (k % 8) + k // 8}" for k in range(64)) + ">"
 _WORDS: Final = f"<{WARP} x i32>"
 _HALVES: Final = f"<{2 * WARP} x i16>"
@@ -78,12 +78,13 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     d, a, _, c = types if len(types) == 4 else (types[0], "f16", "f16", types[1])
     b = types[2] if len(types) == 4 else "f16"
     text.refuse_if(text.width != WARP, "width")
+    text.refuse_if(a == "b1")
     size, kinds = _size(operation), (a, b, c, d)
     areas = [
         _put(text, operand, index * _AREA, fragment_of(matrix, size, kind), _register_type(matrix, kind))
         for index, (matrix, operand, kind) in enumerate(zip("abc", operation.operands[1:], kinds[:3], strict=True))
     ]
-    name, function, declared = _product(size, kinds, operation.has("satfinite"), operation.has("xor"))
+    name, function, declared = _product(size, kinds, operation.has("satfinite"))
     text.declared |= declared
     if function not in text.tables:
         text.tables.append(function)
@@ -138,13 +139,11 @@ def _take(text: MemoryText, operand: Argument, pointer: str, fragment: Fragment,
 
 
 @lru_cache(maxsize=64)
-def _product(
-    size: Shape, kinds: tuple[str, str, str, str], saturates: bool, differs: bool
-) -> tuple[str, str, frozenset[str]]:
+def _product(size: Shape, kinds: tuple[str, str, str, str], saturates: bool) -> tuple[str, str, frozenset[str]]:
     """Return the name and text of a product's function, and the declarations that it needs."""
     m, n, k = size
-    name = f"product_{m}_{n}_{k}_{'_'.join(kinds)}" + "_saturated" * saturates + "_differing" * differs
-    writer = _ProductText(size, kinds, saturates, differs)
+    name = f"product_{m}_{n}_{k}_{'_'.join(kinds)}" + "_saturated" * saturates
+    writer = _ProductText(size, kinds, saturates)
     writer.write()
     head = f"define internal void @{name}(ptr %a, ptr %b, ptr %c, ptr %d) #1 {{"
     return name, "\n".join([head, "entry:", *writer.text.lines, "}"]), frozenset(writer.text.declared)
@@ -158,30 +157,19 @@ class _ProductText:
     kinds: tuple[str, str, str, str]
     """The types of A, B, C and D."""
     saturates: bool
-    differs: bool
     text: Text = field(factory=Text, init=False)
 
     @property
     def _width(self) -> int:
-        """The number of elements along k that a register has, in four lanes together; for b1, of words."""
-        bits = 32 if self.kinds[0] == "b1" else 8 * STORED[self.kinds[0]].itemsize
-        return 4 * max(1, 32 // bits)
-
-    @property
-    def _element(self) -> str:
-        return "i32" if self.kinds[0] == "b1" else "double"
-
-    @property
-    def _element_bytes(self) -> int:
-        return 4 if self.kinds[0] == "b1" else 8
+        """The number of elements along k that a register has, in four lanes together."""
+        return 4 * max(1, 4 // STORED[self.kinds[0]].itemsize)
 
     def write(self) -> None:
         """Write the function's body."""
         text, (m, n, k) = self.text, self.size
-        k = k // _WORD_BITS if self.kinds[0] == "b1" else k
         for name, count in (("left", m * k), ("right", k * n)):
-            text.line(f"%{name} = alloca [{count} x {self._element}], align 64")
-        raw = f"i{8 * STORED[self.kinds[1]].itemsize}" if self.kinds[1] != "b1" else "i32"
+            text.line(f"%{name} = alloca [{count} x double], align 64")
+        raw = f"i{8 * STORED[self.kinds[1]].itemsize}"
         self._convert("%a", "%left", m * k, self.kinds[0], per_block=False, raw=raw)
         self._convert("%b", "%right", k * n, self.kinds[1], per_block=True, raw=raw)
         self._write_blocks(m // 8, n // 8, k // self._width)
@@ -210,16 +198,13 @@ class _ProductText:
                         f"shufflevector {shape.of(raw)} {values}, {shape.of(raw)} poison, {chunk.of('i32')} {picked}"
                     )
                 number = self._number(part, raw, kind, chunk)
-                where = text.op("mul", "i64", text.op("add", "i64", at, str(first)), str(self._element_bytes))
-                text.store(
-                    chunk.of(self._element), number, text.value(f"getelementptr i8, ptr {target}, i64 {where}"), 8
-                )
+                where = text.op("mul", "i64", text.op("add", "i64", at, str(first)), str(_DOUBLE_BYTES))
+                place = text.value(f"getelementptr i8, ptr {target}, i64 {where}")
+                text.store(chunk.of("double"), number, place, 8)
 
     def _number(self, value: str, raw: str, kind: str, shape: Lanes) -> str:
-        """Convert elements of A or B to doubles; words of b1 stay unchanged."""
+        """Convert elements of A or B to doubles."""
         text = self.text
-        if kind == "b1":
-            return value
         if kind == "f64":
             return text.cast("bitcast", value, shape.of(raw), shape.of("double"))
         if kind in ("s8", "u8"):
@@ -243,8 +228,8 @@ class _ProductText:
 
     def _write_blocks(self, down: int, across: int, steps: int) -> None:
         """Write the loop over the blocks of D, and in it the loop over k."""
-        text, width, nbytes = self.text, self._width, self._element_bytes
-        kind, adds_last = _ROW.of(self._element), self.kinds[0] not in ("f64", "b1")
+        text, width, nbytes = self.text, self._width, _DOUBLE_BYTES
+        kind, adds_last = _ROW.of("double"), self.kinds[0] != "f64"
         with self._loop("block", down * across) as (block, _, _):
             row, column = text.op("urem", "i64", block, str(down)), text.op("udiv", "i64", block, str(down))
             start = self._accumulators(block, "%c", self.kinds[2])
@@ -262,9 +247,9 @@ class _ProductText:
                 for j in range(width):
                     right = text.load(kind, text.field(places[1], 8 * j * nbytes), 8)
                     for i in range(8):
-                        left = text.load(self._element, text.field(places[0], (i * width + j) * nbytes))
-                        left = text.splat(left, self._element, _ROW)
-                        sums[i] = self._add_product(left, right, sums[i])
+                        left = text.load("double", text.field(places[0], (i * width + j) * nbytes))
+                        left = text.splat(left, "double", _ROW)
+                        sums[i] = text.intrinsic("fma", "double", _ROW, left, right, sums[i])
                 for end, value in zip(ends, sums, strict=True):
                     text.line(f"{end} = bitcast {kind} {value} to {kind}")
             if adds_last:
@@ -292,14 +277,6 @@ class _ProductText:
         text.branch(text.op("icmp ult", "i64", following, str(count)), loop, end)
         text.place(end)
 
-    def _add_product(self, left: str, right: str, total: str) -> str:
-        text = self.text
-        if self._element == "double":
-            return text.intrinsic("fma", "double", _ROW, left, right, total)
-        word = _ROW.of("i32")
-        ones = text.intrinsic("ctpop", "i32", _ROW, text.op("xor" if self.differs else "and", word, left, right))
-        return text.op("add", word, total, ones)
-
     def _accumulators(self, block: str, base: str, kind: str) -> list[str]:
         """Load the 8 rows of a block of C, in the type in which sums are added."""
         text, nbytes = self.text, STORED[kind].itemsize
@@ -319,7 +296,7 @@ class _ProductText:
                 row = text.cast("fpext", row, _ROW.of("half"), _ROW.of("float"))
             if kind in ("f16", "f32"):
                 row = text.cast("fpext", row, _ROW.of("float"), _ROW.of("double"))
-            elif kind == "s32" and self._element == "double":
+            elif kind == "s32":
                 row = text.cast("sitofp", row, _ROW.of("i32"), _ROW.of("double"))
             rows.append(row)
         return rows
@@ -347,7 +324,7 @@ class _ProductText:
     def _round_to_element(self, row: str) -> str:
         """Round a row of sums to elements of D."""
         text, kind, double = self.text, self.kinds[3], _ROW.of("double")
-        if kind == "f64" or self._element == "i32":
+        if kind == "f64":
             return row
         sums = Expression(text, _ROW, F64, row)
         if kind in ("f16", "f32"):
@@ -380,6 +357,7 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
         return _multiply(text, operation)
     text.refuse_if(text.width != WARP, "width")
     is_store, size, kind = operation.has("store"), _size(operation), operation.type
+    text.refuse_if(kind == "b1")
     matrix, by_columns = operation.one_of("a", "b", "c", "d"), operation.has("col")
     operand, memory = operation.operands[:2][::-1] if is_store else operation.operands[:2]
     space, fragment = space_of(operation), fragment_of(matrix, size, kind)
@@ -388,8 +366,6 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
         strides = text.use(operation.operands[2], "u32", text.vector)
     else:
         strides = text.vector.constant("i32", line_length(matrix, size, by_columns))
-    if kind == "b1":
-        strides = text.op("lshr", _WORDS, strides, text.vector.constant("i32", 5))
     text.store(_WORDS, strides, "%scratch1")
     if is_store:
         area = _put(text, operand, 0, fragment, _register_type("d", kind))
@@ -422,10 +398,6 @@ def _table(text: MemoryText, numbers: tuple[int, ...]) -> str:
 def _pieces(fragment: Fragment, kind: str, by_columns: bool) -> tuple[int, ...]:
     """Return the numbers of a `Pieces` (kernels.h) after the first: where a fragment's registers are in memory."""
     nbytes, packed, rows, columns = STORED[kind].itemsize, fragment.packed, fragment.rows, fragment.columns
-    if kind == "b1":  # words, as in load_fragment
-        rows, columns = rows[:, ::_WORD_BITS], columns[:, ::_WORD_BITS]
-        rows, columns = (rows // _WORD_BITS, columns) if by_columns else (rows, columns // _WORD_BITS)
-        nbytes, packed = 4, 1
     both = (columns, rows) if by_columns else (rows, columns)
     lines, places = (x.reshape(WARP, -1, packed).transpose(1, 0, 2).ravel() for x in both)
     count = _CHUNK // nbytes
