@@ -191,16 +191,16 @@ class Compilers:
         function is called.
         """
 
-        def give(handle: int, place: int) -> int:
-            code = code_of(handle) if place else None
+        def give(handle: int, address: int) -> int:
+            code = code_of(handle) if address else None
             if code is None:
-                return self._call(name, handle, place)
+                return self._call(name, handle, address)
             if isinstance(code, int):
                 return code
             if name.endswith("Size"):
-                c_size_t.from_address(place).value = len(code)
+                c_size_t.from_address(address).value = len(code)
             else:
-                memmove(place, code, len(code))
+                memmove(address, code, len(code))
             return 0
 
         return give

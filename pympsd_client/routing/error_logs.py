@@ -23,14 +23,14 @@ _Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.
 _handles: Final = itertools.count(1)
 
 
-def _register(function: int, data: int, place: int) -> None:
-    """Call a C function with each message from now on; write a handle to ``place`` unless that is NULL."""
+def _register(function: int, data: int, address: int) -> None:
+    """Call a C function with each message from now on; write a handle to ``address`` unless that is NULL."""
     if not function:
         raise invalid_value("callbackFunc cannot be NULL")
     callback, handle = _Callback(function), next(_handles)
     error_log.listeners[handle] = lambda line: callback(data, _ERROR, line, len(line))
-    if place:
-        ctypes.c_uint64.from_address(place).value = handle
+    if address:
+        ctypes.c_uint64.from_address(address).value = handle
 
 
 def _unregister(handle: int) -> None:
@@ -39,11 +39,11 @@ def _unregister(handle: int) -> None:
         raise invalid_value(f"{handle:#x} is not a callback of the error log")
 
 
-def _current(place: int, flags: int) -> None:
-    """Write to ``place`` an iterator that refers to the end of the log."""
-    if not place:
+def _current(address: int, flags: int) -> None:
+    """Write to ``address`` an iterator that refers to the end of the log."""
+    if not address:
         raise invalid_value("Iterator cannot be NULL")
-    ctypes.c_uint32.from_address(place).value = error_log.end()
+    ctypes.c_uint32.from_address(address).value = error_log.end()
 
 
 def _dump_to_file(iterator: int, path: str | None, flags: int) -> None:

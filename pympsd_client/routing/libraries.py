@@ -110,7 +110,7 @@ def _refuse_native_runtime() -> None:
     raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, _NEEDS_DAEMON)
 
 
-def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+def _show_warning(message: Warning | str, *address: Any, **more: Any) -> None:
     """Write a warning without the source line, because a native program has no Python source."""
     print(f"pympsd: {message}", file=sys.stderr, flush=True)
 

@@ -71,10 +71,10 @@ def adapt(
     """
     if takes == given_parameters:
         return function
-    places = [given_parameters.index(parameter) if parameter in given_parameters else None for parameter in takes]
+    addresses = [given_parameters.index(parameter) if parameter in given_parameters else None for parameter in takes]
 
     def call(*values: Any) -> Any:
-        return function(*(0 if place is None else values[place] for place in places))
+        return function(*(0 if address is None else values[address] for address in addresses))
 
     return call
 

@@ -118,22 +118,22 @@ _TRILINEAR, _SEAMLESS = 0x20, 0x40
 """CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION, CU_TRSF_SEAMLESS_CUBEMAP."""
 
 
-def _resource(place: int) -> bytes:
-    check_not_null("the cudaResourceDesc", place)
-    kind, at = _RESOURCE.unpack(string_at(place, _RESOURCE.size))
+def _resource(address: int) -> bytes:
+    check_not_null("the cudaResourceDesc", address)
+    kind, at = _RESOURCE.unpack(string_at(address, _RESOURCE.size))
     if kind not in (structs.LINEAR, structs.PITCHED):
         return structs.pack_resource(structs.ResourceDescription(kind, at, 0, 0, 0, 0, 0, 0))
-    _, _, channels, size_or_width, height, pitch = _LINEAR.unpack(string_at(place, _LINEAR.size))
+    _, _, channels, size_or_width, height, pitch = _LINEAR.unpack(string_at(address, _LINEAR.size))
     format, count = format_of(channels)
     return structs.pack_resource(
         structs.ResourceDescription(kind, at, format, count, size_or_width, height, pitch, 0)
     )
 
 
-def create(resource_place: int, place: int, view: int) -> int:
+def create(resource_address: int, address: int, view: int) -> int:
     """Return the handle of a new texture object."""
-    check_not_null("the cudaTextureDesc", place)
-    fields = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
+    check_not_null("the cudaTextureDesc", address)
+    fields = _TEXTURE.unpack(string_at(address, _TEXTURE.size))
     modes, (filter, mode, is_srgb), border, levels = fields[:3], fields[3:6], fields[6:10], fields[10:]
     is_normalized, anisotropy, level_filter, bias, least, greatest, is_exact, is_seamless = levels
     flags = (0 if mode else TextureFlag.READ_AS_INTEGER) | (
@@ -144,16 +144,16 @@ def create(resource_place: int, place: int, view: int) -> int:
     )
     how = Sampling(modes, filter, flags, level_filter, bias, least, greatest, border)
     view_bytes = string_at(view, _VIEW_BYTES) + _RESERVED if view else None
-    return texture.create_texture(_resource(resource_place), structs.pack_sampling(how, anisotropy), view_bytes)
+    return texture.create_texture(_resource(resource_address), structs.pack_sampling(how, anisotropy), view_bytes)
 
 
-def create_surface(place: int) -> int:
+def create_surface(address: int) -> int:
     """Return the handle of a new surface object."""
-    return texture.create_surface(_resource(place))
+    return texture.create_surface(_resource(address))
 
 
-def _write_resource(place: int, data: bytes) -> None:
-    check_not_null("the cudaResourceDesc", place)
+def _write_resource(address: int, data: bytes) -> None:
+    check_not_null("the cudaResourceDesc", address)
     resource = structs.resource(data)
     written = _RESOURCE.pack(resource.type, resource.place)
     if resource.type in (structs.LINEAR, structs.PITCHED):
@@ -161,30 +161,30 @@ def _write_resource(place: int, data: bytes) -> None:
         written = _LINEAR.pack(
             resource.type, resource.place, channels, resource.size_or_width, resource.height, resource.pitch
         )
-    memmove(place, written.ljust(_LINEAR.size, b"\0"), _LINEAR.size)
+    memmove(address, written.ljust(_LINEAR.size, b"\0"), _LINEAR.size)
 
 
-def write_resource(place: int, handle: int) -> None:
+def write_resource(address: int, handle: int) -> None:
     """Write the cudaResourceDesc of a texture object to an address."""
-    _write_resource(place, texture.resource_of_texture(handle))
+    _write_resource(address, texture.resource_of_texture(handle))
 
 
-def write_resource_of_surface(place: int, handle: int) -> None:
+def write_resource_of_surface(address: int, handle: int) -> None:
     """Write the cudaResourceDesc of a surface object to an address."""
-    _write_resource(place, texture.resource_of_surface(handle))
+    _write_resource(address, texture.resource_of_surface(handle))
 
 
-def write_view(place: int, handle: int) -> None:
+def write_view(address: int, handle: int) -> None:
     """Write the cudaResourceViewDesc of a texture object to an address."""
     data = texture.view_of_texture(handle)
-    check_not_null("the cudaResourceViewDesc", place)
-    memmove(place, data, _VIEW_BYTES)
+    check_not_null("the cudaResourceViewDesc", address)
+    memmove(address, data, _VIEW_BYTES)
 
 
-def write_description(place: int, handle: int) -> None:
+def write_description(address: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object to an address."""
     sampling, anisotropy = structs.parse_sampling(texture.texture_description(handle))
-    check_not_null("the cudaTextureDesc", place)
+    check_not_null("the cudaTextureDesc", address)
     has = [
         bool(sampling.flags & flag)
         for flag in (TextureFlag.READ_AS_INTEGER, TextureFlag.SRGB, TextureFlag.NORMALIZED_COORDINATES)
@@ -194,4 +194,4 @@ def write_description(place: int, handle: int) -> None:
         sampling.level_filter, sampling.level_bias, sampling.least_level, sampling.greatest_level,
         bool(sampling.flags & _TRILINEAR), bool(sampling.flags & _SEAMLESS),
     )  # fmt: skip
-    memmove(place, data, len(data))
+    memmove(address, data, len(data))

@@ -111,23 +111,23 @@ def rows(destination: int, to_pitch: int, source: int, pitch: int, width: int, h
     return description
 
 
-def copy_3d(place: int, stream: int | None = None) -> None:
+def copy_3d(address: int, stream: int | None = None) -> None:
     """Copy slices of rows in stream order; without a stream, return when the copy is complete."""
-    _submit(slices(place), stream)
+    _submit(slices(address), stream)
 
 
-def slices(place: int) -> Any:
+def slices(address: int) -> Any:
     """Return the driver's description of a cudaMemcpy3DParms."""
-    check_not_null("the cudaMemcpy3DParms", place)
-    return _slices(_Parameters.from_address(place))
+    check_not_null("the cudaMemcpy3DParms", address)
+    return _slices(_Parameters.from_address(address))
 
 
-def write_slices(place: int, data: bytes) -> None:
+def write_slices(destination: int, data: bytes) -> None:
     """Write the cudaMemcpy3DParms of a driver's CUDA_MEMCPY3D to an address; the inverse of `slices`."""
-    check_not_null("the cudaMemcpy3DParms", place)
+    check_not_null("the cudaMemcpy3DParms", destination)
     description: Any = Memcpy3D.from_buffer_copy(data)
-    parameters: Any = _Parameters.from_address(place)
-    ctypes.memset(place, 0, ctypes.sizeof(_Parameters))
+    parameters: Any = _Parameters.from_address(destination)
+    ctypes.memset(destination, 0, ctypes.sizeof(_Parameters))
     handles = [handle for handle in (description.dstArray, description.srcArray) if handle]
     element = _element_bytes(handles[0]) if handles else 1
     parameters.extent[:] = description.WidthInBytes // element, description.Height, description.Depth
@@ -148,10 +148,10 @@ def write_slices(place: int, data: bytes) -> None:
     )
 
 
-def copy_3d_peer(place: int, stream: int = 0) -> None:
+def copy_3d_peer(address: int, stream: int = 0) -> None:
     """Copy slices of rows between devices in stream order; raise INVALID_DEVICE."""
-    check_not_null("the cudaMemcpy3DPeerParms", place)
-    parameters: Any = _PeerParameters.from_address(place)
+    check_not_null("the cudaMemcpy3DPeerParms", address)
+    parameters: Any = _PeerParameters.from_address(address)
     if process.device(parameters.dstDevice) is not process.device(parameters.srcDevice):
         refuse_in_capture(stream, "cudaMemcpy3DPeer")
     _submit(_slices(parameters), stream)

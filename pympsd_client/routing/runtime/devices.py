@@ -120,31 +120,31 @@ def set_flags(flags: int) -> None:
     api.cuDevicePrimaryCtxSetFlags(current(), flags)
 
 
-def properties(place: int, device: int, layout: Layout = OF_BINDINGS) -> None:
+def properties(address: int, device: int, layout: Layout = OF_BINDINGS) -> None:
     """Write the cudaDeviceProp of a device to an address; raise INVALID_DEVICE."""
     api.cuInit(0)
-    write(place, process.device(device), layout)
+    write(address, process.device(device), layout)
 
 
-def set_valid(place: int, count: int) -> None:
+def set_valid(address: int, count: int) -> None:
     """Set the devices, in order of preference, for threads that do not choose one.
 
     Raise INVALID_DEVICE, INVALID_VALUE.
     """
     api.cuInit(0)
     if count:
-        check_not_null("the array of devices", place)
+        check_not_null("the array of devices", address)
         check_count(count, "the array of devices")
-    devices = list((ctypes.c_int * count).from_address(place)) if count else [0]
+    devices = list((ctypes.c_int * count).from_address(address)) if count else [0]
     for device in devices:
         process.device(device)
     _valid[:] = devices
 
 
-def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
+def choose(address: int, layout: Layout = OF_BINDINGS) -> int:
     """Return the device that meets most requirements in a cudaDeviceProp."""
     api.cuInit(0)
-    minimums = read_requirements(place, layout)
+    minimums = read_requirements(address, layout)
 
     def score(device: VisibleDevice) -> int:
         own = ctypes.create_string_buffer(layout.size)

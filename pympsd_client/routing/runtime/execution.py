@@ -28,10 +28,10 @@ _DRIVER_CONFIG: Final = struct.Struct("=7I4xQQI4x")
 """The layout of a CUlaunchConfig."""
 
 
-def _launch_config(place: int) -> ctypes.Array[ctypes.c_char]:
+def _launch_config(address: int) -> ctypes.Array[ctypes.c_char]:
     """Return the CUlaunchConfig of a cudaLaunchConfig_t."""
-    check_not_null("the cudaLaunchConfig_t", place)
-    *sizes, shared, stream, attributes, count = _CONFIG.unpack(ctypes.string_at(place, _CONFIG.size))
+    check_not_null("the cudaLaunchConfig_t", address)
+    *sizes, shared, stream, attributes, count = _CONFIG.unpack(ctypes.string_at(address, _CONFIG.size))
     return ctypes.create_string_buffer(_DRIVER_CONFIG.pack(*sizes, shared, stream, attributes, count))
 
 

@@ -39,12 +39,12 @@ def add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> in
     return int(api.cuGraphAddKernelNode(graph, dependencies, count, ctypes.addressof(description)))
 
 
-def get_kernel(node: int, place: int) -> None:
+def get_kernel(node: int, address: int) -> None:
     """Write the cudaKernelNodeParams of a node to an address; func is the host function, if the program used it."""
-    check_not_null("the cudaKernelNodeParams", place)
+    check_not_null("the cudaKernelNodeParams", address)
     description: Any = structs.KernelParameters.from_buffer_copy(bytes(api.cuGraphKernelNodeGetParams(node)))
     description.func = host_of(description.func or description.kern)
-    ctypes.memmove(place, ctypes.addressof(description), _KERNEL_BYTES)
+    ctypes.memmove(address, ctypes.addressof(description), _KERNEL_BYTES)
 
 
 def set_kernel(node: int, parameters: int) -> None:
@@ -85,9 +85,9 @@ def add_copy_from_symbol(
     return add_copy_1d(graph, dependencies, count, destination, part(symbol, offset, size), size, kind)
 
 
-def get_copy(node: int, place: int) -> None:
+def get_copy(node: int, address: int) -> None:
     """Write the cudaMemcpy3DParms of a node to an address."""
-    write_slices(place, bytes(api.cuGraphMemcpyNodeGetParams(node)))
+    write_slices(address, bytes(api.cuGraphMemcpyNodeGetParams(node)))
 
 
 def set_copy(node: int, parameters: int) -> None:
@@ -160,8 +160,8 @@ def set_fill(executable: int, node: int, parameters: int) -> None:
 def add_any(graph: int, dependencies: int, data: int, count: int, description: int) -> int:
     """Return a new node of the type in its description."""
     buffer = _convert_description(description)
-    place = description if buffer is None else ctypes.addressof(buffer)
-    return int(api.cuGraphAddNode(graph, dependencies, data, count, place))
+    address = description if buffer is None else ctypes.addressof(buffer)
+    return int(api.cuGraphAddNode(graph, dependencies, data, count, address))
 
 
 def set_any(node: int, description: int) -> None:
@@ -173,8 +173,8 @@ def set_any(node: int, description: int) -> None:
 def set_executable_any(executable: int, node: int, description: int) -> None:
     """Change the work of a node of an executable graph, but not its type."""
     buffer = _convert_description(description)
-    place = description if buffer is None else ctypes.addressof(buffer)
-    api.cuGraphExecNodeSetParams(executable, node, place)
+    address = description if buffer is None else ctypes.addressof(buffer)
+    api.cuGraphExecNodeSetParams(executable, node, address)
 
 
 def _convert_description(description: int) -> Any:

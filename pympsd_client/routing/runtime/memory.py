@@ -114,25 +114,25 @@ def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int | None = None
         fill_2d(address + index * pitch * rows, pitch, value, width, height, stream)
 
 
-def pointer_attributes(place: int, address: int) -> None:
+def pointer_attributes(destination: int, address: int) -> None:
     """Write the cudaPointerAttributes of an address.
 
     Memory without attributes has the type Unregistered. An address is NULL if the device, or the program, cannot
     access the memory.
     """
-    check_not_null("the cudaPointerAttributes", place)
+    check_not_null("the cudaPointerAttributes", destination)
     try:
         kind = _attribute(_MEMORY_TYPE, address)
     except CudaError as error:
         if error.code != Result.ERROR_INVALID_VALUE:
             raise
-        memmove(place, _ATTRIBUTES.pack(_UNREGISTERED, -2, 0, address), _ATTRIBUTES.size)
+        memmove(destination, _ATTRIBUTES.pack(_UNREGISTERED, -2, 0, address), _ATTRIBUTES.size)
         return
     if _attribute(_IS_MANAGED, address):
         kind = _MANAGED
     requested = _DEVICE, _DEVICE_POINTER, _HOST_POINTER
     device, device_pointer, host_pointer = map(_read_value, pointer.attributes(len(requested), requested, address))
-    memmove(place, _ATTRIBUTES.pack(kind, device, device_pointer, host_pointer), _ATTRIBUTES.size)
+    memmove(destination, _ATTRIBUTES.pack(kind, device, device_pointer, host_pointer), _ATTRIBUTES.size)
 
 
 def _attribute(which: int, address: int) -> int:

@@ -190,9 +190,9 @@ requiredClusterDepth clusterSchedulingPolicyPreference nonPortableClusterSizeAll
 _FunctionAttributes: Final = _structure("cudaFuncAttributes", _FUNCTION_ATTRIBUTES)
 
 
-def write(place: int, device: VisibleDevice, layout: Layout) -> None:
+def write(address: int, device: VisibleDevice, layout: Layout) -> None:
     """Write a device's cudaDeviceProp, in which fields without an attribute are 0; raise INVALID_VALUE for NULL."""
-    check_not_null("the cudaDeviceProp", place)
+    check_not_null("the cudaDeviceProp", address)
     attributes = device.properties.attributes
     properties = layout.fields()
     properties.name[:] = device.properties.name.encode()[:255].ljust(256, b"\0")
@@ -203,22 +203,22 @@ def write(place: int, device: VisibleDevice, layout: Layout) -> None:
             setattr(properties, field, attributes.get(attribute, 0))
     for field, names in _LISTS.items():
         getattr(properties, field)[:] = [attributes.get(name, 0) for name in names]
-    memmove(place, bytes(properties), layout.size)
+    memmove(address, bytes(properties), layout.size)
 
 
-def read_requirements(place: int, layout: Layout) -> tuple[int, ...]:
+def read_requirements(address: int, layout: Layout) -> tuple[int, ...]:
     """Return the minimums in cudaChooseDevice's cudaDeviceProp, 0 for fields without a requirement."""
-    check_not_null("the cudaDeviceProp", place)
-    properties = layout.fields.from_address(place)
+    check_not_null("the cudaDeviceProp", address)
+    properties = layout.fields.from_address(address)
     return tuple(getattr(properties, field) for field in _CHOICE)
 
 
-def write_function_attributes(place: int, function: int) -> None:
+def write_function_attributes(address: int, function: int) -> None:
     """Write the cudaFuncAttributes of a kernel, with unknown ones 0; raise the errors of `symbols.kernel_at`."""
-    check_not_null("the cudaFuncAttributes", place)
+    check_not_null("the cudaFuncAttributes", address)
     kernel = function_of(kernel_at(function))
     kernel.context.usable()
     attributes = _FunctionAttributes()
     for field, name in _FUNCTION_FIELDS.items():
         setattr(attributes, field, kernel.attributes.get(name, 0))
-    memmove(place, bytes(attributes), ctypes.sizeof(attributes))
+    memmove(address, bytes(attributes), ctypes.sizeof(attributes))

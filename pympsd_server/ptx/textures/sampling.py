@@ -51,14 +51,14 @@ def sample_texture(
     values = (*coordinates, *gradients, *(() if level is None else (level,)))
 
     def work(texture: TextureObject, arguments: tuple[Array, ...]) -> Array:
-        place, level_operands = arguments[: len(coordinates)], arguments[len(coordinates) :]
+        position, level_operands = arguments[: len(coordinates)], arguments[len(coordinates) :]
         if level is not None:
             levels = finite(level_operands[0])
         elif gradients:
             levels = _level_of(texture, level_operands)
         else:
-            levels = np.zeros(len(place[0]))
-        return _bits(_sample_levels(state, texture, geometry, place, levels))
+            levels = np.zeros(len(position[0]))
+        return _bits(_sample_levels(state, texture, geometry, position, levels))
 
     return list(run_by_object(state, threads, handle, values, 4, guard, work).astype(U32))
 
@@ -88,34 +88,34 @@ def _level_of(texture: TextureObject, gradients: tuple[Array, ...]) -> Array:
 
 
 def _sample_levels(
-    state: BatchState, texture: TextureObject, geometry: str, place: tuple[Array, ...], levels: Array
+    state: BatchState, texture: TextureObject, geometry: str, position: tuple[Array, ...], levels: Array
 ) -> Array:
     """Return filtered elements of the level, or the two levels, that each thread samples."""
-    how = texture.sampling
+    sampling = texture.sampling
     last = len(texture.levels) - 1
     if not last:
-        return _sample_level(state, texture, texture.levels[0], geometry, place)
-    bias, least, greatest = finite(np.array([how.level_bias, how.least_level, how.greatest_level]))
-    where = np.clip(np.minimum(np.maximum(levels + bias, least), greatest), 0, last)
-    if how.level_filter and texture.is_float:
-        lower = np.floor(where)
-        share = round_half_up((where - lower) * STEPS) / STEPS
+        return _sample_level(state, texture, texture.levels[0], geometry, position)
+    bias, least, greatest = finite(np.array([sampling.level_bias, sampling.least_level, sampling.greatest_level]))
+    clamped = np.clip(np.minimum(np.maximum(levels + bias, least), greatest), 0, last)
+    if sampling.level_filter and texture.is_float:
+        lower = np.floor(clamped)
+        share = round_half_up((clamped - lower) * STEPS) / STEPS
         upper = np.minimum(lower + 1, last)
         low, high = (
-            _sample_each_level(state, texture, geometry, place, bound.astype(S64)) for bound in (lower, upper)
+            _sample_each_level(state, texture, geometry, position, bound.astype(S64)) for bound in (lower, upper)
         )
         between: Array = low * (1 - share) + high * share
         return between
-    return _sample_each_level(state, texture, geometry, place, np.floor(where + 0.5).astype(S64))
+    return _sample_each_level(state, texture, geometry, position, np.floor(clamped + 0.5).astype(S64))
 
 
 def _sample_each_level(
-    state: BatchState, texture: TextureObject, geometry: str, place: tuple[Array, ...], number: Array
+    state: BatchState, texture: TextureObject, geometry: str, position: tuple[Array, ...], number: Array
 ) -> Array:
     texels = np.zeros((4, len(number)), np.float64 if texture.is_float else S64)
     for level_index in np.unique(number).tolist():
         selected = np.flatnonzero(number == level_index)
-        part = tuple(coordinate[selected] for coordinate in place)
+        part = tuple(coordinate[selected] for coordinate in position)
         texels[:, selected] = _sample_level(
             state, texture, texture.levels[min(level_index, len(texture.levels) - 1)], geometry, part
         )
@@ -135,46 +135,48 @@ class _Place:
     """Whether elements are only fetched: outside of the level they are 0, whatever the texture's sampling is."""
 
 
-def _place(texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> _Place:
+def _place(texture: TextureObject, level: Level, geometry: str, position: tuple[Array, ...]) -> _Place:
     """Return the places of coordinates in a level; a cube's face is chosen here and counts as a layer."""
     modes = list(texture.sampling.address_modes)
-    count = len(place[0])
+    count = len(position[0])
     layer: Array = np.zeros(count, S64)
     if geometry.startswith("a"):
         layers = level.depth // _FACES if geometry == "acube" else level.depth
-        layer, place = np.minimum(place[0].astype(S64), max(layers, 1) - 1), place[1:]
+        layer, position = np.minimum(position[0].astype(S64), max(layers, 1) - 1), position[1:]
     if geometry.endswith("cube"):
-        face, across, down = cube_face(*(finite(coordinate) for coordinate in place))
+        face, across, down = cube_face(*(finite(coordinate) for coordinate in position))
         layer = np.minimum(layer * _FACES + face, level.depth - 1)
         sizes = [level.width, level.height]
         return _Place(level, [across * sizes[0], down * sizes[1]], sizes, modes[:2], layer, False)
-    sizes = [level.width, level.height, level.depth][: len(place)]
-    is_normalized = bool(texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
-    places = [
-        finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
+    sizes = [level.width, level.height, level.depth][: len(position)]
+    is_normalized = (
+        bool(texture.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and position[0].dtype.kind == "f"
+    )
+    scaled = [
+        finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(position, sizes, strict=True)
     ]
-    is_fetch = texture.kind is TexturedKind.LINEAR or place[-1].dtype.kind != "f"
+    is_fetch = texture.kind is TexturedKind.LINEAR or position[-1].dtype.kind != "f"
     if is_fetch:
         modes = [AddressMode.BORDER] * 3
     elif not is_normalized:
         # Only normalized coordinates can wrap or be mirrored.
         modes = [mode if mode == AddressMode.BORDER else AddressMode.CLAMP for mode in modes]
-    return _Place(level, places, sizes, modes[: len(sizes)], layer, is_fetch)
+    return _Place(level, scaled, sizes, modes[: len(sizes)], layer, is_fetch)
 
 
 def _sample_level(
-    state: BatchState, texture: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]
+    state: BatchState, texture: TextureObject, level: Level, geometry: str, position: tuple[Array, ...]
 ) -> Array:
     """Return filtered elements of one level."""
-    at = _place(texture, level, geometry, place)
-    if at.is_fetch or not texture.sampling.filter or not texture.is_float:
-        return _element(state, texture, at, [nearest(coordinate) for coordinate in at.coordinates])
-    total = np.zeros((4, len(at.layer)))
-    around = [neighbours(coordinate) for coordinate in at.coordinates]
+    place = _place(texture, level, geometry, position)
+    if place.is_fetch or not texture.sampling.filter or not texture.is_float:
+        return _element(state, texture, place, [nearest(coordinate) for coordinate in place.coordinates])
+    total = np.zeros((4, len(place.layer)))
+    around = [neighbours(coordinate) for coordinate in place.coordinates]
     for corner, weight in corner_weights([share for _, share in around]).items():
         index = [first + step for (first, _), step in zip(around, corner, strict=True)]
         # A texel of weight 0 adds nothing even if it is infinite, although infinity * 0 is NaN.
-        element = _element(state, texture, at, index)
+        element = _element(state, texture, place, index)
         total += np.where(weight > 0, element * (weight / STEPS), 0.0)
     return total
 
@@ -210,11 +212,11 @@ def gather_texels(
     They are in counter-clockwise order, from the element with the lesser x and the greater y.
     """
 
-    def work(texture: TextureObject, place: tuple[Array, ...]) -> Array:
-        at = _place(texture, texture.levels[0], geometry, place)
-        (x, _), (y, _) = (neighbours(coordinate) for coordinate in at.coordinates)
+    def work(texture: TextureObject, position: tuple[Array, ...]) -> Array:
+        place = _place(texture, texture.levels[0], geometry, position)
+        (x, _), (y, _) = (neighbours(coordinate) for coordinate in place.coordinates)
         corners = ((x, y + 1), (x + 1, y + 1), (x + 1, y), (x, y))
-        values = np.array([_element(state, texture, at, list(corner))[channel] for corner in corners])
+        values = np.array([_element(state, texture, place, list(corner))[channel] for corner in corners])
         return _bits(widen(texture, values))
 
     return list(run_by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
