@@ -26,9 +26,10 @@ def create(flags: int, priority: int) -> int:
 
 
 def wait_event(stream_handle: int, event_handle: int, flags: int) -> None:
-    """Make later work of the stream wait for the event; for another device's event, this call itself waits.
+    """Make later work of the stream wait for the event.
 
-    With CU_EVENT_WAIT_EXTERNAL a capturing stream gets a node that waits; raise INVALID_VALUE in other streams.
+    For another device's event, unless it is captured, this call itself waits. With CU_EVENT_WAIT_EXTERNAL a
+    capturing stream gets a node that waits; raise INVALID_VALUE in other streams.
     """
     if not _is_taken(stream_handle, event_handle, flags, is_wait=True):
         event.make_stream_wait(stream_handle, event_handle)

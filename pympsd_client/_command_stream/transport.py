@@ -39,6 +39,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import count
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -93,8 +94,20 @@ class Interceptor(Protocol):
     def take_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of an event, or the wait for one."""
 
-    def take_host_function(self, context: Any, stream: int, work: HostFunction | None) -> bool:
-        """Take a host function. ``work`` is None for a callback, which can only be refused."""
+    def take_wait(self, context: Any, stream: int, event: int) -> bool:
+        """Take the wait of a stream for an event of another context."""
+
+    def take_host_function(self, context: Any, stream: int, work: HostFunction) -> bool:
+        """Take a host function."""
+
+    def refuse(self, context: Any, stream: int, call: str) -> None:
+        """Raise CudaError if the stream is one whose work is taken, because the call cannot be taken."""
+
+    def is_capturing(self, context: Any, stream: int) -> bool:
+        """Return whether the work of the stream is taken."""
+
+    def lift(self) -> AbstractContextManager[None]:
+        """Allow this thread all calls in other streams during the block, because they are not the program's."""
 
 
 class _Intercepted:

@@ -15,7 +15,8 @@ interceptor by the function that does it (`take_copy`, `take_allocation`, ...).
 
 **How order becomes edges.** ``Capture.next`` has, for each stream, the nodes that its next node depends on. A new
 node depends on them and replaces them. Recording an event stores the stream's nodes with the event. A stream that
-waits for the event adds them to its own nodes, and joins the capture if it did not capture before:
+waits for the event adds them to its own nodes, and joins the capture if it did not capture before. The streams may be
+of several contexts and devices:
 
     stream 1    A ---- record e ---- B ------------- wait f ---- D      D depends on B and C
     stream 2             wait e ---- C ---- record f                    B and C depend on A
@@ -350,14 +351,27 @@ class Captures:
         finally:
             self._modes.current = before
 
-    def take_host_function(self, context: Context, stream: int, work: HostFunction | None) -> bool:
-        """Take a host function; raise UNSUPPORTED for a callback."""
-        if work is None:
-            with self._lock:
-                capture = self.find_valid((context, stream))
-                if capture is not None:
-                    raise _refusal(capture, "cuStreamAddCallback")
-            return False
+    def refuse(self, context: Context, stream: int, call: str) -> None:
+        """Raise STREAM_CAPTURE_UNSUPPORTED if the stream captures, whose capture becomes invalid."""
+        with self._lock:
+            capture = self.find_valid((context, stream))
+            if capture is not None:
+                raise _refusal(capture, call)
+
+    def is_capturing(self, context: Context, stream: int) -> bool:
+        """Return whether the stream captures; raise INVALIDATED if it is in an invalid capture."""
+        return self.find_valid((context, stream)) is not None
+
+    def take_wait(self, context: Context, stream: int, event: int) -> bool:
+        """Take a stream's wait for an event of another context if the stream captures or the event is captured.
+
+        The stream joins the event's capture. Raise CudaError for a wait that would break a capture.
+        """
+        with self._lock:
+            return self._take_wait((context, stream), event, self.find_valid((context, stream)))
+
+    def take_host_function(self, context: Context, stream: int, work: HostFunction) -> bool:
+        """Take a host function."""
         return self.add((context, stream), lambda: HostWork(*work, context))
 
     def take_record(self, record: bytes) -> bool:

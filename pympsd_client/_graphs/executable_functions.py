@@ -23,7 +23,7 @@ from pympsd_client._graphs import node_functions, parameters
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.executable import AUTO_FREE, Executable, executables, find
 from pympsd_client._graphs.graph import Graph, Node
-from pympsd_client._graphs.items import Failed, NotOneContext, context_of_graph
+from pympsd_client._graphs.items import Failed
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import current
 
@@ -118,8 +118,8 @@ def pairs(old: Graph, new: Graph) -> Iterator[tuple[Node, Node]]:
 
 _UPLOAD, _DEVICE_LAUNCH, _USE_PRIORITY = 2, 4, 8
 _FLAGS: Final = AUTO_FREE | _UPLOAD | _DEVICE_LAUNCH | _USE_PRIORITY
-_MADE, _FAILED, _INVALID_STRUCTURE, _NOT_SUPPORTED, _SEVERAL_CONTEXTS = range(5)
-"""The values of CUgraphInstantiateResult."""
+_MADE, _FAILED, _INVALID_STRUCTURE, _NOT_SUPPORTED = range(4)
+"""Values of CUgraphInstantiateResult."""
 _DISABLED: Final = (works.NodeType.KERNEL, works.NodeType.MEMSET, works.NodeType.MEMCPY)
 """The types of nodes that can be disabled."""
 
@@ -148,16 +148,11 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
         reason = "a stream capture into the graph has not ended"
         raise _NotInstantiated(_FAILED, CudaError(Result.ERROR_ILLEGAL_STATE, reason))
     try:
-        context = context_of_graph(graph, current)
         graph.sort()
-    except NotOneContext:
-        reason = "the graph has nodes of several contexts; make a graph for each"
-        raise _NotInstantiated(_SEVERAL_CONTEXTS, not_supported(reason)) from None
     except CudaError as error:
         raise _NotInstantiated(_INVALID_STRUCTURE, error) from None
     try:
-        context.usable()
-        return executables.add(Executable(graph, context, flags))
+        return executables.add(Executable(graph, current, flags))
     except Failed as failed:
         result = _NOT_SUPPORTED if failed.error.code == Result.ERROR_NOT_SUPPORTED else _FAILED
         raise _NotInstantiated(result, failed.error, failed.node) from None

@@ -51,10 +51,6 @@ _NOT_IN_BODIES: Final = (
 )
 
 
-class NotOneContext(CallError):
-    """A graph has nodes of several contexts."""
-
-
 class Failed(CallError):
     """``node`` cannot be turned into items because of ``error``."""
 
@@ -75,10 +71,11 @@ class HostCopy:
 
 @define(eq=False)
 class Items:
-    """The items of an executable graph of one context."""
+    """The items of an executable graph, or of a part of one, in one context."""
 
     context: Context
-    disabled: frozenset[Node] = frozenset()
+    skipped: frozenset[Node] = frozenset()
+    """The nodes that do nothing: those that are disabled, and those of other parts."""
     in_body: bool = False
     """Whether the items are a conditional node's body, in which host functions and host copies are not allowed."""
     items: list[GraphItem] = field(factory=list, init=False)
@@ -118,7 +115,9 @@ class Items:
         work = node.work
         if self.in_body and isinstance(work, _NOT_IN_BODIES):
             raise _not_in_body(f"a {work.type.name} node")
-        if node in self.disabled or isinstance(work, works.EmptyWork | works.AllocateWork | works.FreeWork):
+        if node in self.skipped:
+            return self._join(after)
+        if isinstance(work, works.EmptyWork | works.AllocateWork | works.FreeWork):
             return self._add(b"", after)
         if isinstance(work, works.ChildWork):
             return self._add_graph(work.graph, self._join(after))
@@ -133,7 +132,7 @@ class Items:
     def _conditional(self, work: works.ConditionalWork) -> Conditional:
         condition, bodies = work.condition, []
         for body in work.bodies:
-            items = Items(self.context, self.disabled, True)
+            items = Items(self.context, self.skipped, True)
             items.add_all(body)
             bodies.append(tuple(items.items))
         default = condition.default if condition.assigns else None
@@ -155,8 +154,6 @@ class Items:
             return self._host(work.run, context_id)
         if isinstance(work, works.RecordWork | works.WaitWork):
             event = events.find(work.event)
-            if event.context is not self.context:
-                raise not_supported("the event belongs to a context other than that of the graph's nodes")
             if isinstance(work, works.WaitWork):
                 return operations.WAIT_EVENT.record(context_id, 0, _STREAM, event.handle)
             self.recorded.append(event.handle)
@@ -215,30 +212,6 @@ def _launch(work: works.KernelWork, context_id: int) -> bytes:
     flags = pack_launch_flags(work.cooperative, work.cluster)
     fields = (LAUNCH_OPCODE, flags, record_bytes(layout), context_id, 0, _STREAM, function.module, function.index)
     return raw_packer(layout)(*fields, *work.shape, layout.parameter_bytes, work.parameters)
-
-
-def context_of_graph(graph: Graph, otherwise: Callable[[], Context]) -> Context:
-    """Return the one context of a graph's nodes, or ``otherwise()`` if none has a context; raise NotOneContext."""
-    contexts = set(_contexts(graph))
-    if len(contexts) > 1:
-        raise NotOneContext
-    return contexts.pop() if contexts else otherwise()
-
-
-def _contexts(graph: Graph) -> list[Context]:
-    contexts = []
-    for node in graph.nodes.values():
-        work = node.work
-        if isinstance(work, works.ChildWork):
-            contexts += _contexts(work.graph)
-        elif isinstance(work, works.ConditionalWork):
-            contexts += [context for body in work.bodies for context in _contexts(body)]
-            contexts.append(work.condition.context)
-        elif isinstance(work, works.KernelWork | works.FillWork | works.CopyWork | works.BatchWork):
-            contexts.append(work.context)
-        elif isinstance(work, works.AllocateWork):
-            contexts.append(work.allocation.context)
-    return contexts
 
 
 _LINEAR: Final = {

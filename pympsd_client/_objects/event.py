@@ -8,6 +8,7 @@ from attrs import define, field
 from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import invalid_handle, invalid_value, not_supported
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.own_contexts import own_contexts
@@ -141,8 +142,13 @@ def make_stream_wait(stream: int, handle: int) -> None:
     context.usable()
     if context is event.context or event.is_related_to(context):
         context.post(operations.WAIT_EVENT, stream_id, event.handle_in(context))
-    else:
+        return
+    by = intercepted.by
+    if by is None:
         synchronize(handle)
+    elif not by.take_wait(context, stream_id, event.handle):
+        with by.lift():
+            synchronize(handle)
 
 
 def elapsed_milliseconds(start: int, end: int) -> float:

@@ -7,18 +7,18 @@ function's exception goes to `sys.unraisablehook`, and the stream continues.
 
 import ctypes
 from collections.abc import Callable
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, Final
 
 from pympsd_client._arguments.bindings import CUstream
-from pympsd_client._arguments.errors import invalid_value, not_supported, result_of
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported, result_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.transport import Transport, intercepted
 from pympsd_client._connect.session import Session
-from pympsd_client._objects.context import Context, this_thread
+from pympsd_client._objects.context import Context, this_thread, when_closed
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
 
@@ -30,6 +30,8 @@ _C_FUNCTION: Final[Any] = _HOST_FN.__bases__[0]
 _CALL_HOST: Final = ctypes.CFUNCTYPE(None, ctypes.py_object)
 _CALL_BACK: Final = ctypes.CFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)
 _making: Final = Lock()
+_awaited: Final[dict[Event, Context]] = {}
+"""The contexts whose streams other streams wait for (`make_wait`)."""
 
 
 def launch(stream: int, function: Any, data: Any) -> None:
@@ -62,11 +64,43 @@ def run_after(stream: int, run: Callable[[], None]) -> None:
     _post(context, stream_id, lambda status: run(), on_error=True)
 
 
+def make_wait(stream: tuple[Context, int], other: tuple[Context, int]) -> None:
+    """Make later work of a stream wait for the earlier work of another stream, which may be of another device.
+
+    Each stream is given by its context and its name in records. The wait ends too if the other stream's work fails or
+    its context is closed. Raise CudaError if it cannot be queued.
+    """
+    reached = Event()
+    _awaited[reached] = other[0]
+
+    def end_wait(status: int) -> None:
+        _awaited.pop(reached, None)
+        reached.set()
+
+    try:
+        _post(*other, end_wait, on_error=True)
+    except CudaError:
+        _awaited.pop(reached, None)
+        raise
+    _post(*stream, lambda status: bool(reached.wait()), on_error=True)
+
+
+def _end_waits(context: Context) -> None:
+    """End the waits for the streams of a closing context, whose functions may never run."""
+    for reached, awaited in tuple(_awaited.items()):
+        if awaited is context:
+            _awaited.pop(reached, None)
+            reached.set()
+
+
+when_closed.append(_end_waits)
+
+
 def add_callback(stream: int, callback: Any, data: Any) -> None:
     """Queue ``callback(stream, status, data)`` in a stream; it runs even if the context gets an error."""
     context, stream_id = _place(stream)
     if (by := intercepted.by) is not None:
-        by.take_host_function(context, stream_id, None)
+        by.refuse(context, stream_id, "cuStreamAddCallback")
     address = _address(callback)
     if address is None:
         guarded = _CALL_BACK(callback)
@@ -116,12 +150,12 @@ def _hold(reference: object, run: Callable[[int], None]) -> Callable[[int], None
     return call
 
 
-def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error: bool) -> None:
+def _post(context: Context, stream: int, run: Callable[[int], object], *, on_error: bool) -> None:
     opened = context.usable()
     callbacks_of(opened.transport).launch(PendingCallback(context, opened.context_id, stream, mark(run), on_error))
 
 
-def mark(run: Callable[[int], None]) -> Callable[[int], None]:
+def mark(run: Callable[[int], object]) -> Callable[[int], None]:
     """Return a function that calls ``run``; while it runs, CUDA calls in its thread are refused."""
     process.calls_back = True
     invalidate()

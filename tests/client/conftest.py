@@ -34,6 +34,7 @@ WITH_NATIVE_WORKERS: Final = frozenset(
         "test_client_arrays",
         "test_client_capture",
         "test_client_graphs",
+        "test_client_graphs_of_devices",
         "test_client_libraries",
         "test_client_memory",
         "test_client_modules",

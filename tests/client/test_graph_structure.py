@@ -13,10 +13,11 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import Capture
+from pympsd_client._graphs.division import divide
 from pympsd_client._graphs.dot import text_of
 from pympsd_client._graphs.executable_functions import Refusal, Verdict, pairs
 from pympsd_client._graphs.graph import Edge, Graph, Node
-from pympsd_client._graphs.work import ChildWork, EmptyWork, RecordWork, WaitWork
+from pympsd_client._graphs.work import ChildWork, CopyWork, EmptyWork, RecordWork, WaitWork
 
 Edges = list[tuple[int, int]]
 
@@ -207,3 +208,47 @@ def test_nodes_that_a_program_added_or_removed_itself_need_no_joining() -> None:
     capture.add(origin, EmptyWork())
     capture.graph.remove(node)
     assert not capture.has_unjoined_work()
+
+
+@given(shapes(), st.data())
+def test_parts_keep_every_edge_between_two_contexts(shape: tuple[int, Edges], data: st.DataObject) -> None:
+    size, edges = shape
+    graph, nodes = build(size, edges)
+    for node in nodes:
+        context = data.draw(st.sampled_from(["a", "b", "c", None]))
+        node.work = CopyWork(Any, context) if context else EmptyWork()  # type: ignore[arg-type]
+    parts = divide(graph, lambda: "other")  # type: ignore[arg-type, return-value]
+    place = {node: part for part in parts for node in part.nodes}
+    with_context = [node for node in nodes if isinstance(node.work, CopyWork)]
+    assert sorted(place, key=nodes.index) == with_context
+    assert all(place[node].context == node.work.context for node in with_context)
+    assert [part.stage for part in parts] == sorted(part.stage for part in parts)
+    if not with_context:
+        assert [(part.context, part.stage) for part in parts] == [("other", 0)]
+    for end in with_context:
+        waiting, seen = list(end.dependencies), set()
+        while waiting:  # through nodes of no part
+            start = waiting.pop()
+            seen.add(start)
+            if start not in place:
+                waiting += [node for node in start.dependencies if node not in seen]
+                continue
+            before, after = place[start], place[end]
+            if before.context == after.context:
+                assert before.stage <= after.stage
+            else:
+                assert before.stage < after.stage
+                assert before.context in after.waits_for
+
+
+def test_a_chain_between_two_contexts_has_a_part_for_each_step() -> None:
+    graph, nodes = build(6, [(0, 1), (1, 2), (2, 3), (0, 4), (4, 5)])
+    for node, context in zip(nodes, "aabaab", strict=True):
+        node.work = CopyWork(Any, context)  # type: ignore[arg-type]
+    parts = divide(graph, lambda: "other")  # type: ignore[arg-type, return-value]
+    assert [(part.stage, part.context, {nodes.index(node) for node in part.nodes}) for part in parts] == [
+        (0, "a", {0, 1, 4}),
+        (1, "b", {2, 5}),
+        (2, "a", {3}),
+    ]
+    assert [part.waits_for for part in parts] == [set(), {"a"}, {"b"}]

@@ -362,6 +362,15 @@ def test_gathers_return_the_four_filtered_elements(machine: Machine) -> None:
         np.testing.assert_array_equal(actual[1], [plane[3, 0], plane[3, 0], plane[3, 0], plane[3, 0]])
 
 
+def test_gathers_repeat_the_bits_of_signed_bytes(machine: Machine) -> None:
+    """As recorded on an H200: 68 / 127 would be 3f091224."""
+    plane = np.array([[-19, -128], [68, -85]], "i1")
+    texture = machine.object(S8, 1, machine.array(plane.reshape(1, 2, 2, 1)), address_modes=(CLAMP,) * 3)
+    text = module("tld4.r.2d.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0, %f1}];")
+    actual = machine.run(text, texture, np.array([[1, 1, 0, 0]], "f4"))[0].view("u4")
+    assert [f"{value:08x}" for value in actual] == ["3f091312", "bf2b5757", "bf800000", "be193132"]
+
+
 def test_texture_queries_return_sizes(machine: Machine) -> None:
     levels = [machine.array(np.zeros((5, height, width, 1), "f4")) for width, height in ((9, 6), (4, 3))]
     texture = machine.object(F32, 1, *levels, flags=NORMALIZED)

@@ -10,6 +10,7 @@ import ctypes
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects import copies
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import context_of
@@ -70,12 +71,24 @@ def copy_peer_to_peer(
     """Copy between the devices of two contexts, through this process, so that no peer access is needed.
 
     The asynchronous form keeps stream order; between two devices it waits. The addresses determine the devices, so
-    the contexts may be of other devices, or NULL, as on a GPU with unified addresses. Raise INVALID_CONTEXT.
+    the contexts may be of other devices, or NULL, as on a GPU with unified addresses. Raise INVALID_CONTEXT, and
+    STREAM_CAPTURE_UNSUPPORTED in a capturing stream if the devices differ.
     """
     for handle in (destination_context, source_context):
         if handle:
             context_of(handle)
+    if device_memory.ordinal_at(source) != device_memory.ordinal_at(destination):
+        refuse_in_capture(stream, "cuMemcpyPeer")
     copy_device_to_device(destination, source, count, stream)
+
+
+def refuse_in_capture(stream: int, call: str) -> None:
+    """Raise STREAM_CAPTURE_UNSUPPORTED in a capturing stream, whose capture becomes invalid: a copy between devices.
+
+    On a GPU cuMemcpyPeer is refused, and cuMemcpy between two devices becomes a node.
+    """
+    if (by := intercepted.by) is not None:
+        by.refuse(*resolve(stream), f"{call} between two devices")
 
 
 def copy_host_to_device(destination: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:
@@ -140,10 +153,10 @@ def copy_device_to_device(destination: int, source: int, count: int, stream: int
     device_memory.check_range(destination, count)
     device_memory.check_range(source, count)
     reading = device_memory.place(source, context, its_stream, stream)
-    if device_memory.ordinal_at(source) == device_memory.ordinal_at(destination):
+    writing = device_memory.place(destination, context, its_stream, stream)
+    if device_memory.ordinal_at(source) == device_memory.ordinal_at(destination) or writing == reading:
         copies.copy_on_device(*reading, destination, source, count)
     else:
-        writing = device_memory.place(destination, context, its_stream, stream)
         copies.copy_between_devices(writing, reading, destination, source, count)
     if device_memory.allocations.is_synchronous(destination, source) or (
         wait and (is_the_programs_too(destination) or is_the_programs_too(source))

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from pympsd_client._api.memory.copies import check_host, is_devices_only, is_hosts
+from pympsd_client._api.memory.copies import check_host, is_devices_only, is_hosts, refuse_in_capture
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.copy_structs import Copy3D, CopySide
 from pympsd_client._arguments.errors import invalid_value
@@ -42,10 +42,12 @@ def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
     if description is None:
         raise invalid_value("the description of the copy is NULL")
     described, *handles = description
+    devices = [context_of(handle).device for handle in handles]
+    if devices[0] is not devices[1]:
+        refuse_in_capture(stream, "cuMemcpy3DPeer")
     # As for cuMemcpy3D, an empty copy succeeds even if its sides are wrong.
     is_empty = not (described.width and described.height and described.depth)
-    for side, handle, name in zip((described.destination, described.source), handles, ("dst", "src"), strict=True):
-        device = context_of(handle).device
+    for side, device, name in zip((described.destination, described.source), devices, ("dst", "src"), strict=True):
         if is_empty:
             continue
         if side.memory_type == _TYPES["ARRAY"]:

@@ -23,6 +23,7 @@ point (cuMemFreeAsync). The executor gets a quiet record for it, or nothing if t
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import chain
 from threading import RLock
 from typing import Final
@@ -34,6 +35,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects.code.module import modules
 from pympsd_client._objects.context import Context, context_on, current, require_context
 from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
@@ -398,8 +400,8 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
     """Return (context, stream) for work on an address that must follow a stream's earlier work.
 
     These are the given context and stream, unless the address is on another device. Then this function waits for the
-    stream, and returns the legacy stream of a context on that device. Raise INVALID_VALUE for memory of a pool that
-    gives the stream's device no access.
+    stream, and returns the legacy stream of a context on that device. In a stream that captures, the work becomes a
+    node of the given context. Raise INVALID_VALUE for memory of a pool that gives the stream's device no access.
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream
@@ -409,7 +411,11 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
             f"{address:#x} is from a memory pool to which the stream's device {context.device.number} has no access; "
             "call cuMemPoolSetAccess"
         )
-    synchronize(handle)
+    by = intercepted.by
+    if by is not None and by.is_capturing(context, stream):
+        return context, stream
+    with nullcontext() if by is None else by.lift():
+        synchronize(handle)
     return owner(address), 0
 
 

@@ -103,13 +103,13 @@ def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream
     check(destination, source, extent)
     if not destination.is_host and not source.is_host:
         reading = place(source.address, context, stream_id, stream)
-        if ordinal_at(source.address) == ordinal_at(destination.address):
+        writing = place(destination.address, context, stream_id, stream)
+        if ordinal_at(source.address) == ordinal_at(destination.address) or writing == reading:
             sides = (*destination.operands(CopySpace.DEVICE), *source.operands(CopySpace.DEVICE))
             waits = wait or reading[0] is not context
             copy_by_device(reading[0], operations.COPY_3D, reading[1], *sides, *extent.operands, wait=waits)
         else:
-            writing = place(destination.address, context, stream_id, stream)
-            _copy_between_devices(writing, reading, destination, source, extent)
+            copy_between_devices(writing, reading, destination, source, extent)
         return
     device, host = (source, destination) if destination.is_host else (destination, source)
     at, at_stream = place(device.address, context, stream_id, stream)
@@ -155,13 +155,17 @@ def _copy_to_host(context: Context, stream: int, host: CopyRegion, device: CopyR
     fetch_pieces(context, context.usable(), pieces, _PIECES_UNDER_WAY)
 
 
-def _copy_between_devices(
+def copy_between_devices(
     writing: tuple[Context, int],
     reading: tuple[Context, int],
     destination: CopyRegion,
     source: CopyRegion,
     extent: CopyExtent,
 ) -> None:
+    """Copy device memory to another device through a buffer of this process, and wait until it has been copied.
+
+    ``writing`` and ``reading``: the context and the stream, by its name in records, on either device.
+    """
     limit = reading[0].usable().transport.staging.max_slot_bytes
     buffer = ctypes.create_string_buffer(min(extent.bytes, limit))
     for corner, box in _boxes(extent, limit):

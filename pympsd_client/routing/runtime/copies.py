@@ -11,7 +11,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd_client._api.memory.arrays import address_at
-from pympsd_client._api.memory.copies import copy_on_host, is_devices_only
+from pympsd_client._api.memory.copies import copy_on_host, is_devices_only, refuse_in_capture
 from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import check_not_null
@@ -59,7 +59,7 @@ def copy_peer(
     process.device(destination_device)
     process.device(source_device)
     if count:
-        api.cuMemcpyDtoDAsync(destination, source, count, stream)
+        api.cuMemcpyPeerAsync(destination, 0, source, 0, count, stream)
 
 
 def _side_fields(name: str) -> tuple[tuple[str, Any], ...]:
@@ -152,8 +152,8 @@ def copy_3d_peer(place: int, stream: int = 0) -> None:
     """Copy slices of rows between devices in stream order; raise INVALID_DEVICE."""
     check_not_null("the cudaMemcpy3DPeerParms", place)
     parameters: Any = _PeerParameters.from_address(place)
-    process.device(parameters.dstDevice)
-    process.device(parameters.srcDevice)
+    if process.device(parameters.dstDevice) is not process.device(parameters.srcDevice):
+        refuse_in_capture(stream, "cudaMemcpy3DPeer")
     _submit(_slices(parameters), stream)
 
 

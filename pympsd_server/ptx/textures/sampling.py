@@ -25,6 +25,7 @@ from pympsd_server.ptx.textures.texels import (
     read,
     round_half_up,
     run_by_object,
+    widen,
 )
 
 GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2, "cube": 3, "acube": 3}
@@ -213,7 +214,8 @@ def gather_texels(
         at = _place(texture, texture.levels[0], geometry, place)
         (x, _), (y, _) = (neighbours(coordinate) for coordinate in at.coordinates)
         corners = ((x, y + 1), (x + 1, y + 1), (x + 1, y), (x, y))
-        return _bits(np.array([_element(state, texture, at, list(corner))[channel] for corner in corners]))
+        values = np.array([_element(state, texture, at, list(corner))[channel] for corner in corners])
+        return _bits(widen(texture, values))
 
     return list(run_by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
 

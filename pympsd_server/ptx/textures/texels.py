@@ -107,6 +107,18 @@ def _convert(texture: TextureObject, raw: Array, channel: int) -> Array:
     return scaled
 
 
+def widen(texture: TextureObject, values: Array) -> Array:
+    """Return one channel's values as gathers return them, which read signed bytes as numbers of 16 bits.
+
+    The seven bits of the magnitude are repeated to fifteen (recorded on an H200).
+    """
+    if _DTYPES[texture.format] != np.int8 or not texture.is_float:
+        return values
+    magnitude = np.rint(np.abs(values) * 127).astype(S64)
+    widened: Array = np.copysign((magnitude << 8 | magnitude << 1 | magnitude >> 6) / 32767, values)
+    return widened
+
+
 def border(texture: TextureObject) -> Array:
     """Return the colour of the border in the form of `read`, with one column, in the format of the elements."""
     bits, dtype = np.array(texture.sampling.border, U32), _DTYPES[texture.format]
