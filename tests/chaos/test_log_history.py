@@ -21,8 +21,8 @@ def history_of(control: str, server: str = "", logs: LogHistory | None = None) -
 
 START = "1 Starting control daemon using socket /x\n1 Starting new server 7 for user 5\n1 NEW SERVER 7: Ready\n"
 END = "1 Server 7 exited with status 0\n1 Exit with status 0\n"
-MET = "7 New client 50 connected\n7 Volta MPS: status of client {50, 1} is ACTIVE\n"
-LEFT = "7 Client {50, 1} exit\n7 Client 50 disconnected\n"
+CONNECTED = "7 New client 50 connected\n7 Volta MPS: status of client {50, 1} is ACTIVE\n"
+DISCONNECTED = "7 Client {50, 1} exit\n7 Client 50 disconnected\n"
 
 
 def test_lines_as_they_are_written() -> None:
@@ -35,7 +35,7 @@ def test_lines_as_they_are_written() -> None:
 
 
 def test_a_whole_session() -> None:
-    logs = history_of(START + END, MET + LEFT)
+    logs = history_of(START + END, CONNECTED + DISCONNECTED)
     assert judge(logs, (), (), [50]) == []
     assert [(server.pid, server.uid, server.status, server.met) for server in logs.servers] == [(7, 5, 0, {50})]
 
@@ -54,13 +54,13 @@ def test_two_servers_of_different_users_never_run_together() -> None:
 
 
 def test_a_client_that_never_leaves() -> None:
-    assert len(judge(history_of(START + END, MET), (), (), ())) == 2
-    assert judge(history_of(START + END, MET), {ProcessKey(7)}, (), ()) == []
-    assert judge(history_of(START + END, MET), (), {ProcessKey(7)}, ()) == []
+    assert len(judge(history_of(START + END, CONNECTED), (), (), ())) == 2
+    assert judge(history_of(START + END, CONNECTED), {ProcessKey(7)}, (), ()) == []
+    assert judge(history_of(START + END, CONNECTED), (), {ProcessKey(7)}, ()) == []
 
 
 def test_a_client_that_leaves_twice() -> None:
-    assert len(judge(history_of(START + END, MET + LEFT + LEFT), {ProcessKey(7)}, (), ())) == 2
+    assert len(judge(history_of(START + END, CONNECTED + DISCONNECTED + DISCONNECTED), {ProcessKey(7)}, (), ())) == 2
 
 
 def test_a_status_without_a_cause() -> None:
@@ -70,7 +70,7 @@ def test_a_status_without_a_cause() -> None:
 
 
 def test_a_client_that_no_server_met() -> None:
-    assert judge(history_of(START + END, MET + LEFT), (), (), [50, 51]) == [
+    assert judge(history_of(START + END, CONNECTED + DISCONNECTED), (), (), [50, 51]) == [
         "client 51 had a server, and no server met it"
     ]
 
@@ -82,16 +82,19 @@ def test_defects_are_reported() -> None:
 
 
 def test_dropped_lines_leave_the_books_open() -> None:
-    assert judge(history_of(START + END, MET + "7 Dropped 3 log lines: too many in a short time"), (), (), [51]) == []
+    assert (
+        judge(history_of(START + END, CONNECTED + "7 Dropped 3 log lines: too many in a short time"), (), (), [51])
+        == []
+    )
 
 
 def test_a_killed_daemons_server_may_continue() -> None:
     killed = START + "2 Starting control daemon using socket /x\n"
-    assert judge(history_of(killed + "2 Exit with status 0", MET), {ProcessKey(1)}, (), [50]) == []
+    assert judge(history_of(killed + "2 Exit with status 0", CONNECTED), {ProcessKey(1)}, (), [50]) == []
     # The daemon that took it over may log its end.
     assert (
         judge(
-            history_of(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", MET),
+            history_of(killed + "2 Server 7 exited with status 0\n2 Exit with status 0", CONNECTED),
             {ProcessKey(1)},
             (),
             [50],
@@ -140,7 +143,7 @@ def test_lines_are_written_in_both_dialects_as_they_are_read_here() -> None:
 def test_a_server_with_the_pid_of_one_before_is_another() -> None:
     starts = iter((11, 22, 33))
     logs = LogHistory(lambda pid: ProcessKey(pid, next(starts)))
-    history_of(START + "1 Server 7 exited with status -9\n", MET, logs)
+    history_of(START + "1 Server 7 exited with status -9\n", CONNECTED, logs)
     history_of(
         "1 Starting new server 7 for user 6\n1 NEW SERVER 7: Ready\n7 Started executor 70 for device 1\n",
         "",
@@ -159,6 +162,6 @@ def test_a_server_with_the_pid_of_one_before_is_another() -> None:
 def test_a_fault_before_volta_may_end_a_server() -> None:
     ends = START + END.replace("status 0\n1 Exit", "status 1\n1 Exit")
     fault = f"7 {SERVER_LINES['fault_ends_server'].sentence(Dialect.R580)}"
-    assert judge(history_of(ends, MET + fault), (), (), ()) == []
-    assert len(judge(history_of(ends, MET), (), (), ())) == 3
-    assert len(judge(history_of(ends.replace("status 1", "status 2"), MET + fault), (), (), ())) == 1
+    assert judge(history_of(ends, CONNECTED + fault), (), (), ()) == []
+    assert len(judge(history_of(ends, CONNECTED), (), (), ())) == 3
+    assert len(judge(history_of(ends.replace("status 1", "status 2"), CONNECTED + fault), (), (), ())) == 1

@@ -135,14 +135,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("data", "error", "goes_on", "words"), BAD)
-def test_a_bad_input(context: Any, data: bytes, error: str, goes_on: bool, words: bytes) -> None:
+@pytest.mark.parametrize(("data", "error", "can_complete", "words"), BAD)
+def test_a_bad_input(context: Any, data: bytes, error: str, can_complete: bool, words: bytes) -> None:
     logs = _Logs()
     state = ok(cuda.cuLinkCreate(4, logs.options, logs.values))
     ok(_add(state, KERNEL, name=b"first.ptx"))
     assert _add(state, data)[0].name == f"CUDA_ERROR_{error}"
     assert logs.texts[0].startswith(words)
-    assert (cuda.cuLinkComplete(state)[0].name == "CUDA_SUCCESS") is goes_on
+    assert (cuda.cuLinkComplete(state)[0].name == "CUDA_SUCCESS") is can_complete
 
 
 def test_a_symbol_that_nobody_defines(context: Any) -> None:

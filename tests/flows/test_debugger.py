@@ -47,7 +47,7 @@ def waits(daemon: DaemonProcess, client: ClientProcess, count: int) -> None:
     )
 
 
-def goes_on(daemon: DaemonProcess, client: ClientProcess) -> bool:
+def continues_without_mps(daemon: DaemonProcess, client: ClientProcess) -> bool:
     """Whether a client was asked to continue without MPS."""
     return any(line.startswith(f"Client {client.pid} ") and "without MPS" in line for line in daemon.log())
 
@@ -66,7 +66,7 @@ def test_a_debugged_client_alone_runs_without_mps_immediately(
     assert client.do("init") == "CUDA_SUCCESS"
     runs_alone(client)
     assert daemon.servers() == []
-    assert goes_on(daemon, client)
+    assert continues_without_mps(daemon, client)
     client.begin("exit")
     _, output = client.process.communicate(timeout=SECONDS)
     assert output.count("PrivateExecutorWarning: this process is being debugged") == 1
@@ -107,7 +107,7 @@ def test_a_debugged_client_waits_for_queued_clients_too(
     assert not debugged.has_result()
     second.end()
     assert debugged.result() == "CUDA_SUCCESS"
-    assert goes_on(daemon, debugged)
+    assert continues_without_mps(daemon, debugged)
 
 
 @pytest.mark.long
@@ -144,7 +144,7 @@ def test_the_death_of_a_waiting_debugged_client_is_noticed(
     wait_until(lambda: descriptors() <= before, "the end of its connection")
     first.end()
     assert make_client().connect().do("add") == RIGHT
-    assert not goes_on(daemon, debugged)
+    assert not continues_without_mps(daemon, debugged)
 
 
 def test_a_quit_refuses_a_debugged_client(

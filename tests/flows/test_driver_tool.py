@@ -36,7 +36,7 @@ def echo(line: str) -> list[bytes] | None:
 
 
 @pytest.fixture
-def theirs(directory: Path) -> Iterator[TheirDaemon]:
+def nvidia_daemon(directory: Path) -> Iterator[TheirDaemon]:
     """NVIDIA's daemon."""
     with their_daemon(directory / PIPE, echo) as daemon:
         yield daemon
@@ -48,85 +48,85 @@ def tool(directory: Path) -> DaemonProcess:
     return DaemonProcess(directory)
 
 
-def test_a_command_as_arguments(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_a_command_as_arguments(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     done = tool.run(["get_server_status", "447"])
     assert (done.returncode, done.stdout, done.stderr) == (0, "get_server_status 447\n", "")
-    assert theirs.lines == ["get_server_status 447"]
+    assert nvidia_daemon.lines == ["get_server_status 447"]
 
 
 @pytest.mark.parametrize("text", ["ps\nget_server_list\n", "ps\nget_server_list", "\nps\n\nget_server_list\n"])
-def test_lines_of_standard_input(theirs: TheirDaemon, tool: DaemonProcess, text: str) -> None:
+def test_lines_of_standard_input(nvidia_daemon: TheirDaemon, tool: DaemonProcess, text: str) -> None:
     done = tool.run([], text)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ps\nget_server_list\n", "")
-    assert [line for line in theirs.lines if line] == ["ps", "get_server_list"]
+    assert [line for line in nvidia_daemon.lines if line] == ["ps", "get_server_list"]
 
 
-def test_an_empty_input_sends_no_line(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_an_empty_input_sends_no_line(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     assert tool.run([], "").stdout == ""
-    assert theirs.lines == []
+    assert nvidia_daemon.lines == []
 
 
-def test_an_answer_of_many_lines_and_of_empty_ones(theirs: TheirDaemon, tool: DaemonProcess) -> None:
-    theirs.printed = lambda line: [b"", b"\nServer 447", b"", b"x" * 5000] * 50
+def test_an_answer_of_many_lines_and_of_empty_ones(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
+    nvidia_daemon.printed = lambda line: [b"", b"\nServer 447", b"", b"x" * 5000] * 50
     assert tool.run([], "ps\n").stdout == ("\n\nServer 447\n\n" + "x" * 5000 + "\n") * 50
 
 
-def test_hundreds_of_lines(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_hundreds_of_lines(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     lines = [f"get_server_status {number}" for number in range(700)]
     done = tool.run([], "\n".join(lines))
-    assert done.stdout.splitlines() == lines == theirs.lines
+    assert done.stdout.splitlines() == lines == nvidia_daemon.lines
     assert done.returncode == 0
 
 
-def test_hundreds_of_lines_with_long_answers(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_hundreds_of_lines_with_long_answers(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     """The daemon reads no line while it writes, and the tool reads nothing while it sends."""
-    theirs.printed = lambda line: [b"y" * 1000] * 20
+    nvidia_daemon.printed = lambda line: [b"y" * 1000] * 20
     done = tool.run([], "device_query\n" * 300)
     assert done.stdout.count("\n") == 300 * 20
 
 
-def test_lines_of_a_kilobyte_each(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_lines_of_a_kilobyte_each(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     lines = [f"{number} " + "z" * 1000 for number in range(100)]
     assert tool.run([], "\n".join(lines)).stdout.splitlines() == lines
 
 
-def test_lines_and_answers_that_no_socket_holds(theirs: TheirDaemon, tool: DaemonProcess) -> None:
-    theirs.timeout = 3
+def test_lines_and_answers_that_no_socket_holds(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
+    nvidia_daemon.timeout = 3
     lines = [f"{number} " + "z" * 30_000 for number in range(32)]
     done = tool.run([], "\n".join(lines))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == lines
 
 
-def test_bytes_that_are_not_text_pass_unchanged(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_bytes_that_are_not_text_pass_unchanged(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     done = subprocess.run(
         [tool.command], env=tool.environment, input=b"\xff\xfe caf\xc3\xa9\n", capture_output=True, timeout=30
     )
     assert done.stdout == b"\xff\xfe caf\xc3\xa9\n"
 
 
-def test_a_daemon_that_ends_before_it_has_answered(theirs: TheirDaemon, tool: DaemonProcess) -> None:
-    theirs.printed = lambda line: None
+def test_a_daemon_that_ends_before_it_has_answered(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
+    nvidia_daemon.printed = lambda line: None
     done = tool.run([], "ps\n")
     text = "Cannot communicate with the MPS control daemon: it closed the connection before it answered\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
-def test_quit_ends_the_session_and_the_daemon(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_quit_ends_the_session_and_the_daemon(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     done = tool.run([], "ps\nquit\n" + "ps\n" * 30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ps\n", "")
 
 
-def test_strict_is_refused_by_name(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+def test_strict_is_refused_by_name(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
     done = tool.run(["--strict"], "ps\n")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == ("--strict: this is NVIDIA's own daemon, which does not report which commands it refuses\n")
-    assert theirs.sessions == 0
+    assert nvidia_daemon.sessions == 0
 
 
-def test_a_daemon_with_another_hello(theirs: TheirDaemon, tool: DaemonProcess) -> None:
-    theirs.hello = b"OUTBHEL2\0"
+def test_a_daemon_with_another_hello(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
+    nvidia_daemon.hello = b"OUTBHEL2\0"
     done = tool.run([], "ps\n")
     assert done.returncode == 1
     text = "its protocol is a different one; it may be from an older driver"
@@ -134,7 +134,7 @@ def test_a_daemon_with_another_hello(theirs: TheirDaemon, tool: DaemonProcess) -
 
 
 @pytest.mark.long
-def test_a_daemon_that_is_silent(theirs: TheirDaemon, tool: DaemonProcess, directory: Path) -> None:
+def test_a_daemon_that_is_silent(nvidia_daemon: TheirDaemon, tool: DaemonProcess, directory: Path) -> None:
     """Stopped: it accepts, by its backlog, and says nothing. The tool waits 10 s."""
     (directory / "other" / PIPE).mkdir(parents=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -154,9 +154,9 @@ def test_a_daemon_that_is_silent(theirs: TheirDaemon, tool: DaemonProcess, direc
     "packet", [b"\2\0\0\0text", struct.pack("<i", -1), b"\1", struct.pack("<ii", 1, 1), b"\0" * 3]
 )
 def test_a_daemon_that_sends_what_no_daemon_sends_is_refused(
-    theirs: TheirDaemon, tool: DaemonProcess, packet: bytes
+    nvidia_daemon: TheirDaemon, tool: DaemonProcess, packet: bytes
 ) -> None:
-    theirs.raw = [bytes(4) + b"right", packet]
+    nvidia_daemon.raw = [bytes(4) + b"right", packet]
     done = tool.run([], "ps\n")
     assert done.stdout == "right\n"
     assert done.returncode == 1
@@ -164,8 +164,8 @@ def test_a_daemon_that_sends_what_no_daemon_sends_is_refused(
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_leaves_causes_no_traceback(theirs: TheirDaemon, tool: DaemonProcess) -> None:
-    theirs.printed = lambda line: [b"x" * 1000] * 500
+def test_a_reader_that_leaves_causes_no_traceback(nvidia_daemon: TheirDaemon, tool: DaemonProcess) -> None:
+    nvidia_daemon.printed = lambda line: [b"x" * 1000] * 500
     with subprocess.Popen(
         [tool.command, "ps"], env=tool.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
@@ -180,13 +180,13 @@ def test_a_reader_that_leaves_causes_no_traceback(theirs: TheirDaemon, tool: Dae
 
 @pytest.mark.long(but=["two-devices"])
 @pytest.mark.parametrize("name", ["commands-and-users", "limits-and-ends", "two-devices"])
-def test_the_recorded_sessions(theirs: TheirDaemon, tool: DaemonProcess, name: str) -> None:
+def test_the_recorded_sessions(nvidia_daemon: TheirDaemon, tool: DaemonProcess, name: str) -> None:
     """Line by line what NVIDIA's own tool printed."""
     sessions = [session for session in read(name).tools if len(session.lines) == 1]
     assert any(session.printed for session in sessions)
     for session in sessions:
         answer = session.printed
-        theirs.printed = lambda line, answer=answer: answer  # type: ignore[misc]
+        nvidia_daemon.printed = lambda line, answer=answer: answer  # type: ignore[misc]
         done = tool.run([], session.lines[0].decode())
         assert done.stdout.encode() == b"".join(line + b"\n" for line in answer)
 
@@ -201,7 +201,7 @@ def found(tool: DaemonProcess) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_help_names_nvidias_daemon(theirs: TheirDaemon, tool: DaemonProcess, directory: Path) -> None:
+def test_help_names_nvidias_daemon(nvidia_daemon: TheirDaemon, tool: DaemonProcess, directory: Path) -> None:
     assert found(tool) == f"daemon at {directory}/pipe/control: NVIDIA's own daemon"
 
 

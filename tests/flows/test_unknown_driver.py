@@ -55,7 +55,7 @@ def pipe(daemon: DaemonProcess) -> Path:
     return daemon.directory / "pipe"
 
 
-def says(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
+def has_logged(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
     """Return a condition: control.log has a line that matches."""
     return lambda: any(re.search(text, line) for line in daemon.log())
 
@@ -66,9 +66,9 @@ def test_auto_takes_another_backend(start: Callable[..., DaemonProcess], keys: d
     daemon.say("set_default_active_thread_percentage 40")
     with DriverClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED
-    wait_until(says(daemon, CHANGED))
-    assert says(daemon, UNKNOWN)()
-    assert says(daemon, "Refusing client .* is not known to pympsd: .* takes another backend")()
+    wait_until(has_logged(daemon, CHANGED))
+    assert has_logged(daemon, UNKNOWN)()
+    assert has_logged(daemon, "Refusing client .* is not known to pympsd: .* takes another backend")()
     # It is the same process, with what commands had set, and serves.
     assert alive(daemon.pid)
     wait_until(lambda: daemon.run([], "get_default_active_thread_percentage\n").stdout == "40.0\n")
@@ -86,7 +86,7 @@ def test_a_wrong_answer_after_the_first_client(start: Callable[..., DaemonProces
     daemon = start("auto", wrong_size=17)
     with DriverClient.start(pipe(daemon)) as client:
         client.ask("init")
-        wait_until(says(daemon, CHANGED))
+        wait_until(has_logged(daemon, CHANGED))
         assert client.ask("ctx 0") != "ctx CUDA_SUCCESS"
 
 
@@ -101,14 +101,14 @@ def test_the_backend_stays_that_has_served_somebody(start: Callable[..., DaemonP
     wait_until(lambda: not daemon.servers())
     with DriverClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED
-    assert not says(daemon, CHANGED)()
+    assert not has_logged(daemon, CHANGED)()
 
 
 def test_a_backend_that_is_set_stays(start: Callable[..., DaemonProcess]) -> None:
     daemon = start("vendor", wrong_hello=True)
     with DriverClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED
-    assert says(daemon, UNKNOWN)()
-    assert says(daemon, r"Giving up after .* is not known to pympsd: b'OUTBCRE2\\x00' where")()
-    assert not says(daemon, CHANGED)()
+    assert has_logged(daemon, UNKNOWN)()
+    assert has_logged(daemon, r"Giving up after .* is not known to pympsd: b'OUTBCRE2\\x00' where")()
+    assert not has_logged(daemon, CHANGED)()
     assert daemon.say("get_server_list") == ""

@@ -1018,13 +1018,13 @@ class DaemonMachine(RuleBasedStateMachine):
         if self.spawning:
             self.spawned()
             return
-        if any(self._goes_on(server) for server in sorted(self.running)):
+        if any(self._continues(server) for server in sorted(self.running)):
             return
         pauses = [pause for entry in self.daemon.queue if (pause := self._pause_of(entry.uid))]
         assert pauses, "nothing moves the queue on"
         self._timer_ends(pauses[0])
 
-    def _goes_on(self, id_: int) -> bool:
+    def _continues(self, id_: int) -> bool:
         """Let a server take its next step; return whether it had one."""
         server = self.daemon.servers[id_]
         own = [client for client, on in self.on_server.items() if on == id_]

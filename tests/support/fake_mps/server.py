@@ -120,15 +120,15 @@ class MpsServer:
                     self._serve(key.data)
 
     def _serve(self, connection: Connection) -> None:
-        goes_on = self.clients.serve(connection)
-        if not goes_on:
+        continues = self.clients.serve(connection)
+        if not continues:
             self._selector.unregister(connection.socket)
             if self._awaits_end_of and self._awaits_end_of not in self.clients.processes:
                 self._awaits_end_of = 0
                 self.daemon.send(struct.pack("<i", 0))
                 self._selector.register(self.daemon, selectors.EVENT_READ, None)
         # As measured: after one that leaves without a word it waits for ever.
-        if connection is self._new_client and connection.words and (connection.number >= 0 or not goes_on):
+        if connection is self._new_client and connection.words and (connection.number >= 0 or not continues):
             self._new_client = None
             self._selector.register(self.daemon, selectors.EVENT_READ, None)
 
