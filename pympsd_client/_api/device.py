@@ -22,7 +22,12 @@ def name(length: int, device: int) -> bytes:
 
 def uuid(device: int) -> bytes:
     """Return the device's UUID as a CUuuid of 16 bytes."""
-    return bytes.fromhex(process.device(device).properties.uuid.removeprefix("GPU-").replace("-", ""))
+    return uuid_bytes(process.device(device))
+
+
+def uuid_bytes(device: VisibleDevice) -> bytes:
+    """Return the 16 bytes of a device's UUID."""
+    return bytes.fromhex(device.properties.uuid.removeprefix("GPU-").replace("-", ""))
 
 
 def luid(device: int) -> tuple[bytes, int]:

@@ -40,12 +40,29 @@ results = []
 def call(_):
     answers = runtime.cudaGetDevice(), runtime.cudaGetDeviceFlags(), runtime.cudaSetDevice(0), runtime.cudaFree(0)
     results.extend(int(answer[0]) for answer in answers)
+    results.extend(int(answer[0]) for answer in (runtime.cudaGetDeviceCount(), runtime.cudaGetDeviceProperties(0)))
 ok(runtime.cudaFree(0))
 ok(runtime.cudaLaunchHostFunc(0, runtime.cudaHostFn_t(ctypes.cast(call, ctypes.c_void_p).value), 0))
 ok(runtime.cudaDeviceSynchronize())
 print(results)
 """
-    assert run(program, begin=BEGINNING).stdout == "[800, 800, 800, 800]\n"
+    assert run(program, begin=BEGINNING).stdout == "[800, 800, 800, 800, 0, 0]\n"
+
+
+def test_a_forked_child_only_learns_which_devices_there_are(run: Run) -> None:
+    """As on an H200."""
+    program = """
+import os
+ok(runtime.cudaFree(0))
+read, write = os.pipe()
+if not os.fork():
+    answers = [runtime.cudaGetDeviceCount(), runtime.cudaGetDeviceProperties(0)]
+    answers += [runtime.cudaGetDevice(), runtime.cudaFree(0)]
+    os.write(write, str([int(answer[0]) for answer in answers]).encode())
+    os._exit(0)
+print(os.read(read, 100).decode())
+"""
+    assert run(program, begin=BEGINNING).stdout == "[0, 0, 3, 3]\n"
 
 
 def test_memory_and_copies(run: Run) -> None:

@@ -120,10 +120,25 @@ def set_flags(flags: int) -> None:
     api.cuDevicePrimaryCtxSetFlags(current(), flags)
 
 
+def _list_known() -> list[VisibleDevice]:
+    """Return the visible devices, also in a host function and in a forked child, where other functions fail.
+
+    So does the runtime on an H200.
+    """
+    if not (process.forked and process.primaries):
+        process.initialize(0)
+    return [primary.device for primary in process.primaries.values()]
+
+
+def count() -> int:
+    """Return the number of visible devices."""
+    return len(_list_known())
+
+
 def properties(address: int, device: int, layout: Layout = OF_BINDINGS) -> None:
     """Write the cudaDeviceProp of a device to an address; raise INVALID_DEVICE."""
-    api.cuInit(0)
-    write(address, process.device(device), layout)
+    known = _list_known()
+    write(address, known[device] if 0 <= device < len(known) else process.device(device), layout)
 
 
 def set_valid(address: int, count: int) -> None:
@@ -143,7 +158,7 @@ def set_valid(address: int, count: int) -> None:
 
 def choose(address: int, layout: Layout = OF_BINDINGS) -> int:
     """Return the device that meets most requirements in a cudaDeviceProp."""
-    api.cuInit(0)
+    devices = _list_known()
     minimums = read_requirements(address, layout)
 
     def score(device: VisibleDevice) -> int:
@@ -152,7 +167,7 @@ def choose(address: int, layout: Layout = OF_BINDINGS) -> int:
         has = read_requirements(ctypes.addressof(own), layout)
         return sum(least <= number for least, number in zip(minimums, has, strict=True))
 
-    return max(process.require().devices, key=score).number
+    return max(devices, key=score).number
 
 
 def max_texture_width(channels: int, device: int) -> int:

@@ -11,11 +11,11 @@ import re
 from ctypes import memmove
 from typing import Any, Final, NamedTuple
 
+from pympsd_client._api.device import uuid_bytes
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.code.library import function_of
-from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.symbols import kernel_at
 
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -197,7 +197,7 @@ def write(address: int, device: VisibleDevice, layout: Layout) -> None:
     properties = layout.fields()
     properties.name[:] = device.properties.name.encode()[:255].ljust(256, b"\0")
     properties.totalGlobalMem = device.properties.memory_bytes
-    properties.uuid[:] = api.cuDeviceGetUuid(device.number)
+    properties.uuid[:] = uuid_bytes(device)
     for field, attribute in _NUMBERS.items():
         if hasattr(properties, field):
             setattr(properties, field, attributes.get(attribute, 0))

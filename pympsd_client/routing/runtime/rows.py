@@ -56,7 +56,6 @@ cudaDestroySurfaceObject cuSurfObjectDestroy
 cudaDestroyTextureObject cuTexObjectDestroy
 cudaEventCreateWithFlags cuEventCreate
 cudaFreeAsync cuMemFreeAsync
-cudaGetDeviceCount cuDeviceGetCount
 cudaGetMipmappedArrayLevel cuMipmappedArrayGetLevel
 cudaGraphInstantiateWithFlags cuGraphInstantiate
 cudaHostGetDevicePointer cuMemHostGetDevicePointer
@@ -97,6 +96,7 @@ cudaInitDevice(int device, unsigned int deviceFlags, unsigned int flags) = initi
 cudaDeviceReset() = reset
 cudaGetDeviceFlags(out unsigned int flags) = flags
 cudaSetDeviceFlags(unsigned int flags) = set_flags
+cudaGetDeviceCount(out int count) = count
 cudaGetDeviceProperties(cudaDeviceProp *prop, int device) = properties
 cudaDeviceEnablePeerAccess(int peerDevice, unsigned int flags) = enable_peer_access
 cudaDeviceDisablePeerAccess(int peerDevice) = disable_peer_access
