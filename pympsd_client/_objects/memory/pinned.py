@@ -10,8 +10,9 @@
   parent and child do not write to each other's memory.
 - **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
   Allocations in progress count (``_pending_bytes``).
-- As in CUDA, every context of the process can use the memory, and it is freed with the context in which it was
-  allocated (CUDA driver API, cuCtxDestroy; recorded of cudaDeviceReset on an H200). Registered memory stays so.
+- As in CUDA, every context of the process can use the memory, and it is freed, or no longer registered, when the
+  context in which it was allocated or registered is destroyed. cudaDeviceReset frees memory, too, but what was
+  registered stays registered (both recorded on an H200).
 
 Copies look up addresses without a lock. So the starts and regions are one tuple, which is replaced as a whole.
 """
@@ -238,12 +239,18 @@ class Pinned:
             self._remove(address)
         pages.close()
 
-    def free_allocations(self, context: Context) -> None:
-        """Free the memory that was allocated in a context; registered memory stays."""
+    def release_all(self, context: Context) -> None:
+        """Free the memory that was allocated in a context, and unregister what was registered in it.
+
+        What was registered in a primary context stays registered.
+        """
         for region in tuple(self._regions.values()):
-            if region.context is context and region.pages is not None:
+            if region.context is context:
                 with suppress(CudaError):  # another thread has freed it
-                    self.free(region.address)
+                    if region.pages is not None:
+                        self.free(region.address)
+                    elif not context.primary:
+                        self.unregister(region.address)
 
     def _pages_at(self, address: int) -> SharedPages:
         region = self._regions.get(address)
@@ -444,7 +451,7 @@ def _whole_pages(address: int, size: int) -> tuple[int, int]:
 
 
 pinned: Final = Pinned()
-when_closed.append(pinned.free_allocations)
+when_closed.append(pinned.release_all)
 os.register_at_fork(
     before=pinned.prepare_fork,
     after_in_parent=partial(pinned.finish_fork, False),
