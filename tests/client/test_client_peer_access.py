@@ -145,6 +145,19 @@ def test_threads_of_one_kernel_use_memory_of_both_devices(own: int, peers: list[
     assert (read(out, 32) == [thread // 2 for thread in range(32)]).all()
 
 
+def test_later_work_of_a_stream_follows_a_fill_of_a_peers_memory(peers: list[Any]) -> None:
+    use(peers[1])
+    size = 64 << 20
+    address = int(ok(cuda.cuMemAlloc(size)))
+    ok(cuda.cuCtxSynchronize())
+    use(peers[0])
+    ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    stream = ok(cuda.cuStreamCreate(1))
+    ok(cuda.cuMemsetD8Async(address, 1, size, stream))
+    use(peers[1])
+    assert cuda.cuStreamQuery(0) == DONE, "the fill is done"
+
+
 @pytest.mark.parametrize("own", [0, 1])
 @pytest.mark.parametrize("what", ["never enabled", "disabled", "freed", "beyond", "before", "misaligned"])
 def test_kernels_fault_at_inaccessible_memory_of_a_peer(what: str, own: int, peers: list[Any]) -> None:

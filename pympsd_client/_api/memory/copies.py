@@ -199,10 +199,15 @@ def fill(
             f"{destination:#x} is memory to which the stream's device {context.device.number} has no access; call "
             "cuCtxEnablePeerAccess, or cuMemSetAccess for mapped memory"
         )
-    context, its_stream = device_memory.place(destination, context, its_stream, stream)
-    device_memory.fill(context, its_stream, destination, value, width, count, pitch, height)
-    if device_memory.allocations.is_synchronous(destination) or (wait and is_the_programs_too(destination)):
-        context.call(operations.SYNCHRONIZE_STREAM, its_stream)
+    at, at_stream = device_memory.place(destination, context, its_stream, stream)
+    device_memory.fill(at, at_stream, destination, value, width, count, pitch, height)
+    is_elsewhere = at is not context  # the stream's later work would not wait for the fill
+    if (
+        is_elsewhere
+        or device_memory.allocations.is_synchronous(destination)
+        or (wait and is_the_programs_too(destination))
+    ):
+        at.call(operations.SYNCHRONIZE_STREAM, at_stream)
 
 
 def is_the_programs_too(address: int) -> bool:
