@@ -27,14 +27,15 @@ GIB = 1 << 30
 INDICES = st.sampled_from([ALL_DEVICES, 0, 1, 2])
 PERCENTAGES = st.dictionaries(INDICES, st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))))
 MEMORY = st.dictionaries(st.integers(0, 2), st.integers(1, 9).map(PinnedMemory))
-PLACES = st.builds(
-    Limits,
-    st.none() | PERCENTAGES,
-    st.none() | MEMORY,
-    st.none() | st.integers(0, 1).map(ClientPriority),
-    st.none() | MEMORY,
-    st.sampled_from([None, "", "p"]),
-)
+VALUES = {
+    "thread_percentage": st.none() | PERCENTAGES,
+    "pinned_memory": st.none() | MEMORY,
+    "client_priority": st.none() | st.integers(0, 1).map(ClientPriority),
+    "total_memory": st.none() | MEMORY,
+    "sm_partition": st.sampled_from([None, "", "p"]),
+}
+"""The values of each field in the generated limits."""
+PLACES = st.builds(Limits, **VALUES)
 
 
 def by_device(**entries: float) -> dict[int, ThreadPercentage]:
@@ -47,6 +48,7 @@ def by_device(**entries: float) -> dict[int, ThreadPercentage]:
 
 def test_every_limit_has_a_row_and_a_field() -> None:
     assert {row.field for row in LIMITS} == {field.name for field in fields(Limits)}
+    assert {row.field for row in LIMITS} == VALUES.keys(), "add values of the new field"
     assert len({row.name for row in LIMITS}) == len(LIMITS)
 
 

@@ -472,6 +472,10 @@ def _set_limit(daemon: Daemon, row: LimitRow, text: str) -> list[do.Instruction]
     return _handle(daemon, OperatorLine(1, 0, parse(line, 3)))
 
 
+def test_every_placeholder_has_an_example() -> None:
+    assert {row.form for row in LIMITS} <= EXAMPLES.keys(), "add a limit and the word that lifts it"
+
+
 @pytest.mark.parametrize("row", LIMITS, ids=lambda row: row.name)
 def test_a_change_of_any_limit_can_be_seen_in_the_log(daemon: Daemon, row: LimitRow) -> None:
     done = _set_limit(daemon, row, EXAMPLES[row.form][0])
