@@ -27,7 +27,7 @@ so several changes between two launches cost one upload.
 
 from collections.abc import Callable
 from functools import partial
-from itertools import count
+from itertools import count, groupby
 from threading import RLock
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import captures
-from pympsd_client._graphs.division import divide
+from pympsd_client._graphs.division import Division, divide
 from pympsd_client._graphs.graph import Graph, Node, allocate_handle
 from pympsd_client._graphs.items import Failed
 from pympsd_client._graphs.part import GraphPart
@@ -82,8 +82,8 @@ class Executable:
         """The memory that a launch leaves to the program."""
         self._frees: Final = frees - allocated.keys()
         """The addresses of other graphs' memory that a launch frees."""
-        self._parts: list[tuple[GraphPart, set[Context]]] = []
-        """The parts, ordered by stage, each with the contexts whose earlier parts it waits for."""
+        self._parts: list[tuple[GraphPart, Division]] = []
+        """The parts, ordered by stage, each with the nodes that it has and the contexts that it waits for."""
         self._own_streams: Final[dict[Context, int]] = {}
         """The streams in which parts run if the graph or a launch has several contexts."""
         self._copy_streams: Final[dict[Context, int]] = {}
@@ -153,13 +153,13 @@ class Executable:
 
     def _instantiate(self, otherwise: Callable[[], Context]) -> None:
         divisions = divide(self.graph, otherwise)
-        parts: list[tuple[GraphPart, set[Context]]] = []
+        parts: list[tuple[GraphPart, Division]] = []
         try:
             for own in divisions:
                 others = (division.nodes for division in divisions if division is not own)
                 skipped = frozenset(self._disabled.union(*others))
                 part = GraphPart(own.context, self.graph, skipped, self.handle, self._copy_stream_of)
-                parts.append((part, own.waits_for))
+                parts.append((part, own))
         except BaseException:
             for part, _ in parts:
                 part.drop()
@@ -210,10 +210,14 @@ class Executable:
             context.usable()
         for stream in own.items():
             host_function.make_wait(stream, place)
-        for part, waits_for in parts:
-            for context in waits_for:
-                host_function.make_wait((part.context, own[part.context]), (context, own[context]))
-            part.launch(own[part.context])
+        for _, stage in groupby(parts, lambda entry: entry[1].stage):
+            stage_parts = list(stage)
+            # All waits come before all launches, so that no part waits for another one of its stage.
+            for part, division in stage_parts:
+                for context in division.waits_for:
+                    host_function.make_wait((part.context, own[part.context]), (context, own[context]))
+            for part, _ in stage_parts:
+                part.launch(own[part.context])
         for stream in own.items():
             host_function.make_wait(place, stream)
 

@@ -178,6 +178,28 @@ def test_branches_of_two_devices_run_side_by_side(sides: list[Side], graph: Any)
     assert (here.read()[0], there.read()[:2]) == (1, [6, 6])
 
 
+def test_host_functions_of_one_stage_may_wait_for_each_other(sides: list[Side], graph: Any) -> None:
+    """Kernels of two devices may, too, for example those of an all-reduce."""
+    stored = [side.store(graph, [], 0, 6) for side in sides]
+    called = [threading.Event(), threading.Event()]
+    met: list[bool] = []
+
+    def meet(own: int) -> None:
+        called[own].set()
+        met.append(called[1 - own].wait(SECONDS))
+
+    functions = []
+    for number, side in enumerate(sides):
+        after = side.copy(graph, stored, side.word(1), side.word(0))
+        functions.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _, own=number: meet(own)))
+        parameters = cuda.CUDA_HOST_NODE_PARAMS()
+        parameters.fn = cuda.CUhostFn(ctypes.cast(functions[-1], ctypes.c_void_p).value)
+        ok(cuda.cuGraphAddHostNode(graph, [after], 1, parameters))
+    ok(cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), sides[0].stream))
+    sides[0].synchronize()
+    assert met == [True, True]
+
+
 def test_a_fill_needs_no_access_to_the_other_devices_memory(sides: list[Side], graph: Any) -> None:
     here, there = sides
     node = here.fill(graph, [], here.word(0), 6)
