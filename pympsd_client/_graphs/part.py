@@ -20,10 +20,10 @@ from pympsd_client._command_stream.host_callbacks import PendingCallback
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import HostCopy, Items
 from pympsd_client._objects import host_function
-from pympsd_client._objects.context import Context, this_thread
+from pympsd_client._objects.context import Context, context_on, this_thread
 from pympsd_client._objects.copies import upload
 from pympsd_client._objects.memory import region_copy
-from pympsd_client._objects.memory.allocations import ordinal_at, owner
+from pympsd_client._objects.memory.allocations import ordinal_at
 from pympsd_client._objects.memory.region_copy import CopyRegion
 
 _STREAMS_CACHED: Final = 64
@@ -49,6 +49,9 @@ class GraphPart:
         """
         items = Items(context, skipped)
         items.add_all(graph)
+        self._host_work: Final = [
+            _copier(work, context, copy_stream_of) if isinstance(work, HostCopy) else work for work in items.host_work
+        ]
         handle = context.allocate_handle()
         upload(context, operations.GRAPH_PART, handle, encode(items.items))
         context.call(operations.INSTANTIATE_GRAPH, handle)
@@ -60,9 +63,6 @@ class GraphPart:
         self._order: Final = order
         self._records: Final[dict[int, bytes]] = {}
         """The record of a launch in each stream."""
-        self._host_work: Final = [
-            _copier(work, context, copy_stream_of) if isinstance(work, HostCopy) else work for work in items.host_work
-        ]
 
     def drop(self) -> None:
         """Destroy the items in the executor; queued launches are completed."""
@@ -108,7 +108,7 @@ def _copier(host_copy: HostCopy, context: Context, copy_stream_of: Callable[[Con
 
     def stream_for(region: CopyRegion) -> tuple[Context, int]:
         is_elsewhere = not region.is_host and ordinal_at(region.address) != context.device.ordinal
-        at = owner(region.address) if is_elsewhere else context
+        at = context_on(ordinal_at(region.address)) if is_elsewhere else context
         return at, copy_stream_of(at)
 
     return partial(_copy, context, stream_for(host_copy.destination), stream_for(host_copy.source), host_copy)

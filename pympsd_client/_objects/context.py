@@ -182,6 +182,8 @@ class Context:
                 self.id = self.opened.context_id
                 self._sticky_error = None
                 try:
+                    if lost and self._shares_faults:  # a fault while the context was being opened
+                        raise lost[0].copy()
                     for call in when_opened:
                         call(self)
                 except BaseException:

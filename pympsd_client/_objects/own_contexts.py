@@ -2,10 +2,15 @@
 
 In CUDA, physical memory (cuMemCreate) needs no context, and another process's memory and events can be opened in a
 context of another device. An executor keeps both in contexts. So the client uses a context that the program has on
-the device, or else opens one (`OwnContexts.on`), which stays open as long as something needs it.
+the device, or else opens one (`OwnContexts.use`), which stays open as long as something needs it.
+
+Contexts are closed without the lock, because the objects of a closing context have locks of their own, which threads
+hold when they call `OwnContexts.close_unneeded`.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import RLock
 from typing import Final
 
@@ -19,28 +24,46 @@ class OwnContexts:
 
     def __init__(self) -> None:
         self._lock: Final = RLock()
-        self._opened: Final[dict[int, Context]] = {}
-        """The contexts by the ordinals of their devices."""
+        self._opened: Final[set[Context]] = set()
+        self._users: Counter[Context] = Counter()
+        """How many blocks of `use` each context is in."""
         self.needed: Final[list[Callable[[Context], bool]]] = []
         """Functions that return whether something still needs a context."""
 
-    def on(self, device: VisibleDevice) -> Context:
-        """Return a context on a device: one of the program's, or one that this function opens. Raise CudaError."""
+    @contextmanager
+    def use(self, device: VisibleDevice) -> Iterator[Context]:
+        """Give a context on a device: one of the program's, or one that this function opens. Raise CudaError.
+
+        After the block a context that this function has opened stays open only if something needs it.
+        """
         with self._lock:
-            if (usable := usable_on(device.ordinal)) is not None:
-                return usable
-            opened = Context(device, 0, primary=False)
-            opened.open(process.require())
-            self._opened[device.ordinal] = opened
-            return opened
+            context = usable_on(device.ordinal)
+            if context is None:
+                context = Context(device, 0, primary=False)
+                try:
+                    context.open(process.require())
+                except BaseException:
+                    contexts.pop(context.handle, None)
+                    raise
+                self._opened.add(context)
+            self._users[context] += 1
+        try:
+            yield context
+        finally:
+            with self._lock:
+                self._users.subtract((context,))
+                self._users += Counter()  # without those that nothing uses
+            self.close_unneeded(context)
 
     def close_unneeded(self, context: Context) -> None:
-        """Close a context that `on` has opened if nothing needs it any more; no effect for the program's contexts."""
+        """Close a context that `use` has opened if nothing needs it any more; no effect for the program's own."""
         with self._lock:
-            if context in self._opened.values() and not any(is_needed(context) for is_needed in self.needed):
-                del self._opened[context.device.ordinal]
-                contexts.pop(context.handle, None)
-                context.close(process.require())
+            is_used = self._users[context] or any(is_needed(context) for is_needed in self.needed)
+            if context not in self._opened or is_used:
+                return
+            self._opened.discard(context)
+            contexts.pop(context.handle, None)
+        context.close(process.require())
 
 
 own_contexts: Final = OwnContexts()

@@ -90,8 +90,8 @@ class NativeWorker:
 
     def add_context(self, context_id: int, state: ContextState) -> None:
         """Execute records of this context from now on."""
-        self._states[context_id] = state
         self._check(self._library.worker_add_context(self._worker, context_id, ctypes.pointer(state)), (context_id,))
+        self._states[context_id] = state
 
     def drop_context(self, context_id: int, seconds: float) -> None:
         """Stop executing records of this context.

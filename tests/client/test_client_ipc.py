@@ -192,6 +192,15 @@ def test_an_event_of_another_device_is_waited_for_and_recorded(context: Any) -> 
     assert cuda.cuCtxDestroy(elsewhere) == DONE
 
 
+def test_an_event_of_another_device_ends_with_the_context_that_opened_it(context: Any) -> None:
+    handle = ok(cuda.cuIpcGetEventHandle(ok(cuda.cuEventCreate(SHARED_EVENT))))
+    elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
+    theirs = ok(cuda.cuIpcOpenEventHandle(handle))
+    assert cuda.cuCtxDestroy(elsewhere) == DONE
+    assert cuda.cuCtxSetCurrent(context) == DONE
+    assert cuda.cuEventQuery(theirs) == (INVALID_HANDLE,)
+
+
 def test_mapped_memory_is_shared_by_descriptors_only(context: Any) -> None:
     assert cuda.cuIpcGetMemHandle(map_memory()) == (INVALID, None)
 

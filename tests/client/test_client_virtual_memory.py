@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -346,3 +347,21 @@ def test_reservations_never_overlap(steps: list[tuple[int, int, int]]) -> None:
         assert all(start >= other + length or other >= start + size for other, length in kept_open.items())
         kept_open[start] = size
         assert table.is_reserved(start, size)
+
+
+def test_threads_create_and_release_memory_without_a_context(devices: None) -> None:
+    """The client opens and closes contexts for it; the locks of both must not wait for each other."""
+    created: list[int] = []
+
+    def create_often(device: int) -> None:
+        for _ in range(50):
+            handle = ok(cuda.cuMemCreate(GRANULE, properties(device), 0))
+            assert cuda.cuMemRelease(handle) == DONE
+        created.append(device)
+
+    threads = [threading.Thread(target=create_often, args=(device % 2,), daemon=True) for device in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(created) == [0, 0, 1, 1]

@@ -5,7 +5,7 @@ shared. Memory and events of another device than the current context's are opene
 (`own_contexts`), and the current context's device gets peer access to the memory.
 """
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, Final
 
 from attrs import define, field
@@ -61,7 +61,8 @@ class OpenedMemory(FreedImmediately):
         """Unmap the memory, which `allocations` no longer contains, when the work that uses it is done."""
         for context in {self.context, self.opener}:
             if context.active and context.sticky_error is None:
-                context.synchronize()
+                with suppress(CudaError):  # on an error its kernels have ended
+                    context.synchronize()
         peer_access.drop(self.range.start)
         self.range.unmap()
 
@@ -122,32 +123,31 @@ def open_memory(argument: Any, flags: int) -> int:
             return memory.handle
     if handle.ordinal != context.device.ordinal and not flags:
         raise invalid_value("another device's memory needs the flag CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS (1)")
-    owner = _owner(context, handle)
-    try:
-        mapped = import_range(owner, handle.secret)
-    except CudaError as error:
-        own_contexts.close_unneeded(owner)
-        raise _convert_to_map_error(error) from None
-    if handle.offset + handle.size > mapped.size:
-        mapped.unmap()
-        raise invalid_handle("the handle was changed: the memory is smaller than its size")
-    start = mapped.start + handle.offset
-    opened = OpenedMemory(start, owner, handle.size, secret=handle.secret, range=mapped, opener=context)
-    try:
-        opened.give_access()
-    except CudaError:
-        opened.close()
-        raise
-    return allocations.add(opened).handle
+    with _use_owner(context, handle) as owner:
+        try:
+            mapped = import_range(owner, handle.secret)
+        except CudaError as error:
+            raise _convert_to_map_error(error) from None
+        if handle.offset + handle.size > mapped.size:
+            mapped.unmap()
+            raise invalid_handle("the handle was changed: the memory is smaller than its size")
+        start = mapped.start + handle.offset
+        opened = OpenedMemory(start, owner, handle.size, secret=handle.secret, range=mapped, opener=context)
+        try:
+            opened.give_access()
+        except CudaError:
+            opened.close()
+            raise
+        return allocations.add(opened).handle
 
 
-def _owner(context: Context, handle: SharedHandle) -> Context:
-    """Return the context in which to open a handle's object; raise PEER_ACCESS_UNSUPPORTED."""
+def _use_owner(context: Context, handle: SharedHandle) -> AbstractContextManager[Context]:
+    """Return a block that gives the context in which to open a handle's object; raise PEER_ACCESS_UNSUPPORTED."""
     if handle.ordinal == context.device.ordinal:
-        return context
+        return nullcontext(context)
     for device in process.require().devices:
         if device.ordinal == handle.ordinal and is_possible(context.device, device):
-            return own_contexts.on(device)
+            return own_contexts.use(device)
     raise CudaError(
         Result.ERROR_PEER_ACCESS_UNSUPPORTED,
         "the handle belongs to a device to which the current context's device has no peer access; make a context of "
@@ -202,21 +202,26 @@ def open_event(argument: Any) -> int:
     """
     context = _require_support("cuIpcOpenEventHandle")
     handle = shared_handles.unpack(_EVENT, argument, invalid_handle)
-    owner = _owner(context, handle)
-    try:
-        return events.open_shared(owner, context, handle.secret).handle
-    except CudaError as error:
-        own_contexts.close_unneeded(owner)
-        raise _convert_to_map_error(error) from None
+    with _use_owner(context, handle) as owner:
+        try:
+            return events.open_shared(owner, context, handle.secret).handle
+        except CudaError as error:
+            raise _convert_to_map_error(error) from None
 
 
 def _drop(context: Context) -> None:
-    """Close the memory of other devices that a closing context has opened."""
+    """Close the memory and the events of other devices that a closing context has opened."""
     for memory in allocations.list_all():
-        if isinstance(memory, OpenedMemory) and memory.opener is context and memory.context is not context:
-            allocations.remove(memory.handle)
-            with suppress(CudaError):  # the device's context may have failed
-                memory.close()
+        if isinstance(memory, OpenedMemory) and context in (memory.opener, memory.context):
+            peer_access.drop(memory.range.start)
+            if memory.context is not context:
+                allocations.remove(memory.handle)
+                with suppress(CudaError):  # the device's context may have failed
+                    memory.close()
+    for event in events.events.list_all():
+        if event.opener is context and event.context is not context:
+            with suppress(CudaError):
+                events.destroy(event.handle)
 
 
 when_closed.append(_drop)

@@ -211,7 +211,9 @@ class Batch:
             if joined is None:
                 return
             group = joined
-        if (plan.joins or self.steps_together > 0) and self._run and at > min(self._run):
+        # Lanes that have met go on together, at once.
+        stays_together = self.steps_together > 0 and plan.meeting is None
+        if (plan.joins or stays_together) and self._run and at > min(self._run):
             # In a burst, other lanes of a warp may still come here from a lower block.
             if plan.joins:
                 ready = have_all_arrived(self._state, group.threads, _ALL_LANES)
