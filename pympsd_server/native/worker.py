@@ -90,8 +90,13 @@ class NativeWorker:
 
     def add_context(self, context_id: int, state: ContextState) -> None:
         """Execute records of this context from now on."""
-        self._check(self._library.worker_add_context(self._worker, context_id, ctypes.pointer(state)), (context_id,))
         self._states[context_id] = state
+        try:
+            result = self._library.worker_add_context(self._worker, context_id, ctypes.pointer(state))
+            self._check(result, (context_id,))
+        except BackendError:
+            del self._states[context_id]
+            raise
 
     def drop_context(self, context_id: int, seconds: float) -> None:
         """Stop executing records of this context.
