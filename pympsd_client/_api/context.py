@@ -85,12 +85,8 @@ def create(parameters: Any, flags: int, device: int) -> int:
 
 
 def _create(affinity: int | None, flags: int, device: int) -> int:
-    context = Context(process.device(device), _check_flags(flags), primary=False, affinity=affinity)
-    try:
-        context.open(process.require())
-    except BaseException:
-        contexts.pop(context.handle, None)
-        raise
+    visible, checked = process.device(device), _check_flags(flags)
+    context = Context.open_new(process.require(), visible, checked, affinity)
     this_thread.stack.append(context)
     return context.handle
 

@@ -31,9 +31,9 @@ from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import Failed
-from pympsd_client._objects.context import Context, context_on
+from pympsd_client._objects.context import Context
 from pympsd_client._objects.event import events
-from pympsd_client._objects.memory.allocations import is_on_a_device, ordinal_at
+from pympsd_client._objects.memory.allocations import context_for, is_on_a_device
 
 _Stages = dict[Context, int]
 """The latest stage of some nodes in each of their contexts."""
@@ -138,8 +138,7 @@ def _latest(stages: Iterable[_Stages]) -> _Stages:
 
 
 def _context_of_fill(work: works.FillWork) -> Context:
-    is_elsewhere = is_on_a_device(work.destination) and ordinal_at(work.destination) != work.context.device.ordinal
-    return context_on(ordinal_at(work.destination)) if is_elsewhere else work.context
+    return context_for(work.context, work.destination) if is_on_a_device(work.destination) else work.context
 
 
 def _only(contexts: set[Context], what: str) -> Context:

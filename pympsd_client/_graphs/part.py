@@ -20,10 +20,10 @@ from pympsd_client._command_stream.host_callbacks import PendingCallback
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import HostCopy, Items
 from pympsd_client._objects import host_function
-from pympsd_client._objects.context import Context, context_on, this_thread
+from pympsd_client._objects.context import Context, this_thread
 from pympsd_client._objects.copies import upload
 from pympsd_client._objects.memory import region_copy
-from pympsd_client._objects.memory.allocations import ordinal_at
+from pympsd_client._objects.memory.allocations import context_for
 from pympsd_client._objects.memory.region_copy import CopyRegion
 
 _STREAMS_CACHED: Final = 64
@@ -107,8 +107,7 @@ def _copier(host_copy: HostCopy, context: Context, copy_stream_of: Callable[[Con
     """Return a function that makes a copy while the graph runs."""
 
     def stream_for(region: CopyRegion) -> tuple[Context, int]:
-        is_elsewhere = not region.is_host and ordinal_at(region.address) != context.device.ordinal
-        at = context_on(ordinal_at(region.address)) if is_elsewhere else context
+        at = context if region.is_host else context_for(context, region.address)
         return at, copy_stream_of(at)
 
     return partial(_copy, context, stream_for(host_copy.destination), stream_for(host_copy.source), host_copy)

@@ -168,6 +168,24 @@ class Context:
         self._changing: Final = RLock()  # the finalizer of an object that is dropped may close the context again
         contexts[self.handle] = self
 
+    @classmethod
+    def open_new(
+        cls,
+        connection: Connection,
+        device: VisibleDevice,
+        flags: int = 0,
+        affinity: int | None = None,
+        partition: int | None = None,
+    ) -> Context:
+        """Return a new context that is open and not primary. Raise CudaError; then `contexts` does not have it."""
+        context = cls(device, flags, False, affinity, partition)
+        try:
+            context.open(connection)
+        except BaseException:
+            contexts.pop(context.handle, None)
+            raise
+        return context
+
     def open(self, connection: Connection) -> None:
         """Open the context if it is closed; raise CudaError: the device's earlier fault, or the server's refusal.
 
@@ -387,13 +405,18 @@ def context_on(ordinal: int) -> Context:
     ``ordinal`` is the daemon's number of the device, which also selects its window of addresses. A process's contexts
     on one device share its memory, so any of them will do.
     """
-    if this_thread.stack and current().device.ordinal == ordinal:
-        return current()
-    if (context := usable_on(ordinal)) is not None:
+    if (context := find_on(ordinal)) is not None:
         return context
     raise CudaError(
         Result.ERROR_INVALID_VALUE, "the address is on a device on which this process has no usable context"
     )
+
+
+def find_on(ordinal: int) -> Context | None:
+    """Return the current context if it is on the device with this ordinal, else a usable one there, or None."""
+    if this_thread.stack and current().device.ordinal == ordinal:
+        return current()
+    return usable_on(ordinal)
 
 
 def usable_on(ordinal: int) -> Context | None:

@@ -50,12 +50,7 @@ def create(handle: int, device: VisibleDevice) -> GreenContext:
         raise invalid_value(f"{handle:#x} was not returned by cuDevResourceGenerateDesc")
     if description.device != device.number:
         raise CudaError(Result.ERROR_INVALID_DEVICE, f"the resources are device {description.device}'s")
-    context = Context(device, 0, primary=False, partition=description.count)
-    try:
-        context.open(process.require())
-    except BaseException:
-        contexts.pop(context.handle, None)
-        raise
+    context = Context.open_new(process.require(), device, partition=description.count)
     green = GreenContext(new_handle(), context)
     green_contexts[green.handle] = _by_context[context] = green
     return green

@@ -15,7 +15,7 @@ from threading import RLock
 from typing import Final
 
 from pympsd_client._connect.connection import VisibleDevice
-from pympsd_client._objects.context import Context, contexts, usable_on
+from pympsd_client._objects.context import Context, contexts, find_on
 from pympsd_client._objects.process import process
 
 
@@ -32,19 +32,14 @@ class OwnContexts:
 
     @contextmanager
     def use(self, device: VisibleDevice) -> Iterator[Context]:
-        """Give a context on a device: one of the program's, or one that this function opens. Raise CudaError.
+        """Give a context on a device: the current one, another one of the program's, or one that is opened for it.
 
-        After the block a context that this function has opened stays open only if something needs it.
+        After the block a context that was opened stays open only if something needs it. Raise CudaError.
         """
         with self._lock:
-            context = usable_on(device.ordinal)
+            context = find_on(device.ordinal)
             if context is None:
-                context = Context(device, 0, primary=False)
-                try:
-                    context.open(process.require())
-                except BaseException:
-                    contexts.pop(context.handle, None)
-                    raise
+                context = Context.open_new(process.require(), device)
                 self._opened.add(context)
             self._users[context] += 1
         try:

@@ -5,7 +5,7 @@ shared. Memory and events of another device than the current context's are opene
 (`own_contexts`), and the current context's device gets peer access to the memory.
 """
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final
 
 from attrs import define, field
@@ -19,7 +19,7 @@ from pympsd_client._objects import event as events
 from pympsd_client._objects.context import Context, require_context, when_closed
 from pympsd_client._objects.memory.allocations import FreedImmediately, allocations, is_shareable
 from pympsd_client._objects.memory.imports import ImportedRange, import_range
-from pympsd_client._objects.memory.peer_access import Pair, is_possible, peer_access
+from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.own_contexts import own_contexts
 from pympsd_client._objects.process import process
 
@@ -44,10 +44,6 @@ class OpenedMemory(FreedImmediately):
         """The context that has opened the memory."""
         return self.opener
 
-    @property
-    def _pair(self) -> Pair:
-        return self.opener.device.ordinal, self.context.device.ordinal
-
     def is_reached_from(self, context: Context) -> bool:
         """Return whether a context is on the device of the one that has opened the memory."""
         return context.device is self.opener.device
@@ -55,7 +51,8 @@ class OpenedMemory(FreedImmediately):
     def give_access(self) -> None:
         """Give the opener's device access to another device's memory; raise OUT_OF_MEMORY."""
         if self.context is not self.opener:
-            peer_access.set_of(self.range.start, self._pair, True)
+            pair = self.opener.device.ordinal, self.context.device.ordinal
+            peer_access.set_of(self.range.start, pair, True)
 
     def close(self) -> None:
         """Unmap the memory, which `allocations` no longer contains, when the work that uses it is done."""
@@ -143,10 +140,9 @@ def open_memory(argument: Any, flags: int) -> int:
 
 def _use_owner(context: Context, handle: SharedHandle) -> AbstractContextManager[Context]:
     """Return a block that gives the context in which to open a handle's object; raise PEER_ACCESS_UNSUPPORTED."""
-    if handle.ordinal == context.device.ordinal:
-        return nullcontext(context)
     for device in process.require().devices:
-        if device.ordinal == handle.ordinal and is_possible(context.device, device):
+        is_reached = device is context.device or is_possible(context.device, device)
+        if device.ordinal == handle.ordinal and is_reached:
             return own_contexts.use(device)
     raise CudaError(
         Result.ERROR_PEER_ACCESS_UNSUPPORTED,

@@ -4,7 +4,6 @@ On a device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) all 
 memory belongs to a context, as device memory does, and is mapped at addresses of that context's device.
 """
 
-from contextlib import nullcontext
 from typing import Any, Final
 
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
@@ -142,10 +141,8 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     is_host = properties.location.type != _DEVICE
     if size > (_ROOM if is_host else device.properties.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
-    stack = this_thread.stack
-    is_current = bool(stack) and stack[-1].device.ordinal == device.ordinal
     flags = (MEMORY_SHAREABLE if properties.handle_types else 0) | (MEMORY_OF_HOST if is_host else 0)
-    with nullcontext(stack[-1]) if is_current else own_contexts.use(device) as context:
+    with own_contexts.use(device) as context:
         handle = context.allocate_handle()
         context.call(operations.CREATE_MEMORY, handle, size, flags)
         return virtual_memory.add(Physical(handle, context, size, properties, is_host))

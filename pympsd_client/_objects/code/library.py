@@ -237,9 +237,8 @@ def _open_some_context(device: VisibleDevice | None) -> Iterator[Context]:
     if usable is not None:
         yield usable
         return
-    temporary = Context(device or process.device(0), 0, primary=False)
+    temporary = Context.open_new(process.require(), device or process.device(0))
     try:
-        temporary.open(process.require())
         yield temporary
     finally:
         contexts.pop(temporary.handle, None)

@@ -319,6 +319,12 @@ def is_on_a_device(address: int) -> bool:
     return any(device.ordinal == ordinal for device in process.require().devices)
 
 
+def context_for(context: Context, address: int) -> Context:
+    """Return a context if it is on the device of an address, else another one on that device; raise INVALID_VALUE."""
+    ordinal = ordinal_at(address)
+    return context if ordinal == context.device.ordinal else context_on(ordinal)
+
+
 def owner(address: int) -> Context:
     """Return a context on the device that an address belongs to; raise INVALID_VALUE if it is not on a device."""
     current().usable()

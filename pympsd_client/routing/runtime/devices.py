@@ -137,8 +137,8 @@ def count() -> int:
 
 def properties(address: int, device: int, layout: Layout = OF_BINDINGS) -> None:
     """Write the cudaDeviceProp of a device to an address; raise INVALID_DEVICE."""
-    known = _list_known()
-    write(address, known[device] if 0 <= device < len(known) else process.device(device), layout)
+    devices = _list_known()
+    write(address, devices[device] if 0 <= device < len(devices) else process.device(device), layout)
 
 
 def set_valid(address: int, count: int) -> None:

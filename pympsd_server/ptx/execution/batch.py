@@ -211,7 +211,7 @@ class Batch:
             if joined is None:
                 return
             group = joined
-        # Lanes that have met go on together, at once.
+        # Lanes that have met continue together, without another wait.
         stays_together = self.steps_together > 0 and plan.meeting is None
         if (plan.joins or stays_together) and self._run and at > min(self._run):
             # In a burst, other lanes of a warp may still come here from a lower block.
