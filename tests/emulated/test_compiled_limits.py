@@ -48,7 +48,7 @@ def names_in(program: str) -> set[str]:
     for kernel in load_program(program.encode()).kernels.values():
         translation = kernel.translation
         code, offsets, size = translation.code, translation.offsets, translation.shared_bytes
-        assert write_text(code, offsets, size, (128, 1, 1), has_halves=True).module_text
+        assert write_text(code, offsets, size, (128, 1, 1), has_halves=True, has_masks=True).module_text
         names |= {name_of(operation) for operation in code.operations}
     return names
 
@@ -100,7 +100,7 @@ def test_a_kernel_that_is_too_large_is_refused_before_it_takes_much_memory(tier:
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (200 << 20), limits[1]))
     try:
         with pytest.raises(NotCompiled, match=reason):
-            write_text(translation.code, translation.offsets, 0, (64, 1, 1), has_halves=True)
+            write_text(translation.code, translation.offsets, 0, (64, 1, 1), has_halves=True, has_masks=True)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 

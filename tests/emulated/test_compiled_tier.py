@@ -15,7 +15,9 @@ from pympsd_server.ptx.compiled_tier.batches import batch as compiled_batch
 from pympsd_server.ptx.compiled_tier.batches import selection
 from pympsd_server.ptx.compiled_tier.batches.batch import CompiledBatch
 from pympsd_server.ptx.compiled_tier.batches.selection import begin_batch, is_undecided, max_blocks
+from pympsd_server.ptx.compiled_tier.compilation import machine_code
 from pympsd_server.ptx.compiled_tier.compilation.compile_queue import CompileQueue
+from pympsd_server.ptx.compiled_tier.compilation.compiler_process import spread_masks
 from pympsd_server.ptx.compiled_tier.compilation.machine_code import MachineCode
 from pympsd_server.ptx.compiled_tier.text.kernel_writer import write_text
 from pympsd_server.ptx.compiled_tier.text.stop_text import StopText
@@ -26,7 +28,7 @@ from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device, Never, batches, pack, three
 from tests.emulated.test_corpus import check_recorded
 
-pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
+llvmlite = pytest.importorskip("llvmlite.binding", reason="the extra `compiled`, which `test` has, is not installed")
 
 QUICK = (
     *("atomics32", "block_scan", "calls", "carry128", "constant_memory", "divergence", "dynamic_shared", "f32_arith"),
@@ -54,6 +56,29 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_same_as_recorded(name: str) -> None:
     check_recorded(name)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_same_as_recorded_as_written_for_the_other_kind_of_processor(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    here = machine_code.has_masks()
+    monkeypatch.setattr(machine_code, "has_masks", lambda: not here)
+    check_recorded(name)
+
+
+def test_the_text_for_a_processor_without_mask_registers_tests_each_lanes_bit() -> None:
+    text = """define <32 x i1> @lanes(i32 %0) {
+  %2 = xor i32 %0, 1
+  %3 = bitcast i32 %2 to <32 x i1>
+  ret <32 x i1> %3
+}"""
+    spread = spread_masks(text)
+    assert "bitcast" not in spread
+    llvmlite.parse_assembly(spread).verify()
+    bits = re.search(r"and <32 x i32> \S+, <(.*)>", spread)
+    assert bits is not None
+    assert [int(bit.removeprefix("i32 ")) for bit in bits[1].split(", ")] == [1 << lane for lane in range(32)]
 
 
 @pytest.mark.parametrize("name", ["divergence", "shuffle_divergent"])
@@ -212,7 +237,7 @@ def test_warps_that_wait_for_time_let_others_run_meanwhile(timer: str) -> None:
     AGAIN: mov.u32 %b, %{timer}; sub.u32 %b, %b, %a; setp.lt.u32 %q, %b, 5000; @%q bra AGAIN; ret; }}"""
     kernel = Device(1 << 20).load(f"{HEADER}.visible .entry k() {body}").program.kernels["k"]
     code = kernel.translation.code
-    assert write_text(code, {}, 0, (64, 1, 1), has_halves=True).plan.spinning == {1}
+    assert write_text(code, {}, 0, (64, 1, 1), has_halves=True, has_masks=True).plan.spinning == {1}
 
 
 WAIT_FOR_LAST = """.visible .entry k(.param .u64 p)
@@ -573,7 +598,9 @@ def test_a_register_is_saved_once_however_many_barriers_follow(threads: int) -> 
         assert begin(device, ptx, 1, threads, address).step(60, Never())
         assert device.get(address, np.zeros(64, "u4")).tolist()[:threads] == [phases * i for i in range(threads)]
         kernel = device.load(HEADER + ptx).program.kernels["k"].translation
-        text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, (threads, 1, 1), has_halves=True)
+        text = write_text(
+            kernel.code, kernel.offsets, kernel.shared_bytes, (threads, 1, 1), has_halves=True, has_masks=True
+        )
         saves.append(len(re.findall(r"store <32 x i64> .*, align 4\n", text.module_text)))
     assert saves[0] == saves[1]
 
@@ -644,7 +671,7 @@ def test_blocks_of_few_threads_have_short_vectors(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(*results)
     assert results[0][0] > 0
     kernel = Device(1 << 20).load(HEADER + SMALL).program.kernels["k"].translation
-    text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True)
+    text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True, has_masks=True)
     assert (text.width, len(text.escapes)) == (8, 1)
 
 

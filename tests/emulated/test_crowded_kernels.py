@@ -66,7 +66,7 @@ def write_module(count: int) -> str:
     """Return the compiler's text of the kernel with so many exits."""
     translation = Device(1 << 20).load(write_exits(count)).program.kernels["k"].translation
     sizes = translation.offsets, translation.shared_bytes
-    return write_text(translation.code, *sizes, (THREADS, 1, 1), has_halves=True).module_text
+    return write_text(translation.code, *sizes, (THREADS, 1, 1), has_halves=True, has_masks=True).module_text
 
 
 def test_the_compilers_text_grows_with_the_kernel() -> None:

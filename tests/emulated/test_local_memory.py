@@ -62,7 +62,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tier: str, ptx: str, block: Any) -> np.
 def word_of(body: str, block: Any) -> int:
     """Return the bytes of the words that machine code interleaves; 0: none."""
     kernel = Device(1 << 20).load(HEADER + BEGIN + body + END + "ret; }").program.kernels["k"].translation
-    return write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True).word
+    return write_text(
+        kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True, has_masks=True
+    ).word
 
 
 @pytest.mark.parametrize("block", BLOCKS)

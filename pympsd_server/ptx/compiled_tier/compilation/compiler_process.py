@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -38,6 +39,9 @@ _MACHINE_BYTES: Final = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 MAX_BYTES: Final = max(1 << 30, min(8 << 30, _MACHINE_BYTES // 2 // MAX_PROCESSES))
 """The maximum memory of a compilation, in bytes: half the machine's memory for all together, but at least 1 GiB. The
 longest texts take 300 MB."""
+MASK_REGISTERS: Final = "avx512bw"
+"""The name, in LLVM and in /proc/cpuinfo, of the extension that gives a processor mask registers for 32 lanes."""
+_MASK_TO_LANES: Final = re.compile(r"^  (%\S+) = bitcast i32 (\S+) to <32 x i1>", re.MULTILINE)
 _LOOK_SECONDS: Final = 0.5
 """The time between two checks of whether the result is still needed."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -109,8 +113,30 @@ def _emit(text: str) -> bytes:
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+    if not llvm.get_host_cpu_features().get(MASK_REGISTERS):
+        module = llvm.parse_assembly(spread_masks(str(module)))
     code: bytes = machine.emit_object(module)
     return code
+
+
+def spread_masks(text: str) -> str:
+    """Replace each conversion of 32 bits to a vector of i1, which without mask registers LLVM does bit by bit.
+
+    The text must be optimized already, because the optimizer cancels only a bitcast with its inverse.
+    """
+    return _MASK_TO_LANES.sub(_spread_mask, text)
+
+
+def _spread_mask(conversion: re.Match[str]) -> str:
+    """Return the instructions that compare each lane's bit of a mask with 0."""
+    result, mask = conversion.groups()
+    name, kind = f"%spread.{result[1:]}", "<32 x i32>"
+    bits = ", ".join(f"i32 {1 << lane}" for lane in range(32))
+    return f"""\
+  {name}.first = insertelement {kind} poison, i32 {mask}, i64 0
+  {name}.all = shufflevector {kind} {name}.first, {kind} poison, <32 x i32> zeroinitializer
+  {name}.own = and {kind} {name}.all, <{bits}>
+  {result} = icmp ne {kind} {name}.own, zeroinitializer"""
 
 
 def _limit(kind: int, maximum: int) -> None:

@@ -31,7 +31,12 @@ from attrs import define, field, fields, frozen
 
 from pympsd.process.version import build_id
 from pympsd_server.ptx.compiled_tier.compilation import kernel_cache
-from pympsd_server.ptx.compiled_tier.compilation.compiler_process import compile_text, find_llvmlite, new_machine
+from pympsd_server.ptx.compiled_tier.compilation.compiler_process import (
+    MASK_REGISTERS,
+    compile_text,
+    find_llvmlite,
+    new_machine,
+)
 from pympsd_server.ptx.compiled_tier.compilation.object_code import LinkedCode, link
 from pympsd_server.ptx.compiled_tier.ir_text import NotCompiled
 from pympsd_server.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
@@ -187,10 +192,15 @@ def _processor() -> str:
     return "\n".join(line for line in lines if "hz" not in line.lower() and "bogomips" not in line.lower())
 
 
+def has_masks() -> bool:
+    """Return whether the processor has mask registers for 32 lanes."""
+    return MASK_REGISTERS in _processor().split()
+
+
 def _compile(translation: Translation, block: tuple[int, int, int], is_abandoned: Callable[[], bool]) -> StoredKernel:
     has_halves = "f16c" in _processor().split() or platform.machine() == "aarch64"
     sizes = translation.offsets, translation.shared_bytes
-    text = write_text(translation.code, *sizes, block, has_halves=has_halves)
+    text = write_text(translation.code, *sizes, block, has_halves=has_halves, has_masks=has_masks())
     return _describe(translation.code, text, compile_text(text.module_text, is_abandoned))
 
 

@@ -82,23 +82,24 @@ def write_text(
     block: tuple[int, int, int],
     *,
     has_halves: bool,
+    has_masks: bool,
 ) -> KernelText:
     """Write a kernel for blocks of a shape, and return its writer.
 
-    `has_halves` is whether the processor can convert between half and float. Raises NotCompiled if the kernel must
-    stay in the NumPy tier.
+    `has_halves` is whether the processor can convert between half and float, `has_masks` whether it has mask
+    registers for 32 lanes. Raises NotCompiled if the kernel must stay in the NumPy tier.
     """
     width = choose_width(code, block)
     rows, linear = block[0] % width == 0, block[1] * block[2] == 1
     whole = block[0] * block[1] * block[2] % width == 0
-    probe = KernelText(code, _plan_all_varying(code), width, whole, offsets, Sequences(), static_shared)
+    probe = KernelText(code, _plan_all_varying(code), width, whole, has_masks, offsets, Sequences(), static_shared)
     escapes = _Escapes(probe, has_halves)
     places = {key: offset for key, offset in offsets.items() if key[0] == "shared"}
     plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
     sequences = find_sequences(code, plan, linear=linear)
     if is_crowded(plan):
         sequences = Sequences(sequences.strides)  # first lanes would live across segments
-    text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
+    text = KernelText(code, plan, width, whole, has_masks, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
     text.word = word_of_locals(plan.segments) if whole else 0
     text.number_of(Stop(0, (), is_entry=True))

@@ -65,6 +65,8 @@ class Lanes(Text):
     """The number of lanes of a vector."""
     whole_warps: bool
     """Whether all warps of a block have all their lanes."""
+    has_masks: bool
+    """Whether the processor has mask registers for 32 lanes, and with them masked stores, gathers and scatters."""
     offsets: dict[tuple[str, str], int]
     """The offsets of shared and local variables in their frames; -1 for dynamic shared memory."""
     bank: dict[int, int] = field(factory=dict, init=False)

@@ -26,7 +26,8 @@ from pympsd_server.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Sh
 from pympsd_server.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
 from pympsd_server.ptx.compiled_tier.planning.analysis import Accesses, is_ordered
 from pympsd_server.ptx.compiled_tier.planning.sequences import Sequences
-from pympsd_server.ptx.compiled_tier.text.lanes import BITS, Lanes
+from pympsd_server.ptx.compiled_tier.text.lanes import BITS
+from pympsd_server.ptx.compiled_tier.text.vector_memory import VectorMemory
 from pympsd_server.ptx.lowering.ir import Argument, Memory, Operation, Register
 from pympsd_server.ptx.syntax.tree import Immediate
 
@@ -58,7 +59,7 @@ class Pointers:
 
 
 @define(slots=False)
-class MemoryText(Lanes):
+class MemoryText(VectorMemory):
     """The part of a kernel's writer for checks, loads and stores."""
 
     sequences: Sequences
@@ -362,11 +363,12 @@ class MemoryText(Lanes):
         self.branch(pointers.near, near, far, LIKELY)
         self.place(near)
         self._prefetch(pointers, offset)
-        first = self._load_near(self._pointer(pointers.single, offset), bits, count, mask)
+        first = self.load_near(self._pointer(pointers.single, offset), bits, count)
         self.jump(join)
         self.place(far)
         kind, size = self.vector.of(f"i{bits}"), bits // 8
-        second = [self._gather_slowly(pointers, offset + k * size, kind, size, mask) for k in range(count)]
+        places = [self.host_addresses(pointers, offset + k * size) for k in range(count)]
+        second = [self.gather_slowly(place, kind, size, mask) for place in places]
         self.jump(join)
         self.place(join)
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
@@ -380,49 +382,10 @@ class MemoryText(Lanes):
                 place = "ptr", self._pointer(pointers.single, line)
                 self.call("llvm.prefetch.p0", "void", place, ("i32", "0"), ("i32", "3"), ("i32", "1"))
 
-    def _load_near(self, pointer: str, bits: int, count: int, mask: str) -> list[str]:
-        """Load consecutive elements of the lanes in `mask`, and separate the `count` elements of each lane."""
-        wide, lanes = self._widen(mask, count)
-        kind = wide.of(f"i{bits}")
-        whole = self.call(
-            f"llvm.masked.load.{wide.mangled(f'i{bits}')}.p0",
-            kind,
-            *((f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes), (kind, "zeroinitializer")),
-        )
-        return [self.shuffle(kind, whole, "poison", range(first, wide.lanes, count)) for first in range(count)]
-
-    def _widen(self, mask: str, count: int) -> tuple[Shape, str]:
-        """Return the shape of a vector with `count` elements of each lane, and which of these the mask selects."""
-        wide, lanes, one = Shape(self.width * count), self.as_lanes(mask), self.vector.of("i1")
-        if count > 1:
-            lanes = self.shuffle(one, lanes, "poison", [k // count for k in range(wide.lanes)])
-        return wide, lanes
-
-    def _store_near(self, pointer: str, values: list[str], bits: int, mask: str) -> None:
-        """Store vectors so that the elements of each lane are consecutive."""
-        count, kind = len(values), f"i{bits}"
-        wide, lanes = self._widen(mask, count)
-        while len(values) > 1:  # concatenate: the first vector, the second, ...
-            part, size = Shape(wide.lanes // len(values)), 2 * wide.lanes // len(values)
-            pairs = zip(values[::2], values[1::2], strict=True)
-            values = [self.shuffle(part.of(kind), a, b, range(size)) for a, b in pairs]
-        (whole,), kind = values, wide.of(kind)
-        if count > 1:
-            order = (k % count * self.width + k // count for k in range(wide.lanes))
-            whole = self.shuffle(kind, whole, "poison", order)
-        name = f"llvm.masked.store.{wide.mangled(f'i{bits}')}.p0"
-        self.call(name, "void", (kind, whole), (f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes))
-
-    def _gather_slowly(self, pointers: Pointers, offset: int, kind: str, size: int, mask: str) -> str:
-        self.store(self.vector.of("i64"), self.host_addresses(pointers, offset), "%scratch0")
-        where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
-        self.call("kernels_gather", "void", *where, ("ptr", "%scratch1"))
-        return self.load(kind, "%scratch1")
-
     def _gather(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
         places = self._lane_pointers(pointers, offset)
         if bits in _GATHERED_BITS:
-            return self._gather_elements(places, bits, mask)
+            return self.gather_elements(places, bits, mask)
         # Processors gather only words. The aligned word that contains the element is in the same page of host memory.
         wide, word, kind = self.vector.of("i64"), self.vector.of("i32"), self.vector.of(f"i{bits}")
         address = self.cast("ptrtoint", places, self.vector.of("ptr"), wide)
@@ -431,17 +394,8 @@ class MemoryText(Lanes):
         by = self.cast("trunc", address, wide, word)
         by = self.op("shl", word, by, self.vector.constant("i32", 3))
         by = self.op("and", word, by, self.vector.constant("i32", 24))
-        words = self.op("lshr", word, self._gather_elements(places, 32, mask), by)
+        words = self.op("lshr", word, self.gather_elements(places, 32, mask), by)
         return self.cast("trunc", words, word, kind)
-
-    def _gather_elements(self, places: str, bits: int, mask: str) -> str:
-        kind = self.vector.of(f"i{bits}")
-        return self.call(
-            f"llvm.masked.gather.{self.vector.mangled(f'i{bits}')}.v{self.width}p0",
-            kind,
-            *((f"{self.vector.of('ptr')} align {bits // 8}", places), (self.vector.of("i1"), self.as_lanes(mask))),
-            (kind, "zeroinitializer"),
-        )
 
     # --- stores
 
@@ -471,26 +425,20 @@ class MemoryText(Lanes):
 
     def _store_lanes(self, pointers: Pointers, offset: int, values: list[str], bits: int, mask: str) -> None:
         """Write a store that is quick if the addresses are consecutive, and otherwise scatters."""
-        kind, size, lanes = self.vector.of(f"i{bits}"), bits // 8, self.as_lanes(mask)
-        join = self.label("stored")
+        kind, size, join = self.vector.of(f"i{bits}"), bits // 8, self.label("stored")
         if pointers.stride:
             near, far = self.label("near"), self.label("far")
             self.branch(pointers.near, near, far, LIKELY)
             self.place(near)
-            self._store_near(self._pointer(pointers.single, offset), values, bits, mask)
+            self.store_near(self._pointer(pointers.single, offset), values, bits, mask)
             self.jump(join)
             self.place(far)
         for k, value in enumerate(values):
             at = offset + k * size
             if pointers.stride or bits not in _GATHERED_BITS:
-                self.store(self.vector.of("i64"), self.host_addresses(pointers, at), "%scratch0")
-                self.store(kind, value, "%scratch1")
-                where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
-                self.call("kernels_scatter", "void", *where, ("ptr", "%scratch1"))
-                continue
-            name = f"llvm.masked.scatter.{self.vector.mangled(f'i{bits}')}.v{self.width}p0"
-            places = (f"{self.vector.of('ptr')} align {size}", self._lane_pointers(pointers, at))
-            self.call(name, "void", (kind, value), places, (self.vector.of("i1"), lanes))
+                self.scatter_slowly(self.host_addresses(pointers, at), value, kind, size, mask)
+            else:
+                self.scatter_elements(self._lane_pointers(pointers, at), value, bits, mask)
         self.jump(join)
         self.place(join)
 
@@ -547,17 +495,19 @@ class MemoryText(Lanes):
         first, lanes = self._local_addresses(pointers, offset)
         bits = 8 * self.word
         if not pointers.lanes:
-            return self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
-        near, far, join = self.label("near"), self.label("far"), self.label("loaded")
+            return self.load_near(self._place_local(first, SCALAR), bits, 1)[0]
+        near, far, end, join = self.label("near"), self.label("far"), self.label("gathered"), self.label("loaded")
         self.branch(pointers.near, near, far)
         self.place(near)
-        same = self._load_near(self._place_local(first, SCALAR), bits, 1, mask)[0]
+        same = self.load_near(self._place_local(first, SCALAR), bits, 1)[0]
         self.jump(join)
         self.place(far)
-        own = self._gather_elements(self._place_local(lanes, self.vector), bits, mask)
+        own = self.gather_elements(self._place_local(lanes, self.vector), bits, mask)
+        self.jump(end)
+        self.place(end)
         self.jump(join)
         self.place(join)
-        return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, far))
+        return self.phi(self.vector.of(f"i{bits}"), (same, near), (own, end))
 
     def _load_local(self, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
         """Write a load of an element, at most a word, of each lane at an offset; return its name."""
@@ -572,7 +522,7 @@ class MemoryText(Lanes):
         """Write a store of an element, at most a word, of each lane at an offset."""
         first, lanes = self._local_addresses(pointers, offset)
         element = f"i{8 * self.word}"
-        words, mangled = self.vector.of(element), self.vector.mangled(element)
+        words = self.vector.of(element)
         if bits < 8 * self.word:
             by = self._bit_in_word(lanes)
             part = self.op("shl", words, self.vector.constant(element, (1 << bits) - 1), by)
@@ -580,16 +530,13 @@ class MemoryText(Lanes):
             others = self.op("and", words, self._load_words(pointers, offset, mask), others)
             value = self.cast("zext", value, self.vector.of(f"i{bits}"), words)
             value = self.op("or", words, self.op("shl", words, value, by), others)
-        these = self.vector.of("i1"), self.as_lanes(mask)
         near, far, join = self.label("near"), self.label("far"), self.label("stored")
         self.branch(pointers.near or "true", near, far)
         self.place(near)
-        place = f"ptr align {self.word}", self._place_local(first, SCALAR)
-        self.call(f"llvm.masked.store.{mangled}.p0", "void", (words, value), place, these)
+        self.store_masked(self._place_local(first, SCALAR), value, self.vector, 8 * self.word, mask)
         self.jump(join)
         self.place(far)
         if pointers.lanes:
-            places = f"{self.vector.of('ptr')} align {self.word}", self._place_local(lanes, self.vector)
-            self.call(f"llvm.masked.scatter.{mangled}.v{self.width}p0", "void", (words, value), places, these)
+            self.scatter_elements(self._place_local(lanes, self.vector), value, 8 * self.word, mask)
         self.jump(join)
         self.place(join)
