@@ -46,9 +46,10 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     clamped = max(min(priority, lowest), greatest)
     while context.ended_threads_streams:
         ended_stream = context.ended_threads_streams.popleft()
-        for act in before_destroying:
-            act(context, ended_stream)
-        context.post(operations.DESTROY_STREAM, ended_stream)
+        if (
+            streams.get(ended_stream) is not None
+        ):  # None if the thread ended after its context, which has been opened again
+            destroy(ended_stream)
     handle = context.allocate_handle()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))
