@@ -291,7 +291,8 @@ def test_the_handles_of_a_destroyed_context_are_invalid(kernels: Kernels, stream
     ok(cuda.cuCtxDestroy(context))
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) == (R.CUDA_ERROR_INVALID_HANDLE,)
-    assert cuda.cuStreamSynchronize(streams[0]) == (R.CUDA_ERROR_INVALID_HANDLE,)
+    for call in (cuda.cuStreamSynchronize, cuda.cuStreamQuery, cuda.cuStreamDestroy):
+        assert call(streams[0]) == (R.CUDA_ERROR_CONTEXT_IS_DESTROYED,)
     assert cuda.cuMemFree(kernels.flag) == (R.CUDA_ERROR_INVALID_VALUE,)
     ok(cuda.cuCtxDestroy(other))
 
