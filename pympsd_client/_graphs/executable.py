@@ -37,9 +37,9 @@ from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import captures
-from pympsd_client._graphs.division import Division, divide
+from pympsd_client._graphs.division import divide
 from pympsd_client._graphs.graph import Graph, Node, allocate_handle
-from pympsd_client._graphs.items import Failed
+from pympsd_client._graphs.items import Division, Failed
 from pympsd_client._graphs.part import GraphPart
 from pympsd_client._objects import host_function
 from pympsd_client._objects import stream as streams
@@ -154,13 +154,11 @@ class Executable:
             raise failed.error from None
 
     def _instantiate(self, otherwise: Callable[[], Context]) -> None:
-        divisions = divide(self.graph, otherwise)
+        divisions, disabled = divide(self.graph, otherwise), frozenset(self._disabled)
         parts: list[tuple[GraphPart, Division]] = []
         try:
             for own in divisions:
-                others = (division.nodes for division in divisions if division is not own)
-                skipped = frozenset(self._disabled.union(*others))
-                part = GraphPart(own.context, self.graph, skipped, self.handle, self._copy_stream_of)
+                part = GraphPart(own, disabled, self.handle, self._copy_stream_of)
                 parts.append((part, own))
         except BaseException:
             for part, _ in parts:
