@@ -16,8 +16,11 @@ _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 
 
 def name(length: int, device: int) -> bytes:
-    """Return ``length`` bytes: the device's name, cut to fit, and NULs. Raise INVALID_VALUE for a length below 1."""
-    return _pad(process.device(device).properties.name, length)
+    """Return the device's name and a NUL, cut to ``length`` bytes; raise INVALID_VALUE for a length below 1."""
+    entry = process.device(device)
+    if length < 1:
+        raise invalid_value(f"a length must be at least 1, not {length}")
+    return entry.properties.name.encode()[: length - 1] + b"\0"
 
 
 def uuid(device: int) -> bytes:
@@ -88,22 +91,17 @@ def multiprocessors(device: VisibleDevice) -> int:
 
 
 def execution_affinity_support(kind: int, device: int) -> int:
-    """Return 1 if contexts can be limited to a number of SMs (under MPS, on Volta and newer); raise INVALID_VALUE."""
+    """Return 1 for SM_COUNT if contexts can be limited to a number of SMs (under MPS, on Volta and newer), else 0."""
     properties = process.device(device).properties
-    if kind != SM_COUNT:
-        raise invalid_value(f"the execution affinity type must be SM_COUNT ({SM_COUNT}), not {kind}")
-    return int(process.require().provisions and properties.is_volta_or_newer)
+    return int(kind == SM_COUNT and process.require().provisions and properties.is_volta_or_newer)
 
 
 def pci_bus_id(length: int, device: int) -> bytes:
-    """Return domain:bus:device.function in hexadecimal, padded with NULs to ``length`` bytes.
-
-    Raise INVALID_VALUE if ``length`` is less than 13.
-    """
+    """Return domain:bus:device.function in hexadecimal, and a NUL; raise INVALID_VALUE for a length below 13."""
     entry = process.device(device)
     if length < 13:
         raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")
-    return _pad(_bus_id(entry), length)
+    return _bus_id(entry).encode() + b"\0"
 
 
 def _bus_id(device: VisibleDevice) -> str:
@@ -113,17 +111,16 @@ def _bus_id(device: VisibleDevice) -> str:
 
 
 def device_by_pci_bus_id(text: str) -> int:
-    """Return the device with a PCI bus id, which is bytes as from cuDeviceGetPCIBusId; raise INVALID_DEVICE."""
+    """Return the device with a PCI bus id, which is bytes as from cuDeviceGetPCIBusId.
+
+    Raise INVALID_VALUE for a text of another form, INVALID_DEVICE if no device has the id.
+    """
     requested = text.upper()
+    if ":" not in requested:
+        raise invalid_value(f"a PCI bus id has the form domain:bus:device.function, not {text!r}")
     connection = process.require()
     connection.check()
     for device in connection.devices:
         if requested in (_bus_id(device), _bus_id(device).removeprefix("0000:")):
             return device.number
     raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {requested}")
-
-
-def _pad(text: str, length: int) -> bytes:
-    if length < 1:
-        raise invalid_value(f"a length must be at least 1, not {length}")
-    return text.encode()[: length - 1].ljust(length, b"\0")
