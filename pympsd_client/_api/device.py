@@ -16,11 +16,8 @@ _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 
 
 def name(length: int, device: int) -> bytes:
-    """Return the device's name and a NUL, cut to ``length`` bytes; raise INVALID_VALUE for a length below 1."""
-    entry = process.device(device)
-    if length < 1:
-        raise invalid_value(f"a length must be at least 1, not {length}")
-    return entry.properties.name.encode()[: length - 1] + b"\0"
+    """Return the device's name, cut to ``length`` bytes, and NULs; raise INVALID_VALUE for a length below 1."""
+    return _pad(process.device(device).properties.name, length)
 
 
 def uuid(device: int) -> bytes:
@@ -56,6 +53,8 @@ def attribute(requested: int, device: int) -> int:
     return next((properties[name] for name in names if name in properties), 0)
 
 
+_MAX_TEXT: Final = 256
+"""The maximum size in bytes of a text with its NULs: the size of a name in the runtime's cudaDeviceProp."""
 _PROPERTIES: Final = (
     *("MAX_THREADS_PER_BLOCK", "MAX_BLOCK_DIM_X", "MAX_BLOCK_DIM_Y", "MAX_BLOCK_DIM_Z", "MAX_GRID_DIM_X"),
     *("MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z", "MAX_SHARED_MEMORY_PER_BLOCK", "TOTAL_CONSTANT_MEMORY", "WARP_SIZE"),
@@ -97,11 +96,11 @@ def execution_affinity_support(kind: int, device: int) -> int:
 
 
 def pci_bus_id(length: int, device: int) -> bytes:
-    """Return domain:bus:device.function in hexadecimal, and a NUL; raise INVALID_VALUE for a length below 13."""
+    """Return domain:bus:device.function in hexadecimal, and NULs; raise INVALID_VALUE for a length below 13."""
     entry = process.device(device)
     if length < 13:
         raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")
-    return _bus_id(entry).encode() + b"\0"
+    return _pad(_bus_id(entry), length)
 
 
 def _bus_id(device: VisibleDevice) -> str:
@@ -124,3 +123,10 @@ def device_by_pci_bus_id(text: str) -> int:
         if requested in (_bus_id(device), _bus_id(device).removeprefix("0000:")):
             return device.number
     raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {requested}")
+
+
+def _pad(text: str, length: int) -> bytes:
+    """Return a text and NULs up to ``length`` bytes or _MAX_TEXT, because a buffer may have fewer than it states."""
+    if length < 1:
+        raise invalid_value(f"a length must be at least 1, not {length}")
+    return text.encode()[: length - 1].ljust(min(length, _MAX_TEXT), b"\0")

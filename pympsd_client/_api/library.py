@@ -184,11 +184,9 @@ def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int
     NOT_SUPPORTED for other inputs; NO_BINARY_FOR_GPU for fatbins without PTX for the device; JIT_COMPILER_NOT_FOUND
     for NVVM IR.
     """
-    entry = link_of(link)
+    entry, registers = link_of(link), jit_options.read(count, options, values).max_registers
     data.check(size, to_be_written=False)
-    entry.add(
-        kind, ctypes.string_at(data.address, size), name, jit_options.read(count, options, values).max_registers
-    )
+    entry.add(kind, ctypes.string_at(data.address, size), name, registers)
 
 
 def add_file(link: int, kind: int, path: str, count: int, options: Any, values: Any) -> None:
